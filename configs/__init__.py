@@ -1,0 +1,1 @@
+"""The configuration of a run: schema, loading, overrides and the presets in YAML. Knows no other room."""

@@ -1,0 +1,1 @@
+"""SFT, reinforcement fine-tuning on TRL, advantages, selective sample replay and checkpoints."""

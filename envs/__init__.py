@@ -1,0 +1,1 @@
+"""Trajectories, tools, environments and the contract of the agent that acts in them."""

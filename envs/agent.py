@@ -1,0 +1,73 @@
+"""What an environment needs of an agent. Implementations live in `engine/agents`; mocks in tests fit too.
+
+An agent opens a session for a batch of conversations. In a session every row is one rollout; the rows that are still
+alive act together, and what the environment answers is appended as tokens: agent text is never re-tokenised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypedDict, runtime_checkable
+
+from .trajectory import TokenArrays
+
+
+class Message(TypedDict, total=False):
+    """One chat message; `images` are paths, for policies that see."""
+
+    role: str
+    content: str
+    images: list[str]
+
+
+@dataclass(frozen=True)
+class AgentTurn:
+    """What the agent wrote in one turn. `token_span` is `[start, end)` of its tokens in the row's `TokenArrays`.
+
+    `stop_reason`: `stop` (end-of-turn token or stop string), `turn_limit`, `token_limit` (of the trajectory).
+    """
+
+    text: str
+    token_span: tuple[int, int]
+    stop_reason: str = "stop"
+
+
+@runtime_checkable
+class AgentSession(Protocol):
+    """A batch of conversations under way. Rows are numbered prompt-major: row = prompt * num_rollouts + rollout."""
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        """Let these rows write their next turn, all together; one `AgentTurn` per row, in order."""
+        ...
+
+    def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
+        """Append what the environment answered to these rows, as tokens of the conversation."""
+        ...
+
+    def tokens(self, row: int) -> TokenArrays:
+        """Everything of this row so far."""
+        ...
+
+    def close(self) -> None:
+        """Free the KV cache."""
+        ...
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """A policy that can act."""
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[Message]],
+        num_rollouts: int = 1,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        seed: int | None = None,
+    ) -> AgentSession:
+        """Open a session with `len(prompts) * num_rollouts` rows.
+
+        `tools`, when given, are JSON schemas that the chat template may render; None when the prompt says all.
+        """
+        ...

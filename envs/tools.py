@@ -1,0 +1,85 @@
+"""What a tool is, declared once: its arguments with bounds, the modality it needs, what it makes and what it requires.
+
+Penalty rules, prompts and the viewer all read these declarations, so an environment that declares its tools gets
+misuse penalties and their explanations without writing any (`offline_rl.md`, Task 4, Action 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+ArgumentType = Literal["integer", "number", "string", "boolean", "box"]
+"""`box` is `[x0, y0, x1, y1]` in pixels, `x0 < x1`, `y0 < y1`."""
+
+Bound = int | float | str
+"""A number, or the name of a fact in the step's context such as `"width"` (then the fact's value is the bound)."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a tool.
+
+    `minimum` is inclusive; `below` is exclusive (a coordinate is `0 <= x < width`). For a `box`, `x_below` of the
+    horizontal and `below` of the vertical edges would differ, so both edges are checked against the context's
+    `width` and `height`. `refers_to` names a kind of resource (`"mask"`): the value must be the id of one that exists.
+    """
+
+    name: str
+    type: ArgumentType
+    description: str = ""
+    required: bool = True
+    minimum: Bound | None = None
+    below: Bound | None = None
+    choices: tuple[str, ...] | None = None
+    refers_to: str | None = None
+
+
+@dataclass(frozen=True)
+class ToolSpec:
+    """One tool of an environment.
+
+    `modality`: the inputs it works on (`"image"`, `"video"`, `"text"`); empty means any.
+    `produces`: the kind of resource that a successful call makes (`"mask"`), to which later calls may refer.
+    `final`: the call ends the episode with its answer.
+    """
+
+    name: str
+    description: str = ""
+    arguments: tuple[Argument, ...] = ()
+    modality: frozenset[str] = frozenset()
+    produces: str | None = None
+    final: bool = False
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Kinds of resource that must exist before this tool may be called."""
+        return tuple(dict.fromkeys(a.refers_to for a in self.arguments if a.refers_to and a.required))
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary, as stored in the run record."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "arguments": [{k: v for k, v in vars(a).items() if v is not None} for a in self.arguments],
+            "modality": sorted(self.modality),
+            "produces": self.produces,
+            "final": self.final,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ToolSpec:
+        """The inverse of `to_json`."""
+        arguments = tuple(
+            Argument(**{**a, "choices": tuple(a["choices"]) if a.get("choices") is not None else None})
+            for a in data.get("arguments", ())
+        )
+        return cls(
+            name=data["name"],
+            description=data.get("description", ""),
+            arguments=arguments,
+            modality=frozenset(data.get("modality", ())),
+            produces=data.get("produces"),
+            final=bool(data.get("final", False)),
+        )

@@ -1,0 +1,179 @@
+"""What an agent did in one episode: plain frozen dataclasses, JSON in and out, no torch.
+
+Token ids, agent mask and behaviour log-probs ride beside a trajectory as arrays (`TokenArrays`).
+Images are files in the run's folder, referred to by path, never base64 in a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from .tools import ToolSpec
+
+if TYPE_CHECKING:  # the viewer opens in a third of a second: numpy is loaded when arrays are
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What was true just before a step; the facts that penalty rules check a call against.
+
+    `facts` holds scalars such as `width` and `height` (pixels) or `frames`; `resources` maps a kind to the ids that
+    exist so far, oldest first (`{"mask": ("1", "2")}`).
+    """
+
+    modality: str = "text"
+    facts: Mapping[str, float | int | str] = field(default_factory=dict)
+    resources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """What to draw on the image of a step. Coordinates are pixels of that image; `mask_path` is a PNG, white = in."""
+
+    image: str | None = None
+    mask_path: str | None = None
+    box: tuple[float, float, float, float] | None = None
+    point: tuple[float, float] | None = None
+    path: tuple[tuple[float, float], ...] = ()
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One turn: what the agent wrote, how it was understood, and what the environment answered.
+
+    `text` is the agent's output verbatim; `thought` is what stands before the call. `action` is the tool's name, or
+    None when no call could be parsed (`parse_error` says why). `error` is an error of the tool or the environment.
+    `token_span` is `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`.
+    """
+
+    index: int
+    text: str
+    thought: str = ""
+    action: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    parse_error: str | None = None
+    observation: str = ""
+    images: tuple[str, ...] = ()
+    overlay: Overlay | None = None
+    context: StepContext = field(default_factory=StepContext)
+    reward: float = 0.0
+    error: str | None = None
+    stop_reason: str = "stop"
+    token_span: tuple[int, int] = (0, 0)
+    seconds: float = 0.0
+
+    @property
+    def action_key(self) -> str:
+        """The whole action as one canonical string: equal for equal tool and arguments, else different."""
+        if self.action is None:
+            return f"?{self.text}"
+        return f"{self.action} {json.dumps(self.arguments, sort_keys=True, default=str)}"
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One rollout of one task.
+
+    `group` is shared by the rollouts of one prompt in one training step (GRPO's group); `prompt_id` by all rollouts
+    of one prompt over the whole run. `correct` is None when the task has no known answer. `stop_reason`: `answer`,
+    `max_turns`, `max_tokens`, `error` or `timeout`. `tools` is shared between trajectories of an environment.
+    """
+
+    id: str
+    env: str
+    prompt_id: str
+    group: str
+    rollout: int
+    prompt: str
+    steps: tuple[Step, ...]
+    task: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[ToolSpec, ...] = ()
+    answer: str | None = None
+    expected: str | None = None
+    correct: bool | None = None
+    env_reward: float = 0.0
+    modality: str = "text"
+    images: tuple[str, ...] = ()
+    stop_reason: str = "answer"
+    error: str | None = None
+    seconds: float = 0.0
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """Tool names in order; `"?"` for a turn in which no call could be parsed."""
+        return tuple(s.action or "?" for s in self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary without `tools` (the record stores those once per environment)."""
+        return _plain({f.name: getattr(self, f.name) for f in fields(self) if f.name != "tools"})
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], tools: Sequence[ToolSpec] = ()) -> Trajectory:
+        """The inverse of `to_json`; unknown keys (of a later version) are ignored."""
+        known = {f.name for f in fields(cls)}
+        kept = {k: v for k, v in data.items() if k in known and k != "tools"}
+        kept["steps"] = tuple(_step(s) for s in data.get("steps", ()))
+        kept["images"] = tuple(data.get("images", ()))
+        return cls(**kept, tools=tuple(tools))
+
+
+@dataclass(frozen=True)
+class TokenArrays:
+    """Token-level data of one trajectory, all of length T (unpadded): prompt, agent and environment tokens in order.
+
+    token_ids: int32 [T]; agent_mask: bool [T], True where the agent wrote the token; logprobs: float32 [T], log-prob
+    of the token under the policy that sampled it (0 where `agent_mask` is False); turn: int16 [T], index of the turn
+    (-1 in the prompt; an observation belongs to the turn that it answers). advantages: float32 [T] or None.
+    """
+
+    token_ids: np.ndarray
+    agent_mask: np.ndarray
+    logprobs: np.ndarray
+    turn: np.ndarray
+    advantages: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return int(self.token_ids.shape[0])
+
+
+def _step(data: Mapping[str, Any]) -> Step:
+    known = {f.name for f in fields(Step)}
+    kept = {k: v for k, v in data.items() if k in known}
+    context = data.get("context") or {}
+    kept["context"] = StepContext(
+        modality=context.get("modality", "text"),
+        facts=dict(context.get("facts", {})),
+        resources={k: tuple(v) for k, v in context.get("resources", {}).items()},
+    )
+    overlay = data.get("overlay")
+    if overlay is not None:
+        kept["overlay"] = Overlay(
+            image=overlay.get("image"),
+            mask_path=overlay.get("mask_path"),
+            box=tuple(overlay["box"]) if overlay.get("box") else None,
+            point=tuple(overlay["point"]) if overlay.get("point") else None,
+            path=tuple(tuple(p) for p in overlay.get("path", ())),
+            label=overlay.get("label", ""),
+        )
+    kept["images"] = tuple(data.get("images", ()))
+    kept["token_span"] = tuple(data.get("token_span", (0, 0)))
+    return Step(**kept)
+
+
+def _plain(value: Any) -> Any:
+    """Frozen dataclasses, mappings and tuples as plain JSON values."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item"):  # a numpy scalar
+        return value.item()
+    return value
