@@ -5,10 +5,25 @@ from setuptools import find_packages, setup
 ROOMS = ("configs", "envs", "rewards", "engine", "tui")
 
 setup(
-    packages=[f"grpo_tui.{name}" for name in find_packages(include=[p for r in ROOMS for p in (r, f"{r}.*")])],
+    packages=[
+        f"grpo_tui.{name}" for name in find_packages(include=[p for r in ROOMS for p in (r, f"{r}.*")])
+    ],
     package_dir={f"grpo_tui.{room}": room for room in ROOMS},
     package_data={
-        "": ["*.yaml", "*.json", "*.jsonl", "*.safetensors", "*.tcss", "*.sql", "*.png", "*.jpg", "*.ttf", "*.txt", "*.jinja", "*.html"],
+        "": [
+            "*.yaml",
+            "*.json",
+            "*.jsonl",
+            "*.safetensors",
+            "*.tcss",
+            "*.sql",
+            "*.png",
+            "*.jpg",
+            "*.ttf",
+            "*.txt",
+            "*.jinja",
+            "*.html",
+        ],
     },
     include_package_data=False,
 )

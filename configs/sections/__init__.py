@@ -1,0 +1,23 @@
+"""One file a section of the configuration; each room reads its own."""
+
+from .base import Section
+from .environment import EnvironmentConfig
+from .logging import LoggingConfig
+from .model import LoraSection, ModelConfig
+from .online import KLConfig, OnlineConfig
+from .rewards import RewardsConfig
+from .sft import SFTConfig
+from .training import TrainingConfig
+
+__all__ = [
+    "EnvironmentConfig",
+    "KLConfig",
+    "LoggingConfig",
+    "LoraSection",
+    "ModelConfig",
+    "OnlineConfig",
+    "RewardsConfig",
+    "SFTConfig",
+    "Section",
+    "TrainingConfig",
+]
