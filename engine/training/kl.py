@@ -1,0 +1,223 @@
+"""Exact KL divergence over the vocabulary, and the controller that sets its weight (`online_updates.md`, Task 4).
+
+Per token KL(p ‖ q) = Σ_v p(v) · (log p(v) − log q(v)), averaged over the tokens of a mask, in nats per token: its size
+depends neither on the length of a trajectory nor on padding, so one `target_kl` fits all of them. By the field's
+names KL(policy ‖ reference) is the *reverse* and KL(reference ‖ policy) the *forward* direction.
+
+The sum is taken in the form Σ p·(d + e^(−d) − 1) with d = log p − log q. It equals the definition because Σp = Σq = 1,
+but every term is ≥ 0 and the first-order rounding errors of d cancel, so that small divergences keep their digits in
+float32 and are never negative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class KLDirections(NamedTuple):
+    """KL per token in both directions, each of the logits' shape without the vocabulary."""
+
+    reverse: Tensor
+    """KL(policy ‖ reference); the penalty in the loss."""
+    forward: Tensor
+    """KL(reference ‖ policy)."""
+
+
+def _divergence(logp: Tensor, logq: Tensor) -> Tensor:
+    """KL(p ‖ q) over the last axis of two normalised log-distributions; ∞ where q lacks a token that p has."""
+    both_zero = torch.isneginf(logp) & torch.isneginf(logq)
+    p, q = logp.exp(), logq.exp()
+    p_zero = torch.isneginf(logp)
+    difference = logp.masked_fill(p_zero, 0.0) - logq.masked_fill(p_zero, 0.0)
+    near = difference.abs() < 1.0
+    d = difference.masked_fill(~near, 0.0)  # the branch that is not taken must not poison the gradient
+    far = difference.masked_fill(near, 0.0)
+    terms = torch.where(near, p * (d + torch.expm1(-d)), p * far - p + q)
+    terms = torch.where(p_zero, q, terms).masked_fill(both_zero, 0.0)
+    return terms.sum(-1)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """Normalised in at least float32: half precision has too few digits for a KL of a hundredth of a nat."""
+    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+
+
+def kl_per_token(logits_p: Tensor, logits_q: Tensor) -> Tensor:
+    """KL(p ‖ q) over the whole vocabulary; logits [..., T, V] → [..., T], nats."""
+    return _divergence(_log_softmax(logits_p), _log_softmax(logits_q))
+
+
+def kl_directions(policy_logits: Tensor, reference_logits: Tensor) -> KLDirections:
+    """Both directions from one pair of log-softmaxes; logits [..., T, V] → two of [..., T]."""
+    policy, reference = _log_softmax(policy_logits), _log_softmax(reference_logits)
+    return KLDirections(_divergence(policy, reference), _divergence(reference, policy))
+
+
+def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean of `values` [...] over the positions where `mask` [...] is true; 0 when there are none.
+
+    What stands at the other positions does not matter, NaN included: neither to the value nor to the gradient.
+    """
+    if mask is None:
+        return values.mean() if values.numel() else values.sum()
+    mask = mask.bool()
+    return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def exact_kl(logits_p: Tensor, logits_q: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean over the mask's tokens of KL(p ‖ q) over the whole vocabulary.
+
+    logits_p, logits_q: [B, T, V] (or any leading shape); mask: [B, T], true on agent tokens. Returns a scalar in nats
+    per token. `exact_kl(policy, reference, mask)` is the reverse direction, the penalty of the loss.
+    """
+    if mask is not None:  # rows outside the mask are dropped first: padding may hold anything
+        keep = mask.bool()
+        logits_p, logits_q = logits_p[keep], logits_q[keep]
+    return masked_mean(kl_per_token(logits_p, logits_q))
+
+
+@dataclass(frozen=True)
+class TopKDistribution:
+    """The k likeliest tokens of a distribution and one bucket for the rest; all log-probs normalised, in nats.
+
+    indices: int [..., T, k]; logprobs: [..., T, k]; tail: [..., T], −∞ when nothing is left over.
+    """
+
+    indices: Tensor
+    logprobs: Tensor
+    tail: Tensor
+
+
+def top_k_distribution(logits: Tensor, k: int) -> TopKDistribution:
+    """Keep the k likeliest tokens of [..., T, V] logits; k ≥ V keeps all of them."""
+    logprobs = _log_softmax(logits)
+    k = min(k, logits.shape[-1])
+    top, indices = logprobs.topk(k, dim=-1)
+    return TopKDistribution(indices, top, _tail(logprobs, indices))
+
+
+def _tail(logprobs: Tensor, indices: Tensor) -> Tensor:
+    """Log of the probability outside `indices`, summed over what is outside (1 − Σ would cancel)."""
+    return torch.logsumexp(logprobs.scatter(-1, indices.long(), -math.inf), dim=-1)
+
+
+def top_k_directions(policy_logits: Tensor, reference: TopKDistribution) -> KLDirections:
+    """Both KLs between the policy and a stored top-k reference, over k tokens and one tail bucket.
+
+    policy_logits: [..., T, V] → two of [..., T]. Merging tokens into a bucket can only lose information (log-sum
+    inequality), so each value is a true lower bound of the exact KL, and equals it for k ≥ V − 1.
+    """
+    logprobs = _log_softmax(policy_logits)
+    indices = reference.indices.long()
+    kept = logprobs.gather(-1, indices)
+    if indices.shape[-1] < logprobs.shape[-1]:
+        policy = torch.cat([kept, _tail(logprobs, indices).unsqueeze(-1)], -1)
+        stored = torch.cat([reference.logprobs, reference.tail.unsqueeze(-1)], -1).to(policy.dtype)
+    else:
+        policy, stored = kept, reference.logprobs.to(kept.dtype)
+    return KLDirections(_divergence(policy, stored), _divergence(stored, policy))
+
+
+class KLSettings(Protocol):
+    """What the controller needs to know; `configs.sections.online.KLConfig` has it."""
+
+    beta_update_mode: Literal["fixed", "auto"]
+    initial_beta: float
+    target_kl: float
+    kl_tolerance: float
+    factor: float
+    min_beta: float
+    max_beta: float
+    window: int
+
+
+@dataclass(frozen=True)
+class BetaChange:
+    """One change of beta: at which step, from what to what, the mean KL that caused it, and why in one sentence."""
+
+    step: int
+    old: float
+    new: float
+    mean_kl: float
+    reason: str
+
+
+class BetaController:
+    """Sets the weight of the KL penalty by the rule of `online_updates.md`, Task 4, Action 2.
+
+    After each update the mean over the last `window` KLs is compared with the target: above
+    `target_kl + kl_tolerance` beta is multiplied by `factor`, below `target_kl − kl_tolerance` it is divided by it,
+    in between (bounds included) it stays. It never leaves `[min_beta, max_beta]`; with `fixed` it never moves.
+    """
+
+    HISTORY = 1000
+    """Changes kept in memory; the record of the run has all of them."""
+
+    def __init__(self, config: KLSettings) -> None:
+        self.config = config
+        self._automatic = config.beta_update_mode == "auto"
+        self.beta = self._clamped(config.initial_beta) if self._automatic else config.initial_beta
+        self._recent: deque[float] = deque(maxlen=config.window)
+        self._history: deque[BetaChange] = deque(maxlen=self.HISTORY)
+
+    @property
+    def mean_kl_divergence(self) -> float:
+        """Mean KL of the last `window` updates, nats per token; 0 before the first."""
+        return math.fsum(self._recent) / len(self._recent) if self._recent else 0.0
+
+    @property
+    def history(self) -> list[BetaChange]:
+        """The changes so far, oldest first."""
+        return list(self._history)
+
+    def update(self, kl: float, step: int) -> BetaChange | None:
+        """Count the KL of one update (also of one that was clipped or rejected) and apply the rule.
+
+        Raises ValueError for a KL that is not a finite number: it would stay in the mean for a whole window.
+        """
+        if not math.isfinite(kl):
+            raise ValueError(f"the KL divergence of step {step} is {kl}; it must be a finite number")
+        self._recent.append(float(kl))
+        if not self._automatic:
+            return None
+        mean, target, tolerance = self.mean_kl_divergence, self.config.target_kl, self.config.kl_tolerance
+        factor = self.config.factor
+        if mean > target + tolerance:
+            new = self._clamped(self.beta * factor)
+            why = f"×{factor:g}: mean KL {mean:.4g} is above {target:g} + {tolerance:g}, the policy moves too fast"
+        elif mean < target - tolerance:
+            new = self._clamped(self.beta / factor)
+            why = f"÷{factor:g}: mean KL {mean:.4g} is below {target:g} − {tolerance:g}, the updates are too timid"
+        else:
+            return None
+        if new == self.beta:  # already at the clamp
+            return None
+        if new in (self.config.min_beta, self.config.max_beta):
+            why += f"; held at the limit {new:g}"
+        change = BetaChange(step, self.beta, new, mean, why)
+        self.beta = new
+        self._history.append(change)
+        return change
+
+    def state_dict(self) -> dict[str, Any]:
+        """Beta, the window of KLs and the history, as plain JSON values."""
+        return {"beta": self.beta, "recent": list(self._recent), "history": [asdict(c) for c in self._history]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`. The window and the clamps are those of this controller's configuration; in
+        fixed mode so is beta."""
+        if self._automatic:
+            self.beta = self._clamped(float(state["beta"]))
+        self._recent = deque(map(float, state["recent"]), maxlen=self.config.window)
+        changes: Iterable[Mapping[str, Any]] = state.get("history", ())
+        self._history = deque((BetaChange(**c) for c in changes), maxlen=self.HISTORY)
+
+    def _clamped(self, beta: float) -> float:
+        return min(max(beta, self.config.min_beta), self.config.max_beta)
