@@ -24,7 +24,7 @@ class RunConfig(Section):
     mode: Literal["sft", "rft", "online"] = "rft"
     name: str = ""
     """A name for people; the run's id is made."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     model: ModelConfig = ModelConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     rewards: RewardsConfig = RewardsConfig()

@@ -22,9 +22,9 @@ class EnvironmentConfig(Section):
     config: dict[str, Any] = Field(default_factory=dict)
     train_data: str | None = None
     eval_data: str | None = None
-    train_tasks: int = Field(2048, ge=1)
+    train_tasks: int = Field(default=2048, ge=1)
     """How many tasks the environment makes for training."""
-    eval_tasks: int = Field(128, ge=0)
+    eval_tasks: int = Field(default=128, ge=0)
     """How many held-out tasks success is measured on."""
-    turn_timeout_s: float = Field(30.0, gt=0)
+    turn_timeout_s: float = Field(default=30.0, gt=0)
     """Longest time one `step` of the environment may take before that rollout is given up."""

@@ -12,11 +12,11 @@ from .base import Section
 class LoraSection(Section):
     """The adapters that are trained (peft)."""
 
-    r: int = Field(16, ge=1)
+    r: int = Field(default=16, ge=1)
     """Rank."""
-    alpha: int = Field(32, ge=1)
+    alpha: int = Field(default=32, ge=1)
     """Scale: the adapter's output is multiplied by alpha / r."""
-    dropout: float = Field(0.0, ge=0, lt=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: str | list[str] = "all-linear"
 
 

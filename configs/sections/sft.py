@@ -10,11 +10,11 @@ from .base import Section
 class SFTConfig(Section):
     """`--mode sft`."""
 
-    epochs: float = Field(1.0, gt=0)
-    max_steps: int | None = Field(None, ge=1)
-    batch_size: int = Field(16, ge=1)
-    learning_rate: float = Field(3e-3, gt=0)
-    demonstrations: int = Field(2048, ge=1)
+    epochs: float = Field(default=1.0, gt=0)
+    max_steps: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=16, ge=1)
+    learning_rate: float = Field(default=3e-3, gt=0)
+    demonstrations: int = Field(default=2048, ge=1)
     """How many demonstrations the environment makes (`Env.demonstrations`) when there is no file of them."""
     data: str | None = None
     """A JSONL file of conversations (`messages`), instead of the environment's demonstrations."""

@@ -1,0 +1,92 @@
+"""Checks that need more than one key: each would otherwise fail minutes into a run, or silently do the wrong thing."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+
+from .problems import Problem
+from .schema import RunConfig
+
+Check = Callable[[RunConfig], Iterator[Problem]]
+
+
+def check_relations(config: RunConfig) -> Iterator[Problem]:
+    """Keys that contradict each other. `place` is filled in by the loader."""
+    for check in (_tokens, _rows, _adapters, _precision, _folders):
+        yield from check(config)
+
+
+def _tokens(config: RunConfig) -> Iterator[Problem]:
+    t = config.training
+    if t.max_turn_tokens > t.max_trajectory_tokens:
+        yield Problem(
+            "training.max_turn_tokens",
+            f"one turn may take {t.max_turn_tokens} tokens but a whole trajectory only {t.max_trajectory_tokens}",
+            f"at most {t.max_trajectory_tokens}, or raise training.max_trajectory_tokens",
+        )
+
+
+def _rows(config: RunConfig) -> Iterator[Problem]:
+    """TRL drops the remainder of a batch that its micro-batches do not divide, without a word."""
+    t = config.training
+    rows = t.prompts_per_step * t.num_generations
+    if t.micro_batch_size is not None and rows % t.micro_batch_size:
+        divisors = [d for d in range(1, rows + 1) if rows % d == 0]
+        nearest = min(divisors, key=lambda d: abs(math.log(d / t.micro_batch_size)))
+        yield Problem(
+            "training.micro_batch_size",
+            f"{t.micro_batch_size} does not divide the {rows} rows of a step "
+            f"({t.prompts_per_step} prompts × {t.num_generations} generations)",
+            f"nearest that does: {nearest}; or null for as many as fit",
+        )
+
+
+def _adapters(config: RunConfig) -> Iterator[Problem]:
+    m = config.model
+    if (m.sft_adapters or "").startswith("builtin:tiny") and m.base != "builtin:tiny":
+        yield Problem(
+            "model.sft_adapters",
+            f"{m.sft_adapters} fits only the built-in policy, but model.base is {m.base}",
+            "null to start from the bare base model, or the folder that `--mode sft` wrote",
+        )
+
+
+def _precision(config: RunConfig) -> Iterator[Problem]:
+    m = config.model
+    if m.device == "cpu" and m.dtype == "float16":
+        yield Problem("model.dtype", "float16 does not train on a CPU", "float32, or bfloat16 on a CPU that has it")
+
+
+def _folders(config: RunConfig) -> Iterator[Problem]:
+    sft, rft = config.sft.output_dir, config.training.output_dir
+    if os.path.normpath(sft) == os.path.normpath(rft):
+        yield Problem(
+            "training.output_dir",
+            f"the same folder as sft.output_dir ({sft}), so one phase would overwrite the other's adapters",
+            "two different folders",
+        )
+
+
+def check_paths(config: RunConfig) -> Iterator[Problem]:
+    """Files and folders that are named but not there. Not for the stored configuration of an old run."""
+    named = [
+        ("environment.train_data", config.environment.train_data),
+        ("environment.eval_data", config.environment.eval_data),
+        ("sft.data", config.sft.data if config.mode == "sft" else None),
+    ]
+    if config.model.base.startswith((".", "/", "~")):
+        named.append(("model.base", config.model.base))
+    adapters = config.model.sft_adapters
+    if config.mode != "sft" and adapters and not adapters.startswith("builtin:"):
+        named.append(("model.sft_adapters", adapters))
+    file, colon, _ = config.environment.class_path.rpartition(":")
+    if colon and file.endswith(".py"):
+        named.append(("environment.class_path", file))
+    for key, path in named:
+        if path is not None and not os.path.exists(os.path.expanduser(path)):
+            right = f"a path that exists; relative paths start in {os.getcwd()}"
+            if key == "model.sft_adapters":
+                right = "the folder that `grpo-tui train --mode sft` wrote, a hub id is not taken here; or null"
+            yield Problem(key, f"there is no file or folder {path}", right)

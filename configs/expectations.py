@@ -1,0 +1,88 @@
+"""What a key of the schema accepts, in words: for error messages and for the comments of `grpo-tui config show`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+    dict: "keys and values",
+    list: "a list",
+    tuple: "a list",
+    Any: "any value",
+}
+_BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section class in an annotation such as `KLConfig` or `KLConfig | None`, if there is one."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, types.UnionType):
+        for arg in get_args(annotation):
+            if (found := section_of(arg)) is not None:
+                return found
+    return None
+
+
+def describe(field: FieldInfo) -> str:
+    """What the field accepts: `a whole number of at least 1, or null`."""
+    text = describe_type(field.annotation)
+    bounds = [f"{word} {getattr(m, name):g}" for m in field.metadata for name, word in _BOUNDS if hasattr(m, name)]
+    if not bounds:
+        return text
+    head, _, tail = text.partition(", or null")
+    joined = f"{head} of {' and '.join(bounds)}"
+    return f"{joined}, or null{tail}" if text != head else joined
+
+
+def describe_type(annotation: Any) -> str:
+    """An annotation in words."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        values = [v if isinstance(v, str) else str(v) for v in get_args(annotation)]
+        return "one of " + ", ".join(values)
+    if origin in (Union, types.UnionType):
+        args = [a for a in get_args(annotation) if a is not type(None)]
+        text = " or ".join(describe_type(a) for a in args)
+        return f"{text}, or null" if len(args) < len(get_args(annotation)) else text
+    if origin in (list, tuple, set, frozenset):
+        args = [a for a in get_args(annotation) if a is not ...]
+        inside = describe_type(args[0]).removeprefix("a ").removeprefix("an ") if args else ""
+        return f"a list of {inside} values" if inside and inside != "any value" else "a list"
+    if origin is dict:
+        return "keys and values"
+    if section_of(annotation) is not None:
+        return "a section of keys and values"
+    return _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def walk(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every key of a schema with its path, sections included, in order."""
+    for name, field in model.model_fields.items():
+        path = (*prefix, name)
+        yield path, field
+        section = section_of(field.annotation)
+        if section is not None:
+            yield from walk(section, path)
+
+
+def field_at(model: type[BaseModel], path: tuple[str | int, ...]) -> FieldInfo | None:
+    """The field that `path` leads to, or None where the schema has none (inside a free dictionary, or wrong)."""
+    current: type[BaseModel] | None = model
+    field: FieldInfo | None = None
+    for part in path:
+        if current is None or not isinstance(part, str) or part not in current.model_fields:
+            return None
+        field = current.model_fields[part]
+        current = section_of(field.annotation)
+    return field

@@ -1,0 +1,105 @@
+"""pydantic's errors as sentences: which key, what was given, what would be right, and the nearest valid key."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from .expectations import describe, field_at, section_of, walk
+from .problems import Problem
+from .yaml_source import Path, Source
+
+_MAX_SHOWN = 60
+
+
+def explain(errors: Sequence[Mapping[str, Any]], schema: type[BaseModel], source: Source) -> list[Problem]:
+    """One `Problem` for each key that is wrong, in the order of the lines they stand on."""
+    problems: dict[Path, Problem] = {}
+    for error in errors:
+        path = _schema_path(error["loc"], schema, source.data)
+        if path not in problems:
+            problems[path] = _problem(error, path, schema, source)
+    order = {path: i for i, path in enumerate(source.places)}
+    return [problems[path] for path in sorted(problems, key=lambda p: order.get(p, len(order)))]
+
+
+def _schema_path(loc: Sequence[str | int], schema: type[BaseModel], data: Any) -> Path:
+    """The part of pydantic's `loc` that a person wrote: without the names of union members at its end."""
+    path: list[str | int] = []
+    node = data
+    for part in loc:
+        in_data = (isinstance(node, dict) and part in node) or (
+            isinstance(node, list) and isinstance(part, int) and part < len(node)
+        )
+        if not in_data and field_at(schema, (*path, part)) is None:
+            break
+        node = node[part] if in_data else None
+        path.append(part)
+    return tuple(path)
+
+
+def _problem(error: Mapping[str, Any], path: Path, schema: type[BaseModel], source: Source) -> Problem:
+    key = ".".join(str(p) for p in path)
+    place = source.place(path)
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return Problem(key, "there is no such key", _nearest_key(path, schema), place)
+    if kind == "value_error":
+        return Problem(key, str(error["msg"]).removeprefix("Value error, "), "", place)
+    field = field_at(schema, path)
+    given = _shown(error.get("input"))
+    if kind == "missing":
+        return Problem(key, "this key is missing", f"give {describe(field)}" if field else "", place)
+    if field is None:  # inside a free dictionary or a list
+        return Problem(key, f"{given}: {str(error['msg'])[:1].lower()}{str(error['msg'])[1:]}", "", place)
+    if section_of(field.annotation) is not None and not isinstance(error.get("input"), Mapping):
+        names = ", ".join(section_of(field.annotation).model_fields)  # type: ignore[union-attr]
+        return Problem(key, f"{given} is not a section", f"write its keys indented below it: {names}", place)
+    right = f"must be {describe(field)}"
+    near = difflib.get_close_matches(str(error.get("input")), _choices(field.annotation), n=1)
+    if near:
+        right += f" (nearest: {near[0]})"
+    if not field.is_required() and not callable(field.default_factory):
+        right += f"; default: {_shown(field.default)}"
+    return Problem(key, f"{given} is not allowed", right, place)
+
+
+def _choices(annotation: Any) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(v) for v in get_args(annotation)]
+    return [c for a in get_args(annotation) for c in _choices(a)]
+
+
+def _nearest_key(path: Path, schema: type[BaseModel]) -> str:
+    """`nearest: training.learning_rate`: first among the keys beside the wrong one, then by name anywhere."""
+    wrong, parent = str(path[-1]), path[:-1]
+    parent_field = field_at(schema, parent)
+    section = section_of(parent_field.annotation) if parent_field else schema
+    beside = list(section.model_fields) if section else []
+    near = difflib.get_close_matches(wrong, beside, n=1, cutoff=0.7)
+    if near:
+        return "nearest valid key: " + ".".join(str(p) for p in (*parent, near[0]))
+    everywhere: dict[str, list[str]] = {}
+    for known, _ in walk(schema):
+        everywhere.setdefault(known[-1], []).append(".".join(known))
+    elsewhere = difflib.get_close_matches(wrong, list(everywhere), n=1, cutoff=0.7)
+    if elsewhere:
+        return "nearest valid key: " + " or ".join(everywhere[elsewhere[0]])
+    loose = difflib.get_close_matches(wrong, beside, n=1, cutoff=0.0)
+    where = f"`{'.'.join(str(p) for p in parent)}`" if parent else "the top level"
+    nearest = f"nearest valid key: {'.'.join(str(p) for p in (*parent, loose[0]))}; " if loose else ""
+    return f"{nearest}keys of {where}: {', '.join(beside)}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -1,0 +1,88 @@
+"""From a YAML file, a preset's name and `--set` options to a checked `RunConfig`, or to all that is wrong with them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from .checks import check_paths, check_relations
+from .explain import explain
+from .overrides import apply_overrides
+from .problems import ConfigError, Problem
+from .schema import RunConfig
+from .yaml_source import Source, parse_yaml
+
+HERE = Path(__file__).parent
+DEFAULT_PATH = HERE / "training_params.yaml"
+"""Every key with its default and what it means; loading it gives exactly `RunConfig()`."""
+
+
+def presets() -> dict[str, Path]:
+    """The presets that come with the package, by name."""
+    return {path.stem: path for path in sorted((HERE / "presets").glob("*.yaml"))}
+
+
+def resolve(source: str | Path) -> Path:
+    """The file that `source` means: a path, or the name of a preset."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    known = presets()
+    if (name := str(source).removesuffix(".yaml")) in known:
+        return known[name]
+    if path.is_dir():
+        raise ConfigError(
+            [Problem("", "this is a folder, not a configuration file", "name the YAML file", str(source))]
+        )
+    near = difflib.get_close_matches(str(source), [*known, *(str(p) for p in Path().glob("*.yaml"))], n=1)
+    right = f"did you mean {near[0]}?" if near else f"give the path of a YAML file, or a preset: {', '.join(known)}"
+    raise ConfigError([Problem("", "there is no such file or preset", right, str(source))])
+
+
+def load_config(
+    source: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    mode: str | None = None,
+    paths: bool = False,
+) -> RunConfig:
+    """The configuration of a run: the schema's defaults, under the file, under `mode`, under the `--set` options.
+
+    source: a YAML file or a preset's name; None for the defaults. overrides: `key=value` texts, later ones win.
+    paths: also refuse files that are named but do not exist. Raises `ConfigError` with everything that is wrong.
+    """
+    loaded = Source()
+    if source is not None:
+        path = resolve(source)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise ConfigError([Problem("", f"cannot be read: {reason}", "give a YAML file", str(path))]) from None
+        loaded = parse_yaml(text, str(source) if Path(source).is_file() else str(path))
+    if mode is not None:
+        loaded.data["mode"] = mode
+        loaded.places[("mode",)] = f"--mode {mode}"
+    apply_overrides(loaded, overrides)
+    return validate(loaded, paths=paths)
+
+
+def validate(loaded: Source, *, paths: bool = False) -> RunConfig:
+    """Plain data as a `RunConfig`. Strict: `"3"` is not a number and `1` is not true, but `1` is a number."""
+    try:
+        config = RunConfig.model_validate_json(json.dumps(loaded.data), strict=True)
+    except ValidationError as error:
+        raise ConfigError(explain(error.errors(include_url=False), RunConfig, loaded)) from None
+    problems = list(check_relations(config))
+    if paths:
+        problems += check_paths(config)
+    if problems:
+        placed = [
+            Problem(p.key, p.message, p.right, p.place or loaded.place(tuple(p.key.split(".")))) for p in problems
+        ]
+        raise ConfigError(placed)
+    return config

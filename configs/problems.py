@@ -1,0 +1,30 @@
+"""What is wrong with a configuration, for the person who wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: the dotted key, what is wrong with it, what would be right, and where it was written."""
+
+    key: str
+    message: str
+    right: str = ""
+    place: str = ""
+    """`file.yaml:12`, `--set training.beta=x`, or empty for a default."""
+
+    def __str__(self) -> str:
+        head = ": ".join(part for part in (self.place, self.key) if part)
+        text = f"{head}: {self.message}" if head else self.message
+        return f"{text}; {self.right}" if self.right else text
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used. `problems` holds all that is wrong, not only the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))

@@ -1,0 +1,59 @@
+"""A `RunConfig` as YAML: plain, as stored with a run, or with a comment above every key."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from .expectations import describe, section_of
+from .schema import RunConfig
+
+WIDTH = 110
+
+
+def to_yaml(config: RunConfig, *, comments: bool = False) -> str:
+    """All keys with their values. Reading it back with `load_config` gives an equal configuration."""
+    lines: list[str] = []
+    _write(config, lines, 0, comments)
+    return "\n".join(lines) + "\n"
+
+
+def _write(section: BaseModel, lines: list[str], depth: int, comments: bool) -> None:
+    pad = "  " * depth
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        inner = section_of(field.annotation)
+        if comments:
+            if depth == 0 and lines:
+                lines.append("")
+            text = field.description or (inner.__doc__ if inner else None) or ""
+            if inner is None:
+                text = _comment(" ".join(text.split()), describe(field))
+            else:
+                text = " ".join(text.split("\n\n")[0].split())
+            lines += textwrap.wrap(text, WIDTH, initial_indent=f"{pad}# ", subsequent_indent=f"{pad}# ")
+        if isinstance(value, BaseModel):
+            lines.append(f"{pad}{name}:")
+            _write(value, lines, depth + 1, comments)
+        else:
+            lines += [pad + line for line in _entry(name, section.model_dump(mode="json")[name])]
+
+
+def _comment(description: str, accepts: str) -> str:
+    """The field's docstring, and what it accepts where that says more than its value does."""
+    if not description:
+        return accepts[:1].upper() + accepts[1:] + "."
+    plain = accepts in ("text", "a number", "true or false", "keys and values", "a list")
+    return description if plain else f"{description} ({accepts})"
+
+
+def _entry(name: str, value: Any) -> list[str]:
+    flow = None if isinstance(value, dict) and value else True
+    text = yaml.safe_dump({name: value}, default_flow_style=False, sort_keys=False, allow_unicode=True, width=1000)
+    if flow and isinstance(value, (list, dict)):
+        inside = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1000)
+        return [f"{name}: {inside.strip()}"]
+    return text.rstrip("\n").split("\n")

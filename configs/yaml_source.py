@@ -1,0 +1,174 @@
+"""YAML read with the position of every key, so that an error can name file and line.
+
+Scalars follow the YAML 1.2 core schema rather than PyYAML's 1.1: `off` and `yes` are strings (`wandb: off` works
+unquoted), `1e-3` is a number, `1:30` is a string and a date stays a string.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from .problems import ConfigError, Problem
+
+MAX_NODES = 100_000
+"""Aliases may repeat a node; beyond this many the document is a bomb, not a configuration."""
+
+Path = tuple[str | int, ...]
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """`yaml.SafeLoader` with the implicit types of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+_CoreLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"
+)
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$"), "-+0123456789")
+_CoreLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    "-+.0123456789",
+)
+
+
+def _float(loader: _CoreLoader, node: yaml.ScalarNode) -> float:
+    text = str(loader.construct_scalar(node)).lower()
+    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_CoreLoader.add_constructor("tag:yaml.org,2002:float", _float)
+
+
+@dataclass
+class Source:
+    """Plain data, and where each key of it was written (`"my.yaml:12"`, or the `--set` option)."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    places: dict[Path, str] = field(default_factory=dict)
+    default_place: str = ""
+
+    def place(self, path: Path) -> str:
+        """Where `path` was written, or else the nearest key above it."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.places:
+                return self.places[path[:end]]
+        return self.default_place
+
+
+def parse_yaml(text: str, name: str) -> Source:
+    """Read a YAML mapping; raises `ConfigError` with file and line for text that is not one."""
+    try:
+        loader = _CoreLoader(text)
+    except yaml.YAMLError as error:
+        raise ConfigError([_yaml_problem(error, name)]) from None
+    try:
+        node = loader.get_single_node()
+        source = Source(default_place=name)
+        if node is None:
+            return source
+        if not isinstance(node, yaml.MappingNode):
+            message = "the file must hold keys and values, not a single value or a list"
+            raise ConfigError([Problem("", message, "write lines such as `seed: 1`", f"{name}:1")])
+        walker = _Walker(loader, name, source)
+        source.data = walker.mapping(node, ())
+        if walker.problems:
+            raise ConfigError(walker.problems)
+        return source
+    except (yaml.YAMLError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError([_yaml_problem(error, name)]) from None
+    finally:
+        loader.dispose()
+
+
+def parse_value(text: str) -> Any:
+    """One YAML value, as after the `=` of `--set`. Raises `ValueError` with the reason."""
+    try:
+        loader = _CoreLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            walker = _Walker(loader, "", Source())
+            value = walker.value(node, ())
+            if walker.problems:
+                raise ValueError(walker.problems[0].message)
+            return value
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise ValueError(getattr(error, "problem", None) or str(error)) from None
+
+
+class _Walker:
+    """Turns nodes into plain data and notes the line of each key."""
+
+    def __init__(self, loader: _CoreLoader, name: str, source: Source) -> None:
+        self.loader, self.name, self.source = loader, name, source
+        self.problems: list[Problem] = []
+        self._open: set[int] = set()
+        self._count = 0
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}"
+
+    def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.loader.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                problem = Problem(
+                    _dotted(path), f"the key {key!r} is not text", "write keys as plain words", self._at(key_node)
+                )
+                self.problems.append(problem)
+                continue
+            here = (*path, key)
+            if key in data:
+                first = self.source.places[here].rpartition(":")[2]
+                problem = Problem(
+                    _dotted(here), f"written twice, first on line {first}", "keep one of the two", self._at(key_node)
+                )
+                self.problems.append(problem)
+                continue
+            self.source.places[here] = self._at(key_node)
+            data[key] = self.value(value_node, here)
+        return data
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        self._count += 1
+        if id(node) in self._open or self._count > MAX_NODES:
+            raise yaml.MarkedYAMLError(problem="an alias that contains itself", problem_mark=node.start_mark)
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self.mapping(node, path)
+            if isinstance(node, yaml.SequenceNode):
+                items = []
+                for i, child in enumerate(node.value):
+                    self.source.places[(*path, i)] = self._at(child)
+                    items.append(self.value(child, (*path, i)))
+                return items
+            return self.loader.construct_object(node, deep=True)
+        finally:
+            self._open.discard(id(node))
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def _yaml_problem(error: Exception, name: str) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    place = f"{name}:{mark.line + 1}" if mark is not None else name
+    reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return Problem("", f"this is not valid YAML: {reason}", "check indentation, quotes and colons there", place)
