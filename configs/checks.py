@@ -32,12 +32,13 @@ def _rows(config: RunConfig) -> Iterator[Problem]:
     """TRL drops the remainder of a batch that its micro-batches do not divide, without a word."""
     t = config.training
     rows = t.prompts_per_step * t.num_generations
-    if t.micro_batch_size is not None and rows % t.micro_batch_size:
+    size = t.micro_batch_size
+    if size is not None and rows % size:
         divisors = [d for d in range(1, rows + 1) if rows % d == 0]
-        nearest = min(divisors, key=lambda d: abs(math.log(d / t.micro_batch_size)))
+        nearest = min(divisors, key=lambda d: abs(math.log(d / size)))
         yield Problem(
             "training.micro_batch_size",
-            f"{t.micro_batch_size} does not divide the {rows} rows of a step "
+            f"{size} does not divide the {rows} rows of a step "
             f"({t.prompts_per_step} prompts × {t.num_generations} generations)",
             f"nearest that does: {nearest}; or null for as many as fit",
         )

@@ -32,12 +32,13 @@ def _schema_path(loc: Sequence[str | int], schema: type[BaseModel], data: Any) -
     path: list[str | int] = []
     node = data
     for part in loc:
-        in_data = (isinstance(node, dict) and part in node) or (
-            isinstance(node, list) and isinstance(part, int) and part < len(node)
-        )
-        if not in_data and field_at(schema, (*path, part)) is None:
+        in_list = isinstance(node, list) and isinstance(part, int) and part < len(node)
+        if in_list or (isinstance(node, dict) and part in node):
+            node = node[part]
+        elif field_at(schema, (*path, part)) is not None:
+            node = None
+        else:
             break
-        node = node[part] if in_data else None
         path.append(part)
     return tuple(path)
 

@@ -10,8 +10,17 @@ from pydantic import BaseModel
 
 from .expectations import describe, section_of
 from .schema import RunConfig
+from .yaml_source import CoreDumper
 
 WIDTH = 110
+
+HEAD = """\
+# The default configuration: the tiny policy on the visual environment. Every key is here with its default and what it
+# accepts; a file of your own needs only the keys that differ. `grpo-tui config show > my.yaml` writes all keys,
+# `grpo-tui config check my.yaml` checks yours, and `grpo-tui train my.yaml --set training.max_steps=50` runs it.
+# Written by `python -m grpo_tui.configs.writing` from the schema.
+
+"""
 
 
 def to_yaml(config: RunConfig, *, comments: bool = False) -> str:
@@ -52,8 +61,18 @@ def _comment(description: str, accepts: str) -> str:
 
 def _entry(name: str, value: Any) -> list[str]:
     flow = None if isinstance(value, dict) and value else True
-    text = yaml.safe_dump({name: value}, default_flow_style=False, sort_keys=False, allow_unicode=True, width=1000)
+    text = yaml.dump(
+        {name: value}, Dumper=CoreDumper, default_flow_style=False, sort_keys=False, allow_unicode=True, width=1000
+    )
     if flow and isinstance(value, (list, dict)):
-        inside = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1000)
+        inside = yaml.dump(
+            value, Dumper=CoreDumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1000
+        )
         return [f"{name}: {inside.strip()}"]
     return text.rstrip("\n").split("\n")
+
+
+if __name__ == "__main__":
+    from .loading import DEFAULT_PATH
+
+    DEFAULT_PATH.write_text(HEAD + to_yaml(RunConfig(), comments=True), encoding="utf-8")

@@ -20,6 +20,12 @@ MAX_NODES = 100_000
 Path = tuple[str | int, ...]
 
 
+_FLOAT = re.compile(
+    r"^(?:[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+
+
 class _CoreLoader(yaml.SafeLoader):
     """`yaml.SafeLoader` with the implicit types of YAML 1.2."""
 
@@ -31,13 +37,7 @@ _CoreLoader.add_implicit_resolver(
 )
 _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
 _CoreLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$"), "-+0123456789")
-_CoreLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-    "-+.0123456789",
-)
+_CoreLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, "-+.0123456789")
 
 
 def _float(loader: _CoreLoader, node: yaml.ScalarNode) -> float:
@@ -46,6 +46,15 @@ def _float(loader: _CoreLoader, node: yaml.ScalarNode) -> float:
 
 
 _CoreLoader.add_constructor("tag:yaml.org,2002:float", _float)
+
+
+class CoreDumper(yaml.SafeDumper):
+    """`yaml.SafeDumper` that also quotes text which only YAML 1.2 would take for a number, such as `1e3`."""
+
+    yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()}  # noqa: RUF012
+
+
+CoreDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 @dataclass

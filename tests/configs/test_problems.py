@@ -1,0 +1,165 @@
+"""What a person is told about a wrong configuration: file, line, key, what would be right, the nearest valid key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.configs import ConfigError, Problem, load_config
+
+
+def problems_of(tmp_path: Path, text: str, *overrides: str) -> dict[str, Problem]:
+    file = tmp_path / "my.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, overrides)
+    return {p.key: p for p in caught.value.problems}
+
+
+def line(problem: Problem) -> int:
+    return int(problem.place.rpartition(":")[2])
+
+
+def test_all_problems_are_told_at_once_each_with_its_line(tmp_path: Path):
+    found = problems_of(
+        tmp_path,
+        "mode: rfl\n"
+        "trainin:\n"
+        "  beta: 1\n"
+        "training:\n"
+        "  lerning_rate: 0.001\n"
+        "  max_steps: ten\n"
+        "  temperature: .nan\n"
+        "model: 7\n"
+        "logging: {wandb: of}\n",
+    )
+    assert {key: line(p) for key, p in found.items()} == {
+        "mode": 1,
+        "trainin": 2,
+        "training.lerning_rate": 5,
+        "training.max_steps": 6,
+        "training.temperature": 7,
+        "model": 8,
+        "logging.wandb": 9,
+    }
+    assert list(found) == [
+        "mode",
+        "trainin",
+        "training.lerning_rate",
+        "training.max_steps",
+        "training.temperature",
+        "model",
+        "logging.wandb",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "right"),
+    [
+        ("training:\n  lerning_rate: 1\n", "training.lerning_rate", "training.learning_rate"),
+        ("trainin: {}\n", "trainin", "training"),
+        ("target_kl: 1\n", "target_kl", "online.kl.target_kl"),
+        ("model:\n  lora:\n    rank: 8\n", "model.lora.rank", "model.lora.r"),
+    ],
+)
+def test_a_wrong_key_is_answered_with_the_nearest_valid_one(tmp_path: Path, text: str, key: str, right: str):
+    problem = problems_of(tmp_path, text)[key]
+    assert "no such key" in problem.message
+    assert right in problem.right
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "right"),
+    [
+        ("training:\n  max_steps: '10'\n", "training.max_steps", "a whole number of at least 1"),
+        ("training:\n  max_steps: 0\n", "training.max_steps", "at least 1"),
+        ("training:\n  max_steps: true\n", "training.max_steps", "a whole number"),
+        ("training:\n  beta: -1\n", "training.beta", "at least 0"),
+        ("training:\n  beta: .inf\n", "training.beta", "a number of at least 0"),
+        ("training:\n  top_p: 1.5\n", "training.top_p", "at most 1"),
+        ("training:\n  advantages: groups\n", "training.advantages", "(nearest: group)"),
+        ("model:\n  gradient_checkpointing: 1\n", "model.gradient_checkpointing", "true or false"),
+        ("model:\n  lora:\n    target_modules: 3\n", "model.lora.target_modules", "text or a list of text"),
+        ("environment:\n  config: [1]\n", "environment.config", "keys and values"),
+    ],
+)
+def test_a_wrong_type_or_value_is_answered_with_what_would_be_right(tmp_path: Path, text: str, key: str, right: str):
+    problem = problems_of(tmp_path, text)[key]
+    assert right in problem.right
+    assert problem.place.endswith(f"my.yaml:{text.count(chr(10))}")
+
+
+def test_a_problem_from_set_names_the_option_not_a_line(tmp_path: Path):
+    found = problems_of(tmp_path, "training:\n  beta: 0.1\n", "training.beta=-3", "training.max_stps=2")
+    assert found["training.beta"].place == "--set training.beta=-3"
+    assert found["training.max_stps"].place == "--set training.max_stps=2"
+
+
+@pytest.mark.parametrize("override", ["training.beta", "=3", "training..beta=1", "name={", "seed.x=1"])
+def test_a_set_option_that_cannot_be_read_is_named(tmp_path: Path, override: str):
+    found = problems_of(tmp_path, "seed: 3\n", override)
+    assert [p.place for p in found.values()] == [f"--set {override}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("training:\n  beta: 1\n beta: 2\n", 3),
+        ("name: 'open\n", 2),
+        ("- a\n- b\n", 1),
+        ("seed: 1\nseed: 2\n", 2),
+        ("seed: 1\n3: x\n", 2),
+        ("a: &x [*x]\n", 1),
+        ("name: \x07\n", None),
+    ],
+)
+def test_text_that_is_not_a_yaml_mapping_is_refused_with_its_line(tmp_path: Path, text: str, at: int | None):
+    (problem,) = problems_of(tmp_path, text).values()
+    assert problem.place.endswith(f"my.yaml:{at}" if at else "my.yaml")
+
+
+def test_a_file_that_is_not_there_is_answered_with_the_presets(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"did you mean qwen3_0\.6b"):
+        load_config("qwen_0.6b")
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(tmp_path / "missing.yaml")
+    with pytest.raises(ConfigError, match="folder"):
+        load_config(tmp_path)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
+    file = tmp_path / "binary.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("training: {max_turn_tokens: 600, max_trajectory_tokens: 512}\n", "training.max_turn_tokens"),
+        ("training: {micro_batch_size: 48}\n", "training.micro_batch_size"),
+        ("model: {base: Qwen/Qwen3-0.6B}\n", "model.sft_adapters"),
+        ("model: {device: cpu, dtype: float16}\n", "model.dtype"),
+        ("training: {output_dir: ./a}\nsft: {output_dir: a}\n", "training.output_dir"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, text: str, key: str):
+    problem = problems_of(tmp_path, text)[key]
+    assert problem.right
+    assert "my.yaml" in problem.place
+
+
+def test_files_that_are_named_but_missing_are_refused_when_a_run_is_about_to_start(tmp_path: Path):
+    text = "environment: {train_data: gone.jsonl, class_path: 'gone.py:MyEnv'}\nmodel: {sft_adapters: gone}\n"
+    file = tmp_path / "my.yaml"
+    file.write_text(text)
+    load_config(file)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, paths=True)
+    assert [p.key for p in caught.value.problems] == [
+        "environment.train_data",
+        "model.sft_adapters",
+        "environment.class_path",
+    ]
