@@ -1,37 +1,98 @@
-"""Reinforcement fine-tuning with GRPO."""
+"""Reinforcement fine-tuning with GRPO (`offline_rl.md`, Tasks 1 and 5; `env_trainer.md`)."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .base import Section
+
+LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
+
+
+class ReplayConfig(Section):
+    """What happens to groups whose rollouts all earned the same, and so carry no gradient.
+
+    Selective sample replay (SSR, VL-Rethinker) fills their places from a buffer of earlier trajectories, drawn with
+    p proportional to |A|^alpha * exp(-age / tau); dynamic sampling (DAPO) generates other prompts instead.
+    """
+
+    mode: Literal["off", "ssr", "dapo"] = "ssr"
+    min_group_std: float = Field(1e-3, ge=0)
+    """A group whose rewards have a smaller standard deviation is filtered out."""
+    capacity: int = Field(1024, ge=1)
+    """Trajectories that the buffer holds at most; the oldest go first."""
+    alpha: float = Field(1.0, ge=0)
+    """How strongly large advantages are preferred; 0: not at all."""
+    tau: float = Field(4.0, gt=0)
+    """Age in steps at which the chance to be drawn has fallen to 1/e."""
+    max_age: int = Field(12, ge=1)
+    """Steps after which a trajectory is never drawn again."""
+    max_rounds: int = Field(3, ge=1)
+    """`dapo`: how often to generate again before training on what there is."""
 
 
 class TrainingConfig(Section):
     """`--mode rft`."""
 
-    max_steps: int = Field(default=150, ge=1)
-    prompts_per_step: int = Field(default=16, ge=1)
-    """Different prompts in one optimiser step."""
-    num_generations: int = Field(default=8, ge=2)
+    max_steps: int = Field(150, ge=1)
+    prompts_per_step: int = Field(16, ge=1)
+    """Different prompts in one optimiser step, over all processes."""
+    num_generations: int = Field(8, ge=2)
     """Rollouts per prompt: GRPO's group size."""
-    micro_batch_size: int | None = Field(default=None, ge=1)
-    """Trajectories per backward pass; null: as many as fit the token budget."""
-    learning_rate: float = Field(default=3e-3, gt=0)
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Trajectories per backward pass of one process; null: as many as fit `micro_batch_tokens`."""
+    micro_batch_tokens: int = Field(65536, ge=1)
+    """Token budget of a backward pass, counted at `max_trajectory_tokens` a trajectory."""
+    learning_rate: float = Field(3e-3, gt=0)
+    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+
     advantages: Literal["reward", "group", "turn"] = "group"
+    """`reward`: the per-token rewards as they are; `group`: return minus the group's mean; `turn`: return from a turn
+    on, minus the group's mean at that turn."""
     scale_advantages: Literal["group", "batch", "none"] = "group"
-    loss_type: str = "dapo"
-    beta: float = Field(default=0.01, ge=0)
-    """Weight of the KL penalty to the reference policy."""
-    temperature: float = Field(default=1.0, gt=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0)
-    max_turn_tokens: int = Field(default=64, ge=1)
-    max_trajectory_tokens: int = Field(default=512, ge=1)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    eval_every: int = Field(default=25, ge=0)
+    """What advantages are divided by: the group's standard deviation, the batch's, or nothing."""
+    loss_type: LossType = "dapo"
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    epsilon: float = Field(0.2, gt=0)
+    """Lower clip range of the probability ratio."""
+    epsilon_high: float | None = Field(None, gt=0)
+    """Upper clip range; null: as `epsilon`."""
+    beta: float = Field(0.01, ge=0)
+    """Weight of the KL penalty to the reference policy (at the start, when `beta_mode` is auto)."""
+    beta_mode: Literal["fixed", "auto"] = "fixed"
+    target_kl: float = Field(0.05, gt=0)
+    """`auto`: nats per token that beta steers to."""
+    kl_tolerance: float = Field(0.01, ge=0)
+    beta_factor: float = Field(1.2, gt=1)
+    min_beta: float = Field(1e-4, gt=0)
+    max_beta: float = Field(10.0, gt=0)
+    kl_window: int = Field(20, ge=1)
+    """Steps over which the mean KL runs."""
+
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    max_turn_tokens: int = Field(64, ge=1)
+    max_trajectory_tokens: int = Field(512, ge=1)
+
+    replay: ReplayConfig = ReplayConfig()
+    placement: Literal["auto", "main", "sharded"] = "auto"
+    """Where rollouts happen with several processes: on the main one, or each process its share (`auto`)."""
+
+    eval_every: int = Field(25, ge=0)
     """Steps between evaluations on held-out tasks; 0: only at the end."""
-    save_every: int = Field(default=50, ge=0)
+    save_every: int = Field(50, ge=0)
+    """Steps between checkpoints; 0: only at the end."""
+    keep_checkpoints: int = Field(2, ge=1)
     output_dir: str = "saved_models/rft_adapters"
+
+    @model_validator(mode="after")
+    def _betas_in_order(self) -> TrainingConfig:
+        if self.min_beta > self.max_beta:
+            raise ValueError(f"min_beta ({self.min_beta}) is above max_beta ({self.max_beta})")
+        return self
