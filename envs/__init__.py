@@ -1,1 +1,72 @@
-"""Trajectories, tools, environments and the contract of the agent that acts in them."""
+"""Trajectories, tools, environments and the contract of the agent that acts in them.
+
+Where to look: `base` is what an environment's author writes, `multi_turn` runs many rollouts of it together, `calls`
+reads what the agent wrote, `checks` tests a call against its tool's declaration, `guard` keeps a broken environment
+from harming the step, `loading` finds a class by its name, `visual` looks at pictures, `calculator` is the smallest
+whole example, `gym` adapts reasoning-gym. Names are loaded when they are first used, so importing this costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .agent import Agent as Agent
+    from .agent import AgentSession as AgentSession
+    from .agent import AgentTurn as AgentTurn
+    from .agent import Message as Message
+    from .base import Demonstrator as Demonstrator
+    from .base import Env as Env
+    from .base import Picture as Picture
+    from .base import StepResult as StepResult
+    from .calculator import CalculatorEnv as CalculatorEnv
+    from .calls import ToolCall as ToolCall
+    from .calls import parse_call as parse_call
+    from .loading import EnvLoadError as EnvLoadError
+    from .loading import canonical_config as canonical_config
+    from .loading import load_env_class as load_env_class
+    from .multi_turn import MultiTurnEnv as MultiTurnEnv
+    from .tools import Argument as Argument
+    from .tools import ToolSpec as ToolSpec
+    from .trajectory import Overlay as Overlay
+    from .trajectory import Step as Step
+    from .trajectory import StepContext as StepContext
+    from .trajectory import TokenArrays as TokenArrays
+    from .trajectory import Trajectory as Trajectory
+
+_HOMES = {
+    "Agent": "agent",
+    "AgentSession": "agent",
+    "AgentTurn": "agent",
+    "Message": "agent",
+    "Demonstrator": "base",
+    "Env": "base",
+    "Picture": "base",
+    "StepResult": "base",
+    "CalculatorEnv": "calculator",
+    "ToolCall": "calls",
+    "parse_call": "calls",
+    "EnvLoadError": "loading",
+    "canonical_config": "loading",
+    "load_env_class": "loading",
+    "MultiTurnEnv": "multi_turn",
+    "Argument": "tools",
+    "ToolSpec": "tools",
+    "Overlay": "trajectory",
+    "Step": "trajectory",
+    "StepContext": "trajectory",
+    "TokenArrays": "trajectory",
+    "Trajectory": "trajectory",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,148 @@
+"""What the author of an environment writes: `reset` and `step`, and a list of `ToolSpec`s.
+
+An environment acts on one rollout at a time through a state that belongs to that rollout alone; running many of them
+together is the business of `MultiTurnEnv`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from .agent import Message
+from .calls import ToolCall, parse_call
+from .tools import ToolSpec
+from .trajectory import Overlay, StepContext
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Split = Literal["train", "eval"]
+
+
+class ImageStore(Protocol):
+    """Where pictures go, such as the run's folder."""
+
+    def save_image(self, array: np.ndarray, name: str) -> str:
+        """Save `array` (uint8 [H, W, 3] or [H, W]) and return its path relative to the run's folder."""
+        ...
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that a step can show, made only when somebody keeps it.
+
+    `name` identifies its content: equal names mean equal pixels, so each is saved once. `load` gives uint8
+    [H, W, 3], or [H, W] for a mask (255 = in).
+    """
+
+    name: str
+    load: Callable[[], np.ndarray] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the environment answers to one call.
+
+    `produced` are ids of new resources by kind (`{"mask": ("2",)}`): later calls may refer to them. `done` ends the
+    rollout; `answer` and `correct` are then the final answer and whether it was right (None: not known). `error`
+    is for a call that the tool could not carry out; the rollout goes on. `images` are pictures that the step made,
+    `mask` and `overlay` what to draw on the picture `on_image` (default: the task's first).
+    """
+
+    observation: str
+    reward: float = 0.0
+    done: bool = False
+    answer: str | None = None
+    correct: bool | None = None
+    produced: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    images: tuple[Picture, ...] = ()
+    overlay: Overlay | None = None
+    mask: Picture | None = None
+    on_image: Picture | None = None
+    error: str | None = None
+
+
+class Demonstrator(Protocol):
+    """Shows one way through a task, turn by turn."""
+
+    def next(self, observation: str | None) -> str:
+        """The text of the next turn; `observation` is the answer to the last one (None at the start)."""
+        ...
+
+
+class Env(ABC):
+    """A kind of task in which an agent acts with tools.
+
+    A subclass lists its `tools`, and writes `reset` and `step`. Keyword arguments of its constructor are what a
+    dataset row calls `env_config`. `step` is only ever called with calls that fit the declared tools: unreadable
+    calls, unknown tools, wrong arguments and missing resources are answered before it.
+    """
+
+    name: ClassVar[str] = ""
+    """How the environment is called in records; the class's name when empty."""
+    tools: tuple[ToolSpec, ...] = ()
+    modality: str = "text"
+
+    def __init__(self, tokenizer: Any = None, **config: Any) -> None:
+        if config:
+            known = "no options" if type(self).__init__ is Env.__init__ else "other options"
+            raise TypeError(f"{type(self).__name__} has {known}: unknown {', '.join(sorted(config))}")
+        self.tokenizer = tokenizer
+
+    @abstractmethod
+    def reset(self, task: Mapping[str, Any]) -> tuple[Any, list[Message]]:
+        """Begin a rollout of `task`: its fresh state, and the messages that the agent first reads.
+
+        The messages depend on the task alone: all rollouts of a task share one prompt.
+        """
+
+    @abstractmethod
+    def step(self, state: Any, call: ToolCall) -> StepResult:
+        """Carry out one call. It may change `state`; other rollouts have their own."""
+
+    def context(self, state: Any) -> StepContext:
+        """The facts that calls are checked against. Resources that steps `produced` are added by the runner."""
+        return StepContext(modality=self.modality)
+
+    def parse(self, text: str) -> ToolCall:
+        """Understand what the agent wrote; an environment without tools takes the whole text as the answer."""
+        if self.tools:
+            return parse_call(text)
+        return ToolCall("ANSWER", {"text": text.strip()}, text)
+
+    def images(self, state: Any) -> tuple[Picture, ...]:
+        """The pictures that the task is about: one for a still, one a frame for a video."""
+        return ()
+
+    def expected(self, task: Mapping[str, Any]) -> str | None:
+        """The right answer, for the record; None when it is not known."""
+        answer = task.get("answer")
+        return None if answer is None else str(answer)
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """`n` tasks as JSON rows. The same arguments give the same rows; no `eval` task is ever a `train` task.
+
+        Raises ValueError for an environment that makes none.
+        """
+        raise ValueError(
+            f"{type(self).__name__} makes no tasks of its own: give environment.train_data (and eval_data)"
+        )
+
+    def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
+        """Show one route through `task`; `routes` lists them. Raises ValueError for an environment that shows none."""
+        raise ValueError(f"{type(self).__name__} has no demonstrations: give sft.data")
+
+    def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
+        """The routes that `demonstrate` knows for `task`, `right` first."""
+        return ()
+
+    def prefetch(self, tasks: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 - doing nothing is right for most
+        """A hint that rollouts of these tasks begin now; work done here overlaps with the agent's first turn."""
+
+
+def env_name(env: Env) -> str:
+    """The environment's name in records."""
+    return type(env).name or type(env).__name__

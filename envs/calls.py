@@ -1,0 +1,106 @@
+"""Reading the one tool call of a turn out of what the agent wrote.
+
+A turn is an optional thought, then one JSON object `{"name": ..., "arguments": {...}}`, bare, in a code fence, or
+between `<tool_call>` tags. Whatever else stands there, nothing is raised: a turn without a readable call says why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_CANDIDATES = 64
+"""Opening braces that are tried as the start of a call; bounds the work on hostile text."""
+
+_DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(name))
+_OPENERS = re.compile(r"(<tool_call>|```(?:json)?)\s*$")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call as it was understood. `name` is None when none could be read; `error` then says why, in one sentence.
+
+    `text` is the whole turn verbatim; `thought` is what stands before the call.
+    """
+
+    name: str | None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    thought: str = ""
+    error: str | None = None
+
+
+def format_call(name: str, arguments: Mapping[str, Any] | None = None, thought: str = "") -> str:
+    """The text of a turn that calls `name`; `parse_call` reads it back."""
+    call = json.dumps({"name": name, "arguments": dict(arguments or {})}, ensure_ascii=False)
+    return f"{thought}\n{call}" if thought else call
+
+
+def parse_call(text: str) -> ToolCall:
+    """Read the first tool call of a turn. Never raises; see `ToolCall.error`."""
+    text = clean_text(text)
+    first_problem: str | None = None
+    start, tried = text.find("{"), 0
+    while start != -1 and tried < MAX_CANDIDATES:
+        tried += 1
+        try:
+            value, end = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError) as problem:
+            first_problem = first_problem or _json_problem(problem, text, start)
+            start = text.find("{", start + 1)
+            continue
+        if "name" in value:
+            return _understand(value, text, _OPENERS.sub("", text[:start].rstrip()).strip())
+        first_problem = first_problem or 'the JSON object has no "name" of a tool'
+        start = text.find("{", end)
+    problem = first_problem or ("empty turn" if not text.strip() else "no JSON object in the turn")
+    return ToolCall(None, {}, text, text.strip(), problem)
+
+
+def clean_text(text: str) -> str:
+    """`text` without lone surrogates, which no file and no database can hold."""
+    return text.encode("utf-8", "replace").decode("utf-8") if any("\ud800" <= c <= "\udfff" for c in text) else text
+
+
+def _understand(value: dict[str, Any], text: str, thought: str) -> ToolCall:
+    name, arguments = value["name"], value.get("arguments", value.get("parameters", {}))
+    if not isinstance(name, str) or not name.strip():
+        return ToolCall(None, {}, text, thought, f'"name" must be the name of a tool, not {_shown(name)}')
+    if isinstance(arguments, str):  # OpenAI-style: the arguments are JSON in a string
+        try:
+            arguments = _DECODER.decode(arguments)
+        except (ValueError, RecursionError):
+            return ToolCall(None, {}, text, thought, '"arguments" is a string that is not JSON')
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return ToolCall(None, {}, text, thought, f'"arguments" must be an object, not {_shown(arguments)}')
+    return ToolCall(clean_text(name), _clean(arguments), text, thought)
+
+
+def _json_problem(problem: Exception, text: str, start: int) -> str:
+    if isinstance(problem, json.JSONDecodeError):
+        if problem.pos >= len(text.rstrip()):
+            return "the JSON object is not closed"
+        return f"invalid JSON at character {problem.pos - start + 1} of the call: {problem.msg}"
+    return "the JSON object is nested too deeply" if isinstance(problem, RecursionError) else f"invalid JSON: {problem}"
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, dict):
+        return {clean_text(k): _clean(v) for k, v in value.items()}
+    return [_clean(v) for v in value] if isinstance(value, list) else value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=True)
+    return text if len(text) <= 40 else f"{text[:37]}..."

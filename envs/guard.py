@@ -1,0 +1,121 @@
+"""Calling code that may raise, hang or be slow, so that one rollout's trouble stays its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+STALL_S = 0.05
+"""When no call has finished for this long, another worker joins (up to the limit)."""
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[R]):
+    """What became of one call. `error` is one sentence for a person; `detail` the traceback, for the log."""
+
+    value: R | None = None
+    error: str | None = None
+    detail: str = ""
+    timed_out: bool = False
+    seconds: float = 0.0
+
+
+def guarded_map(function: Callable[[T], R], items: Sequence[T], *, timeout_s: float, workers: int) -> list[Outcome[R]]:
+    """Call `function` on each item, in order where calls are quick, and report each outcome in its place.
+
+    Quick calls run one after the other on one thread. Each time nothing has finished for `STALL_S`, another of at
+    most `workers` threads joins, so waiting (for a network, a sandbox) overlaps. A call that takes longer than
+    `timeout_s` is given up: Python cannot end a thread, so it is left behind as a daemon and its result is dropped.
+    Nothing that `function` raises comes out of here, SystemExit included.
+    """
+    if not items:
+        return []
+    batch = _Batch(function, items, timeout_s, max(1, workers))
+    return batch.run()
+
+
+class _Batch(Generic[T, R]):
+    def __init__(self, function: Callable[[T], R], items: Sequence[T], timeout_s: float, workers: int) -> None:
+        self.function, self.items = function, items
+        self.timeout_s, self.workers = timeout_s, workers
+        self.outcomes: list[Outcome[R] | None] = [None] * len(items)
+        self.started: dict[int, float] = {}  # item under way → when it began
+        self.next_item = 0
+        self.finished = 0
+        self.ready = threading.Condition()
+
+    def run(self) -> list[Outcome[R]]:
+        with self.ready:
+            self._hire()
+            seen = 0
+            while self.finished < len(self.items):
+                self.ready.wait(min(STALL_S, self.timeout_s))
+                self._give_up_overdue()
+                stalled = self.finished == seen
+                seen = self.finished
+                waiting = self.next_item < len(self.items)
+                if waiting and (not self.started or (stalled and len(self.started) < self.workers)):
+                    self._hire()
+        return [o if o is not None else Outcome(error="the call was lost") for o in self.outcomes]
+
+    def _hire(self) -> None:
+        # The first item is taken here, not by the new thread, so that it counts as under way at once.
+        index = self._take()
+        if index is not None:
+            threading.Thread(target=self._work, args=(index,), name="environment", daemon=True).start()
+
+    def _take(self) -> int | None:
+        if self.next_item >= len(self.items):
+            return None
+        index = self.next_item
+        self.next_item += 1
+        self.started[index] = time.perf_counter()
+        return index
+
+    def _work(self, index: int | None) -> None:
+        while index is not None:
+            began = time.perf_counter()
+            outcome: Outcome[R]
+            try:
+                outcome = Outcome(self.function(self.items[index]), seconds=time.perf_counter() - began)
+            except BaseException as problem:  # a sys.exit() in an environment must not end the training either
+                outcome = Outcome(
+                    error=_sentence(problem), detail=traceback.format_exc(), seconds=time.perf_counter() - began
+                )
+            with self.ready:
+                if self.outcomes[index] is not None:
+                    return  # given up meanwhile, and somebody else has this worker's place
+                self._settle(index, outcome)
+                index = self._take()
+
+    def _settle(self, index: int, outcome: Outcome[R]) -> None:
+        self.outcomes[index] = outcome
+        del self.started[index]
+        self.finished += 1
+        if self.finished == len(self.items):
+            self.ready.notify_all()
+
+    def _give_up_overdue(self) -> None:
+        now = time.perf_counter()
+        for index, began in list(self.started.items()):
+            if now - began > self.timeout_s:
+                error = f"took longer than {self.timeout_s:g} s and was given up"
+                self._settle(index, Outcome(error=error, timed_out=True, seconds=now - began))
+
+
+def _sentence(problem: BaseException) -> str:
+    text = " ".join(str(problem).split())
+    kind = type(problem).__name__
+    return f"{kind}: {text[:300]}" if text else kind
+
+
+def describe(value: Any) -> str:
+    """A value's type in a sentence."""
+    return "None" if value is None else f"a {type(value).__name__}"

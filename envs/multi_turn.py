@@ -1,0 +1,465 @@
+"""`MultiTurnEnv`: many rollouts of an environment together, in batched turns (`env_trainer.md`; its PRD 1).
+
+All live rollouts of a trial advance together: the agent writes one turn for each, the environment answers each, and
+the answers are appended as tokens. An environment that raises, hangs or answers nonsense fails that rollout alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .agent import Agent, AgentSession, AgentTurn, Message
+from .base import Env, ImageStore, Picture, Split, StepResult, env_name
+from .calls import ToolCall, clean_text
+from .checks import find_problem
+from .guard import Outcome, describe, guarded_map
+from .trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Rollout:
+    """One rollout under way."""
+
+    task: Mapping[str, Any]
+    state: Any = None
+    messages: list[Message] | None = None
+    context: StepContext = field(default_factory=StepContext)
+    call: ToolCall | None = None
+    resources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    answer: str | None = None
+    correct: bool | None = None
+    stop_reason: str | None = None
+    error: str | None = None
+    images: tuple[str, ...] = ()
+    keep_images: bool = False
+    seconds: float = 0.0
+
+    @property
+    def live(self) -> bool:
+        return self.stop_reason is None
+
+    def fail(self, outcome: Outcome[Any], where: str) -> None:
+        self.stop_reason = "timeout" if outcome.timed_out else "error"
+        self.error = f"{where}: {outcome.error}"
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A checked step: the context that it was checked against, the call, and what came back."""
+
+    call: ToolCall
+    context: StepContext
+    result: StepResult
+
+
+class MultiTurnEnv(Env):
+    """An environment whose rollouts run in batched turns; subclasses write `reset` and `step`.
+
+    max_turns: turns after which a rollout ends unanswered. turn_timeout_s: longest time one `reset` or `step` may
+    take. workers: threads that slow calls may spread over (`guard.guarded_map`); 1 if `step` must never run twice at
+    once. image_store: where pictures go; without one none are made. image_tasks: how many tasks of a trial keep
+    their pictures (all rollouts of those tasks), since compressing every frame of every task would cost more than
+    the environment itself.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        max_turns: int = 8,
+        turn_timeout_s: float = 30.0,
+        workers: int = 8,
+        image_store: ImageStore | None = None,
+        image_tasks: int = 4,
+        **config: Any,
+    ) -> None:
+        super().__init__(tokenizer, **config)
+        if max_turns < 1:
+            raise ValueError(f"max_turns must be at least 1, not {max_turns}")
+        self.max_turns = max_turns
+        self.turn_timeout_s = turn_timeout_s
+        self.workers = workers
+        self.image_store = image_store
+        self.image_tasks = image_tasks
+        self._saved: dict[str, str] = {}  # a picture's name → the path that it was saved at
+
+    def run_trial(
+        self,
+        task_data_list: Sequence[Mapping[str, Any]],
+        agent: Agent,
+        num_rollouts: int,
+        *,
+        seed: int | None = None,
+        step: int = 0,
+        split: Split = "train",
+    ) -> dict[str, Any]:
+        """Run `num_rollouts` rollouts of each of the B tasks; row = task * num_rollouts + rollout.
+
+        Returns right-padded numpy arrays, T = the longest trajectory:
+        padded_token_ids int64, padded_attn_mask int64, padded_agent_mask bool, padded_rewards float32 (a turn's
+        reward sits on its last agent token), padded_logprobs float32 (behaviour log-probs, 0 off agent tokens),
+        padded_turn_ids int64 (-1 in prompt and padding), all [B * num_rollouts, T]; final_rewards float32
+        [B * num_rollouts], the sum of the environment's rewards; trajectories and tokens, one per row; timings in
+        seconds (generate_s, environment_s).
+
+        What the environment does wrong ends up in that row's trajectory (`stop_reason` `error` or `timeout`, with
+        `error`); what the agent raises is raised.
+        """
+        if num_rollouts < 1:
+            raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
+        timings = {"generate_s": 0.0, "environment_s": 0.0}
+        began = time.perf_counter()
+        rollouts = self._begin(task_data_list, num_rollouts)
+        prompts = self._prompts(rollouts, num_rollouts)
+        timings["environment_s"] += time.perf_counter() - began
+        if not rollouts:
+            return self._result([], [], [], timings)
+
+        began = time.perf_counter()
+        session = agent.start(prompts, num_rollouts, tools=None, seed=seed)
+        timings["generate_s"] += time.perf_counter() - began
+        try:
+            for _ in range(self.max_turns):
+                live = [row for row, rollout in enumerate(rollouts) if rollout.live]
+                if not live:
+                    break
+                self._advance(session, rollouts, live, timings)
+            tokens = [session.tokens(row) for row in range(len(rollouts))]
+        finally:
+            session.close()
+        trajectories = self._trajectories(rollouts, prompts, num_rollouts, step)
+        return self._result(rollouts, trajectories, tokens, timings)
+
+    # ------------------------------------------------------------------------------------------------ one turn
+
+    def _advance(
+        self, session: AgentSession, rollouts: list[_Rollout], live: list[int], timings: dict[str, float]
+    ) -> None:
+        began = time.perf_counter()
+        turns = session.act(live)
+        acted = time.perf_counter()
+        outcomes = guarded_map(
+            lambda pair: self._answer(rollouts[pair[0]], pair[1].text),
+            list(zip(live, turns, strict=True)),
+            timeout_s=self.turn_timeout_s,
+            workers=self.workers,
+        )
+        for row, turn, outcome in zip(live, turns, outcomes, strict=True):
+            self._note(rollouts[row], turn, outcome)
+        answered = time.perf_counter()
+        going_on = [row for row in live if rollouts[row].live and len(rollouts[row].steps) < self.max_turns]
+        if going_on:
+            session.observe(going_on, [rollouts[row].steps[-1].observation for row in going_on])
+        timings["environment_s"] += answered - acted
+        timings["generate_s"] += acted - began + time.perf_counter() - answered
+
+    def _answer(self, rollout: _Rollout, text: str) -> _Answer:
+        """Understand a turn and carry it out. Runs under guard: may raise anything, may hang."""
+        rollout.call = None
+        call = self.parse(text)
+        if not isinstance(call, ToolCall):
+            raise TypeError(f"parse returned {describe(call)}, not a ToolCall")
+        rollout.call = call
+        rollout.context = context = self._context(rollout)
+        problem = find_problem(call, self.tools, context) if self.tools else call.error
+        if problem is not None:
+            return _Answer(call, context, StepResult(f"error: {problem}", error=problem))
+        return _Answer(call, context, _checked(self.step(rollout.state, call)))
+
+    def _context(self, rollout: _Rollout) -> StepContext:
+        """What the environment says, with the resources that its steps have produced so far."""
+        context = self.context(rollout.state)
+        if not isinstance(context, StepContext):
+            raise TypeError(f"context returned {describe(context)}, not a StepContext")
+        merged = dict(context.resources)
+        for kind, ids in rollout.resources.items():
+            merged[kind] = tuple(dict.fromkeys((*merged.get(kind, ()), *ids)))
+        return replace(context, resources=merged) if merged != context.resources else context
+
+    def _note(self, rollout: _Rollout, turn: AgentTurn, outcome: Outcome[_Answer]) -> None:
+        """Write down what a turn came to."""
+        index = len(rollout.steps)
+        rollout.seconds += outcome.seconds
+        common = {
+            "index": index,
+            "text": turn.text,
+            "stop_reason": turn.stop_reason,
+            "token_span": turn.token_span,
+            "seconds": outcome.seconds,
+        }
+        if outcome.value is None:
+            rollout.fail(outcome, f"step {index + 1}")
+            logger.warning("%s failed a rollout at %s\n%s", env_name(self), rollout.error, outcome.detail)
+            call = rollout.call or ToolCall(None, {}, turn.text, "", "could not be read")
+            rollout.steps.append(
+                Step(
+                    **common,
+                    thought=call.thought,
+                    action=call.name,
+                    arguments=call.arguments,
+                    parse_error=call.error,
+                    context=rollout.context,
+                    error=outcome.error,
+                )
+            )
+            return
+        call, context, result = outcome.value.call, outcome.value.context, outcome.value.result
+        for kind, ids in result.produced.items():
+            rollout.resources[kind] = (*rollout.resources.get(kind, ()), *map(str, ids))
+        images, overlay = self._keep_pictures(rollout, result)
+        rollout.steps.append(
+            Step(
+                **common,
+                thought=call.thought,
+                action=call.name,
+                arguments=call.arguments,
+                parse_error=call.error,
+                observation=clean_text(result.observation),
+                images=images,
+                overlay=overlay,
+                context=context,
+                reward=float(result.reward),
+                error=None if call.name is None else result.error,
+            )
+        )
+        if result.done:
+            rollout.answer, rollout.correct, rollout.stop_reason = result.answer, result.correct, "answer"
+        elif turn.stop_reason == "token_limit":
+            rollout.stop_reason = "max_tokens"
+
+    # ------------------------------------------------------------------------------------------------ begin and end
+
+    def _begin(self, tasks: Sequence[Mapping[str, Any]], num_rollouts: int) -> list[_Rollout]:
+        try:
+            self.prefetch(tasks)
+        except Exception:  # only a hint: whatever is wrong with a task comes out when it is begun
+            logger.warning("%s could not prefetch", env_name(self), exc_info=True)
+        rollouts = [
+            _Rollout(task, keep_images=self.image_store is not None and index < self.image_tasks)
+            for index, task in enumerate(tasks)
+            for _ in range(num_rollouts)
+        ]
+        outcomes = guarded_map(self._reset, rollouts, timeout_s=self.turn_timeout_s, workers=self.workers)
+        for rollout, outcome in zip(rollouts, outcomes, strict=True):
+            if outcome.value is None:
+                rollout.fail(outcome, "reset")
+                logger.warning("%s failed a rollout at %s\n%s", env_name(self), rollout.error, outcome.detail)
+            else:
+                rollout.state, rollout.messages, rollout.context, pictures = outcome.value
+                if rollout.keep_images:
+                    rollout.images = tuple(p for p in map(self._save, pictures) if p)
+            rollout.seconds += outcome.seconds
+        return rollouts
+
+    def _reset(self, rollout: _Rollout) -> tuple[Any, list[Message], StepContext, tuple[Picture, ...]]:
+        begun = self.reset(rollout.task)
+        if not isinstance(begun, tuple) or len(begun) != 2:
+            raise TypeError(f"reset returned {describe(begun)}, not (state, messages)")
+        state, messages = begun
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise TypeError("reset returned no messages")
+        for message in messages:
+            if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+                raise TypeError('every message of reset must be {"role": str, "content": str}')
+            if message.get("role") not in ("system", "user", "assistant"):
+                raise ValueError(f"a message of reset has the role {message.get('role')!r}")
+        cleaned: list[Message] = [{**m, "content": clean_text(m.get("content", ""))} for m in messages]
+        context = self.context(state)
+        if not isinstance(context, StepContext):
+            raise TypeError(f"context returned {describe(context)}, not a StepContext")
+        return state, cleaned, context, tuple(self.images(state)) if rollout.keep_images else ()
+
+    def _prompts(self, rollouts: Sequence[_Rollout], num_rollouts: int) -> list[list[Message]]:
+        """One prompt a task. A rollout whose prompt differs from its group's could not be compared: it fails."""
+        prompts: list[list[Message]] = []
+        for start in range(0, len(rollouts), num_rollouts):
+            group = rollouts[start : start + num_rollouts]
+            prompt = next((r.messages for r in group if r.messages), None)
+            for rollout in group:
+                if rollout.live and rollout.messages != prompt:
+                    rollout.stop_reason = "error"
+                    rollout.error = "reset: gave this rollout another prompt than its group"
+            prompts.append(prompt or [{"role": "user", "content": "(no task)"}])
+        return prompts
+
+    def _trajectories(
+        self, rollouts: Sequence[_Rollout], prompts: Sequence[Sequence[Message]], num_rollouts: int, step: int
+    ) -> list[Trajectory]:
+        name = env_name(self)
+        trajectories: list[Trajectory] = []
+        for index, prompt in enumerate(prompts):
+            group_of = rollouts[index * num_rollouts : (index + 1) * num_rollouts]
+            prompt_id = task_id(name, group_of[0].task)
+            # The random part keeps ids apart when a prompt comes twice in a step, on two ranks or in two evaluations.
+            group = f"{step}-{prompt_id[:6]}-{secrets.token_hex(4)}"
+            text = "\n\n".join(m.get("content", "") for m in prompt)
+            for number, rollout in enumerate(group_of):
+                trajectories.append(
+                    Trajectory(
+                        id=f"{group}-{number}",
+                        env=name,
+                        prompt_id=prompt_id,
+                        group=group,
+                        rollout=number,
+                        prompt=text,
+                        steps=tuple(rollout.steps),
+                        task=dict(rollout.task) if isinstance(rollout.task, Mapping) else {"task": rollout.task},
+                        tools=self.tools,
+                        answer=rollout.answer,
+                        expected=self._expected(rollout.task),
+                        correct=rollout.correct if rollout.stop_reason == "answer" else _wrong(rollout),
+                        env_reward=float(sum(s.reward for s in rollout.steps)),
+                        modality=rollout.context.modality,
+                        images=rollout.images,
+                        stop_reason=rollout.stop_reason or "max_turns",
+                        error=rollout.error,
+                        seconds=rollout.seconds,
+                    )
+                )
+        return trajectories
+
+    def _expected(self, task: Any) -> str | None:
+        try:
+            return self.expected(task)
+        except Exception:  # a malformed task, whose rollout has failed already and says so
+            return None
+
+    def _result(
+        self,
+        rollouts: Sequence[_Rollout],
+        trajectories: list[Trajectory],
+        tokens: list[TokenArrays],
+        timings: dict[str, float],
+    ) -> dict[str, Any]:
+        return {
+            **pad_trajectories(trajectories, tokens, pad_token_id=self._pad_token_id()),
+            "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
+            "trajectories": trajectories,
+            "tokens": tokens,
+            "timings": timings,
+        }
+
+    def _pad_token_id(self) -> int:
+        for name in ("pad_token_id", "eos_token_id"):
+            value = getattr(self.tokenizer, name, None)
+            if isinstance(value, int):
+                return value
+        return 0
+
+    # ------------------------------------------------------------------------------------------------ pictures
+
+    def _keep_pictures(self, rollout: _Rollout, result: StepResult) -> tuple[tuple[str, ...], Overlay | None]:
+        if not rollout.keep_images:
+            return (), result.overlay
+        images = tuple(p for p in map(self._save, result.images) if p)
+        overlay = result.overlay
+        if result.mask is not None or overlay is not None:
+            shown = self._save(result.on_image) if result.on_image else next(iter(rollout.images), None)
+            mask_path = self._save(result.mask) if result.mask else None
+            overlay = replace(overlay or Overlay(), image=shown, mask_path=mask_path)
+        return images, overlay
+
+    def _save(self, picture: Picture) -> str | None:
+        """Save a picture once and return its path; a picture that cannot be saved costs the picture, not the run."""
+        if self.image_store is None:
+            return None
+        path = self._saved.get(picture.name)
+        if path is None:
+            try:
+                path = self.image_store.save_image(picture.load(), picture.name)
+            except Exception:
+                logger.warning("could not save the picture %s", picture.name, exc_info=True)
+                return None
+            if len(self._saved) > 100_000:
+                self._saved.clear()
+            self._saved[picture.name] = path
+        return path
+
+
+def pad_trajectories(
+    trajectories: Sequence[Trajectory], tokens: Sequence[TokenArrays], *, pad_token_id: int = 0
+) -> dict[str, np.ndarray]:
+    """Right-padded arrays [N, T] of N trajectories; see `MultiTurnEnv.run_trial`.
+
+    The reward of a turn in which the agent wrote no token goes to its last token before; without any, nowhere.
+    """
+    n, length = len(tokens), max((len(t) for t in tokens), default=0)
+    token_ids = np.full((n, length), pad_token_id, dtype=np.int64)
+    attention = np.zeros((n, length), dtype=np.int64)
+    agent_mask = np.zeros((n, length), dtype=bool)
+    logprobs = np.zeros((n, length), dtype=np.float32)
+    turn_ids = np.full((n, length), -1, dtype=np.int64)
+    rewards = np.zeros((n, length), dtype=np.float32)
+    for row, (trajectory, arrays) in enumerate(zip(trajectories, tokens, strict=True)):
+        size = len(arrays)
+        token_ids[row, :size] = arrays.token_ids
+        attention[row, :size] = 1
+        agent_mask[row, :size] = arrays.agent_mask
+        logprobs[row, :size] = np.where(arrays.agent_mask, arrays.logprobs, 0.0)
+        turn_ids[row, :size] = arrays.turn
+        last = -1
+        for step in trajectory.steps:
+            start, end = step.token_span
+            last = end - 1 if end > start else last
+            if last >= 0:
+                rewards[row, last] += step.reward
+    return {
+        "padded_token_ids": token_ids,
+        "padded_attn_mask": attention,
+        "padded_agent_mask": agent_mask,
+        "padded_rewards": rewards,
+        "padded_logprobs": logprobs,
+        "padded_turn_ids": turn_ids,
+    }
+
+
+def task_id(env: str, task: Any) -> str:
+    """A task's name over the whole run and beyond: 12 hexadecimal digits of its content."""
+    content = json.dumps([env, task], sort_keys=True, default=str)
+    return hashlib.sha1(content.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def _wrong(rollout: _Rollout) -> bool | None:
+    """A rollout that ran out of turns or tokens did not answer rightly; of a failed one nothing is known."""
+    return None if rollout.error else False
+
+
+def _checked(result: Any) -> StepResult:
+    """`result` if it is a sound StepResult. Raises TypeError or ValueError with what is wrong."""
+    if not isinstance(result, StepResult):
+        raise TypeError(f"step returned {describe(result)}, not a StepResult")
+    if not isinstance(result.observation, str):
+        raise TypeError(f"the observation is {describe(result.observation)}, not text")
+    if isinstance(result.reward, bool) or not isinstance(result.reward, (int, float, np.number)):
+        raise TypeError(f"the reward is {describe(result.reward)}, not a number")
+    if not math.isfinite(float(result.reward)):
+        raise ValueError(f"the reward is {result.reward}")
+    if not isinstance(result.done, (bool, np.bool_)):
+        raise TypeError(f"done is {describe(result.done)}, not a bool")
+    if result.answer is not None and not isinstance(result.answer, str):
+        raise TypeError(f"the answer is {describe(result.answer)}, not text")
+    if result.correct is not None and not isinstance(result.correct, (bool, np.bool_)):
+        raise TypeError(f"correct is {describe(result.correct)}, not a bool")
+    if not isinstance(result.produced, Mapping) or not all(
+        isinstance(v, (tuple, list)) for v in result.produced.values()
+    ):
+        raise TypeError('produced must map a kind to ids, such as {"mask": ("1",)}')
+    return replace(
+        result,
+        reward=float(result.reward),
+        done=bool(result.done),
+        correct=None if result.correct is None else bool(result.correct),
+    )

@@ -1,0 +1,291 @@
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo_tui.envs.agent import Message
+from grpo_tui.envs.base import StepResult
+from grpo_tui.envs.calculator import CalculatorEnv
+from grpo_tui.envs.calls import ToolCall, format_call
+from grpo_tui.envs.multi_turn import MultiTurnEnv
+from grpo_tui.envs.tools import Argument, ToolSpec
+from grpo_tui.envs.trajectory import StepContext
+
+from .scripts import ByteAgent, demonstrating
+
+
+class TroubleEnv(MultiTurnEnv):
+    """Does to each rollout what its call says."""
+
+    tools = (
+        ToolSpec("DO", arguments=(Argument("what", "string"),), produces="thing"),
+        ToolSpec("USE", arguments=(Argument("thing", "integer", refers_to="thing"),)),
+        ToolSpec("LOOK", modality=frozenset({"video"})),
+        ToolSpec(
+            "POINT",
+            arguments=(Argument("x", "integer", minimum=0, below="width"), Argument("box", "box", required=False)),
+        ),
+    )
+    release = threading.Event()
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[Any, list[Message]]:
+        match task.get("reset"):
+            case "raise":
+                raise RuntimeError("no such file\nat all")
+            case "hang":
+                self.release.wait(20)
+            case "nothing":
+                return None  # pyright: ignore[reportReturnType]
+            case "role":
+                return {}, [{"role": "wizard", "content": "x"}]
+        return {"n": 0}, [{"role": "user", "content": task.get("prompt", "go")}]
+
+    def context(self, state: Any) -> StepContext:
+        return StepContext("image", {"width": 10, "height": 10})
+
+    def step(self, state: Any, call: ToolCall) -> StepResult:
+        state["n"] += 1
+        what = call.arguments.get("what")
+        match what:
+            case "raise":
+                raise ValueError("broken")
+            case "exit":
+                raise SystemExit(3)
+            case "hang":
+                self.release.wait(20)
+            case "slow":
+                time.sleep(0.2)
+            case "none":
+                return None  # pyright: ignore[reportReturnType]
+            case "nan":
+                return StepResult("x", reward=float("nan"))
+            case "number":
+                return StepResult(3)  # pyright: ignore[reportArgumentType]
+            case "make":
+                return StepResult("made", produced={"thing": (str(state["n"]),)}, reward=0.5)
+            case "end":
+                return StepResult("bye", reward=1.0, done=True, answer="a", correct=True)
+        return StepResult(f"ok {state['n']}", reward=0.25)
+
+
+def do(what: str) -> str:
+    return format_call("DO", {"what": what})
+
+
+def test_arrays_hold_what_happened():
+    env = CalculatorEnv()
+    tasks = env.make_tasks("train", 3, seed=1)
+    agent = demonstrating(env, tasks, 2)
+    out = env.run_trial(tasks, agent, 2, step=7)
+    trajectories, session = out["trajectories"], agent.sessions[0]
+    assert [t.correct for t in trajectories] == [True] * 6
+    assert session.closed
+    length = max(len(session.rows[r]) for r in range(6))
+    for row, trajectory in enumerate(trajectories):
+        size = len(session.rows[row])
+        assert out["padded_token_ids"][row, :size].tolist() == session.rows[row]
+        assert out["padded_attn_mask"][row].tolist() == [1] * size + [0] * (length - size)
+        assert out["padded_agent_mask"][row].sum() == sum(session.agents[row])
+        for step in trajectory.steps:
+            start, end = step.token_span
+            assert bytes(out["padded_token_ids"][row, start:end].tolist()).decode() == step.text
+            assert out["padded_agent_mask"][row, start:end].all()
+            assert (out["padded_turn_ids"][row, start:end] == step.index).all()
+        assert not out["padded_agent_mask"][row, size:].any()
+        last = trajectory.steps[-1].token_span[1] - 1
+        assert np.flatnonzero(out["padded_rewards"][row]).tolist() == [last]
+    assert np.array_equal(out["padded_rewards"].sum(1), out["final_rewards"])
+    assert (out["padded_logprobs"] == np.where(out["padded_agent_mask"], np.float32(-0.5), np.float32(0))).all()
+    assert out["padded_rewards"].dtype == out["padded_logprobs"].dtype == out["final_rewards"].dtype == np.float32
+    assert out["padded_token_ids"].dtype == np.int64
+
+
+def test_rows_are_grouped_by_task_and_ids_are_unique():
+    env = CalculatorEnv()
+    task = env.make_tasks("train", 1, seed=1)[0]
+    out = env.run_trial([task, task], demonstrating(env, [task, task], 3), 3)
+    trajectories = out["trajectories"]
+    assert [t.rollout for t in trajectories] == [0, 1, 2, 0, 1, 2]
+    assert len({t.group for t in trajectories[:3]}) == 1
+    assert trajectories[0].group != trajectories[3].group  # the same prompt twice in a batch: two groups
+    assert len({t.prompt_id for t in trajectories}) == 1
+    assert len({t.id for t in trajectories}) == 6
+
+
+def test_live_rollouts_advance_together_and_finished_ones_rest():
+    env = TroubleEnv(max_turns=4)
+    agent = ByteAgent(lambda row, turn, _: do("end" if turn >= row else "go"))
+    out = env.run_trial([{}], agent, 4)
+    assert agent.sessions[0].acted == [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3]]
+    assert [len(t.steps) for t in out["trajectories"]] == [1, 2, 3, 4]
+    assert [t.env_reward for t in out["trajectories"]] == [1.0, 1.25, 1.5, 1.75]
+
+
+def test_each_turns_reward_sits_on_its_last_agent_token():
+    env = TroubleEnv(max_turns=3)
+    out = env.run_trial([{}], ByteAgent(lambda row, turn, _: do("go")), 1)
+    ends = [s.token_span[1] - 1 for s in out["trajectories"][0].steps]
+    expected = np.zeros_like(out["padded_rewards"][0])
+    expected[ends] = 0.25
+    assert np.array_equal(out["padded_rewards"][0], expected)
+    assert out["trajectories"][0].stop_reason == "max_turns"
+    assert out["trajectories"][0].correct is False
+
+
+def test_a_turn_without_tokens_gives_its_reward_to_the_token_before():
+    class EagerEnv(TroubleEnv):
+        def parse(self, text: str) -> ToolCall:
+            return ToolCall("DO", {"what": "go"}, text)
+
+    env = EagerEnv(max_turns=2)
+    out = env.run_trial([{}], ByteAgent(lambda row, turn, _: "" if turn else "abc"), 1)
+    step = out["trajectories"][0].steps[0]
+    assert out["padded_rewards"][0, step.token_span[1] - 1] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "what, stop_reason, error",
+    [
+        ("raise", "error", "step 2: ValueError: broken"),
+        ("exit", "error", "step 2: SystemExit: 3"),
+        ("none", "error", "step returned None, not a StepResult"),
+        ("nan", "error", "the reward is nan"),
+        ("number", "error", "the observation is a int, not text"),
+        ("hang", "timeout", "took longer than 0.3 s"),
+    ],
+)
+def test_a_broken_step_costs_its_own_rollout(what: str, stop_reason: str, error: str):
+    env = TroubleEnv(max_turns=3, turn_timeout_s=0.3)
+    agent = ByteAgent(lambda row, turn, _: do("end" if turn == 2 else what if (row, turn) == (1, 1) else "go"))
+    try:
+        out = env.run_trial([{}], agent, 4)
+    finally:
+        TroubleEnv.release.set()
+        TroubleEnv.release = threading.Event()
+    broken, *others = [out["trajectories"][i] for i in (1, 0, 2, 3)]
+    assert broken.stop_reason == stop_reason
+    assert error in broken.error
+    assert broken.correct is None
+    assert [s.action for s in broken.steps] == ["DO", "DO"]
+    assert broken.steps[1].arguments == {"what": what} and broken.steps[1].error
+    assert broken.env_reward == 0.25  # what it had earned before
+    assert all(t.stop_reason == "answer" and t.correct and t.error is None for t in others)
+
+
+@pytest.mark.parametrize("how", ["raise", "hang", "nothing", "role"])
+def test_a_broken_reset_costs_its_own_rollouts(how: str):
+    env = TroubleEnv(max_turns=1, turn_timeout_s=0.3)
+    try:
+        out = env.run_trial([{"reset": how}, {}], ByteAgent(lambda row, turn, _: do("end")), 2)
+    finally:
+        TroubleEnv.release.set()
+        TroubleEnv.release = threading.Event()
+    assert [t.stop_reason for t in out["trajectories"]] == ["timeout" if how == "hang" else "error"] * 2 + [
+        "answer"
+    ] * 2
+    assert all(t.error.startswith("reset: ") and "\n" not in t.error for t in out["trajectories"][:2])
+    assert out["padded_token_ids"].shape[0] == 4
+    assert not out["padded_agent_mask"][:2].any()
+
+
+def test_hanging_rollouts_wait_together_not_one_after_the_other():
+    env = TroubleEnv(max_turns=1, turn_timeout_s=1.0, workers=8)
+    began = time.perf_counter()
+    try:
+        out = env.run_trial([{}], ByteAgent(lambda row, turn, _: do("hang")), 6)
+    finally:
+        TroubleEnv.release.set()
+        TroubleEnv.release = threading.Event()
+    assert [t.stop_reason for t in out["trajectories"]] == ["timeout"] * 6
+    assert time.perf_counter() - began < 5.0  # one after the other would take 6
+
+
+def test_one_worker_never_runs_two_steps_at_once():
+    class CountingEnv(TroubleEnv):
+        inside = most = 0
+
+        def step(self, state: Any, call: ToolCall) -> StepResult:
+            type(self).inside += 1
+            type(self).most = max(self.most, self.inside)
+            time.sleep(0.08)
+            type(self).inside -= 1
+            return StepResult("x", done=True)
+
+    run = ByteAgent(lambda row, turn, _: do("go"))
+    CountingEnv(workers=1).run_trial([{}], run, 4)
+    assert CountingEnv.most == 1
+    CountingEnv(workers=4).run_trial([{}], run, 4)
+    assert CountingEnv.most > 1
+
+
+@pytest.mark.parametrize(
+    "text, observation",
+    [
+        ("no call here", "error: no JSON object in the turn"),
+        (format_call("FLY"), "error: no tool FLY"),
+        (format_call("DO"), "error: what missing"),
+        (format_call("DO", {"what": 3}), "error: what must be string"),
+        (format_call("DO", {"what": "go", "hard": 1}), "error: no argument hard"),
+        (format_call("USE", {"thing": 7}), "error: no thing 7"),
+        (format_call("LOOK"), "error: LOOK needs video"),
+        (format_call("POINT", {"x": 10}), "error: x 10 >= 10"),
+        (format_call("POINT", {"x": -1}), "error: x -1 < 0"),
+        (format_call("POINT", {"x": True}), "error: x must be integer"),
+        (format_call("POINT", {"x": 1, "box": [0, 0, 11, 5]}), "error: box outside image"),
+        (format_call("POINT", {"x": 1, "box": [5, 5, 5, 9]}), "error: box is empty"),
+        (format_call("POINT", {"x": 1, "box": [1, 2, 3]}), "error: box must be [x0, y0, x1, y1]"),
+    ],
+)
+def test_calls_that_do_not_fit_their_tool_are_answered_and_never_carried_out(text: str, observation: str):
+    env = TroubleEnv(max_turns=2)
+    seen: list[str | None] = []
+    agent = ByteAgent(lambda row, turn, said: (seen.append(said), text if turn == 0 else do("go"))[1])
+    trajectory = env.run_trial([{}], agent, 1)["trajectories"][0]
+    assert trajectory.steps[0].observation == observation == seen[1]
+    assert trajectory.steps[0].parse_error or trajectory.steps[0].error
+    assert trajectory.steps[1].observation == "ok 1"  # the environment never saw the first
+
+
+def test_produced_resources_are_in_the_next_context():
+    env = TroubleEnv(max_turns=3)
+    texts = [do("make"), format_call("USE", {"thing": 1}), do("end")]
+    trajectory = env.run_trial([{}], ByteAgent(lambda row, turn, _: texts[turn]), 1)["trajectories"][0]
+    assert [dict(s.context.resources) for s in trajectory.steps] == [{}, {"thing": ("1",)}, {"thing": ("1",)}]
+    assert trajectory.steps[0].context.facts == {"width": 10, "height": 10}
+    assert trajectory.modality == "image"
+    assert [s.error for s in trajectory.steps] == [None] * 3
+
+
+def test_a_rollout_out_of_tokens_ends():
+    agent = ByteAgent(lambda row, turn, _: do("go"), token_limit=60)
+    trajectory = TroubleEnv().run_trial([{}], agent, 1)["trajectories"][0]
+    assert trajectory.stop_reason == "max_tokens"
+    assert trajectory.correct is False
+    assert len(trajectory.steps) == 2
+
+
+def test_what_the_agent_raises_is_raised_and_its_session_closed():
+    def script(row: int, turn: int, said: str | None) -> str:
+        raise KeyError("policy")
+
+    agent = ByteAgent(script)
+    with pytest.raises(KeyError, match="policy"):
+        TroubleEnv().run_trial([{}], agent, 1)
+    assert agent.sessions[0].closed
+
+
+def test_no_tasks_give_empty_arrays():
+    out = CalculatorEnv().run_trial([], ByteAgent(lambda *_: ""), 2)
+    assert out["padded_token_ids"].shape == (0, 0) and out["trajectories"] == []
+
+
+def test_control_characters_of_an_observation_are_kept_as_they_are():
+    class RudeEnv(TroubleEnv):
+        def step(self, state: Any, call: ToolCall) -> StepResult:
+            return StepResult("\x1b[2J[/red]\ud800", done=True)
+
+    trajectory = RudeEnv().run_trial([{}], ByteAgent(lambda *_: do("x")), 1)["trajectories"][0]
+    assert trajectory.steps[0].observation == "\x1b[2J[/red]?"
