@@ -1,0 +1,109 @@
+"""One forward pass of any causal language model of `transformers` over a `RowCache`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers.cache_utils import get_layer_types_and_kwargs
+
+from .row_cache import RowCache
+
+
+class UnsupportedModelError(ValueError):
+    """The model keeps something else than keys and values from token to token."""
+
+
+class Decoder:
+    """The model behind an agent, called with positions and masks of rows that differ in length."""
+
+    def __init__(self, model: torch.nn.Module):
+        self.model = model
+        # An adapter's wrapper adds a call a step; its layers are in the base model already.
+        base = getattr(model, "get_base_model", None)
+        self.base: torch.nn.Module = base() if callable(base) else model  # type: ignore[assignment]
+        config = self.base.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
+        kinds, details = get_layer_types_and_kwargs(config)
+        self.windows: dict[str, int | None] = {}
+        for kind, detail in zip(kinds, details, strict=True):
+            if kind not in ("full_attention", "sliding_attention"):
+                raise UnsupportedModelError(
+                    f"{type(self.base).__name__} has layers of kind {kind!r}; the agent's cache holds keys and values "
+                    "of full or sliding-window attention only"
+                )
+            self.windows[kind] = detail.get("sliding_window")
+        self.config = config
+        self.num_layers = len(kinds)
+        self._last_only = "logits_to_keep" in inspect.signature(self.base.forward).parameters
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens go in."""
+        return self.base.get_input_embeddings().weight.device  # type: ignore[operator,union-attr]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids at which the model's own generation configuration stops."""
+        generation = getattr(self.base, "generation_config", None)
+        ids = getattr(generation, "eos_token_id", None)
+        if ids is None:
+            return ()
+        return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, cache: RowCache, kv_length: int) -> torch.Tensor:
+        """Feed tokens int64 `[n, q]` at positions `[n, q]` (negative: padding, on the left).
+
+        kv_length: at least one more than the largest position. Returns the logits after the last token, `[n, V]`.
+        """
+        mask = cache.at(positions, kv_length)
+        keep = {"logits_to_keep": 1} if self._last_only else {}
+        output = self.base(
+            input_ids=tokens,
+            position_ids=positions.clamp_min(0),
+            attention_mask=self._masks(mask, positions, kv_length),
+            past_key_values=cache,
+            use_cache=True,
+            **keep,
+        )
+        return output.logits[:, -1]
+
+    @contextmanager
+    def sampling(self) -> Iterator[None]:
+        """Eval mode, no gradients, and an attention that takes masks; everything as before afterwards.
+
+        Kernels that take no mask of their own shape (flash-attention and the like) are replaced by torch's
+        `scaled_dot_product_attention`, which picks a fused kernel itself.
+        """
+        training = self.model.training
+        implementation = self.config._attn_implementation
+        swapped = implementation not in ("sdpa", "eager")
+        if training:
+            self.model.eval()
+        if swapped:
+            self.config._attn_implementation = "sdpa"
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            if training:
+                self.model.train()
+            if swapped:
+                self.config._attn_implementation = implementation
+
+    def _masks(
+        self, mask: torch.Tensor, positions: torch.Tensor, kv_length: int
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        masks = {kind: self._mask(mask, positions, kv_length, window) for kind, window in self.windows.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _mask(self, mask: torch.Tensor, positions: torch.Tensor, kv_length: int, window: int | None) -> torch.Tensor:
+        if window is not None and window < kv_length:
+            keys = torch.arange(kv_length, device=mask.device)
+            mask = mask & (keys > positions.clamp_min(0)[..., None] - window)[:, None]
+        if self.config._attn_implementation == "eager":
+            dtype = self.base.dtype  # type: ignore[assignment]
+            least = torch.finfo(dtype).min  # type: ignore[arg-type]
+            return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, least)  # type: ignore[arg-type]
+        return mask

@@ -1,0 +1,71 @@
+"""From logits to tokens and their exact log-probs.
+
+The log-prob of a token is that of `softmax(logits / temperature)` over the whole vocabulary, in float32. This is what
+TRL's `GRPOTrainer` computes in its loss (it divides logits by the temperature), so on-policy ratios are exactly one.
+Truncation (top-k, top-p) changes which tokens are drawn, not the log-prob that is written down: the policy that is
+trained is the untruncated one. Greedy decoding writes down the log-prob at temperature 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep the whole vocabulary."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}; it must be 0 (all tokens) or more")
+
+
+def sample(
+    logits: torch.Tensor, settings: SamplingSettings, uniform: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token a row by inverting the cumulative distribution.
+
+    logits: `[n, V]`, any float dtype. uniform: float64 `[n]` in [0, 1); may be None when greedy.
+    Returns: tokens int64 `[n]` and log-probs float32 `[n]` (see the module's docstring).
+    """
+    logits = logits.float()
+    greedy = settings.temperature == 0
+    if not greedy and settings.temperature != 1:
+        logits = logits / settings.temperature
+    logprobs = logits.log_softmax(-1)
+    if greedy:
+        tokens = logits.argmax(-1)
+    else:
+        if uniform is None:
+            raise ValueError("sampling at a temperature above 0 needs uniform random numbers")
+        kept = _truncated(logprobs, settings)
+        # float64: float32 sums over a large vocabulary lose the tail.
+        cumulative = kept.exp().cumsum(-1, dtype=torch.float64)
+        target = uniform[:, None] * cumulative[:, -1:]
+        tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp_max(logits.shape[-1] - 1)
+    return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+
+
+def _truncated(logprobs: torch.Tensor, settings: SamplingSettings) -> torch.Tensor:
+    """Log-probs with everything outside top-k, then outside top-p of what is left, at -inf."""
+    vocabulary = logprobs.shape[-1]
+    if 0 < settings.top_k < vocabulary:
+        least = logprobs.topk(settings.top_k, -1).values[:, -1:]
+        logprobs = logprobs.masked_fill(logprobs < least, -torch.inf)
+    if settings.top_p < 1:
+        ordered, order = logprobs.sort(-1, descending=True)
+        probs = ordered.softmax(-1)
+        # A token stays while the mass before it is below top_p; so the most likely one always stays.
+        outside = probs.cumsum(-1) - probs >= settings.top_p
+        logprobs = logprobs.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+    return logprobs

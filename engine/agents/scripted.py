@@ -1,0 +1,94 @@
+"""An agent that says what a script tells it: for tests, for demonstrations, and for trying out an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ...envs.agent import AgentTurn, Message
+from ...envs.trajectory import TokenArrays
+from .chat import ChatBridge
+from .history import TokenHistory
+
+Script = Callable[[int, int, str | None], str] | Sequence[Sequence[str]]
+"""`script(row, turn, observation) -> text`, or `script[row][turn]` (rows and turns wrap around: `[["hello"]]` always
+says hello). The observation is None in the first turn."""
+
+
+class ScriptedAgent:
+    """An `Agent` (see `envs.agent`) that plays a script. Its log-probs are 0: it says what it says with certainty."""
+
+    def __init__(self, script: Script, tokenizer: PreTrainedTokenizerBase, *, max_trajectory_tokens: int | None = None):
+        self.script = script
+        self.tokenizer = tokenizer
+        self.chat = ChatBridge(tokenizer)
+        self.max_trajectory_tokens = max_trajectory_tokens
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[Message]],
+        num_rollouts: int = 1,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        seed: int | None = None,
+    ) -> ScriptedSession:
+        """Open a session; see `Agent.start`. The seed changes nothing."""
+        return ScriptedSession(self, [self.chat.prompt(m, tools) for m in prompts for _ in range(num_rollouts)])
+
+
+class ScriptedSession:
+    """See `AgentSession`. The text of a turn is tokenised once, when it is said."""
+
+    def __init__(self, agent: ScriptedAgent, rows: Sequence[Sequence[int]]):
+        self.agent = agent
+        self.history = TokenHistory(rows)
+        self._limit = agent.max_trajectory_tokens or 2**31
+        self._observation: list[str | None] = [None] * len(rows)
+        self._exhausted: set[int] = set()
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        """The next line of each row."""
+        return [self._act(row) for row in rows]
+
+    def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
+        """Append what the environment answered."""
+        chat = self.agent.chat
+        for row, observation in zip(rows, observations, strict=True):
+            self._observation[row] = observation
+            end = int(self.history.length[row])
+            bridge = chat.bridge(int(self.history.ids[row, end - 1]), observation)
+            if end + len(bridge) >= self._limit:
+                self._exhausted.add(row)
+            else:
+                self.history.append_observation(row, bridge)
+
+    def tokens(self, row: int) -> TokenArrays:
+        """Everything of this row so far."""
+        return self.history.arrays(row)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _act(self, row: int) -> AgentTurn:
+        start = int(self.history.length[row])
+        if row in self._exhausted or start >= self._limit:
+            return AgentTurn("", (start, start), "token_limit")
+        agent, turn = self.agent, int(self.history.turns[row])
+        if callable(agent.script):
+            text = agent.script(row, turn, self._observation[row])
+        else:
+            lines = agent.script[row % len(agent.script)]
+            text = lines[turn % len(lines)]
+        end = agent.chat.end_of_turn
+        tokens = agent.chat.encode(text) + ([end] if end is not None else [])
+        kept = tokens[: self._limit - start]
+        self.history.append_turn(
+            np.array([row]), np.array([kept]), np.zeros((1, len(kept)), np.float32), np.array([len(kept)])
+        )
+        span = (start, start + len(kept))
+        if len(kept) < len(tokens):
+            return AgentTurn(agent.chat.decode(kept), span, "token_limit")
+        return AgentTurn(text, span)

@@ -1,0 +1,241 @@
+"""A batch of conversations of one model under way: the `AgentSession` of `TransformersAgent`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from ...envs.agent import AgentTurn
+from ...envs.trajectory import TokenArrays
+from .chat import ChatBridge
+from .decoder import Decoder
+from .history import TokenHistory
+from .row_cache import RowCache
+from .sampling import sample
+
+if TYPE_CHECKING:
+    from .transformers_agent import AgentSettings
+
+COMPACT_BELOW = 0.75
+"""Rows that have finished their turn leave the batch once at most this share still writes."""
+
+CHECK_EVERY = 8
+"""Steps between looks at who has finished, on an accelerator, where a look waits for the device."""
+
+
+class TransformersSession:
+    """See `AgentSession`. Rows are prompt-major.
+
+    Rows that do not act with the others lose their place in the cache when it is rebuilt; should one act again, its
+    conversation is encoded anew.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        chat: ChatBridge,
+        settings: AgentSettings,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int,
+        seed: int,
+    ):
+        self.decoder = decoder
+        self.chat = chat
+        self.settings = settings
+        self.num_rollouts = num_rollouts
+        self.history = TokenHistory([p for p in prompts for _ in range(num_rollouts)])
+        rows = len(prompts) * num_rollouts
+        self._generator = torch.Generator().manual_seed(seed)
+        self._exhausted = np.zeros(rows, dtype=bool)
+        self._cache: RowCache | None = None
+        self._row_at = np.zeros(0, dtype=np.int64)
+        """Which row lies at each place of the cache."""
+        self._cached = np.zeros(rows, dtype=np.int64)
+        """How many tokens of each row the cache holds; 0 for a row without a place."""
+        self._stop_ids = torch.tensor(chat.stop_ids, device=decoder.device)
+        self._stop_strings = (
+            StopStringCriteria(chat.tokenizer, list(settings.stop_strings)) if settings.stop_strings else None
+        )
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        """Let these rows write their next turn, all together; one `AgentTurn` per row, in order.
+
+        A row without room for another token writes nothing and stops with `token_limit`.
+        """
+        asked = np.asarray(rows, dtype=np.int64)
+        limit = self.settings.max_trajectory_tokens
+        starts = self.history.length[asked]
+        self._exhausted[asked[starts >= limit]] = True
+        able = asked[~self._exhausted[asked]]
+        ended = np.zeros(len(self.history.length), dtype=bool)
+        if able.size:
+            with self.decoder.sampling():
+                ended[able] = self._write_turn(able)
+        turns = []
+        for row, start in zip(asked.tolist(), starts.tolist(), strict=True):
+            end = int(self.history.length[row])
+            full = end >= limit or end == start
+            reason = "stop" if ended[row] else "token_limit" if full else "turn_limit"
+            text = self.chat.decode(self.history.ids[row, start:end].tolist())
+            turns.append(AgentTurn(text, (start, end), reason))
+        return turns
+
+    def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
+        """Append what the environment answered, with what the chat template puts around it.
+
+        An observation that would leave no room for another token of the agent is left out, and the row is exhausted.
+        """
+        for row, observation in zip(rows, observations, strict=True):
+            if self._exhausted[row]:
+                continue
+            end = int(self.history.length[row])
+            bridge = self.chat.bridge(int(self.history.ids[row, end - 1]), observation)
+            if end + len(bridge) >= self.settings.max_trajectory_tokens:
+                self._exhausted[row] = True
+            else:
+                self.history.append_observation(row, bridge)
+
+    def tokens(self, row: int) -> TokenArrays:
+        """Everything of this row so far."""
+        return self.history.arrays(row)
+
+    def close(self) -> None:
+        """Free the KV cache."""
+        self._cache = None
+
+    def _write_turn(self, rows: np.ndarray) -> np.ndarray:
+        """Decode until all `rows` (int64 `[n]`) have ended their turn, append it, and say which ended it themselves.
+
+        All per-token work is on tensors: place p of the batch writes column `column[p]` of the outputs; places move
+        when finished rows leave the batch, columns do not.
+        """
+        device = self.decoder.device
+        room = np.minimum(
+            self.settings.max_turn_tokens, self.settings.max_trajectory_tokens - self.history.length[rows]
+        )
+        cache, order, logits = self._prepare(rows, int((self.history.length[rows] + room).max()))
+        lengths = self.history.length[order]
+        n, longest = len(order), int(lengths.max())
+        room = np.minimum(self.settings.max_turn_tokens, self.settings.max_trajectory_tokens - lengths)
+        steps = int(room.max())
+        uniform = self._uniform(order, steps)
+
+        limit = torch.as_tensor(room, device=device)
+        position = torch.as_tensor(lengths, device=device)
+        column = torch.arange(n, device=device)
+        alive = torch.ones(n, dtype=torch.bool, device=device)
+        tokens = torch.zeros(steps, n, dtype=torch.long, device=device)
+        logprobs = torch.zeros(steps, n, device=device)
+        counts = torch.zeros(n, dtype=torch.long, device=device)
+        ended = torch.zeros(n, dtype=torch.bool, device=device)
+        look = 1 if device.type == "cpu" else CHECK_EVERY
+
+        for step in range(steps):
+            noise = None if uniform is None else uniform[step, column]
+            token, logprob = sample(logits, self.settings.sampling, noise)
+            tokens[step, column] = token
+            logprobs[step, column] = logprob
+            counts[column] += alive
+            stop = torch.isin(token, self._stop_ids)
+            if self._stop_strings is not None:
+                stop |= self._stop_strings(tokens[: step + 1, column].T, None)  # type: ignore[arg-type]
+            stop &= alive
+            ended[column] |= stop
+            alive = alive & ~stop & (limit > step + 1)
+            if step + 1 == steps:
+                break
+            if step % look == look - 1:
+                living = int(alive.sum())
+                if living == 0:
+                    break
+                if living <= COMPACT_BELOW * alive.numel():
+                    kept = self._compact(cache, alive, living)
+                    column, token, position, limit, alive = (x[kept] for x in (column, token, position, limit, alive))
+            # A row that has ended stays where it is; what it writes there now, its next turn overwrites.
+            logits = self.decoder.forward(token[:, None], position[:, None], cache, longest + step + 1)
+            position = position + alive
+
+        self.history.append_turn(order, tokens.T.cpu().numpy(), logprobs.T.cpu().numpy(), counts.cpu().numpy())
+        # The last token of a turn has not been fed yet; it goes in together with the observation.
+        self._cached[order] = self.history.length[order] - 1
+        by_row = np.zeros(len(self.history.length), dtype=bool)
+        by_row[order] = ended.cpu().numpy()
+        return by_row[rows]
+
+    def _uniform(self, order: np.ndarray, steps: int) -> torch.Tensor | None:
+        """Random numbers of one turn, float64 `[steps, n]`: a row's do not depend on which other rows are alive."""
+        if self.settings.temperature == 0:
+            return None
+        shape = (len(self.history.length), self.settings.max_turn_tokens)
+        drawn = torch.rand(*shape, dtype=torch.float64, generator=self._generator)
+        return drawn[torch.as_tensor(order), :steps].T.contiguous().to(self.decoder.device)
+
+    # -- the cache: who lies where ---------------------------------------------------------------------------------
+
+    def _prepare(self, rows: np.ndarray, capacity: int) -> tuple[RowCache, np.ndarray, torch.Tensor]:
+        """Bring `rows` to the front of a cache with room for `capacity` tokens a row, and feed what it lacks.
+
+        Returns the cache, the rows in its order, and the logits after each row's last token, `[n, V]`.
+        """
+        if self._cache is None:
+            firsts, source = np.unique(rows // self.num_rollouts * self.num_rollouts, return_inverse=True)
+            cache = RowCache(self.decoder.num_layers, len(firsts), int(self.history.length[firsts].max()))
+            # All rollouts of a prompt begin alike: encode it once.
+            logits = self._feed(cache, firsts)
+            shared = torch.as_tensor(source, device=logits.device)
+            cache.keep(shared, capacity)
+            self._cache, self._row_at = cache, rows.copy()
+            self._cached[rows] = self.history.length[rows]
+            return cache, rows, logits[shared]
+        cache = self._cache
+        held = np.isin(rows, self._row_at)
+        if not held.all() or capacity > cache.capacity or 2 * len(rows) <= len(self._row_at):
+            self._rebuild(cache, rows, held, capacity)
+        else:
+            front = np.isin(self._row_at, rows)
+            self._swap(cache, front, len(rows))
+        order = self._row_at[: len(rows)].copy()
+        return cache, order, self._feed(cache, order)
+
+    def _rebuild(self, cache: RowCache, rows: np.ndarray, held: np.ndarray, capacity: int) -> None:
+        """A cache of these rows only. Rows that had no place get one and count as not cached at all."""
+        place = {int(row): i for i, row in enumerate(self._row_at)}
+        source = torch.tensor([place.get(int(row), 0) for row in rows])
+        cache.keep(source, capacity)
+        gone = np.setdiff1d(np.arange(len(self._cached)), rows[held])
+        self._cached[gone] = 0
+        self._row_at = rows.copy()
+
+    def _compact(self, cache: RowCache, alive: torch.Tensor, living: int) -> torch.Tensor:
+        """Bring the places that are alive to the front; returns the old place of each, int64 `[living]`."""
+        wanted = np.zeros(len(self._row_at), dtype=bool)
+        wanted[: alive.numel()] = alive.cpu().numpy()
+        holes, movers = self._swap(cache, wanted, living)
+        kept = torch.arange(living)
+        kept[holes] = movers
+        return kept.to(alive.device)
+
+    def _swap(self, cache: RowCache, wanted: np.ndarray, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Exchange unwanted places among the first `n` with the wanted ones behind them."""
+        holes, movers = np.nonzero(~wanted[:n])[0], np.nonzero(wanted[n:])[0] + n
+        self._row_at[holes], self._row_at[movers] = self._row_at[movers], self._row_at[holes]
+        first, second = torch.as_tensor(holes), torch.as_tensor(movers)
+        if len(holes):
+            cache.swap(first, second)
+        return first, second
+
+    def _feed(self, cache: RowCache, order: np.ndarray) -> torch.Tensor:
+        """Feed each row's tokens that the cache lacks, padded on the left; logits after the last, `[n, V]`."""
+        lengths, device = self.history.length[order], self.decoder.device
+        cached = np.minimum(self._cached[order], lengths - 1)
+        width = int((lengths - cached).max())
+        position = lengths[:, None] - width + np.arange(width)
+        position[position < cached[:, None]] = -1
+        tokens = np.take_along_axis(self.history.ids[order], position.clip(0), axis=1).astype(np.int64)
+        return self.decoder.forward(
+            torch.as_tensor(tokens, device=device), torch.as_tensor(position, device=device), cache, int(lengths.max())
+        )

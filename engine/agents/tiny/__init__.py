@@ -1,0 +1,1 @@
+"""The built-in tiny policy: how it is made (`build`), and its weights."""

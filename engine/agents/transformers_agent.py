@@ -1,0 +1,116 @@
+"""A transformers model as an agent: all live rollouts decode together, with one KV cache kept from turn to turn.
+
+A conversation is encoded once. Prompts are prefilled once a group and then shared out to its rollouts; an
+observation is fed as tokens when its row acts again (so that a row which has ended costs nothing more); rows that have
+finished their turn early leave the batch when enough of them have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ...envs.agent import AgentSession, Message
+from .chat import ChatBridge
+from .decoder import Decoder
+from .sampling import SamplingSettings
+from .session import TransformersSession
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """How the agent writes. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep the whole vocabulary.
+
+    A turn ends with the model's end-of-turn token, with one of `stop_strings`, after `max_turn_tokens` tokens, or when
+    the whole trajectory (prompt, turns and observations) has `max_trajectory_tokens` tokens.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_turn_tokens: int = 256
+    max_trajectory_tokens: int = 4096
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_turn_tokens < 1 or self.max_trajectory_tokens < 1:
+            raise ValueError("max_turn_tokens and max_trajectory_tokens must be at least 1")
+        _ = self.sampling  # its values are checked there
+
+    @property
+    def sampling(self) -> SamplingSettings:
+        """What concerns the choice of one token."""
+        return SamplingSettings(self.temperature, self.top_p, self.top_k)
+
+
+class TransformersAgent:
+    """An `Agent` (see `envs.agent`) that samples from a causal language model of `transformers`, with or without LoRA.
+
+    The model may be under training: sessions run in eval mode without gradients and leave the mode as it was. The
+    weights must not change while a session is open, since its cache belongs to them.
+    `template_kwargs` go to the chat template (`enable_thinking=False` for Qwen3, for example).
+    Raises `ChatTemplateError` or `UnsupportedModelError` for a tokenizer or model that cannot act.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        max_turn_tokens: int = 256,
+        max_trajectory_tokens: int = 4096,
+        stop_strings: Sequence[str] = (),
+        device: torch.device | str | None = None,
+        observation_role: str = "user",
+        template_kwargs: Mapping[str, Any] | None = None,
+    ):
+        if device is not None:
+            model.to(device)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.decoder = Decoder(model)
+        self.chat = ChatBridge(
+            tokenizer,
+            stop_ids=self.decoder.stop_ids,
+            observation_role=observation_role,
+            template_kwargs=template_kwargs,
+        )
+        self.config = AgentSettings(
+            temperature, top_p, top_k, max_turn_tokens, max_trajectory_tokens, tuple(stop_strings)
+        )
+
+    @contextmanager
+    def settings(self, **changes: Any) -> Iterator[TransformersAgent]:
+        """Other settings for the sessions started inside: `with agent.settings(temperature=0): ...`."""
+        before = self.config
+        self.config = dataclasses.replace(before, **changes)
+        try:
+            yield self
+        finally:
+            self.config = before
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[Message]],
+        num_rollouts: int = 1,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        seed: int | None = None,
+    ) -> AgentSession:
+        """Open a session; see `Agent.start`. Without a seed, one is drawn from torch's global generator.
+
+        `images` of messages are for policies that see; a text policy reads the messages' text only.
+        """
+        if seed is None:
+            seed = int(torch.randint(2**62, ()).item())
+        tokens = [self.chat.prompt(messages, tools) for messages in prompts]
+        return TransformersSession(self.decoder, self.chat, self.config, tokens, num_rollouts, seed)
