@@ -1,0 +1,345 @@
+"""Versioned snapshots of the served model, published atomically (`online_updates.md`, Task 4, Action 4).
+
+Writer, for version N, in this order:
+
+1. write the tensors to `ema_model_snapshot.v<N>.safetensors.tmp` and fsync it;
+2. write the manifest (size, checksum, keys, base model, parent version) to `ema_model_snapshot.v<N>.json.tmp`, fsync;
+3. rename the manifest, then the tensors, to their final names: a version exists from its tensors' name on, and then
+   its manifest is there already;
+4. fsync the folder;
+5. replace the pointer `latest_model_version.txt` by tmp + fsync + `os.replace` + fsync of the folder.
+
+Reader: read the pointer, take a shared lock on that file, check size and checksum against the manifest, map it. What
+fails the check is reported and the newest version that passes is served instead.
+
+Nothing is overwritten in place, versions only grow (also over restarts), and an old version is deleted only when an
+exclusive lock on it can be had, which no reader's hold allows. Locks are `flock`s: they go with the process that held
+them, however it died. `docs/ARCHITECTURE.md` says what each step protects from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from .durable import replace_synced, sync_folder, write_synced
+
+POINTER = "latest_model_version.txt"
+_NAME = re.compile(r"ema_model_snapshot\.v(\d+)\.safetensors")
+_MANIFEST = re.compile(r"ema_model_snapshot\.v(\d+)\.json")
+_LEFTOVER = re.compile(r"(ema_model_snapshot\.v\d+\.(safetensors|json)|latest_model_version\.txt)\.tmp")
+
+
+class SnapshotError(RuntimeError):
+    """A snapshot could not be written or none could be read; the message is for a person."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a snapshot holds and where it comes from. `size` in bytes; `checksum` is the file's SHA-256.
+
+    `update` is the number of the last update in it; `copy_of` is set when an older version was published again.
+    """
+
+    version: int
+    file: str
+    size: int
+    checksum: str
+    keys: tuple[str, ...]
+    base_model: str
+    parent_version: int
+    update: int = 0
+    copy_of: int | None = None
+    created: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """JSON, as stored beside the tensors."""
+        return json.dumps(asdict(self), indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Manifest:
+        """The inverse of `to_bytes`; ValueError when it is not a manifest."""
+        values = json.loads(data)
+        if not isinstance(values, dict):
+            raise ValueError("not a manifest")
+        known = {f.name for f in fields(cls)}
+        kept: dict[str, Any] = {k: v for k, v in values.items() if k in known}
+        try:
+            return cls(**{**kept, "keys": tuple(kept["keys"])})
+        except KeyError as error:
+            raise ValueError("the manifest names no keys") from error
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+
+def file_name(version: int) -> str:
+    """`ema_model_snapshot.v<N>.safetensors`."""
+    return f"ema_model_snapshot.v{version}.safetensors"
+
+
+def version_of(name: str) -> int | None:
+    """The version in a snapshot's file name, None for any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def published_versions(folder: Path) -> list[int]:
+    """Versions under their final names, oldest first; they may still be damaged."""
+    try:
+        return sorted(v for v in map(version_of, os.listdir(folder)) if v is not None)
+    except FileNotFoundError:
+        return []
+
+
+def pointed_version(folder: Path) -> int | None:
+    """The version that the pointer names; None when there is no pointer or it does not hold a snapshot's name."""
+    try:
+        with open(folder / POINTER, encoding="utf-8") as file:
+            return version_of(file.read(200).strip())
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+
+
+def _manifest_path(folder: Path, version: int) -> Path:
+    return folder / f"ema_model_snapshot.v{version}.json"
+
+
+class SnapshotWriter:
+    """Publishes versions into a folder. One writer a folder: a second one is refused while the first lives.
+
+    Raises SnapshotError when the folder cannot be used, or another process publishes into it.
+    """
+
+    def __init__(self, folder: Path, *, base_model: str, keep: int = 4) -> None:
+        self.folder = folder
+        self.base_model = base_model
+        self.keep = max(keep, 1)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(folder / ".writer.lock", "a")  # noqa: SIM115 - held for the writer's life
+        except OSError as error:
+            raise SnapshotError(f"The snapshot folder {folder} cannot be written: {error.strerror}.") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise SnapshotError(f"Another process already publishes snapshots into {folder}; stop it first.") from error
+        for name in os.listdir(folder):
+            manifest = _MANIFEST.fullmatch(name)
+            orphan = manifest is not None and not (folder / file_name(int(manifest[1]))).exists()
+            if orphan or _LEFTOVER.fullmatch(name):  # of a writer that was killed half-way
+                with contextlib.suppress(OSError):
+                    (folder / name).unlink()
+        self.version = max([pointed_version(folder) or 0, *published_versions(folder)])
+        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="snapshot-checksum")
+
+    def publish(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        update: int = 0,
+        copy_of: int | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> Manifest:
+        """Publish `tensors` as the next version and point to it.
+
+        Raises SnapshotError (disk full, folder read-only, …): then the pointer still names the version before.
+        """
+        version = self.version + 1
+        data = safetensors.torch.save(
+            {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, {"version": str(version)}
+        )
+        return self._publish(version, data, tuple(sorted(tensors)), update, copy_of, facts or {})
+
+    def publish_again(self, version: int, *, facts: Mapping[str, Any] | None = None) -> Manifest:
+        """Publish the content of an older version under a new number: how a bad version is taken back."""
+        with SnapshotReader(self.folder).open(version) as old:
+            return self.publish(old.tensors(), update=old.manifest.update, copy_of=version, facts=facts)
+
+    def _publish(
+        self, version: int, data: bytes, keys: tuple[str, ...], update: int, copy_of: int | None, facts: Mapping
+    ) -> Manifest:
+        final = self.folder / file_name(version)
+        manifest_final = _manifest_path(self.folder, version)
+        temporary, manifest_temporary = (p.with_name(p.name + ".tmp") for p in (final, manifest_final))
+        checksum = self._hasher.submit(lambda: hashlib.sha256(data).hexdigest())  # while the disk is busy
+        try:
+            write_synced(temporary, data)
+            manifest = Manifest(
+                version=version,
+                file=final.name,
+                size=len(data),
+                checksum=checksum.result(),
+                keys=keys,
+                base_model=self.base_model,
+                parent_version=self.version,
+                update=update,
+                copy_of=copy_of,
+                created=time.time(),
+                facts=facts,
+            )
+            write_synced(manifest_temporary, manifest.to_bytes())
+            os.rename(manifest_temporary, manifest_final)
+            os.rename(temporary, final)
+            sync_folder(self.folder)
+            self.version = version  # the number is used up, whatever happens to the pointer
+            replace_synced(self.folder / POINTER, final.name.encode())
+        except OSError as error:
+            checksum.cancel()
+            for path in (temporary, manifest_temporary):
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+            raise SnapshotError(
+                f"Version {version} could not be published into {self.folder}: {error.strerror or error}. "
+                f"Version {pointed_version(self.folder)} stays the served one."
+            ) from error
+        return manifest
+
+    def prune(self, protect: Iterable[int] = ()) -> list[int]:
+        """Delete all but the newest `keep` versions, except `protect`, the pointed-at one and those a reader holds.
+
+        Returns the versions that went.
+        """
+        kept = {*protect, pointed_version(self.folder)}
+        gone = []
+        for version in published_versions(self.folder)[: -self.keep]:
+            if version not in kept and self._delete_unheld(version):
+                gone.append(version)
+        return gone
+
+    def _delete_unheld(self, version: int) -> bool:
+        path = self.folder / file_name(version)
+        try:
+            with open(path, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                _manifest_path(self.folder, version).unlink(missing_ok=True)
+            return True
+        except OSError:  # held, or already gone
+            return False
+
+    def close(self) -> None:
+        """Let another writer have the folder."""
+        self._hasher.shutdown()
+        self._lock.close()
+
+
+class Snapshot:
+    """One checked version, held so that no writer deletes it until `close` (or the end of the `with` block)."""
+
+    def __init__(self, path: Path, manifest: Manifest, hold: Any) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._hold = hold
+
+    @property
+    def version(self) -> int:
+        """Its version number."""
+        return self.manifest.version
+
+    def tensors(self, device: str = "cpu") -> dict[str, Tensor]:
+        """All tensors, by name, copied out of the mapped file."""
+        with safetensors.safe_open(self.path, framework="pt", device=device) as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dictionary
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._hold.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+class SnapshotReader:
+    """Finds the newest good version. `on_problem` gets one sentence for each damaged thing met, once."""
+
+    def __init__(self, folder: Path, on_problem: Callable[[str], None] | None = None) -> None:
+        self.folder = folder
+        self._on_problem = on_problem
+        self._reported: set[str] = set()
+        self._damaged: set[tuple[int, int, int]] = set()  # not hashed again at every poll
+
+    def newer_than(self, version: int) -> Snapshot | None:
+        """The newest good version above `version`, held; None when there is none. Never goes back."""
+        pointed = self._pointed()
+        candidates = [v for v in reversed(published_versions(self.folder)) if v > version]
+        if pointed is not None:  # the pointer is the truth; what lies beyond it is not published yet
+            candidates = [v for v in candidates if v <= pointed]
+            if pointed > version and pointed not in candidates:
+                self._report(f"Snapshot {file_name(pointed)}, to which the pointer points, is missing")
+        for candidate in candidates:
+            try:
+                identity = self._identity(candidate)
+                if identity in self._damaged:
+                    continue
+                try:
+                    return self.open(candidate)
+                except SnapshotError as error:
+                    self._damaged.add(identity)
+                    self._report(str(error).rstrip("."))
+            except FileNotFoundError:  # pruned between listing and opening
+                continue
+            except OSError as error:
+                self._report(f"Snapshot {file_name(candidate)} cannot be read: {error.strerror}")
+        return None
+
+    def _identity(self, version: int) -> tuple[int, int, int]:
+        status = os.stat(self.folder / file_name(version))
+        return version, status.st_mtime_ns, status.st_size
+
+    def open(self, version: int) -> Snapshot:
+        """That version, checked and held. Raises SnapshotError when damaged, FileNotFoundError when it is not there."""
+        path = self.folder / file_name(version)
+        hold = open(path, "rb")  # noqa: SIM115 - kept open: the lock lives as long as the file
+        try:
+            fcntl.flock(hold, fcntl.LOCK_SH)
+            if not os.path.exists(path) or not os.path.samestat(os.stat(path), os.fstat(hold.fileno())):
+                raise FileNotFoundError(path)  # deleted between open and lock
+            manifest = self._checked(path, version, hold)
+        except BaseException:
+            hold.close()
+            raise
+        return Snapshot(path, manifest, hold)
+
+    def _checked(self, path: Path, version: int, file: Any) -> Manifest:
+        try:
+            manifest = Manifest.from_bytes(_manifest_path(self.folder, version).read_bytes())
+        except (OSError, ValueError) as error:
+            raise SnapshotError(f"Snapshot {path.name} has no readable manifest.") from error
+        size = os.fstat(file.fileno()).st_size
+        if manifest.version != version or manifest.file != path.name or manifest.size != size:
+            raise SnapshotError(f"Snapshot {path.name} has {size} bytes, its manifest says {manifest.size}.")
+        if hashlib.file_digest(file, "sha256").hexdigest() != manifest.checksum:
+            raise SnapshotError(f"Snapshot {path.name} does not match its checksum.")
+        return manifest
+
+    def _pointed(self) -> int | None:
+        pointed = pointed_version(self.folder)
+        path = self.folder / POINTER
+        if pointed is None and path.exists():
+            self._report(f"The pointer {path} does not name a snapshot")
+        return pointed
+
+    def _report(self, message: str) -> None:
+        if self._on_problem is not None and message not in self._reported:
+            self._reported.add(message)
+            self._on_problem(f"{message}; serving goes on with the newest version that is whole.")

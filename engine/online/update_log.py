@@ -1,0 +1,118 @@
+"""`update_audit.log` and `update_contribution.jsonl`: append-only, each update once, whatever happens to the worker.
+
+Both files are written from the queue's journal, which the worker commits together with its updates. Every line carries
+its journal number, so that after a crash a half-written last line is cut off and what is missing is appended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .update_queue import JournalRow
+
+AUDIT = "update_audit.log"
+CONTRIBUTION = "update_contribution.jsonl"
+
+_AUDIT_NUMBER = re.compile(rb"#(\d+) ")
+_TAIL_BYTES = 1 << 20
+
+
+class UpdateLogs:
+    """The two logs of a run. `append` raises OSError when they cannot be written; nothing is lost then, because
+    the next `append` of the same rows, or `reconcile` at the next start, goes on from the last whole line."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.audit = run_dir / AUDIT
+        self.contribution = run_dir / CONTRIBUTION
+
+    def last(self) -> int:
+        """The journal number up to which both logs are complete."""
+        return min(_last_number(self.audit, _audit_number), _last_number(self.contribution, _contribution_number))
+
+    def append(self, rows: Sequence[JournalRow]) -> None:
+        """Append the lines of `rows` that are not there yet, and wait until they are on the disk."""
+        _append(self.audit, rows, _audit_number, audit_line)
+        _append(self.contribution, rows, _contribution_number, contribution_line)
+
+
+def audit_line(row: JournalRow) -> str:
+    """One line for a person: number, time, what happened, and its facts as `key=value`."""
+    values = row.row
+    when = datetime.fromtimestamp(float(values.get("time", 0.0)), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    facts = " ".join(
+        f"{k}={_short(v)}"
+        for k, v in values.items()
+        if k not in ("kind", "time", "message") and not isinstance(v, (list, tuple, dict)) and v is not None
+    )
+    message = f" {_short(values['message'])}" if values.get("message") else ""
+    return f"{when} #{row.n} {values.get('kind', '?')} {facts}{message}"
+
+
+def contribution_line(row: JournalRow) -> str:
+    """One JSON object: everything that was measured about an update (or why there was none)."""
+    return json.dumps({"n": row.n, **row.row})
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return text if re.fullmatch(r"[^\s\"\\=]+", text) and text.isprintable() else json.dumps(text)
+
+
+def _audit_number(line: bytes) -> int | None:
+    match = _AUDIT_NUMBER.search(line)
+    return int(match[1]) if match else None
+
+
+def _contribution_number(line: bytes) -> int | None:
+    try:
+        values: Mapping[str, Any] = json.loads(line)
+        return int(values["n"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _whole_lines(path: Path) -> tuple[int, bytes]:
+    """The length of the file up to the end of its last whole line, and the last lines before that."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = max(0, size - _TAIL_BYTES)
+            file.seek(start)
+            tail = file.read()
+    except FileNotFoundError:
+        return 0, b""
+    end = tail.rfind(b"\n") + 1
+    return start + end, tail[:end]
+
+
+def _last_number(path: Path, number: Callable[[bytes], int | None]) -> int:
+    for line in reversed(_whole_lines(path)[1].splitlines()):
+        n = number(line)
+        if n is not None:
+            return n
+    return 0
+
+
+def _append(
+    path: Path, rows: Sequence[JournalRow], number: Callable[[bytes], int | None], line: Callable[[JournalRow], str]
+) -> None:
+    last = _last_number(path, number)
+    text = "".join(line(row) + "\n" for row in rows if row.n > last)
+    if not text:
+        return
+    with open(path, "ab") as file:
+        whole = _whole_lines(path)[0]
+        if file.tell() > whole:  # a line that a crash or a full disk cut short
+            file.truncate(whole)
+            file.seek(0, os.SEEK_END)
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,254 @@
+"""The durable queue between the inference engine and the update worker: one SQLite file, embedded.
+
+A task is *queued* by the engine, *taken* by the worker, and *settled* once: `applied`, `stale` (answered by a policy
+too many versions ago), `refused` (it would do harm; kept aside, not retried) or `dropped` (the queue was full).
+
+Delivery is at least once: a task that was taken by a worker that died is queued again at the next start. Its effect
+is exactly once, because `settle` commits in one transaction which tasks are applied, the name of the state file (model,
+EMA, optimiser, beta) that contains exactly those updates, and the journal rows that the logs are made from. A worker
+killed before the commit comes back to the state file and to the tasks from before; one killed after it, to both after.
+
+When the queue is full the oldest waiting task goes: the freshest experience is the one nearest to the current policy.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Outcome = Literal["applied", "stale", "refused", "dropped"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS tasks (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    policy_version INTEGER NOT NULL,
+    created REAL NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    state TEXT NOT NULL DEFAULT 'queued',
+    reason TEXT NOT NULL DEFAULT '',
+    payload BLOB
+);
+CREATE INDEX IF NOT EXISTS tasks_waiting ON tasks (seq) WHERE state = 'queued';
+CREATE TABLE IF NOT EXISTS journal (n INTEGER PRIMARY KEY AUTOINCREMENT, row TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+REFUSED_KEPT = 64
+"""Refused tasks whose content is kept for looking at."""
+
+
+class QueueError(RuntimeError):
+    """The queue's file cannot be used; the message is for a person."""
+
+
+@dataclass(frozen=True)
+class QueuedTask:
+    """A task as it comes out of the queue. `attempts` counts how often it was taken, this time included."""
+
+    seq: int
+    id: str
+    policy_version: int
+    attempts: int
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What became of one task, and why if it was not applied."""
+
+    id: str
+    outcome: Outcome
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class JournalRow:
+    """One thing that the worker did; `n` grows by at least one a row and is never used twice."""
+
+    n: int
+    row: Mapping[str, Any]
+
+
+class UpdateQueue:
+    """One process's connection to the queue. Methods may be called from any thread of it.
+
+    Raises QueueError when the file cannot be opened or, later, read or written (full disk, damage).
+    """
+
+    def __init__(self, path: Path, *, limit: int = 512) -> None:
+        self.path = path
+        self.limit = limit
+        self._thread_lock = threading.RLock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+            with self._speaking_plainly():
+                self._db.execute("PRAGMA journal_mode = WAL")
+                self._db.execute("PRAGMA synchronous = FULL")  # a settled update must survive a power cut
+                self._db.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise QueueError(f"The update queue {path} cannot be opened: {error}.") from error
+
+    # ------------------------------------------------------------------------------------------- the engine's side
+
+    def put(self, task_id: str, payload: bytes, policy_version: int) -> list[str] | None:
+        """Add a task. Returns the ids of older tasks that had to make room; None if this id was queued before."""
+        with self._transaction() as db:
+            cursor = db.execute(
+                "INSERT OR IGNORE INTO tasks (id, policy_version, created, payload) VALUES (?, ?, ?, ?)",
+                (task_id, policy_version, time.time(), payload),
+            )
+            if cursor.rowcount == 0:
+                return None
+            excess = self._count(db, "queued") - self.limit
+            if excess <= 0:
+                return []
+            rows = db.execute("SELECT id FROM tasks WHERE state = 'queued' ORDER BY seq LIMIT ?", (excess,)).fetchall()
+            dropped = [row[0] for row in rows]
+            self._settle(db, [Settled(i, "dropped", f"the queue was full ({self.limit} tasks)") for i in dropped])
+            return dropped
+
+    # ------------------------------------------------------------------------------------------- the worker's side
+
+    def recover(self) -> int:
+        """Queue again what a worker that died had taken; returns how many. Only the one live worker may call this."""
+        with self._transaction() as db:
+            return db.execute("UPDATE tasks SET state = 'queued' WHERE state = 'taken'").rowcount
+
+    def take(self) -> QueuedTask | None:
+        """The oldest waiting task, now taken; None when there is none."""
+        with self._transaction() as db:
+            row = db.execute(
+                "SELECT seq, id, policy_version, attempts + 1, payload FROM tasks WHERE state = 'queued' "
+                "ORDER BY seq LIMIT 1"
+            ).fetchone()
+            if row is None:
+                return None
+            db.execute("UPDATE tasks SET state = 'taken', attempts = attempts + 1 WHERE seq = ?", (row[0],))
+            return QueuedTask(*row)
+
+    def settle(
+        self,
+        settled: Sequence[Settled],
+        journal: Iterable[Mapping[str, Any]] = (),
+        meta: Mapping[str, Any] | None = None,
+    ) -> list[JournalRow]:
+        """Commit what was done, all or nothing: outcomes, journal rows and facts. Returns the rows, numbered.
+
+        A task that is settled already is left as it is; QueueError then, and nothing is committed.
+        """
+        with self._transaction() as db:
+            if self._settle(db, settled) != len(settled):
+                raise QueueError(f"A task in {[s.id for s in settled]} was settled before; nothing was committed.")
+            rows = []
+            for row in journal:
+                cursor = db.execute("INSERT INTO journal (row) VALUES (?)", (json.dumps(row),))
+                rows.append(JournalRow(int(cursor.lastrowid or 0), row))
+            self._set(db, meta or {})
+            db.execute(
+                "UPDATE tasks SET payload = NULL WHERE state = 'refused' AND payload IS NOT NULL AND seq NOT IN "
+                "(SELECT seq FROM tasks WHERE state = 'refused' ORDER BY seq DESC LIMIT ?)",
+                (REFUSED_KEPT,),
+            )
+            return rows
+
+    def prune_journal(self, through: int) -> None:
+        """Forget journal rows up to and including number `through`: they are in the logs and in the record."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM journal WHERE n <= ?", (through,))
+
+    # ----------------------------------------------------------------------------------------------- for everybody
+
+    def journal(self, after: int = 0, limit: int = 1000) -> list[JournalRow]:
+        """Rows above number `after`, oldest first."""
+        with self._speaking_plainly():
+            rows = self._db.execute("SELECT n, row FROM journal WHERE n > ? ORDER BY n LIMIT ?", (after, limit))
+            return [JournalRow(n, json.loads(row)) for n, row in rows.fetchall()]
+
+    def depth(self) -> int:
+        """Tasks that wait or are being worked on."""
+        with self._speaking_plainly():
+            return self._count(self._db, "queued") + self._count(self._db, "taken")
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks are in each state."""
+        with self._speaking_plainly():
+            return dict(self._db.execute("SELECT state, count(*) FROM tasks GROUP BY state").fetchall())
+
+    def tasks(self, state: str) -> list[tuple[str, str]]:
+        """Ids and reasons of the tasks in a state, in the order of arrival."""
+        with self._speaking_plainly():
+            return self._db.execute("SELECT id, reason FROM tasks WHERE state = ? ORDER BY seq", (state,)).fetchall()
+
+    def payload(self, task_id: str) -> bytes | None:
+        """A task's bytes, while they are kept."""
+        with self._speaking_plainly():
+            row = self._db.execute("SELECT payload FROM tasks WHERE id = ?", (task_id,)).fetchone()
+            return row[0] if row else None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A fact stored by `set` or `settle`."""
+        with self._speaking_plainly():
+            row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+            return default if row is None else json.loads(row[0])
+
+    def set(self, **meta: Any) -> None:
+        """Store facts (JSON values), durably."""
+        with self._transaction() as db:
+            self._set(db, meta)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._db.close()
+
+    # ------------------------------------------------------------------------------------------------------ inside
+
+    @staticmethod
+    def _count(db: sqlite3.Connection, state: str) -> int:
+        return db.execute("SELECT count(*) FROM tasks WHERE state = ?", (state,)).fetchone()[0]
+
+    @staticmethod
+    def _set(db: sqlite3.Connection, meta: Mapping[str, Any]) -> None:
+        db.executemany(
+            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            [(key, json.dumps(value)) for key, value in meta.items()],
+        )
+
+    @staticmethod
+    def _settle(db: sqlite3.Connection, settled: Sequence[Settled]) -> int:
+        changed = 0
+        for s in settled:
+            changed += db.execute(
+                "UPDATE tasks SET state = ?1, reason = ?2, payload = CASE ?1 WHEN 'refused' THEN payload END "
+                "WHERE id = ?3 AND state IN ('queued', 'taken')",
+                (s.outcome, s.reason, s.id),
+            ).rowcount
+        return changed
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._speaking_plainly():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _speaking_plainly(self) -> Iterator[None]:
+        with self._thread_lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise QueueError(f"The update queue {self.path} cannot be used: {error}.") from error
