@@ -1,0 +1,30 @@
+"""The commands' way into the terminal app."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..engine.runs.types import RunInfo
+from .cli_common import say
+
+
+def open_list(runs_dir: Path | None) -> None:
+    """The list of runs."""
+    from ..engine.runs.paths import runs_dir as resolve
+    from .app import run_app
+
+    run_app(resolve(runs_dir))
+
+
+def open_run(runs_dir: Path, run: RunInfo, view: str, trajectory: str | None = None) -> None:
+    """The app on one run: `live` or `inspect`. Leaving it leaves the run going, and says how to come back."""
+    from ..engine.launch import find_run
+    from .app import run_app
+    from .cli_follow import ACTIVE
+
+    run_app(runs_dir, Path(run.path), view, trajectory)
+    after = find_run(runs_dir, run.id)
+    if after.status in ACTIVE:
+        total = f"/{after.total_steps}" if after.total_steps else ""
+        say(f"run {run.id} goes on ({after.status}, step {after.step}{total})")
+        say(f"look again: grpo-tui inspect {run.id} · save and stop: grpo-tui stop {run.id}")
