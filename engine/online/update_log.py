@@ -25,20 +25,20 @@ _TAIL_BYTES = 1 << 20
 
 class UpdateLogs:
     """The two logs of a run. `append` raises OSError when they cannot be written; nothing is lost then, because
-    the next `append` of the same rows, or `reconcile` at the next start, goes on from the last whole line."""
+    appending the same rows again, in this process or after a restart, goes on from the last whole line."""
 
     def __init__(self, run_dir: Path) -> None:
         self.audit = run_dir / AUDIT
         self.contribution = run_dir / CONTRIBUTION
 
-    def last(self) -> int:
-        """The journal number up to which both logs are complete."""
-        return min(_last_number(self.audit, _audit_number), _last_number(self.contribution, _contribution_number))
-
     def append(self, rows: Sequence[JournalRow]) -> None:
-        """Append the lines of `rows` that are not there yet, and wait until they are on the disk."""
+        """Append the lines of `rows` that are not there yet, and wait until they are on the disk.
+
+        The audit log gets every row, the contribution log those of updates.
+        """
+        updates = [row for row in rows if row.row.get("kind") == "update"]
         _append(self.audit, rows, _audit_number, audit_line)
-        _append(self.contribution, rows, _contribution_number, contribution_line)
+        _append(self.contribution, updates, _contribution_number, contribution_line)
 
 
 def audit_line(row: JournalRow) -> str:
@@ -55,7 +55,7 @@ def audit_line(row: JournalRow) -> str:
 
 
 def contribution_line(row: JournalRow) -> str:
-    """One JSON object: everything that was measured about an update (or why there was none)."""
+    """One JSON object: everything that was measured about an update."""
     return json.dumps({"n": row.n, **row.row})
 
 

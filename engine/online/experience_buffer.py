@@ -1,0 +1,121 @@
+"""Earlier experiences by embedding: those most like a new one lend it their answer in the vote.
+
+The embedding is of what was asked and observed (the tokens that the agent did not write), so that "alike" means an
+alike question with alike observations, not an alike phrasing of the answer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .voting import Neighbour
+
+
+@dataclass(frozen=True)
+class Match:
+    """A stored experience and its cosine similarity to the asked one."""
+
+    id: str
+    answer: str
+    similarity: float
+
+
+class ExperienceBuffer:
+    """A ring of `capacity` unit vectors with answers; exact search, since one product of [N, D] is soon done.
+
+    Kept in one float32 array that grows to [capacity, D]: 4096 × 896 are 14 MiB.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._vectors = np.zeros((0, 0), np.float32)
+        self._ids: list[str] = []
+        self._answers: list[str] = []
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add(self, id: str, embedding: np.ndarray, answer: str) -> None:
+        """Store an experience with its ensembled answer; the oldest goes when full. Zero and NaN are left out."""
+        unit = _unit(embedding)
+        if unit is None or self.capacity < 1:
+            return
+        with self._lock:
+            if self._vectors.shape[1] != unit.shape[0]:
+                self._vectors = np.zeros((0, unit.shape[0]), np.float32)
+                self._ids, self._answers, self._next = [], [], 0
+            if len(self._ids) < self.capacity:
+                if len(self._ids) == len(self._vectors):
+                    room = min(max(64, 2 * len(self._ids)), self.capacity)
+                    grown = np.zeros((room, unit.shape[0]), np.float32)
+                    grown[: len(self._ids)] = self._vectors[: len(self._ids)]
+                    self._vectors = grown
+                self._vectors[len(self._ids)] = unit
+                self._ids.append(id)
+                self._answers.append(answer)
+            else:
+                self._vectors[self._next] = unit
+                self._ids[self._next], self._answers[self._next] = id, answer
+                self._next = (self._next + 1) % self.capacity
+
+    def nearest(self, embedding: np.ndarray, k: int, min_similarity: float = -1.0) -> list[Match]:
+        """The k most similar experiences with cosine ≥ `min_similarity`, most similar first."""
+        unit = _unit(embedding)
+        with self._lock:
+            n = len(self._ids)
+            if unit is None or n == 0 or k < 1 or self._vectors.shape[1] != unit.shape[0]:
+                return []
+            similarity = self._vectors[:n] @ unit
+            k = min(k, n)
+            best = np.argpartition(-similarity, k - 1)[:k]
+            best = best[np.argsort(-similarity[best], kind="stable")]
+            return [
+                Match(self._ids[i], self._answers[i], float(similarity[i]))
+                for i in best
+                if similarity[i] >= min_similarity
+            ]
+
+    def neighbours(self, embedding: np.ndarray, k: int, min_similarity: float, weight: float) -> list[Neighbour]:
+        """The same as voters: each has `weight` · similarity of a candidate's vote."""
+        return [
+            Neighbour(m.answer, weight * max(m.similarity, 0.0), m.id)
+            for m in self.nearest(embedding, k, min_similarity)
+        ]
+
+    def save(self, path: Path) -> None:
+        """Write everything to an `.npz` file, whole or not at all."""
+        temporary = path.with_name(path.name + ".tmp")
+        with self._lock, open(temporary, "wb") as file:
+            n = len(self._ids)
+            np.savez_compressed(
+                file,
+                vectors=self._vectors[:n],
+                ids=np.array(self._ids, dtype=np.str_),
+                answers=np.array(self._answers, dtype=np.str_),
+                next=np.array(self._next),
+            )
+        os.replace(temporary, path)
+
+    def load(self, path: Path) -> None:
+        """Read what `save` wrote. Raises ValueError or OSError for a file that is not one of these."""
+        with np.load(path, allow_pickle=False) as data:
+            vectors, ids, answers = data["vectors"], data["ids"], data["answers"]
+            oldest = int(data["next"])
+            if not vectors.ndim == 2 or not len(vectors) == len(ids) == len(answers):
+                raise ValueError(f"{path} is not an experience buffer")
+        order = np.roll(np.arange(len(ids)), -oldest)[-self.capacity :] if len(ids) else np.arange(0)
+        for i in order:
+            self.add(str(ids[i]), vectors[i], str(answers[i]))
+
+
+def _unit(embedding: np.ndarray) -> np.ndarray | None:
+    vector = np.asarray(embedding, np.float32).reshape(-1)
+    norm = float(np.linalg.norm(vector))
+    return vector / norm if np.isfinite(norm) and norm > 0 else None
