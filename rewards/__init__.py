@@ -1,1 +1,55 @@
-"""Reward components, penalties as data, running normalisation, and the orchestrator that adds them up."""
+"""Reward components, penalties as data, running normalisation, and the orchestrator that adds them up.
+
+`breakdown`, `penalties`, `moments`, `metrics` and `diagnosis` are plain data and plain Python, for viewers too; what
+needs torch (the orchestrator and its components) is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
+
+if TYPE_CHECKING:
+    from .coherence import TrajectoryCoherenceAnalyzer
+    from .curiosity import CuriosityDrivenRewardModule
+    from .dynamics import DynamicsModel
+    from .embedding import HashedEmbedder, pool_step_embeddings
+    from .orchestrator import RewardError, RewardOrchestrator
+    from .penalties import PenaltyRule
+    from .result import RewardResult
+
+_HEAVY = {
+    "CuriosityDrivenRewardModule": "curiosity",
+    "DynamicsModel": "dynamics",
+    "HashedEmbedder": "embedding",
+    "PenaltyRule": "penalties",
+    "RewardError": "orchestrator",
+    "RewardOrchestrator": "orchestrator",
+    "RewardResult": "result",
+    "TrajectoryCoherenceAnalyzer": "coherence",
+    "pool_step_embeddings": "embedding",
+}
+
+__all__ = [
+    "ComponentValue",
+    "CuriosityDrivenRewardModule",
+    "DynamicsModel",
+    "HashedEmbedder",
+    "Penalty",
+    "PenaltyRule",
+    "RewardBreakdown",
+    "RewardError",
+    "RewardOrchestrator",
+    "RewardResult",
+    "StepReward",
+    "TrajectoryCoherenceAnalyzer",
+    "pool_step_embeddings",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HEAVY:
+        return getattr(importlib.import_module(f".{_HEAVY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,15 +2,233 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
 
 from .base import Section
+
+COMPONENTS = ("task", "environment", "curiosity", "coherence", "penalty")
+"""All components of the reward, in the order in which they are added up and shown."""
+
+EMBEDDERS = ("reference", "hashed", "none")
+
+Normalization = Literal["zscore", "scale_only", "group", "none"]
+"""How one component is normalised; docs/ARCHITECTURE.md, "Rewards", says when to use which."""
+
+_CLASS_PATH = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[^:]+\.py:[A-Za-z_]\w*)")
+
+
+class NormalizationConfig(Section):
+    """Per component: `zscore` (running mean and std), `scale_only` (running std, no centring), `group` (within each
+    prompt's group: GDPO, arXiv 2601.05242) or `none`."""
+
+    task: Normalization = "none"
+    environment: Normalization = "none"
+    curiosity: Normalization = "zscore"
+    coherence: Normalization = "zscore"
+    penalty: Normalization = "none"
+    epsilon: float = Field(default=1e-4, gt=0)
+    """Added to the std before dividing."""
+    std_floor: float = Field(default=1e-3, gt=0)
+    """Smallest std that is divided by: a nearly constant component is not blown up into noise."""
+    clip: float = Field(default=10.0, gt=0)
+    """Largest absolute value after `zscore` and `scale_only`, so that one outlier cannot rule a batch."""
+    min_count: int = Field(default=32, ge=2)
+    """Until a component has been seen this often, the batch being scored counts into its own statistics."""
+
+
+class CuriosityConfig(Section):
+    """The prediction error of the dynamics model (`offline_rl.md`, Task 2)."""
+
+    mode: Literal["error", "progress"] = "error"
+    """`error` rewards what the model cannot predict (noise too, for ever); `progress` rewards what it is learning."""
+    hidden: int = Field(default=256, ge=64)
+    """Width of the dynamics model's hidden layer."""
+    lora_rank: int = Field(default=8, ge=1)
+    """Lowered where needed, so that at most a tenth of the dynamics model's parameters train."""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    train_batch_size: int = Field(default=256, ge=1)
+    """Most transitions of a batch that one training step of the dynamics model uses."""
+    train_steps: int = Field(default=1, ge=0)
+    """Training steps of the dynamics model after each scored batch."""
+    cache_size: int = Field(default=4096, ge=0)
+    """Predictions that the LRU cache keeps; 0 keeps none."""
+    progress_decay: float = Field(default=0.98, gt=0, lt=1)
+    """`progress` compares with an exponential average of the adapters, with this decay per training step."""
+
+
+class CoherenceConfig(Section):
+    """Similarity of consecutive steps, and the cost of repeating oneself (`offline_rl.md`, Task 3)."""
+
+    similarity: bool = True
+    """Off: only repetition counts, and no embeddings are needed."""
+    window: int = Field(default=3, ge=0)
+    """How many steps back an identical action counts as repeated; 0: the whole episode."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+
+
+class PenaltyAmounts(Section):
+    """What each rule costs, before `w_penalty`: a negative number, or 0 to switch the rule off."""
+
+    wrong_modality: float = -0.2
+    missing_prerequisite: float = -0.1
+    invalid_argument: float = -0.1
+    unknown_tool: float = -0.1
+    unparsable_call: float = -0.1
+    repeated_call: float = -0.05
+    no_final_answer: float = -0.1
+
+    @field_validator("*")
+    @classmethod
+    def _not_positive(cls, value: float) -> float:
+        if value > 0:
+            raise ValueError(f"{value:g} would be a bonus; a penalty is negative, or 0 to switch it off: -{value:g}")
+        return value
+
+
+class PenaltyRuleConfig(Section):
+    """A rule of the user's own."""
+
+    class_path: str
+    """`package.module.Class`, or `path/to/file.py:Class`: a subclass of `grpo_tui.rewards.penalties.PenaltyRule`."""
+    amount: float | None = None
+    """What it costs; null: the class's own `amount`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments of the class."""
+
+    @field_validator("class_path")
+    @classmethod
+    def _is_class_path(cls, value: str) -> str:
+        return _class_path(value)
+
+    @field_validator("amount")
+    @classmethod
+    def _not_positive(cls, value: float | None) -> float | None:
+        if value is not None and value > 0:
+            raise ValueError(f"{value:g} would be a bonus; a penalty is negative, or 0 to switch it off: -{value:g}")
+        return value
+
+
+class DiagnosisConfig(Section):
+    """Thresholds of the detectors that watch the recorded batches."""
+
+    window: int = Field(default=20, ge=2)
+    """Steps over which trends are judged."""
+    advantage_share: float = Field(default=0.5, gt=0, le=1)
+    """A component other than the task that makes more than this share of the advantage's variance is reported."""
+    reward_rise: float = Field(default=0.5, gt=0)
+    """Rise of the mean reward over the window, in stds of the reward, that calls for a rise in success too."""
+    success_rise: float = Field(default=0.01, ge=0)
+    """Rise of task success over the window below which success counts as not rising."""
+    action_share: float = Field(default=0.9, gt=0, le=1)
+    """One action that makes more than this share of all actions is a collapse."""
+    entropy_fall: float = Field(default=0.2, gt=0, lt=1)
+    """Policy entropy below this fraction of its highest value in the window is a collapse."""
+    length_fall: float = Field(default=0.5, gt=0, lt=1)
+    """Tokens per trajectory below this fraction of their highest value in the window are a collapse."""
+    no_variance_share: float = Field(default=0.6, gt=0, le=1)
+    """Share of groups whose rollouts all got one reward, above which (and rising) it is reported."""
+    evidence: int = Field(default=5, ge=1)
+    """Most trajectories that a finding names."""
 
 
 class RewardsConfig(Section):
     """Weights and settings of the reward components (`offline_rl.md`, Tasks 2 to 4)."""
 
+    components: list[str] = Field(default_factory=lambda: list(COMPONENTS))
+    """Which components are on. Weights of the others are 0."""
     w_task: float = Field(default=1.0, ge=0)
+    w_environment: float = Field(default=0.0, ge=0)
+    """Weight of the environment's own rewards per step. At 0 they count only where a task has no known answer: then
+    their sum is the task reward."""
     w_curiosity: float = Field(default=0.1, ge=0)
     w_coherence: float = Field(default=0.1, ge=0)
     w_penalty: float = Field(default=1.0, ge=0)
+    embedder: str = "reference"
+    """Where the state embeddings of curiosity and coherence come from: `reference` (the frozen reference pass, free
+    in reinforcement fine-tuning), `hashed` (features of actions and observations, no model), `none`, or the class
+    path of an embedder of your own."""
+    normalization: NormalizationConfig = NormalizationConfig()
+    curiosity: CuriosityConfig = CuriosityConfig()
+    coherence: CoherenceConfig = CoherenceConfig()
+    penalties: PenaltyAmounts = PenaltyAmounts()
+    penalty_rules: list[PenaltyRuleConfig] = Field(default_factory=list)
+    """Rules of your own, besides the built-in ones."""
+    diagnosis: DiagnosisConfig = DiagnosisConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weights_of_components_that_are_off(cls, data: Any) -> Any:
+        """A weight that was set for a component that is off is an error; one that was not set becomes 0."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("components"), list):
+            return data
+        data = dict(data)
+        for name in COMPONENTS:
+            if name in data["components"]:
+                continue
+            weight = data.setdefault(f"w_{name}", 0.0)
+            if isinstance(weight, int | float) and weight > 0:
+                on = ", ".join(map(str, data["components"]))
+                raise ValueError(
+                    f"w_{name} is {weight:g}, but {name} is not in components ({on}): add {name} there, or set "
+                    f"w_{name} to 0"
+                )
+        return data
+
+    @field_validator("components")
+    @classmethod
+    def _known_components(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in COMPONENTS:
+                near = difflib.get_close_matches(name, COMPONENTS, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"there is no reward component {name!r}{hint} Components: {', '.join(COMPONENTS)}")
+        return [name for name in COMPONENTS if name in value]
+
+    @field_validator("embedder")
+    @classmethod
+    def _known_embedder(cls, value: str) -> str:
+        if value in EMBEDDERS:
+            return value
+        near = difflib.get_close_matches(value, EMBEDDERS, n=1)
+        if near or not _CLASS_PATH.fullmatch(value):
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(
+                f"there is no embedder {value!r}{hint} Use {', '.join(EMBEDDERS)}, or a class: package.module.Class "
+                "or path/to/file.py:Class"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _embeddings_for_those_that_need_them(self) -> RewardsConfig:
+        if self.embedder == "none" and self.w_curiosity > 0:
+            raise ValueError(
+                f"w_curiosity is {self.w_curiosity:g}, but embedder is none, and curiosity needs state embeddings: "
+                "set embedder to reference or hashed, or w_curiosity to 0"
+            )
+        if self.embedder == "none" and self.w_coherence > 0 and self.coherence.similarity:
+            raise ValueError(
+                f"w_coherence is {self.w_coherence:g}, but embedder is none, and the similarity part needs state "
+                "embeddings: set embedder to reference or hashed, coherence.similarity to false, or w_coherence to 0"
+            )
+        return self
+
+    @property
+    def needs_embeddings(self) -> bool:
+        """Whether some component that carries weight reads state embeddings."""
+        return self.w_curiosity > 0 or (self.w_coherence > 0 and self.coherence.similarity)
+
+    @property
+    def needs_reference_embeddings(self) -> bool:
+        """Whether those embeddings are to come from the reference pass of the trainer."""
+        return self.needs_embeddings and self.embedder == "reference"
+
+
+def _class_path(value: str) -> str:
+    if not _CLASS_PATH.fullmatch(value):
+        raise ValueError(f"{value!r} names no class: write package.module.Class or path/to/file.py:Class")
+    return value

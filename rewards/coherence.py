@@ -1,0 +1,57 @@
+"""R_coherence: does a step follow from the one before it, and is it a new one (`offline_rl.md`, Task 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ..configs.sections.rewards import CoherenceConfig
+
+
+class TrajectoryCoherenceAnalyzer:
+    """Cosine similarity of consecutive step embeddings; a repeated action costs instead.
+
+    R_t = -repetition_penalty if the action of step t (tool and arguments) is among those of the last `window` steps,
+    else cos(s_t, s_{t-1}) (0 when `similarity` is off). A repeated step earns no similarity: it is the most similar of
+    all. The first step of a trajectory has none before it and gets 0, undefined for the statistics.
+    """
+
+    def __init__(self, config: CoherenceConfig | None = None) -> None:
+        self.config = config or CoherenceConfig()
+
+    def compute(self, embeddings: Tensor | None, keys: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+        """R_coherence of each step of each trajectory, in order.
+
+        embeddings: [N, D], the steps of all trajectories one after another (None where `similarity` is off); keys:
+        the canonical actions of each trajectory, N in all. Returns the rewards, float64 [N], and where they are
+        defined, bool [N].
+        """
+        first = torch.tensor([i == 0 for row in keys for i in range(len(row))], dtype=torch.bool)
+        repeated = torch.tensor(self.repeated(keys), dtype=torch.bool)
+        similarity = torch.zeros(first.numel(), dtype=torch.float64)
+        if self.config.similarity and first.numel():
+            if embeddings is None:
+                raise ValueError(
+                    "coherence compares embeddings: pass them, or set rewards.coherence.similarity to false"
+                )
+            unit = normalize(embeddings.float(), dim=-1)
+            similarity[1:] = (unit[1:] * unit[:-1]).sum(dim=-1).clamp(-1, 1).double().cpu()
+        rewards = torch.where(repeated, -self.config.repetition_penalty, similarity)
+        return torch.where(first, 0.0, rewards), ~first
+
+    def repeated(self, keys: Sequence[Sequence[str]]) -> list[bool]:
+        """Whether each step repeats an action of the last `window` steps (of all, when the window is 0)."""
+        window = self.config.window
+        flags: list[bool] = []
+        for row in keys:
+            seen: set[str] = set()
+            for i, key in enumerate(row):
+                if window:
+                    flags.append(key in row[max(0, i - window) : i])
+                else:
+                    flags.append(key in seen)
+                    seen.add(key)
+        return flags

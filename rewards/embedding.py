@@ -1,0 +1,114 @@
+"""State and action embeddings. States come from the frozen reference pass, or from a plug-in; actions are hashed.
+
+A step's state embedding s_t is the mean of the last hidden states over the tokens that the agent wrote in that step:
+what the policy's reference knows when it acts, before the environment answers. So (s_t, a_t) -> s_{t+1} is the
+transition that the answer to a_t makes, and the last step has no s_{t+1}.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Protocol
+
+import numpy as np
+import torch
+from cachetools import LRUCache
+from torch import Tensor
+
+from ..envs.trajectory import Step, Trajectory
+
+
+class Embedder(Protocol):
+    """Makes state embeddings from trajectories alone; for use where there is no reference pass."""
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """One float32 [S_i, D] for each trajectory, a row a step; equal steps get equal rows."""
+        ...
+
+
+def pool_step_embeddings(
+    hidden_states: Tensor, turn_ids: Tensor, agent_mask: Tensor, steps: Sequence[int]
+) -> list[Tensor]:
+    """Mean of the last hidden states over each step's agent tokens.
+
+    hidden_states: [B, T, D]; turn_ids: int [B, T], -1 in the prompt; agent_mask: [B, T], non-zero where the agent
+    wrote the token; steps: S_i for each row. Returns float32 [S_i, D] for each row, on the device of
+    `hidden_states`; a step without tokens gets zeros.
+    """
+    batch, _, width = hidden_states.shape
+    slots = max(steps, default=0)
+    counted = agent_mask.bool() & (turn_ids >= 0) & (turn_ids < slots)
+    row, column = counted.nonzero(as_tuple=True)
+    index = row * slots + turn_ids[row, column].long()
+    sums = torch.zeros(batch * slots, width, dtype=torch.float32, device=hidden_states.device)
+    sums.index_add_(0, index, hidden_states[row, column].float())
+    sizes = torch.zeros(batch * slots, dtype=torch.float32, device=hidden_states.device)
+    sizes.index_add_(0, index, torch.ones_like(index, dtype=torch.float32))
+    means = (sums / sizes.clamp(min=1)[:, None]).view(batch, slots, width)
+    return [means[i, :count] for i, count in enumerate(steps)]
+
+
+class ActionEncoder:
+    """Actions as vectors by feature hashing (Weinberger et al. 2009, arXiv 0902.2206): deterministic in every
+    process, equal for equal tool and arguments, near for equal tools."""
+
+    def __init__(self, dimension: int = 64, cache_size: int = 8192) -> None:
+        self.dimension = dimension
+        self._cache: LRUCache[str, np.ndarray] = LRUCache(cache_size)
+
+    def __call__(self, steps: Sequence[Step], keys: Sequence[str]) -> Tensor:
+        """float32 [N, A], a row an action; `keys` are the canonical actions of `steps`."""
+        rows = np.empty((len(steps), self.dimension), dtype=np.float32)
+        cache = self._cache
+        for i, key in enumerate(keys):
+            vector = cache.get(key)
+            if vector is None:
+                vector = cache[key] = self._encode(steps[i])
+            rows[i] = vector
+        return torch.from_numpy(rows)
+
+    def _encode(self, step: Step) -> np.ndarray:
+        vector = _signs(step.action or "?", self.dimension).copy()
+        for name, value in step.arguments.items():
+            vector += 0.5 * _signs(f"{step.action} {name}={value!r}", self.dimension)
+        return vector / np.sqrt(self.dimension)
+
+
+class HashedEmbedder:
+    """State embeddings without a model: hashed words of what the agent saw last and of what it did.
+
+    A plug-in for training without a reference pass. Deterministic; knows no meaning beyond equal words.
+    """
+
+    def __init__(self, dimension: int = 128) -> None:
+        self.dimension = dimension
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        """float32 [S_i, D] for each trajectory; rows have length 1."""
+        return [self._trajectory(t) for t in trajectories]
+
+    def _trajectory(self, trajectory: Trajectory) -> Tensor:
+        rows = np.zeros((len(trajectory.steps), self.dimension), dtype=np.float32)
+        seen = trajectory.prompt
+        for i, step in enumerate(trajectory.steps):
+            for word in _WORD.findall(f"{seen[:2000]} {step.action_key[:500]}"):
+                rows[i] += _signs(word, self.dimension)
+            seen = step.observation
+        length = np.linalg.norm(rows, axis=1, keepdims=True)
+        return torch.from_numpy(rows / np.maximum(length, 1e-8))
+
+
+_WORD = re.compile(r"\w+")
+
+
+@lru_cache(maxsize=16384)
+def _signs(text: str, dimension: int) -> np.ndarray:
+    """A fixed vector of +1 and -1 for a text, [dimension]."""
+    bits = b"".join(
+        blake2b(text.encode("utf-8", "replace"), digest_size=64, salt=block.to_bytes(8, "little")).digest()
+        for block in range(-(-dimension // 512))
+    )
+    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8))[:dimension].astype(np.float32) * 2 - 1

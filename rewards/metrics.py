@@ -1,0 +1,70 @@
+"""What a batch's rewards look like in numbers, under the names of `offline_rl.md`, Task 5. No torch here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..envs.trajectory import Trajectory
+from .moments import Moments
+
+ACTION_DISTRIBUTION = "behavior/action_distribution"
+FILTERING_RATE = "grpo/filtering_rate"
+UNPARSABLE = "(unparsable)"
+UNKNOWN_TOOL = "(unknown tool)"
+
+
+def action_distribution(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """Frequency of each action among all steps of a batch; the values add up to 1, or there are none.
+
+    Declared tools that were not called are there with 0. Names that a model made up share one entry, so that the
+    number of entries is bounded by the environments.
+    """
+    counts: Counter[str] = Counter()
+    steps = 0
+    for trajectory in trajectories:
+        names = {t.name for t in trajectory.tools}
+        for name in names:
+            counts[name] += 0
+        for step in trajectory.steps:
+            steps += 1
+            if step.action is None:
+                counts[UNPARSABLE] += 1
+            else:
+                counts[step.action if not names or step.action in names else UNKNOWN_TOOL] += 1
+    return {name: counts[name] / steps for name in sorted(counts)} if steps else {}
+
+
+def component_metrics(
+    name: str, raw: Moments, normalized: Moments, weight: float, running: Moments, contribution: float
+) -> dict[str, float]:
+    """The metrics of one component. `raw` and `normalized` are over the steps where it is defined; `contribution` is
+    the mean over trajectories of what it adds to the total, so that these add up to `rewards/total/mean`."""
+    return {
+        f"rewards/raw/{name}": raw.mean,
+        f"rewards/raw_std/{name}": raw.std,
+        f"rewards/normalized/{name}": normalized.mean,
+        f"rewards/normalized_std/{name}": normalized.std,
+        f"rewards/weight/{name}": weight,
+        f"rewards/contribution/{name}": normalized.mean * weight,
+        f"rewards/per_trajectory/{name}": contribution,
+        f"rewards/running_mean/{name}": running.mean,
+        f"rewards/running_std/{name}": running.std,
+    }
+
+
+def filtering_rate(group_totals: Iterable[Sequence[float]], tolerance: float = 1e-6) -> float:
+    """Share of groups whose rollouts all got the same reward: they carry no gradient (`grpo/filtering_rate`)."""
+    groups = list(group_totals)
+    return sum(max(g) - min(g) <= tolerance for g in groups) / len(groups) if groups else 0.0
+
+
+def flat(values: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
+    """One level: `{"behavior/action_distribution": {"A": 1}}` becomes `{"behavior/action_distribution/A": 1}`."""
+    out: dict[str, float] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            out.update({f"{name}/{key}": float(v) for key, v in value.items()})
+        else:
+            out[name] = float(value)
+    return out

@@ -1,0 +1,116 @@
+"""Reward components on one scale: running z-score, running scale, or within each group.
+
+A component with a larger numerical range would rule the sum whatever its weight (`offline_rl.md`, Task 4, Action 4).
+Statistics are read while a batch is scored and change only in `update`, so equal rollouts get equal rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..configs.sections.rewards import NormalizationConfig
+from .moments import Moments, merge
+
+
+def tensor_moments(values: Tensor) -> Moments:
+    """Moments of a tensor's elements, in float64."""
+    if not values.numel():
+        return Moments()
+    values = values.double()
+    mean = values.mean()
+    return Moments(values.numel(), float(mean), float((values - mean).square().sum()))
+
+
+class RewardNormalizer:
+    """Running statistics of each component and the normalisation by them.
+
+    `zscore`: (r - mean) / (max(std, floor) + epsilon), clipped. `scale_only`: r / (max(std, floor) + epsilon),
+    clipped. `group`: see `group_normalized`. `none`: r.
+    """
+
+    def __init__(self, config: NormalizationConfig, components: Iterable[str]) -> None:
+        self.config = config
+        self.running: dict[str, Moments] = {name: Moments() for name in components}
+
+    def mode(self, component: str) -> str:
+        """How this component is normalised."""
+        return getattr(self.config, component)
+
+    def normalize(
+        self,
+        values: Tensor,
+        component: str,
+        *,
+        valid: Tensor | None = None,
+        rollout: Tensor | None = None,
+        group: Tensor | None = None,
+    ) -> Tensor:
+        """`values` float [N] normalised as configured, float64 [N]; 0 where `valid` (bool [N]) is False.
+
+        rollout: int64 [N], the rollout of each step; group: int64 [R], the group of each rollout. Only `group` mode
+        reads them; without them each value is a rollout and all are one group.
+        """
+        values = values.double()
+        if valid is None:
+            valid = torch.ones_like(values, dtype=torch.bool)
+        mode = self.mode(component)
+        if mode == "none":
+            return torch.where(valid, values, 0.0)
+        if mode == "group":
+            if rollout is None:
+                rollout = torch.arange(values.numel())
+            if group is None:
+                group = torch.zeros(int(rollout.max()) + 1 if rollout.numel() else 0, dtype=torch.int64)
+            scaled = group_normalized(values, valid, rollout, group, self.config.epsilon, self.config.std_floor)
+            return torch.where(valid, scaled, 0.0)
+        statistics = self.running[component]
+        if statistics.count < self.config.min_count:
+            statistics = merge(statistics, tensor_moments(values[valid]))
+        scale = max(statistics.std, self.config.std_floor) + self.config.epsilon
+        centre = statistics.mean if mode == "zscore" else 0.0
+        scaled = ((values - centre) / scale).clamp(-self.config.clip, self.config.clip)
+        return torch.where(valid, scaled, 0.0)
+
+    def update(self, batch: Mapping[str, Moments]) -> None:
+        """Take a scored batch (of all processes) into the running statistics."""
+        for name, moments in batch.items():
+            self.running[name] = merge(self.running.get(name, Moments()), moments)
+
+    def to_json(self) -> dict[str, list[float]]:
+        """`{component: [count, mean, m2]}`."""
+        return {name: moments.to_json() for name, moments in self.running.items()}
+
+    def load_json(self, data: Mapping[str, Sequence[float]]) -> None:
+        """The inverse of `to_json`; components that are not in `data` start empty."""
+        self.running = {name: Moments.from_json(data[name]) if name in data else Moments() for name in self.running}
+
+
+def group_normalized(
+    values: Tensor, valid: Tensor, rollout: Tensor, group: Tensor, epsilon: float, std_floor: float
+) -> Tensor:
+    """One component normalised within each group, as in GDPO (arXiv 2601.05242), spread over the steps.
+
+    GDPO normalises a component's sum R_i of each rollout by its group: (R_i - mean) / (std + epsilon), std with
+    n - 1. Here step t of rollout i gets (r_it - mean / n_i) / (max(std, floor) + epsilon), n_i its valid steps, so
+    that the sum over a rollout's steps is GDPO's value exactly, and each step keeps its own size.
+
+    values: float64 [N]; valid: bool [N]; rollout: int64 [N]; group: int64 [R]. Returns float64 [N].
+    """
+    rollouts = group.numel()
+    if not rollouts:
+        return values
+    groups = int(group.max()) + 1
+    steps = torch.zeros(rollouts, dtype=torch.float64).index_add_(0, rollout, valid.double())
+    sums = torch.zeros(rollouts, dtype=torch.float64).index_add_(0, rollout, torch.where(valid, values, 0.0))
+    counted = (steps > 0).double()
+    size = torch.zeros(groups, dtype=torch.float64).index_add_(0, group, counted)
+    mean = torch.zeros(groups, dtype=torch.float64).index_add_(0, group, sums * counted) / size.clamp(min=1)
+    deviation = (sums - mean[group]) * counted
+    m2 = torch.zeros(groups, dtype=torch.float64).index_add_(0, group, deviation.square())
+    std = (m2 / (size - 1).clamp(min=1)).sqrt()
+    scale = std.clamp(min=std_floor) + epsilon
+    shift = mean[group] / steps.clamp(min=1)
+    return (values - shift[rollout]) / scale[group][rollout]

@@ -1,0 +1,79 @@
+"""What a penalty rule is. A rule reads tool declarations and the facts of a step; it holds no state between steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...envs.tools import ToolSpec
+from ...envs.trajectory import Step, Trajectory
+from ..breakdown import Penalty
+
+SHOWN = 120
+"""Most characters of a model's text that a penalty quotes."""
+
+
+class Episode:
+    """One trajectory as the rules see it: its tools by name and each step's canonical action, computed once."""
+
+    __slots__ = ("keys", "steps", "tools", "trajectory")
+
+    def __init__(
+        self,
+        trajectory: Trajectory,
+        tools: Mapping[str, ToolSpec] | None = None,
+        keys: Sequence[str] | None = None,
+    ) -> None:
+        self.trajectory = trajectory
+        self.steps = trajectory.steps
+        self.tools: Mapping[str, ToolSpec] = {t.name: t for t in trajectory.tools} if tools is None else tools
+        self.keys: Sequence[str] = [s.action_key for s in trajectory.steps] if keys is None else keys
+
+
+class PenaltyRule:
+    """One rule. A user's own is a subclass with `id`, `amount` and `check`, named in `rewards.penalty_rules`.
+
+    `id` names the rule in records and filters; `amount` (<= 0) is what one breach costs, before the weight. A rule
+    gives at most one penalty for a step, however many faults it finds there, so that a penalty stays bounded.
+    """
+
+    id: str = ""
+    amount: float = -0.1
+
+    def __init__(self, amount: float | None = None) -> None:
+        if amount is not None:
+            self.amount = amount
+
+    def check(self, episode: Episode, step: Step) -> Penalty | None:
+        """The penalty of this step, or None. Called for each step in order; must not change anything."""
+        raise TypeError(f"{type(self).__name__} has no method check(episode, step): a penalty rule needs one")
+
+    def penalty(self, step: Step, *, saw: Mapping[str, Any], limit: str, why: str, right: str) -> Penalty:
+        """A penalty of this rule. `why` and `right` are sentences for a person."""
+        return Penalty(rule=self.id, amount=self.amount, step=step.index, saw=saw, limit=limit, why=why, right=right)
+
+
+def shown(value: Any, limit: int = SHOWN) -> str:
+    """A value that a model wrote, as JSON, cut to `limit` characters; control characters come out escaped."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def call_text(step: Step) -> str:
+    """The call as a person writes it: `GET_PROPERTIES(mask=7)`."""
+    arguments = ", ".join(f"{name}={shown(value, 40)}" for name, value in step.arguments.items())
+    return f"{shown(step.action)[1:-1]}({arguments if len(arguments) <= SHOWN else arguments[: SHOWN - 1] + '…'})"
+
+
+def signature(tool: ToolSpec) -> str:
+    """How a tool is called: `SEGMENT_OBJECT_AT(x, y)`; optional arguments end with a question mark."""
+    return f"{tool.name}({', '.join(a.name if a.required else a.name + '?' for a in tool.arguments)})"
+
+
+def listed(values: Iterable[Any], limit: int = 8) -> str:
+    """`1, 2, 3`, or `none`; the last ones when there are many."""
+    texts = [str(v) for v in values]
+    if not texts:
+        return "none"
+    return ("…, " if len(texts) > limit else "") + ", ".join(texts[-limit:])

@@ -1,0 +1,53 @@
+"""Turns that are no call of a tool that exists here."""
+
+from __future__ import annotations
+
+import difflib
+
+from ...envs.trajectory import Step
+from ..breakdown import Penalty
+from .base import Episode, PenaltyRule, listed, shown, signature
+
+
+class UnknownTool(PenaltyRule):
+    """A call of a tool that the environment does not declare. Environments that declare no tools are left alone."""
+
+    id = "unknown_tool"
+    amount = -0.1
+
+    def check(self, episode: Episode, step: Step) -> Penalty | None:
+        """Look the name up among the declared tools."""
+        if step.action is None or not episode.tools or step.action in episode.tools:
+            return None
+        name = shown(step.action, 60)[1:-1]
+        near = difflib.get_close_matches(step.action[:100], episode.tools, n=1)
+        call = f"Did you mean {signature(episode.tools[near[0]])}? " if near else ""
+        return self.penalty(
+            step,
+            saw={"tool": step.action[:200]},
+            limit=f"tools: {listed(episode.tools, 20)}",
+            why=f"There is no tool {name} here.",
+            right=f"{call}Tools: {', '.join(signature(t) for t in episode.tools.values())}.",
+        )
+
+
+class UnparsableCall(PenaltyRule):
+    """A turn in which no call could be read."""
+
+    id = "unparsable_call"
+    amount = -0.1
+
+    def check(self, episode: Episode, step: Step) -> Penalty | None:
+        """A step without an action had no call in it."""
+        if step.action is not None:
+            return None
+        tool = next(iter(episode.tools.values()), None)
+        example = f' such as {{"name": "{tool.name}", "arguments": {{…}}}}' if tool else ""
+        reason = step.parse_error or "the turn holds no call"
+        return self.penalty(
+            step,
+            saw={"text": step.text[:200]},
+            limit="one JSON object with name and arguments",
+            why=f"No call could be read: {shown(reason, 200)[1:-1]}.".replace("..", "."),
+            right=f"End the turn with one JSON object{example}.",
+        )
