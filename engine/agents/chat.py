@@ -74,9 +74,10 @@ class ChatBridge:
 
         A turn that was cut by a limit is closed here; one that the agent ended itself is not closed twice.
         """
-        ended = self.end_of_turn is not None and last_token == self.end_of_turn
         tokens = self.encode(self._close + observation + self._open)
-        return tuple(tokens[tokens.index(self.end_of_turn) + 1 :] if ended else tokens)
+        if self.end_of_turn is not None and last_token == self.end_of_turn:
+            tokens = tokens[tokens.index(self.end_of_turn) + 1 :]
+        return tuple(tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The agent's text without the token that ended the turn."""

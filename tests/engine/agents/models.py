@@ -1,0 +1,87 @@
+"""Tiny random models of several architectures, and a tokenizer for them."""
+
+from functools import cache
+
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from grpo_tui.engine.agents.tiny.tokenizer import train_tokenizer
+
+TEXTS = [
+    '{"name": "SEGMENT_OBJECT_AT", "arguments": {"x": 31, "y": 40}}',
+    '{"name": "ANSWER", "arguments": {"text": "red"}}',
+    "What colour is the object at (31, 40)?",
+    "mask 1: area 312, box [3, 4, 90, 100]",
+]
+
+SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "max_position_embeddings": 1024,
+}
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(TEXTS, vocab_size=512)
+
+
+def model(architecture: str, *, attention: str = "sdpa", seed: int = 0, end_bias: float = 0.0) -> PreTrainedModel:
+    """A random model in float32. Random weights hardly ever end a turn; `end_bias` makes its end token likelier."""
+    torch.manual_seed(seed)
+    tok = tokenizer()
+    common = {
+        **SHAPE,
+        "vocab_size": len(tok),
+        "eos_token_id": tok.eos_token_id,
+        "pad_token_id": tok.pad_token_id,
+        "bos_token_id": None,
+    }
+    if architecture == "qwen3":
+        made = Qwen3ForCausalLM(Qwen3Config(**common, tie_word_embeddings=True))
+    elif architecture == "llama":
+        made = LlamaForCausalLM(LlamaConfig(**common))
+    elif architecture == "mistral-sliding":
+        made = MistralForCausalLM(MistralConfig(**common, sliding_window=16))
+    else:
+        made = Gemma3ForCausalLM(
+            Gemma3TextConfig(
+                **common,
+                sliding_window=16,
+                layer_types=["sliding_attention", "full_attention"],
+                query_pre_attn_scalar=8,
+            )
+        )
+    made.set_attn_implementation(attention)
+    for parameter in made.parameters():
+        # A wider spread than at initialisation, so that attention is not nearly uniform and a wrong mask shows.
+        if parameter.dim() > 1:
+            parameter.data.mul_(4)
+    if end_bias:
+        _make_likelier(made, tok.convert_tokens_to_ids("<|end|>"), end_bias)
+    return made.eval()
+
+
+def _make_likelier(made: PreTrainedModel, token: int, bias: float) -> None:
+    head = made.get_output_embeddings()
+    assert isinstance(head, torch.nn.Linear)
+    biased = torch.nn.Linear(head.in_features, head.out_features, bias=True)
+    biased.weight = torch.nn.Parameter(head.weight.detach().clone())
+    biased.bias.data.zero_()
+    biased.bias.data[token] = bias
+    made.lm_head = biased
