@@ -1,29 +1,21 @@
-"""The folders at the root are the rooms of one package: `tui/` installs as `grpo_tui.tui`, and so on."""
+"""The folders at the root are the rooms of one package: `tui/` installs as `grpo_tui.tui`, and so on.
 
-from setuptools import find_packages, setup
+Folders of data (`configs/presets`) are found like packages, so that their files come along.
+"""
+
+from setuptools import find_namespace_packages, setup
 
 ROOMS = ("configs", "envs", "rewards", "engine", "tui")
+DATA = ("yaml", "json", "jsonl", "safetensors", "tcss", "sql", "png", "jpg", "ttf", "txt", "jinja", "html", "md")
 
 setup(
     packages=[
-        f"grpo_tui.{name}" for name in find_packages(include=[p for r in ROOMS for p in (r, f"{r}.*")])
+        f"grpo_tui.{name}"
+        for name in find_namespace_packages(
+            include=[pattern for room in ROOMS for pattern in (room, f"{room}.*")], exclude=["*.__pycache__"]
+        )
     ],
     package_dir={f"grpo_tui.{room}": room for room in ROOMS},
-    package_data={
-        "": [
-            "*.yaml",
-            "*.json",
-            "*.jsonl",
-            "*.safetensors",
-            "*.tcss",
-            "*.sql",
-            "*.png",
-            "*.jpg",
-            "*.ttf",
-            "*.txt",
-            "*.jinja",
-            "*.html",
-        ],
-    },
+    package_data={"": [f"*.{suffix}" for suffix in DATA]},
     include_package_data=False,
 )

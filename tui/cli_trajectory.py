@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ..engine.runs.types import TrajectoryRecord
-from ..rewards.breakdown import StepReward
+from ..engine.runs.types import StepReward, TrajectoryRecord
 from .format import mark, number
 from .text import wrap
 

@@ -1,0 +1,83 @@
+# Everything starts here: `make train`, `make test`, `make bench`. Only Python 3.11 or newer and make are needed;
+# the first call sets up an environment in .venv (or where VENV says), later calls start at once.
+#   make train ARGS="--set training.max_steps=20"    make train ARGS=my.yaml
+
+VENV ?= .venv
+ARGS ?=
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary --quiet -c constraints.txt
+INPUTS := pyproject.toml setup.py constraints.txt
+QUICK := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+.PHONY: help train test lint types unit stress bench policy defaults clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make train    set up and train the tiny policy, about 4 minutes on 2 cores; live view on a terminal"
+	@echo "make test     style, types and tests, about 10 minutes with the first set-up"
+	@echo "make stress   the long forms of the stress tests"
+	@echo "make bench    the numbers of docs/benchmarks.md, measured again"
+	@echo "make policy   make the built-in tiny policy again from nothing"
+	@echo "make defaults write configs/training_params.yaml from the schema"
+
+train: $(VENV)/.ready
+	@$(BIN)/grpo-tui train $(ARGS)
+
+test: lint types unit
+	@echo "make test: all good"
+
+lint: $(VENV)/.ready-test
+	@echo "== style (ruff)"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.ready-test
+	@echo "== types (pyright)"
+	@$(BIN)/pyright
+
+unit: $(VENV)/.ready-test
+	@echo "== tests (pytest, $(WORKERS) at a time; the wheel is built and installed by tests/packaging)"
+	@$(QUICK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not stress" --durations=10
+
+stress: $(VENV)/.ready-test
+	@$(QUICK) $(BIN)/python -m pytest -m stress $(ARGS)
+
+bench: $(VENV)/.ready-test
+	@for file in environment rewards record app grpo_step online; do \
+		if [ -f benchmarks/$$file.py ]; then echo "== $$file"; $(BIN)/python -m benchmarks.$$file $(ARGS) || exit 1; fi; \
+	done
+
+policy: $(VENV)/.ready
+	@$(BIN)/python -m grpo_tui.engine.training.tiny_policy $(ARGS)
+
+defaults: $(VENV)/.ready
+	@$(BIN)/python -m grpo_tui.configs.writing
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# The environment. opencv-python wants libGL, which servers lack; then its headless twin takes its place.
+$(VENV)/.ready: $(INPUTS) | $(VENV)/bin/python
+	@echo "== installing grpo-tui and its libraries into $(VENV) (some minutes the first time: torch is large)"
+	@$(PIP) -e .
+	@$(BIN)/python -c "import cv2" 2>/dev/null || $(PIP) --force-reinstall --no-deps opencv-python-headless
+	@touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready
+	@echo "== installing what the tests need into $(VENV)"
+	@$(PIP) -e ".[test,reasoning-gym]"
+	@touch $@
+
+$(VENV)/bin/python:
+	@for python in $(PYTHON) python3 python3.11 python3.12 python3.13 python3.14; do \
+		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "grpo-tui needs Python 3.11 or newer; install it, or name it: make train PYTHON=/path/to/python3.11" >&2; exit 1; \
+	fi; \
+	echo "== making an environment in $(VENV) with $$($$found --version)"; \
+	$$found -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "this Python cannot make environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }

@@ -1,0 +1,1 @@
+"""The record of a run on disk: write it, read it, follow it. Never imports torch."""

@@ -1,0 +1,114 @@
+"""What the record of a run is made of. Readers and writers speak in these.
+
+The plain data of environments and rewards is handed on from here, so that a viewer needs to know this room only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ...envs.tools import ToolSpec as ToolSpec
+from ...envs.trajectory import Overlay as Overlay
+from ...envs.trajectory import Step as Step
+from ...envs.trajectory import StepContext as StepContext
+from ...envs.trajectory import TokenArrays, Trajectory
+from ...rewards.breakdown import ComponentValue as ComponentValue
+from ...rewards.breakdown import Penalty as Penalty
+from ...rewards.breakdown import RewardBreakdown
+from ...rewards.breakdown import StepReward as StepReward
+
+SCHEMA_VERSION = 1
+
+RunStatus = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "crashed"]
+
+EventKind = Literal[
+    "beta",  # data: from, to, reason, mean_kl, target_kl, tolerance
+    "snapshot",  # data: version, action (published | loaded | held | rolled_back), path
+    "alert",  # a finding of a detector: data: detector, value, threshold, trajectories (ids)
+    "checkpoint",  # data: path
+    "eval",  # data: split, greedy, sampled, n
+    "control",  # data: command, outcome; the run acknowledges a request
+    "phase",  # data: name (loading, sft, training, evaluating, saving)
+    "record",  # the record itself was in trouble (full disk, dropped rows): data: reason, dropped
+    "error",  # data: where, traceback
+]
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Facts of a run, from `run.json` and from looking at its processes. Times are seconds since the epoch."""
+
+    id: str
+    path: str
+    mode: str
+    status: RunStatus
+    name: str = ""
+    environment: str = ""
+    model: str = ""
+    created: float = 0.0
+    ended: float | None = None
+    step: int = 0
+    total_steps: int | None = None
+    pid: int | None = None
+    exit_code: int | None = None
+    error: str | None = None
+    schema_version: int = SCHEMA_VERSION
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrajectoryRecord:
+    """A trajectory with everything that was computed from it, as handed to the writer.
+
+    `advantage` is the scalar that a person compares within the group (the mean over its agent tokens where
+    advantages are per token); per-token values are in `tokens.advantages`. `step_advantages`: one per turn.
+    """
+
+    trajectory: Trajectory
+    breakdown: RewardBreakdown | None = None
+    advantage: float | None = None
+    step_advantages: Sequence[float] = ()
+    tokens: TokenArrays | None = None
+    policy_version: int = 0
+    split: str = "train"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened at a step. `message` is one sentence for a person."""
+
+    kind: EventKind
+    message: str
+    step: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict)
+    time: float = 0.0
+    id: int = 0
+
+
+@dataclass(frozen=True)
+class TrajectoryRow:
+    """One line of a list of trajectories: what fits on a screen without opening the trajectory.
+
+    `n` is the row's number in order of recording (1-based, dense per run), the key by which pages are read.
+    """
+
+    n: int
+    id: str
+    step: int
+    group: str
+    prompt_id: str
+    rollout: int
+    env: str
+    split: str
+    reward: float | None
+    advantage: float | None
+    correct: bool | None
+    turns: int
+    tokens: int
+    penalties: int
+    stop_reason: str
+    actions: tuple[str, ...]
+    prompt: str
+    answer: str | None

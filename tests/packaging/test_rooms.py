@@ -1,0 +1,156 @@
+"""Who may import whom: the rules of docs/ARCHITECTURE.md, read from the source with `ast`."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("configs", "envs", "rewards", "engine", "tui")
+
+PLAIN_DATA = ("envs.trajectory", "envs.tools", "rewards.breakdown")
+"""Dataclasses without torch that the record is made of."""
+
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "configs": (),
+    "envs": ("configs",),
+    "rewards": ("configs", "envs"),
+    "engine.runs": PLAIN_DATA,
+    "engine.launch": ("configs", "engine.runs"),
+    "engine.agents": ("configs", "envs"),
+    "engine.training": ("configs", "envs", "rewards", "engine.runs", "engine.agents"),
+    "engine.online": ("configs", "envs", "rewards", "engine.runs", "engine.agents", "engine.training"),
+    "tui": ("configs", "engine.runs", "engine.launch"),
+}
+LIGHT = ("tui", "engine.runs", "engine.launch")
+HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+LIGHT_AT_IMPORT = (
+    "envs",
+    "envs.agent",
+    "envs.tools",
+    "envs.trajectory",
+    "rewards",
+    "rewards.breakdown",
+    "configs",
+    "engine",
+    "engine.agents",
+    "engine.training",
+    "engine.online",
+)
+
+
+def modules(room: str) -> Iterator[tuple[str, Path]]:
+    """Dotted names below `grpo_tui` and files of a room."""
+    for path in sorted((ROOT / room.replace(".", "/")).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
+    """Every import in a file, wherever it stands, as an absolute dotted name."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0:
+                yield node.lineno, node.module or ""
+                continue
+            base = package[: len(package) - node.level + 1]
+            target = ".".join([*base, *(node.module or "").split(".")]).strip(".")
+            # `from ..engine import runs` names a module, `from ..engine.runs.reader import RunReader` does not
+            for alias in node.names:
+                inner = f"{target}.{alias.name}"
+                is_module = (ROOT / inner.replace(".", "/")).is_dir() or (
+                    ROOT / f"{inner.replace('.', '/')}.py"
+                ).is_file()
+                yield node.lineno, f"grpo_tui.{inner if is_module else target}"
+
+
+def inside(name: str, room: str) -> bool:
+    return name == room or name.startswith(f"{room}.")
+
+
+def room_of(name: str) -> str:
+    return next((room for room in MAY_IMPORT if inside(name, room)), name)
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_imports_only_the_rooms_it_may(room: str):
+    wrong = []
+    for name, path in modules(room):
+        for line, target in imports(name, path):
+            inner = target.removeprefix("grpo_tui.")
+            if inner == target or room_of(inner) == room or inner == "engine":
+                continue
+            if not any(inside(inner, allowed) for allowed in MAY_IMPORT[room]):
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {inner}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_inside_the_product_imports_are_relative(room: str):
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for _, path in modules(room)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("grpo_tui"))
+        or (isinstance(node, ast.Import) and any(alias.name.startswith("grpo_tui") for alias in node.names))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("room", LIGHT)
+def test_no_file_of_a_light_room_names_torch(room: str):
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {target}"
+        for name, path in modules(room)
+        for line, target in imports(name, path)
+        if target.split(".")[0] in HEAVY
+    ]
+    assert wrong == []
+
+
+def loaded_by(names: list[str], suspects: tuple[str, ...]) -> str:
+    """Which of `suspects` a fresh process has loaded after importing all of `names`."""
+    code = "import importlib, sys\n"
+    code += f"for name in {[f'grpo_tui.{n}' for n in names]!r}: importlib.import_module(name)\n"
+    code += f"print(*[m for m in {suspects!r} if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout.strip()
+
+
+def test_importing_all_of_the_light_rooms_loads_nothing_heavy():
+    names = [name for room in LIGHT for name, _ in modules(room) if not name.endswith("__main__")]
+    assert loaded_by(names, HEAVY) == ""
+
+
+def test_the_packages_and_the_contracts_load_neither_torch_nor_numpy():
+    assert loaded_by(list(LIGHT_AT_IMPORT), (*HEAVY, "numpy")) == ""
+
+
+def test_nothing_is_unpickled():
+    """Weights are safetensors, arrays are npz with `allow_pickle=False`."""
+    wrong = []
+    for room in ROOMS:
+        for name, path in modules(room):
+            wrong += [
+                f"{path.relative_to(ROOT)}:{n}"
+                for n, t in imports(name, path)
+                if t.split(".")[0] in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
+            ]
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+                    bad = (node.arg == "allow_pickle" and node.value.value) or (
+                        node.arg == "weights_only" and node.value.value is False
+                    )
+                    if bad:
+                        wrong.append(f"{path.relative_to(ROOT)}:{node.value.lineno}")
+    assert wrong == []
