@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from .base import Section
 
@@ -27,10 +27,15 @@ class NormalizationConfig(Section):
     prompt's group: GDPO, arXiv 2601.05242) or `none`."""
 
     task: Normalization = "none"
+    """Correctness is on a known scale already."""
     environment: Normalization = "none"
+    """The environment's own rewards; their scale is the environment's."""
     curiosity: Normalization = "zscore"
+    """Prediction errors: their scale is the embedder's and falls as the dynamics model learns."""
     coherence: Normalization = "zscore"
+    """Cosine similarities: often all near 1, so that only their differences say something."""
     penalty: Normalization = "none"
+    """Penalties: their amounts are chosen, and 0 must stay 0."""
     epsilon: float = Field(default=1e-4, gt=0)
     """Added to the std before dividing."""
     std_floor: float = Field(default=1e-3, gt=0)
@@ -51,6 +56,7 @@ class CuriosityConfig(Section):
     lora_rank: int = Field(default=8, ge=1)
     """Lowered where needed, so that at most a tenth of the dynamics model's parameters train."""
     learning_rate: float = Field(default=3e-3, gt=0)
+    """Of the dynamics model's own Adam."""
     train_batch_size: int = Field(default=256, ge=1)
     """Most transitions of a batch that one training step of the dynamics model uses."""
     train_steps: int = Field(default=1, ge=0)
@@ -69,18 +75,26 @@ class CoherenceConfig(Section):
     window: int = Field(default=3, ge=0)
     """How many steps back an identical action counts as repeated; 0: the whole episode."""
     repetition_penalty: float = Field(default=1.0, gt=0)
+    """What a repeated action costs; it gets no similarity besides."""
 
 
 class PenaltyAmounts(Section):
     """What each rule costs, before `w_penalty`: a negative number, or 0 to switch the rule off."""
 
     wrong_modality: float = -0.2
+    """A tool on an input that it does not work on (`TRACK_OBJECT` on a still image)."""
     missing_prerequisite: float = -0.1
+    """A reference to something that does not exist (`GET_PROPERTIES` without a valid mask)."""
     invalid_argument: float = -0.1
+    """An argument that is missing, unknown, of the wrong type or out of bounds."""
     unknown_tool: float = -0.1
+    """A call of a tool that the environment does not have."""
     unparsable_call: float = -0.1
+    """A turn in which no call can be read."""
     repeated_call: float = -0.05
+    """The same tool with the same arguments as earlier in the episode."""
     no_final_answer: float = -0.1
+    """An episode that ends without an answer."""
 
     @field_validator("*")
     @classmethod
@@ -140,82 +154,85 @@ class RewardsConfig(Section):
     """Weights and settings of the reward components (`offline_rl.md`, Tasks 2 to 4)."""
 
     components: list[str] = Field(default_factory=lambda: list(COMPONENTS))
-    """Which components are on. Weights of the others are 0."""
+    """Which components are on; the weight of every other one is 0."""
     w_task: float = Field(default=1.0, ge=0)
+    """Weight of the final answer's correctness (1 or 0, on the last step)."""
     w_environment: float = Field(default=0.0, ge=0)
     """Weight of the environment's own rewards per step. At 0 they count only where a task has no known answer: then
     their sum is the task reward."""
     w_curiosity: float = Field(default=0.1, ge=0)
+    """Weight of the dynamics model's prediction error."""
     w_coherence: float = Field(default=0.1, ge=0)
+    """Weight of the similarity of consecutive steps, less repetition."""
     w_penalty: float = Field(default=1.0, ge=0)
-    embedder: str = "reference"
-    """Where the state embeddings of curiosity and coherence come from: `reference` (the frozen reference pass, free
-    in reinforcement fine-tuning), `hashed` (features of actions and observations, no model), `none`, or the class
-    path of an embedder of your own."""
+    """Weight of the penalties, which are negative themselves."""
     normalization: NormalizationConfig = NormalizationConfig()
     curiosity: CuriosityConfig = CuriosityConfig()
     coherence: CoherenceConfig = CoherenceConfig()
+    embedder: str = "reference"
+    """Where the state embeddings of curiosity and coherence come from: `reference` (the frozen reference pass, free
+    in reinforcement fine-tuning), `hashed` (words of actions and observations, no model), `none`, or the class path
+    of an embedder of your own."""
     penalties: PenaltyAmounts = PenaltyAmounts()
     penalty_rules: list[PenaltyRuleConfig] = Field(default_factory=list)
-    """Rules of your own, besides the built-in ones."""
+    """Penalty rules of your own, besides the built-in ones."""
     diagnosis: DiagnosisConfig = DiagnosisConfig()
 
     @model_validator(mode="before")
     @classmethod
-    def _weights_of_components_that_are_off(cls, data: Any) -> Any:
-        """A weight that was set for a component that is off is an error; one that was not set becomes 0."""
+    def _no_weight_for_what_is_off(cls, data: Any) -> Any:
+        """Components that are off weigh 0, unless a weight was written, which `_weight_of_what_is_on` refuses."""
         if not isinstance(data, Mapping) or not isinstance(data.get("components"), list):
             return data
-        data = dict(data)
-        for name in COMPONENTS:
-            if name in data["components"]:
-                continue
-            weight = data.setdefault(f"w_{name}", 0.0)
-            if isinstance(weight, int | float) and weight > 0:
-                on = ", ".join(map(str, data["components"]))
-                raise ValueError(
-                    f"w_{name} is {weight:g}, but {name} is not in components ({on}): add {name} there, or set "
-                    f"w_{name} to 0"
-                )
-        return data
+        off = [f"w_{name}" for name in COMPONENTS if name not in data["components"]]
+        return {**dict.fromkeys(off, 0.0), **data}
 
     @field_validator("components")
     @classmethod
     def _known_components(cls, value: list[str]) -> list[str]:
         for name in value:
             if name not in COMPONENTS:
-                near = difflib.get_close_matches(name, COMPONENTS, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise ValueError(f"there is no reward component {name!r}{hint} Components: {', '.join(COMPONENTS)}")
+                raise ValueError(
+                    f"there is no reward component {name!r}{_did_you_mean(name, COMPONENTS)} Components: "
+                    f"{', '.join(COMPONENTS)}"
+                )
         return [name for name in COMPONENTS if name in value]
 
-    @field_validator("embedder")
+    @field_validator(*(f"w_{name}" for name in COMPONENTS))
     @classmethod
-    def _known_embedder(cls, value: str) -> str:
-        if value in EMBEDDERS:
-            return value
-        near = difflib.get_close_matches(value, EMBEDDERS, n=1)
-        if near or not _CLASS_PATH.fullmatch(value):
-            hint = f"; did you mean {near[0]}?" if near else ""
+    def _weight_of_what_is_on(cls, value: float, info: ValidationInfo) -> float:
+        name = (info.field_name or "").removeprefix("w_")
+        on = info.data.get("components")
+        if value > 0 and on is not None and name not in on:
             raise ValueError(
-                f"there is no embedder {value!r}{hint} Use {', '.join(EMBEDDERS)}, or a class: package.module.Class "
-                "or path/to/file.py:Class"
+                f"{name} has weight {value:g}, but is not in components ({', '.join(on) or 'none'}): add {name} "
+                f"there, or set w_{name} to 0"
             )
         return value
 
-    @model_validator(mode="after")
-    def _embeddings_for_those_that_need_them(self) -> RewardsConfig:
-        if self.embedder == "none" and self.w_curiosity > 0:
+    @field_validator("embedder")
+    @classmethod
+    def _usable_embedder(cls, value: str, info: ValidationInfo) -> str:
+        if value not in EMBEDDERS:
+            near = _did_you_mean(value, EMBEDDERS)
+            if "?" in near or not _CLASS_PATH.fullmatch(value):
+                raise ValueError(
+                    f"there is no embedder {value!r}{near} Use {', '.join(EMBEDDERS)}, or a class: "
+                    "package.module.Class or path/to/file.py:Class"
+                )
+        if value == "none" and info.data.get("w_curiosity", 0) > 0:
             raise ValueError(
-                f"w_curiosity is {self.w_curiosity:g}, but embedder is none, and curiosity needs state embeddings: "
-                "set embedder to reference or hashed, or w_curiosity to 0"
+                f"curiosity needs state embeddings and has weight {info.data['w_curiosity']:g}: set embedder to "
+                "reference or hashed, or w_curiosity to 0"
             )
-        if self.embedder == "none" and self.w_coherence > 0 and self.coherence.similarity:
+        coherence = info.data.get("coherence")
+        if value == "none" and info.data.get("w_coherence", 0) > 0 and coherence is not None and coherence.similarity:
             raise ValueError(
-                f"w_coherence is {self.w_coherence:g}, but embedder is none, and the similarity part needs state "
-                "embeddings: set embedder to reference or hashed, coherence.similarity to false, or w_coherence to 0"
+                f"the similarity part of coherence needs state embeddings and has weight "
+                f"{info.data['w_coherence']:g}: set embedder to reference or hashed, coherence.similarity to false, or "
+                "w_coherence to 0"
             )
-        return self
+        return value
 
     @property
     def needs_embeddings(self) -> bool:
@@ -226,6 +243,11 @@ class RewardsConfig(Section):
     def needs_reference_embeddings(self) -> bool:
         """Whether those embeddings are to come from the reference pass of the trainer."""
         return self.needs_embeddings and self.embedder == "reference"
+
+
+def _did_you_mean(value: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(value, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else "."
 
 
 def _class_path(value: str) -> str:
