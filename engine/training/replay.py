@@ -1,0 +1,124 @@
+"""Selective sample replay: a buffer of trajectories that carried signal, drawn by advantage and age.
+
+A group in which every rollout earned the same has no gradient. Selective sample replay (VL-Rethinker,
+arXiv 2504.08837) fills its place from earlier trajectories with p ∝ |A|^α; old ones mislead (arXiv 2604.16918), so
+the weight decays with age, p ∝ |A|^α · exp(−age / τ), and beyond a hard maximum age nothing is drawn at all. Stored
+behaviour log-probs stay with a trajectory: they are its `old_per_token_logps`, so that the ratio corrects for the
+policy's having moved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from .samples import Sample
+
+ARRAYS = ("token_ids", "agent_mask", "rewards", "turn", "logprobs", "ref_logprobs", "advantages")
+
+
+class ReplayBuffer:
+    """At most `capacity` trajectories; ages are in optimiser steps."""
+
+    def __init__(
+        self, capacity: int = 1024, alpha: float = 1.0, tau: float = 4.0, max_age: int = 12, seed: int = 0
+    ) -> None:
+        if capacity < 1 or alpha < 0 or tau <= 0 or max_age < 1:
+            raise ValueError(
+                f"a replay buffer needs capacity >= 1, alpha >= 0, tau > 0 and max_age >= 1; "
+                f"got {capacity}, {alpha}, {tau}, {max_age}"
+            )
+        self.capacity, self.alpha, self.tau, self.max_age = capacity, alpha, tau, max_age
+        self.entries: list[Sample] = []
+        self._random = np.random.Generator(np.random.PCG64(seed))
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, samples: Iterable[Sample], step: int) -> None:
+        """Keep those with a non-zero advantage and known behaviour log-probs, born at `step`; the oldest make room."""
+        for sample in samples:
+            if sample.logprobs is not None and magnitude(sample) > 0:
+                sample.born = step
+                self.entries.append(sample)
+        del self.entries[: max(len(self.entries) - self.capacity, 0)]
+
+    def expire(self, step: int) -> None:
+        """Forget what is older than `max_age`."""
+        self.entries = [s for s in self.entries if step - s.born <= self.max_age]
+
+    def weights(self, step: int) -> np.ndarray:
+        """Probability of each entry to be drawn first at `step`, float64 [len(self)]; 0 beyond `max_age`."""
+        age = np.array([step - s.born for s in self.entries], dtype=np.float64)
+        size = np.array([magnitude(s) for s in self.entries], dtype=np.float64)
+        weight = np.where(age <= self.max_age, size**self.alpha * np.exp(-age / self.tau), 0.0)
+        total = weight.sum()
+        return weight / total if total > 0 else weight
+
+    def sample(self, n: int, step: int) -> list[Sample]:
+        """Draw up to `n` different trajectories for `step`; fewer when the buffer has no more."""
+        self.expire(step)
+        p = self.weights(step)
+        n = min(n, int((p > 0).sum()))
+        if n == 0:
+            return []
+        chosen = self._random.choice(len(p), size=n, replace=False, p=p)
+        return [self.entries[i] for i in chosen]
+
+    def save(self, folder: Path) -> None:
+        """Write `replay.safetensors` and `replay.json` into `folder`."""
+        lengths = [len(s) for s in self.entries]
+        arrays: dict[str, np.ndarray] = {}
+        for name in ARRAYS:
+            parts = [_or_zeros(getattr(s, name), n, np.float32) for s, n in zip(self.entries, lengths, strict=True)]
+            if parts:
+                arrays[name] = np.concatenate(parts)
+        save_file(arrays, folder / "replay.safetensors")
+        facts = {
+            "lengths": lengths,
+            "born": [s.born for s in self.entries],
+            "prompt": [s.prompt for s in self.entries],
+            "rollout": [s.rollout for s in self.entries],
+            "has_ref": [s.ref_logprobs is not None for s in self.entries],
+            "final_reward": [s.final_reward for s in self.entries],
+            "random": self._random.bit_generator.state,
+        }
+        (folder / "replay.json").write_text(json.dumps(facts))
+
+    def load(self, folder: Path) -> None:
+        """The inverse of `save`; capacity, alpha, tau and maximum age stay this buffer's own."""
+        facts: Mapping[str, Any] = json.loads((folder / "replay.json").read_text())
+        arrays = load_file(folder / "replay.safetensors")
+        starts = np.concatenate([[0], np.cumsum(facts["lengths"])]).astype(int)
+        self.entries = []
+        for i, born in enumerate(facts["born"]):
+            part = {name: arrays[name][starts[i] : starts[i + 1]].copy() for name in ARRAYS}
+            if not facts["has_ref"][i]:
+                part["ref_logprobs"] = None  # type: ignore[assignment]
+            self.entries.append(
+                Sample(
+                    **part,
+                    prompt=facts["prompt"][i],
+                    rollout=facts["rollout"][i],
+                    final_reward=facts["final_reward"][i],
+                    born=born,
+                )
+            )
+        del self.entries[: max(len(self.entries) - self.capacity, 0)]
+        self._random.bit_generator.state = facts["random"]
+
+
+def magnitude(sample: Sample) -> float:
+    """|A| of a trajectory: the mean of |advantage| over its agent tokens."""
+    if sample.advantages is None or not sample.agent_mask.any():
+        return 0.0
+    return float(np.abs(sample.advantages[sample.agent_mask]).mean())
+
+
+def _or_zeros(array: np.ndarray | None, length: int, dtype: Any) -> np.ndarray:
+    return np.zeros(length, dtype) if array is None else array

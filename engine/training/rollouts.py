@@ -1,0 +1,161 @@
+"""From dataset rows to rollouts: group by environment, run each group's trial, merge in the order of the batch.
+
+`env_trainer.md`, R2: rows are grouped by (`env_class_path`, canonical `env_config`); each pair is instantiated once
+and kept in `env_cache`; `env.run_trial` runs once a group.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...envs.agent import Agent
+from ...envs.loading import EnvLoadError, canonical_config, load_env_class
+from .samples import Sample, TrialError, merge_samples, samples_from_trial
+
+EnvKey = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task of the dataset: which environment, how configured, and the task itself."""
+
+    env_class_path: str
+    env_config: Mapping[str, Any]
+    task_data: Mapping[str, Any]
+
+    @property
+    def key(self) -> EnvKey:
+        """Equal for rows that one instance of an environment can serve."""
+        return self.env_class_path, canonical_config(self.env_config)
+
+
+class RowError(ValueError):
+    """A dataset row cannot be used; the message names the row and what would be right."""
+
+
+def parse_row(raw: Mapping[str, Any], where: str = "row") -> Row:
+    """Read `env_class_path`, `env_config` and `task_data` of one dataset row.
+
+    The last two may be mappings or JSON text. A table that mixes environments must hold them as text, or else every
+    row gets the keys of all others, as None; those are dropped. Raises RowError.
+    """
+    path = raw.get("env_class_path")
+    if not isinstance(path, str) or not path.strip():
+        raise RowError(f'{where}: env_class_path must be text such as "package.module.Class", not {path!r}')
+    parts: dict[str, Mapping[str, Any]] = {}
+    for key in ("env_config", "task_data"):
+        value = raw.get(key)
+        if value is None and key == "env_config":
+            value = {}
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as problem:
+                raise RowError(f"{where}: {key} is text but not JSON ({problem})") from problem
+        elif isinstance(value, Mapping):
+            value = {k: v for k, v in value.items() if v is not None}
+        if not isinstance(value, Mapping):
+            raise RowError(f"{where}: {key} must be a mapping, not {value!r}")
+        parts[key] = value
+    try:
+        canonical_config(parts["env_config"])
+    except EnvLoadError as problem:
+        raise RowError(f"{where}: {problem}") from problem
+    return Row(path, parts["env_config"], parts["task_data"])
+
+
+@dataclass
+class Timings:
+    """Seconds of the last trials, by phase."""
+
+    generate: float = 0.0
+    environment: float = 0.0
+
+
+@dataclass
+class RolloutRunner:
+    """Runs trials of rows with one agent. `prepare(env)` is called once for each new environment.
+
+    `env_cache` maps (class path, canonical config) to the instance.
+    """
+
+    agent: Agent
+    tokenizer: Any
+    num_rollouts: int
+    env_cache: dict[EnvKey, Any] = field(default_factory=dict)
+    prepare: Callable[[Any], None] | None = None
+    timings: Timings = field(default_factory=Timings)
+
+    def environment(self, row: Row) -> Any:
+        """The instance that serves `row`, made on first use. Raises EnvLoadError."""
+        if row.key not in self.env_cache:
+            found = load_env_class(row.env_class_path)
+            try:
+                env = found(tokenizer=self.tokenizer, **row.env_config)
+            except EnvLoadError:
+                raise
+            except Exception as problem:
+                raise EnvLoadError(
+                    f'"{row.env_class_path}" with env_config {row.key[1]}: {type(problem).__name__}: {problem}'
+                ) from problem
+            if self.prepare is not None:
+                self.prepare(env)
+            self.env_cache[row.key] = env
+        return self.env_cache[row.key]
+
+    def run(
+        self,
+        rows: Sequence[Row],
+        *,
+        first: int = 0,
+        seed: int | None = None,
+        step: int = 0,
+        split: str = "train",
+        num_rollouts: int | None = None,
+    ) -> list[Sample]:
+        """Rollouts of `rows`, in order: row i gives `num_rollouts` samples with `prompt == first + i`.
+
+        `seed` makes the trials repeatable; every group of rows gets its own, made from it and the group's first row.
+        Raises EnvLoadError, TrialError, and whatever the agent raises.
+        """
+        rollouts = num_rollouts or self.num_rollouts
+        groups: dict[EnvKey, list[int]] = {}
+        for index, row in enumerate(rows):
+            groups.setdefault(row.key, []).append(index)
+        done = []
+        for indices in groups.values():
+            env = self.environment(rows[indices[0]])
+            prompts = [first + i for i in indices]
+            given = {
+                "seed": None if seed is None else (seed * 1_000_003 + prompts[0]) % 2**31,
+                "step": step,
+                "split": split,
+            }
+            result = env.run_trial(
+                task_data_list=[rows[i].task_data for i in indices],
+                agent=self.agent,
+                num_rollouts=rollouts,
+                **{k: v for k, v in given.items() if k in _accepted(type(env))},
+            )
+            try:
+                done.append(samples_from_trial(result, prompts, rollouts))
+            except TrialError as problem:
+                raise TrialError(f"{rows[indices[0]].env_class_path}: {problem}") from problem
+            spent = result.get("timings") or {}
+            self.timings.generate += float(spent.get("generate_s", 0.0))
+            self.timings.environment += float(spent.get("environment_s", 0.0))
+        return merge_samples(done)
+
+
+@functools.cache
+def _accepted(env_class: type) -> frozenset[str]:
+    """Which optional keywords this class's `run_trial` takes: a user's own may have only the three of the contract."""
+    parameters = inspect.signature(env_class.run_trial).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return frozenset({"seed", "step", "split"})
+    return frozenset(p.name for p in parameters)
