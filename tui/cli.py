@@ -94,8 +94,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         warn("interrupted")
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # `grpo-tui runs | head`: nobody reads on, so Python must not flush either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):  # `grpo-tui runs | head`: nobody reads on (Typer leaves only then)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
     except Exception as error:
         return _unexpected(error)

@@ -99,7 +99,12 @@ gpus = []
 for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
     memory = torch.cuda.get_device_properties(i).total_memory
     gpus.append(dict(name=torch.cuda.get_device_name(i), memory=memory, bf16=torch.cuda.is_bf16_supported()))
-print(json.dumps(dict(gpus=gpus, cuda=torch.version.cuda, mps=torch.backends.mps.is_available())))
+try:
+    import cv2
+    cv2 = ""
+except ImportError as error:
+    cv2 = str(error)
+print(json.dumps(dict(cv2=cv2, gpus=gpus, cuda=torch.version.cuda, mps=torch.backends.mps.is_available())))
 """
 
 
@@ -123,6 +128,9 @@ def devices() -> Iterator[Finding]:
             "missing", f"torch does not load: {lines[-1] if lines else error}", "pip install --force-reinstall torch"
         )
         return
+    if found["cv2"]:
+        cure = "on a machine without a screen: pip install --force-reinstall --no-deps opencv-python-headless"
+        yield Finding("missing", f"OpenCV does not load: {found['cv2']}", cure)
     for gpu in found["gpus"]:
         bf16 = "bfloat16" if gpu["bf16"] else "no bfloat16"
         yield Finding("good", f"GPU {gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, CUDA {found['cuda']}, {bf16}")

@@ -1,0 +1,81 @@
+"""What a person is told who uses a command wrongly: one line on standard error, and the documented exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import Cli
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian"], "No such command 'trian'"),
+        (["train", "--mode", "rl"], "'sft', 'rft'"),
+        (["train", "--num-processes", "0"], "--num-processes"),
+        (["train", "--set", "training.max_stps=3"], "training.max_steps"),
+        (["train", "nope.yaml"], "no such file or preset"),
+        (["train", "--resume", "x", "--run-id", "y"], "leave --run-id out"),
+        (["train", "--resume", "x", "qwen3_0.6b"], "leave CONFIG out"),
+        (["train", "--set", "mode=online"], "grpo-tui online"),
+        (["train", "--accelerate-config", "gone.yaml"], "accelerate config"),
+        (["online", "--requests", "a", "--serve", "b"], "exclude each other"),
+        (["--runs-dir", "x", "runs"], "after the command"),
+        ([], "needs a terminal"),
+        (["inspect"], "RUN"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(cli: Cli, arguments: list[str], said: str):
+    answer = cli(*arguments)
+    assert answer.returncode == 2
+    assert said in answer.stderr
+    assert answer.stderr.count("\n") == 1
+    assert answer.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "gone"],
+        ["stop", "gone"],
+        ["export", "gone", "--out", "x"],
+        ["train", "--resume", "gone"],
+        ["inspect", "latest"],
+    ],
+)
+def test_a_run_that_is_not_there_is_exit_code_3(cli: Cli, arguments: list[str]):
+    answer = cli(*arguments)
+    assert answer.returncode == 3
+    assert answer.stderr.count("\n") == 1
+
+
+def test_every_problem_of_a_configuration_is_told_with_its_line(cli: Cli, tmp_path: Path):
+    (tmp_path / "my.yaml").write_text("mode: rfl\ntraining:\n  max_steps: x\n")
+    answer = cli("config", "check", "my.yaml")
+    assert answer.returncode == 2
+    assert [line.split(": ")[0] for line in answer.stderr.splitlines()] == ["my.yaml:1", "my.yaml:3"]
+
+
+def test_config_show_prints_a_configuration_that_checks(cli: Cli, tmp_path: Path):
+    shown = cli("config", "show", "qwen3_0.6b", "--set", "seed=4")
+    assert "# Rank." in shown.stdout and "seed: 4" in shown.stdout
+    (tmp_path / "my.yaml").write_text(shown.stdout)
+    assert cli("config", "check", "my.yaml").returncode == 0
+
+
+def test_doctor_names_versions_devices_and_disk(cli: Cli, tmp_path: Path):
+    answer = cli("doctor")
+    assert answer.returncode == 0, answer.stdout
+    for expected in ("Python 3.", "torch 2.", "CPU cores", f"runs in {tmp_path}", "no terminal here"):
+        assert expected in answer.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error(cli: Cli):
+    import subprocess
+    import sys
+
+    command = f"{sys.executable} -m grpo_tui.tui.cli config show | head -1"
+    answer = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (answer.returncode, answer.stderr) == (0, "")
