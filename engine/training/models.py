@@ -1,0 +1,193 @@
+"""Loading the policy: base model, tokenizer and adapters, by name or path.
+
+Supervised and reinforcement fine-tuning, the online engine and the benchmarks all load through `load_policy`.
+
+**The reference policy.** Reinforcement fine-tuning starts from SFT adapters, and its KL penalty compares with the
+policy that it started from, not with the bare base. Adapters are loaded as `default`, trainable; TRL's `GRPOTrainer`,
+given a `PeftModel` and beta > 0, copies them into a second adapter `ref`, frozen, before the first step. On a resumed
+run load the SFT adapters here again and let the trainer load its checkpoint afterwards: `ref` is then again what the
+run began with. Save with `save_adapters`, which writes `default` alone: plain `PeftModel.from_pretrained(base, folder)`
+loads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ...configs.sections.model import ModelConfig
+from ..agents import tiny
+
+BUILTIN_MODELS = {"builtin:tiny": "base"}
+BUILTIN_ADAPTERS = {"builtin:tiny-sft": "sft"}
+"""Names of what ships with the package, and its folder there."""
+
+
+class ModelLoadError(RuntimeError):
+    """A model or its adapters cannot be loaded; the message says which, and what would be right."""
+
+
+def load_policy(
+    config: ModelConfig, *, adapters: str | None = None, trainable: bool = True
+) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
+    """The base model of `config` with `adapters` (a folder or a built-in name) on it, and its tokenizer.
+
+    trainable: for training. Without `adapters`, fresh LoRA adapters as in `config.lora` are put on (their output is
+    zero at first, so the policy is the base). Gradient checkpointing is on where the configuration says so.
+    Otherwise for inference: eval mode, nothing requires a gradient, and without `adapters` the bare base.
+
+    Raises ModelLoadError.
+    """
+    base = load_base(config)
+    tokenizer = load_tokenizer(config)
+    model: PeftModel | PreTrainedModel = base
+    if adapters is not None:
+        model = _with_adapters(base, adapters, trainable)
+    elif trainable:
+        try:
+            model = get_peft_model(base, lora_config(config))  # type: ignore[assignment]
+        except ValueError as error:
+            raise ModelLoadError(f"model.lora does not fit {config.base}: {_first_line(error)}") from error
+    model.to(_device(config))  # type: ignore[arg-type]
+    if not trainable:
+        model.requires_grad_(False)
+        return model.eval(), tokenizer
+    if config.gradient_checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train(), tokenizer
+
+
+def load_base(config: ModelConfig) -> PreTrainedModel:
+    """The bare base model, in float32 or as `config.dtype` says, on the CPU. Raises ModelLoadError."""
+    source, revision = _base_source(config)
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            source,
+            revision=revision,
+            dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
+            attn_implementation=config.attn_implementation,
+            use_safetensors=True,  # nothing is unpickled
+        )
+    except Exception as error:  # transformers raises OSError, ValueError, ImportError, and what the hub's client raises
+        raise ModelLoadError(_explain_base(config.base, error)) from error
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The base model's tokenizer, padding on the left, with a padding token. Raises ModelLoadError."""
+    source, revision = _base_source(config)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, padding_side="left")
+    except Exception as error:
+        raise ModelLoadError(_explain_base(config.base, error, "tokenizer")) from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def lora_config(config: ModelConfig) -> LoraConfig:
+    """The adapters that `config.lora` describes."""
+    lora = config.lora
+    return LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
+def save_adapters(model: PeftModel, folder: Path | str) -> Path:
+    """Write the adapter `default` as safetensors to `folder`, for plain `PeftModel.from_pretrained`."""
+    folder = Path(folder)
+    model.save_pretrained(str(folder), selected_adapters=["default"], save_embedding_layers=False)
+    return folder
+
+
+def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> PeftModel:
+    folder = _adapter_folder(adapters)
+    try:
+        return PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
+    except Exception as error:
+        raise ModelLoadError(
+            f"the adapters in {adapters} do not fit the base model {base.name_or_path}: {_first_line(error)}"
+        ) from error
+
+
+def _adapter_folder(adapters: str) -> Path:
+    if adapters.startswith("builtin:"):
+        return _builtin(adapters, BUILTIN_ADAPTERS, "adapters")
+    folder = Path(adapters).expanduser()
+    if not folder.is_dir():
+        raise ModelLoadError(
+            f"there is no folder of adapters at {adapters}; train some with `grpo-tui train --mode sft`, or set "
+            "model.sft_adapters to builtin:tiny-sft (for builtin:tiny) or null (the bare base)"
+        )
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (folder / name).is_file():
+            raise ModelLoadError(f"{adapters} holds no adapters that can be loaded: {name} is missing there")
+    try:
+        json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{folder / 'adapter_config.json'} is not valid JSON: {error}") from error
+    return folder
+
+
+def _base_source(config: ModelConfig) -> tuple[str, str | None]:
+    """What `from_pretrained` is given: a folder, or a hub id with its revision."""
+    name = config.base
+    if name.startswith("builtin:"):
+        return str(_builtin(name, BUILTIN_MODELS, "model")), None
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            hint = "; these are adapters: name them in model.sft_adapters" if _holds_adapters(folder) else ""
+            raise ModelLoadError(f"the folder {name} holds no model: config.json is missing there{hint}")
+        return str(folder), None
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise ModelLoadError(f"there is no folder {name} with a model (model.base)")
+    return name, config.revision
+
+
+def _builtin(name: str, known: dict[str, str], kind: str) -> Path:
+    if name not in known:
+        raise ModelLoadError(f"there is no built-in {kind} {name}; there is {', '.join(known)}")
+    folder = Path(tiny.__file__).parent / known[name]
+    if not folder.is_dir():
+        raise ModelLoadError(f"{name} is not built in this checkout; run `make policy`")
+    return folder
+
+
+def _holds_adapters(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file()
+
+
+def _device(config: ModelConfig) -> torch.device:
+    """Where the model goes. With several processes, each takes the accelerator of its own rank."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    elif name == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError("model.device is cuda, but torch sees no CUDA device; set it to auto or cpu")
+    elif name == "mps" and not torch.backends.mps.is_available():
+        raise ModelLoadError("model.device is mps, but torch sees no MPS device; set it to auto or cpu")
+    if name == "cuda":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device(name)
+
+
+def _explain_base(base: str, error: Exception, what: str = "model") -> str:
+    reason = _first_line(error)
+    if "safetensors" in reason:
+        return f"the {what} {base} has no safetensors weights, and other formats are not loaded: {reason}"
+    return f"the {what} {base} cannot be loaded: {reason}"
+
+
+def _first_line(error: Exception) -> str:
+    lines: list[Any] = str(error).strip().splitlines()
+    return str(lines[0]) if lines else type(error).__name__
