@@ -29,7 +29,7 @@ class MissingPrerequisite(PenaltyRule):
                 continue
             exist = step.context.resources.get(argument.refers_to, ())
             if argument.name in step.arguments:
-                identifier = resource_id(argument, step.arguments[argument.name])
+                identifier = resource_id(step.arguments[argument.name])
                 if identifier is not None and identifier not in exist:
                     return self._penalty(episode, step, argument, exist, identifier)
             elif argument.required and not exist:

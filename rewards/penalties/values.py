@@ -1,11 +1,16 @@
-"""Whether a value fits an argument's declaration: type, bounds, choices. Shared by the rules that look at arguments."""
+"""Whether a value fits an argument's declaration: type, bounds, choices. Shared by the rules that look at arguments.
+
+What an environment refuses (`envs/checks.py`) and what is a fault here are the same values; here each fault says what
+was wrong and what would have been right.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from ...envs.tools import Argument, Bound
+from ...envs.checks import resolve_bound
+from ...envs.tools import Argument
 from ...envs.trajectory import StepContext
 from .base import listed, shown
 
@@ -18,63 +23,55 @@ _WANTED = {
 }
 
 
-def resource_id(argument: Argument, value: Any) -> str | None:
-    """The id that a reference names, as contexts list it; None when the value is of the wrong type."""
-    if not _has_type(argument, value):
-        return None
-    return str(int(value)) if argument.type == "integer" else str(value)
+def resource_id(value: Any) -> str | None:
+    """The id that a reference names, as contexts list it (7 and "7" are one id); None when it cannot be one."""
+    return str(value) if isinstance(value, str) or type(value) is int else None
 
 
 def fault(argument: Argument, value: Any, context: StepContext) -> tuple[str, str] | None:
-    """What is wrong with a value and what would be right: `("x is 900", "0 <= x < 128")`; None if it fits."""
-    name = argument.name
-    if not _has_type(argument, value):
-        return f"{name} is {shown(value, 40)}", f"{name} is {_WANTED[argument.type]}"
+    """What is wrong with a value and what would be right: `("x is 900", "0 <= x < 128")`; None if it fits.
+
+    Whether a well-formed reference exists is not asked here (`MissingPrerequisite`).
+    """
+    name, said = argument.name, f"{argument.name} is {shown(value, 60)}"
+    if argument.refers_to is not None:
+        return None if resource_id(value) is not None else (said, f"{name} is the id of a {argument.refers_to}")
+    if not _has_type(argument.type, value):
+        return said, f"{name} is {_WANTED[argument.type]}"
     if argument.type == "box":
-        return _box_fault(argument, value, context)
+        right = _box_limit(name, value, context)
+        return (said, right) if right else None
     if argument.choices is not None and value not in argument.choices:
-        return f"{name} is {shown(value, 40)}", f"{name} is one of {listed(argument.choices, 20)}"
-    if argument.type in ("integer", "number") and argument.refers_to is None:
-        low, high = _bound(argument.minimum, context), _bound(argument.below, context)
+        return said, f"{name} is one of {listed(argument.choices, 20)}"
+    if argument.type in ("integer", "number"):
+        low, high = resolve_bound(argument.minimum, context.facts), resolve_bound(argument.below, context.facts)
         if (low is not None and value < low) or (high is not None and value >= high):
             left = f"{low:g} <= " if low is not None else ""
-            return f"{name} is {shown(value, 40)}", f"{left}{name}" + (f" < {high:g}" if high is not None else "")
+            return said, f"{left}{name}" + (f" < {high:g}" if high is not None else "")
     return None
 
 
-def _has_type(argument: Argument, value: Any) -> bool:
-    kind = argument.type
+def _has_type(kind: str, value: Any) -> bool:
     if kind == "string":
         return isinstance(value, str)
     if kind == "boolean":
         return isinstance(value, bool)
     if kind == "box":
         return isinstance(value, list | tuple) and len(value) == 4 and all(_is_number(v) for v in value)
-    # JSON writes 31 and 31.0 for the same whole number.
-    return _is_number(value) and (kind == "number" or float(value).is_integer())
+    return _is_number(value) and (kind == "number" or isinstance(value, int))
 
 
 def _is_number(value: Any) -> bool:
     return type(value) is int or (isinstance(value, float) and math.isfinite(value))
 
 
-def _bound(bound: Bound | None, context: StepContext) -> float | None:
-    """A bound as a number; None when there is none, or when the step's context does not state the fact it names."""
-    value = context.facts.get(bound) if isinstance(bound, str) else bound
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _box_fault(argument: Argument, box: Any, context: StepContext) -> tuple[str, str] | None:
+def _box_limit(name: str, box: Any, context: StepContext) -> str | None:
+    """What a box of numbers breaks; None if it lies in the image. Edges are half-open: a whole image ends at width."""
     x0, y0, x1, y1 = box
-    said = f"{argument.name} is {shown(list(box), 60)}"
     if not (x0 < x1 and y0 < y1):
-        return said, f"{argument.name} is [x0, y0, x1, y1] with x0 < x1 and y0 < y1"
-    low = _bound(argument.minimum, context) or 0.0
-    width, height = _bound("width", context), _bound("height", context)
-    # Edges are half-open: a box over the whole image ends at width and height.
-    inside = x0 >= low and y0 >= low and (width is None or x1 <= width) and (height is None or y1 <= height)
-    if inside:
+        return f"{name} is [x0, y0, x1, y1] with x0 < x1 and y0 < y1"
+    width, height = resolve_bound("width", context.facts), resolve_bound("height", context.facts)
+    if x0 >= 0 and y0 >= 0 and (width is None or x1 <= width) and (height is None or y1 <= height):
         return None
-    to = f", x1 <= {width:g}" if width is not None else ""
-    to += f", y1 <= {height:g}" if height is not None else ""
-    return said, f"{argument.name} has x0 >= {low:g}, y0 >= {low:g}{to}"
+    edges = [f"{edge} <= {size:g}" for edge, size in (("x1", width), ("y1", height)) if size is not None]
+    return f"{name} has {', '.join(['x0 >= 0', 'y0 >= 0', *edges])}"
