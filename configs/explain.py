@@ -14,6 +14,7 @@ from .problems import Problem
 from .yaml_source import Path, Source
 
 _MAX_SHOWN = 60
+_NOTHING = object()
 
 
 def explain(errors: Sequence[Mapping[str, Any]], schema: type[BaseModel], source: Source) -> list[Problem]:
@@ -32,15 +33,20 @@ def _schema_path(loc: Sequence[str | int], schema: type[BaseModel], data: Any) -
     path: list[str | int] = []
     node = data
     for part in loc:
-        in_list = isinstance(node, list) and isinstance(part, int) and part < len(node)
-        if in_list or (isinstance(node, dict) and part in node):
-            node = node[part]
-        elif field_at(schema, (*path, part)) is not None:
-            node = None
-        else:
+        inner = _inside(node, part)
+        if inner is _NOTHING and field_at(schema, (*path, part)) is None:
             break
+        node = None if inner is _NOTHING else inner
         path.append(part)
     return tuple(path)
+
+
+def _inside(node: Any, part: str | int) -> Any:
+    if isinstance(node, dict) and part in node:
+        return node[part]
+    if isinstance(node, list) and isinstance(part, int) and part < len(node):
+        return node[part]
+    return _NOTHING
 
 
 def _problem(error: Mapping[str, Any], path: Path, schema: type[BaseModel], source: Source) -> Problem:

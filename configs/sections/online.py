@@ -13,23 +13,23 @@ class KLConfig(Section):
     """The KL penalty, and how its weight follows the measured KL."""
 
     beta_update_mode: Literal["fixed", "auto"] = "auto"
-    initial_beta: float = Field(0.02, ge=0)
-    target_kl: float = Field(0.05, gt=0)
+    initial_beta: float = Field(default=0.02, ge=0)
+    target_kl: float = Field(default=0.05, gt=0)
     """Nats per token."""
-    kl_tolerance: float = Field(0.01, ge=0)
+    kl_tolerance: float = Field(default=0.01, ge=0)
     """Nats per token to either side of the target within which beta stays."""
-    factor: float = Field(1.2, gt=1)
-    min_beta: float = Field(1e-4, gt=0)
-    max_beta: float = Field(10.0, gt=0)
-    window: int = Field(20, ge=1)
+    factor: float = Field(default=1.2, gt=1)
+    min_beta: float = Field(default=1e-4, gt=0)
+    max_beta: float = Field(default=10.0, gt=0)
+    window: int = Field(default=20, ge=1)
     """Updates over which `mean_kl_divergence` runs."""
-    limit: float = Field(0.5, gt=0)
+    limit: float = Field(default=0.5, gt=0)
     """An update after which the policy is farther than this (nats per token, on the tokens of its own experience) from
     the policy that answered is taken back."""
-    top_k: int = Field(64, ge=1)
+    top_k: int = Field(default=64, ge=1)
     """How many tokens of the original distribution are kept, with one bucket for the rest, when the vocabulary is too
     large to keep it whole."""
-    full_vocabulary: int = Field(8192, ge=1)
+    full_vocabulary: int = Field(default=8192, ge=1)
     """Up to this vocabulary the original logits are kept whole and the KL is exact."""
 
     @model_validator(mode="after")
@@ -47,15 +47,15 @@ class ValidationConfig(Section):
     """Background validation, in a process of its own, and the guard that stops publishing."""
 
     enabled: bool = True
-    every_updates: int = Field(40, ge=1)
+    every_updates: int = Field(default=40, ge=1)
     """Updates between two looks at the live and the EMA model."""
-    tasks: int = Field(64, ge=1)
+    tasks: int = Field(default=64, ge=1)
     """Held-out tasks that success is measured on, greedily."""
-    canary_tasks: int = Field(16, ge=0)
+    canary_tasks: int = Field(default=16, ge=0)
     """Tasks with known answers on which the voted label is checked."""
-    max_drop: float = Field(0.1, gt=0, le=1)
+    max_drop: float = Field(default=0.1, gt=0, le=1)
     """Publishing stops when the EMA model's success falls this far below the best so far."""
-    nice: int = Field(19, ge=0, le=19)
+    nice: int = Field(default=19, ge=0, le=19)
 
 
 class OnlineConfig(Section):
@@ -71,71 +71,71 @@ class OnlineConfig(Section):
 
     requests: str | None = None
     """A JSONL file of requests, `-` for standard input, or null for tasks of the environment (and those of HTTP)."""
-    max_requests: int | None = Field(None, ge=1)
+    max_requests: int | None = Field(default=None, ge=1)
     """Stop after so many requests; null: after the last one (with `serve`: never)."""
     serve: str | None = None
     """`HOST:PORT` to answer on over HTTP. Beyond the loopback interface only with a token (`GRPO_TUI_TOKEN`)."""
-    max_body_bytes: int = Field(8 * 2**20, ge=1024)
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
     """Larger HTTP requests are refused."""
 
-    samples: int = Field(8, ge=2)
+    samples: int = Field(default=8, ge=2)
     """Trajectories sampled for a request; they vote."""
-    batch_requests: int = Field(4, ge=1)
+    batch_requests: int = Field(default=4, ge=1)
     """Requests that wait together are answered together, up to so many."""
-    temperature: float = Field(1.0, gt=0)
-    max_turn_tokens: int = Field(64, ge=1)
-    max_trajectory_tokens: int = Field(512, ge=1)
-    neighbours: int = Field(2, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
+    max_turn_tokens: int = Field(default=64, ge=1)
+    max_trajectory_tokens: int = Field(default=512, ge=1)
+    neighbours: int = Field(default=2, ge=0)
     """Earlier experiences, nearest by embedding, that vote too."""
-    neighbour_similarity: float = Field(0.995, ge=-1, le=1)
+    neighbour_similarity: float = Field(default=0.995, ge=-1, le=1)
     """Least cosine similarity of a neighbour."""
-    neighbour_weight: float = Field(0.5, ge=0)
+    neighbour_weight: float = Field(default=0.5, ge=0)
     """A neighbour's vote counts this much of a candidate's, times its similarity."""
-    buffer_size: int = Field(4096, ge=0)
+    buffer_size: int = Field(default=4096, ge=0)
     """Experiences that are remembered as neighbours."""
-    min_confidence: float = Field(0.5, ge=0, le=1)
+    min_confidence: float = Field(default=0.5, ge=0, le=1)
     """The confidence gate: the ensemble answer's share of the vote below which nothing is learnt."""
     learn_from: Literal["initial", "all"] = "all"
     """Learn from the initial trajectory of a request only, or from all that were sampled for it."""
 
-    lr_correction: float = Field(1e-3, gt=0)
+    lr_correction: float = Field(default=1e-3, gt=0)
     """Learning rate when the initial answer was wrong by the vote."""
-    lr_adaptive_max: float = Field(1e-3, gt=0)
+    lr_adaptive_max: float = Field(default=1e-3, gt=0)
     """Learning rate otherwise, at the least confidence that passes the gate …"""
-    lr_adaptive_min: float = Field(2e-4, gt=0)
+    lr_adaptive_min: float = Field(default=2e-4, gt=0)
     """… falling to this at full confidence."""
-    max_learning_rate: float = Field(5e-3, gt=0)
+    max_learning_rate: float = Field(default=5e-3, gt=0)
     """A task that asks for more is refused."""
 
-    queue_limit: int = Field(256, ge=1)
+    queue_limit: int = Field(default=256, ge=1)
     """Tasks that may wait; beyond it the oldest goes."""
-    staleness_limit: int = Field(16, ge=0)
+    staleness_limit: int = Field(default=16, ge=0)
     """Tasks answered by a policy more versions ago than this are dropped."""
-    max_attempts: int = Field(5, ge=1)
+    max_attempts: int = Field(default=5, ge=1)
     """A task during which the worker died this often is set aside."""
 
     kl: KLConfig = KLConfig()
-    clip_epsilon: float = Field(0.2, gt=0)
+    clip_epsilon: float = Field(default=0.2, gt=0)
     """The policy gradient's ratio is clipped to 1 ± this."""
-    baseline_decay: float = Field(0.95, ge=0, lt=1)
+    baseline_decay: float = Field(default=0.95, ge=0, lt=1)
     """Decay of the running baseline of the return, per update."""
-    advantage_limit: float = Field(3.0, gt=0)
+    advantage_limit: float = Field(default=3.0, gt=0)
     """Advantages are cut to ± this: no single reward may shout."""
-    max_norm: float = Field(1.0, gt=0)
+    max_norm: float = Field(default=1.0, gt=0)
     """Gradient norm to which gradients are clipped."""
-    max_update_norm: float = Field(1.0, gt=0)
+    max_update_norm: float = Field(default=1.0, gt=0)
     """Longest step (L2 norm over all trained parameters) that one update may take."""
-    ema_decay: float = Field(0.9, ge=0, lt=1)
+    ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """The served model moves by 1 − this of the way to the live one at each update."""
-    snapshot_every: int = Field(8, ge=1)
+    snapshot_every: int = Field(default=8, ge=1)
     """Updates between two published snapshots."""
-    keep_snapshots: int = Field(4, ge=1)
-    commit_every: int = Field(4, ge=1)
+    keep_snapshots: int = Field(default=4, ge=1)
+    commit_every: int = Field(default=4, ge=1)
     """Updates between two commits of the worker's state; what was not committed is done again after a crash."""
-    poll_interval_s: float = Field(0.2, gt=0)
+    poll_interval_s: float = Field(default=0.2, gt=0)
     """How often the engine looks for a new snapshot, and the worker for a task."""
-    worker_nice: int = Field(10, ge=0, le=19)
-    worker_threads: int = Field(1, ge=1)
+    worker_nice: int = Field(default=10, ge=0, le=19)
+    worker_threads: int = Field(default=1, ge=1)
     validation: ValidationConfig = ValidationConfig()
 
     @model_validator(mode="after")

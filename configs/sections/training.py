@@ -19,37 +19,37 @@ class ReplayConfig(Section):
     """
 
     mode: Literal["off", "ssr", "dapo"] = "ssr"
-    min_group_std: float = Field(1e-3, ge=0)
+    min_group_std: float = Field(default=1e-3, ge=0)
     """A group whose rewards have a smaller standard deviation is filtered out."""
-    capacity: int = Field(1024, ge=1)
+    capacity: int = Field(default=1024, ge=1)
     """Trajectories that the buffer holds at most; the oldest go first."""
-    alpha: float = Field(1.0, ge=0)
+    alpha: float = Field(default=1.0, ge=0)
     """How strongly large advantages are preferred; 0: not at all."""
-    tau: float = Field(4.0, gt=0)
+    tau: float = Field(default=4.0, gt=0)
     """Age in steps at which the chance to be drawn has fallen to 1/e."""
-    max_age: int = Field(12, ge=1)
+    max_age: int = Field(default=12, ge=1)
     """Steps after which a trajectory is never drawn again."""
-    max_rounds: int = Field(3, ge=1)
+    max_rounds: int = Field(default=3, ge=1)
     """`dapo`: how often to generate again before training on what there is."""
 
 
 class TrainingConfig(Section):
     """`--mode rft`."""
 
-    max_steps: int = Field(150, ge=1)
-    prompts_per_step: int = Field(16, ge=1)
+    max_steps: int = Field(default=150, ge=1)
+    prompts_per_step: int = Field(default=16, ge=1)
     """Different prompts in one optimiser step, over all processes."""
-    num_generations: int = Field(8, ge=2)
+    num_generations: int = Field(default=8, ge=2)
     """Rollouts per prompt: GRPO's group size."""
-    micro_batch_size: int | None = Field(None, ge=1)
+    micro_batch_size: int | None = Field(default=None, ge=1)
     """Trajectories per backward pass of one process; null: as many as fit `micro_batch_tokens`."""
-    micro_batch_tokens: int = Field(65536, ge=1)
+    micro_batch_tokens: int = Field(default=65536, ge=1)
     """Token budget of a backward pass, counted at `max_trajectory_tokens` a trajectory."""
-    learning_rate: float = Field(3e-3, gt=0)
+    learning_rate: float = Field(default=3e-3, gt=0)
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "constant"
-    warmup_steps: int = Field(0, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
 
     advantages: Literal["reward", "group", "turn"] = "group"
     """`reward`: the per-token rewards as they are; `group`: return minus the group's mean; `turn`: return from a turn
@@ -58,37 +58,37 @@ class TrainingConfig(Section):
     """What advantages are divided by: the group's standard deviation, the batch's, or nothing."""
     loss_type: LossType = "dapo"
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    epsilon: float = Field(0.2, gt=0)
+    epsilon: float = Field(default=0.2, gt=0)
     """Lower clip range of the probability ratio."""
-    epsilon_high: float | None = Field(None, gt=0)
+    epsilon_high: float | None = Field(default=None, gt=0)
     """Upper clip range; null: as `epsilon`."""
-    beta: float = Field(0.01, ge=0)
+    beta: float = Field(default=0.01, ge=0)
     """Weight of the KL penalty to the reference policy (at the start, when `beta_mode` is auto)."""
     beta_mode: Literal["fixed", "auto"] = "fixed"
-    target_kl: float = Field(0.05, gt=0)
+    target_kl: float = Field(default=0.05, gt=0)
     """`auto`: nats per token that beta steers to."""
-    kl_tolerance: float = Field(0.01, ge=0)
-    beta_factor: float = Field(1.2, gt=1)
-    min_beta: float = Field(1e-4, gt=0)
-    max_beta: float = Field(10.0, gt=0)
-    kl_window: int = Field(20, ge=1)
+    kl_tolerance: float = Field(default=0.01, ge=0)
+    beta_factor: float = Field(default=1.2, gt=1)
+    min_beta: float = Field(default=1e-4, gt=0)
+    max_beta: float = Field(default=10.0, gt=0)
+    kl_window: int = Field(default=20, ge=1)
     """Steps over which the mean KL runs."""
 
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    max_turn_tokens: int = Field(64, ge=1)
-    max_trajectory_tokens: int = Field(512, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    max_turn_tokens: int = Field(default=64, ge=1)
+    max_trajectory_tokens: int = Field(default=512, ge=1)
 
     replay: ReplayConfig = ReplayConfig()
     placement: Literal["auto", "main", "sharded"] = "auto"
     """Where rollouts happen with several processes: on the main one, or each process its share (`auto`)."""
 
-    eval_every: int = Field(25, ge=0)
+    eval_every: int = Field(default=25, ge=0)
     """Steps between evaluations on held-out tasks; 0: only at the end."""
-    save_every: int = Field(50, ge=0)
+    save_every: int = Field(default=50, ge=0)
     """Steps between checkpoints; 0: only at the end."""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
     output_dir: str = "saved_models/rft_adapters"
 
     @model_validator(mode="after")
