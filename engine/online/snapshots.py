@@ -320,11 +320,15 @@ class SnapshotReader:
             raise
         return Snapshot(path, manifest, hold)
 
-    def _checked(self, path: Path, version: int, file: Any) -> Manifest:
+    def manifest(self, version: int) -> Manifest:
+        """What a version says of itself, unchecked. Raises SnapshotError when it says nothing."""
         try:
-            manifest = Manifest.from_bytes(_manifest_path(self.folder, version).read_bytes())
+            return Manifest.from_bytes(_manifest_path(self.folder, version).read_bytes())
         except (OSError, ValueError) as error:
-            raise SnapshotError(f"Snapshot {path.name} has no readable manifest.") from error
+            raise SnapshotError(f"Snapshot {file_name(version)} has no readable manifest.") from error
+
+    def _checked(self, path: Path, version: int, file: Any) -> Manifest:
+        manifest = self.manifest(version)
         size = os.fstat(file.fileno()).st_size
         if manifest.version != version or manifest.file != path.name or manifest.size != size:
             raise SnapshotError(f"Snapshot {path.name} has {size} bytes, its manifest says {manifest.size}.")

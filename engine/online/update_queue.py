@@ -1,7 +1,8 @@
 """The durable queue between the inference engine and the update worker: one SQLite file, embedded.
 
-A task is *queued* by the engine, *taken* by the worker, and *settled* once: `applied`, `stale` (answered by a policy
-too many versions ago), `refused` (it would do harm; kept aside, not retried) or `dropped` (the queue was full).
+A task is *queued* by the engine, *taken* by the worker, and *settled* once: `applied`, `rejected` (applied
+and taken back, too large a move), `stale` (answered by a policy too many versions ago), `refused` (it would do harm;
+kept aside, not retried) or `dropped` (the queue was full).
 
 Delivery is at least once: a task that was taken by a worker that died is queued again at the next start. Its effect
 is exactly once, because `settle` commits in one transaction which tasks are applied, the name of the state file (model,
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Outcome = Literal["applied", "stale", "refused", "dropped"]
+Outcome = Literal["applied", "rejected", "stale", "refused", "dropped"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS tasks (
