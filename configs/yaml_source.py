@@ -54,6 +54,12 @@ class CoreDumper(yaml.SafeDumper):
     yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()}  # noqa: RUF012
 
 
+def _text(dumper: CoreDumper, value: str) -> yaml.ScalarNode:
+    """What is not printable (Unicode's line ends too, which folding would change) is escaped in double quotes."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"')
+
+
+CoreDumper.add_representer(str, _text)
 CoreDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 

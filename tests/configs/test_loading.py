@@ -76,6 +76,7 @@ def test_what_is_written_reads_back_equal(tmp_path: Path):
 
 
 @example("1e3")
+@example("a\x85b\u2028 c\n\n d\x1b")
 @example("08")
 @example("off")
 @example(1e-7)
