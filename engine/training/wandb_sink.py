@@ -1,0 +1,139 @@
+"""Numbers to Weights & Biases, besides the run record. Off by default; `offline` needs no key and no network.
+
+wandb only listens: whatever goes wrong here is said once and costs the training nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...configs.sections.logging import LoggingConfig
+from ...rewards.metrics import ACTION_DISTRIBUTION
+
+log = logging.getLogger(__name__)
+
+ACTION_TABLE = "behavior/action_table"
+"""A table of step, action and frequency over the whole training, for the stacked bars (`STACKED_BARS`)."""
+
+STACKED_BARS: dict[str, Any] = {
+    "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+    "data": {"name": "wandb"},
+    "mark": {"type": "bar", "width": {"band": 1}},
+    "encoding": {
+        "x": {"field": "${field:step}", "type": "ordinal", "title": "step"},
+        "y": {"field": "${field:frequency}", "type": "quantitative", "stack": "zero", "title": "share of actions"},
+        "color": {"field": "${field:action}", "type": "nominal", "title": "action"},
+    },
+}
+"""The chart as wandb takes it: a custom chart panel over `ACTION_TABLE`, its fields step, frequency and action."""
+
+INIT_TIMEOUT_S = 30
+
+
+class WandbSink:
+    """One wandb run. With `wandb: off`, or once wandb has failed, every method does nothing.
+
+    folder: where wandb puts its files (the run's folder). on_problem: is told, in one sentence, when wandb fails.
+    table_every: steps between two writings of the action table.
+    """
+
+    def __init__(
+        self,
+        config: LoggingConfig,
+        folder: Path,
+        *,
+        run_id: str,
+        name: str = "",
+        run_config: Mapping[str, Any] | None = None,
+        on_problem: Callable[[str], None] = log.warning,
+        table_every: int = 10,
+    ) -> None:
+        self.on_problem = on_problem
+        self.table_every = max(1, table_every)
+        self._run: Any = None
+        self._table: Any = None
+        self._rows_waiting = 0
+        if config.wandb == "off":
+            return
+        try:
+            import wandb
+
+            self._run = wandb.init(
+                project=config.wandb_project,
+                id=run_id,
+                name=name or run_id,
+                dir=str(folder),
+                mode=config.wandb,
+                config=dict(run_config or {}),
+                # Terminal and process belong to the training: no capturing of output, no questions, no statistics.
+                settings=wandb.Settings(
+                    console="off",
+                    silent=True,
+                    x_disable_stats=True,
+                    disable_git=True,
+                    disable_code=True,
+                    init_timeout=INIT_TIMEOUT_S,
+                    login_timeout=INIT_TIMEOUT_S,
+                ),
+            )
+            self._table = wandb.Table(columns=["step", "action", "frequency"], log_mode="INCREMENTAL")
+        except Exception as error:
+            self._give_up("could not be started", error)
+
+    @property
+    def active(self) -> bool:
+        """Whether numbers go to wandb."""
+        return self._run is not None
+
+    def log(self, step: int, metrics: Mapping[str, float | Mapping[str, float]]) -> None:
+        """Log the metrics of a step, by their names; dictionaries such as the action distribution stay whole.
+
+        NaN and infinity go as they are: wandb draws the gap.
+        """
+        if self._run is None:
+            return
+        try:
+            values: dict[str, Any] = dict(metrics)
+            for action, frequency in _frequencies(metrics).items():
+                self._table.add_data(step, action, frequency)
+                self._rows_waiting += 1
+            if self._rows_waiting and step % self.table_every == 0:
+                values |= self._waiting_table()
+            self._run.log(values, step=step)
+        except Exception as error:
+            self._give_up(f"stopped at step {step}", error)
+
+    def close(self, exit_code: int = 0) -> None:
+        """Write what is left and end the wandb run."""
+        run = self._run
+        if run is None:
+            return
+        try:
+            if self._rows_waiting:
+                run.log(self._waiting_table())
+            run.finish(exit_code=exit_code)
+        except Exception as error:
+            self._give_up("could not be ended", error)
+        self._run = None
+
+    def _waiting_table(self) -> dict[str, Any]:
+        self._rows_waiting = 0
+        return {ACTION_TABLE: self._table}
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        self._run = None
+        log.debug("wandb %s", what, exc_info=error)
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        try:
+            self.on_problem(f"wandb {what} and is off for the rest of this run: {reason}")
+        except Exception:
+            log.exception("reporting a problem of wandb failed")
+
+
+def _frequencies(metrics: Mapping[str, float | Mapping[str, float]]) -> Mapping[str, float]:
+    found = metrics.get(ACTION_DISTRIBUTION)
+    return {k: v for k, v in found.items() if math.isfinite(v)} if isinstance(found, Mapping) else {}
