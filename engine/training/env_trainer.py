@@ -23,7 +23,7 @@ from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 from trl.trainer.utils import add_fused_lm_head
 
 from ...envs.agent import Agent
@@ -32,6 +32,7 @@ from .frozen import FrozenPass
 from .packed import Packing, add_packed_forward, agrees_with_plain, pack, packed_mode
 from .phases import PhaseClock
 from .replay import ReplayBuffer
+from .resumable import ResumableTrainer
 from .rollouts import RolloutRunner, Row, parse_row
 from .samples import Sample, merge_samples, pad_rows
 from .scoring import Scored, Scorer, refill, silence
@@ -46,7 +47,7 @@ def environment_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
     raise RuntimeError("rewards come with the environment's rollouts; this is never called")
 
 
-class GRPOEnvTrainer(GRPOTrainer):
+class GRPOEnvTrainer(ResumableTrainer):
     """GRPO on rollouts of any mix of environments.
 
     agent: acts in the environments; its `model` is the policy unless `model` is given. tokenizer: handed to
@@ -122,6 +123,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             add_packed_forward(self.accelerator.unwrap_model(self.ref_model), self.temperature)
         self.packed = packed and not self.aux_loss_enabled and agrees_with_plain(base)
         self.frozen = FrozenPass(self)
+        if replay is not None:
+            self.state_parts.append((replay.save, replay.load))
 
     # ------------------------------------------------------------------------------------------------- rollouts (R2)
 
@@ -419,6 +422,11 @@ class GRPOEnvTrainer(GRPOTrainer):
         """Seconds since the current optimiser step began; the next call counts from the next step."""
         began, self._step_began = self._step_began, None
         return 0.0 if began is None else time.perf_counter() - began
+
+    def forget_time(self, seconds: float) -> None:
+        """Time that was spent inside a step and is not the step's: an evaluation, a pause."""
+        if self._step_began is not None:
+            self._step_began += seconds
 
     # ------------------------------------------------------------------------------------------------- models
 

@@ -1,0 +1,87 @@
+"""`python -m grpo_tui.engine.training RUN_DIR [--resume]`: the training process of a run.
+
+Started by the launcher, once or (under `accelerate launch`) once for each process; the first one writes the record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+FAILED = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what RUN_DIR/config.yaml says. 0: finished or stopped; 1: failed, with one sentence on standard error."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training", description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    given = parser.parse_args(arguments)
+    return run(given.run_dir, resume=given.resume)
+
+
+def run(run_dir: Path, *, resume: bool = False) -> int:
+    """The whole life of a training process; see `main`."""
+    began = time.perf_counter()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    for noisy in ("httpx", "urllib3", "filelock", "datasets", "torch.distributed"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+    from ..runs.control import ControlChannel
+    from ..runs.writer import NullWriter, RunWriter
+    from .checkpoints import checkpoint_folder, latest
+
+    main_process = int(os.environ.get("RANK", "0")) == 0
+    start = latest(checkpoint_folder(run_dir)) if resume else None
+    writer = (
+        RunWriter(run_dir, resume_from_step=(start[0] if start else 0) if resume else None)
+        if main_process
+        else NullWriter()
+    )
+    control = ControlChannel(run_dir, sigterm=True)
+    log = logging.getLogger(__name__)
+    try:
+        writer.status("starting", step=start[0] if start else 0)
+        from ...configs.loading import load_config
+
+        config = load_config(run_dir / "config.yaml")
+        if config.mode == "sft":
+            from .sft import run_sft as train
+        else:
+            from .rft import run_rft as train
+        log.info("loaded in %.1f s", time.perf_counter() - began)
+        finished = train(config, run_dir, writer, control, resume)
+        writer.status("stopped" if finished is False else "finished", exit_code=0)
+        return 0
+    except KeyboardInterrupt:
+        writer.status("stopped", error="interrupted from the keyboard", exit_code=130)
+        return 130
+    except BaseException as problem:
+        message = one_sentence(problem)
+        log.error("%s", traceback.format_exc())
+        writer.event("error", message, where="training", traceback=traceback.format_exc())
+        writer.status("crashed", error=message, exit_code=FAILED)
+        print(f"error: {message}", file=sys.stderr)
+        return FAILED
+    finally:
+        writer.close()
+
+
+def one_sentence(problem: BaseException) -> str:
+    """An error for a person: our own errors are sentences already; others say what kind they are."""
+    text = " ".join(str(problem).split())
+    if type(problem).__module__.startswith("grpo_tui."):
+        return text
+    return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

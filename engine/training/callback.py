@@ -1,0 +1,269 @@
+"""What happens around the optimiser steps of a run: recording, evaluation, beta, findings, and requests of people."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from .evaluate import Evaluation, evaluate
+from .recording import StepRecorder
+from .rollouts import Row
+
+if TYPE_CHECKING:
+    from .env_trainer import GRPOEnvTrainer
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.2
+
+
+class RunCallback(TrainerCallback):
+    """One for a run, on every process; only the main one records and listens to requests.
+
+    eval_rows: held-out tasks; evaluated before the first step, every `eval_every` steps (0: not in between) and after
+    the last. control: `engine.runs.control.ControlChannel` (None: nobody asks for anything). diagnosis:
+    `rewards.diagnosis.Diagnosis` (None: no detectors). on_progress: called with (step, metrics) after each step.
+    """
+
+    def __init__(
+        self,
+        trainer: GRPOEnvTrainer,
+        recorder: StepRecorder,
+        *,
+        eval_rows: Sequence[Row] = (),
+        eval_every: int = 0,
+        control: Any = None,
+        diagnosis: Any = None,
+        seed: int = 0,
+        on_progress: Callable[[int, dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.trainer = trainer
+        self.recorder = recorder
+        self.eval_rows = list(eval_rows)
+        self.eval_every = eval_every
+        self.control_channel = control
+        self.diagnosis = diagnosis
+        self.seed = seed
+        self.on_progress = on_progress
+        self.stopped = False
+        """A person or a signal asked the run to stop."""
+        self.last_evaluation: dict[str, float] = {}
+        self._evaluated_at = -1
+        self._asked_checkpoint: list[Any] = []
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the process that records."""
+        return self.trainer.accelerator.is_main_process
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Status, and where the policy stands before the first step."""
+        total = state.max_steps
+        self.recorder.guard(
+            "status", lambda: self.recorder.writer.status("running", step=state.global_step, total_steps=total)
+        )
+        if state.global_step == 0:
+            self.evaluate(0)
+        self.recorder.event("phase", "training", step=state.global_step, name="training")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """After each optimiser step, before a checkpoint: record it, move beta, evaluate, and do what people ask."""
+        if not logs or "loss" not in logs:
+            return
+        step = state.global_step
+        state.log_history = state.log_history[-1:]  # the record has all of them
+        self._record(step, logs)
+        last = step >= state.max_steps
+        if last or (self.eval_every and step % self.eval_every == 0):
+            self.evaluate(step)
+        self._serve(step, control)
+        if self.stopped:
+            control.should_training_stop = True
+            control.should_save = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """A checkpoint was written (or the disk refused it)."""
+        path = self.trainer.last_checkpoint
+        if path is not None and path.name.endswith(f"-{state.global_step}"):
+            self.recorder.event(
+                "checkpoint", f"checkpoint of step {state.global_step}", step=state.global_step, path=str(path)
+            )
+            self._answer(f"saved as {path.name}")
+        else:
+            self._answer("the checkpoint could not be saved; the log says why")
+
+    def evaluate(self, step: int) -> None:
+        """Success on the held-out tasks, greedy and at temperature 1; every process takes its share."""
+        if not self.eval_rows or self._evaluated_at == step:
+            return
+        self._evaluated_at = step
+        self.recorder.event("phase", "evaluating", step=step, name="evaluating")
+        began = time.perf_counter()
+        trainer = self.trainer
+        with trainer._acting():
+            greedy, sampled = (self._evaluate(step, temperature) for temperature in (0.0, 1.0))
+        self.last_evaluation = {"success/eval_greedy": greedy.success, "success/eval_sampled": sampled.success}
+        seconds = time.perf_counter() - began
+        if self.main:
+            self.recorder.values(step, {**self.last_evaluation, "time/evaluate": seconds})
+            self.recorder.trajectories(step, greedy.samples, "eval")
+            self.recorder.event(
+                "eval",
+                f"held-out success {greedy.success:.0%} greedy, {sampled.success:.0%} at temperature 1 "
+                f"({greedy.n} tasks)",
+                step=step,
+                split="eval",
+                greedy=greedy.success,
+                sampled=sampled.success,
+                n=greedy.n,
+            )
+        trainer.forget_time(seconds)
+
+    def _evaluate(self, step: int, temperature: float) -> Evaluation:
+        accelerator = self.trainer.accelerator
+        return evaluate(
+            self.trainer.runner,
+            self.eval_rows,
+            temperature=temperature,
+            seed=self.seed,
+            step=step,
+            process_index=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+            gather=gather_object if accelerator.num_processes > 1 else None,
+        )
+
+    def _record(self, step: int, logs: dict[str, Any]) -> None:
+        trainer = self.trainer
+        beta = trainer.beta
+        self._move_beta(step, logs)
+        if not self.main:
+            return
+        measured = {**trainer.step_metrics, **trainer.phases.take(), "kl/beta": beta}
+        measured["time/record"] = self.recorder.take_seconds()  # of the step before: this one's is being spent
+        measured["time/step"] = trainer.step_seconds()
+        if trainer.beta_controller is not None:
+            measured["kl/target"] = trainer.beta_controller.config.target_kl
+            measured["kl/tolerance"] = trainer.beta_controller.config.kl_tolerance
+        self.recorder.step(step, logs, measured, trainer.generated)
+        self.recorder.guard("status", lambda: self.recorder.writer.status("running", step=step))
+        self._diagnose(step, {**measured, **logs})
+        if self.on_progress is not None:
+            self.on_progress(step, {**measured, **logs})
+
+    def _move_beta(self, step: int, logs: dict[str, Any]) -> None:
+        """The same rule on every process, from the same (already averaged) KL."""
+        controller, kl = self.trainer.beta_controller, logs.get("kl")
+        if controller is None or kl is None or not -1e9 < kl < 1e9:
+            return
+        change = controller.update(float(kl), step)
+        self.trainer.beta = controller.beta
+        if change is not None and self.main:
+            self.recorder.event(
+                "beta",
+                f"beta {change.old:.4g} → {change.new:.4g}: {change.reason}",
+                step=step,
+                **{"from": change.old, "to": change.new},
+                reason=change.reason,
+                mean_kl=change.mean_kl,
+                target_kl=controller.config.target_kl,
+                tolerance=controller.config.kl_tolerance,
+            )
+
+    def _diagnose(self, step: int, metrics: dict[str, Any]) -> None:
+        samples = [s for s in self.trainer.generated if s.trajectory is not None and s.breakdown is not None]
+        if self.diagnosis is None or not samples:
+            return
+
+        def observe() -> None:
+            from ...rewards.diagnosis import batch_of
+
+            batch = batch_of(
+                step,
+                [s.trajectory for s in samples],  # type: ignore[misc]
+                [s.breakdown for s in samples],  # type: ignore[misc]
+                {k: v for k, v in metrics.items() if v is not None},
+                [int(s.agent_mask.sum()) for s in samples],
+            )
+            for finding in self.diagnosis.observe(batch):
+                self.recorder.event(
+                    "alert",
+                    finding.message,
+                    step=step,
+                    detector=finding.detector,
+                    value=finding.value,
+                    threshold=finding.threshold,
+                    trajectories=list(finding.trajectories),
+                )
+
+        self.recorder.guard("diagnosis", observe)
+
+    # What people ask for.
+
+    def _serve(self, step: int, control: TrainerControl) -> None:
+        """Pause, resume, checkpoint or stop, on every process alike."""
+        paused = False
+        while True:
+            commands = self._poll()
+            if "stop" in commands:
+                self.stopped = True
+                self.recorder.guard("status", lambda: self.recorder.writer.status("stopping", step=step))
+            if "checkpoint" in commands:
+                if paused:  # the loop is not going on yet: save right now
+                    self.trainer._save_checkpoint(self.trainer.model, None)
+                    self.on_save(self.trainer.args, self.trainer.state, control)
+                else:
+                    control.should_save = True
+            for command in commands:
+                if command in ("pause", "resume"):
+                    paused = command == "pause"
+                    self.recorder.guard(
+                        "status",
+                        lambda now="paused" if paused else "running": self.recorder.writer.status(now, step=step),
+                    )
+            if not paused or self.stopped:
+                return
+            began = time.perf_counter()
+            time.sleep(PAUSE_SECONDS)
+            self.trainer.forget_time(time.perf_counter() - began)
+
+    def _poll(self) -> list[str]:
+        commands: list[str] = []
+        if self.main and self.control_channel is not None:
+            for request in self.control_channel.poll():
+                commands.append(request.command)
+                if request.command in ("checkpoint", "stop"):
+                    self._asked_checkpoint.append(request)
+                else:
+                    self._acknowledge(request, "paused" if request.command == "pause" else "running")
+        if self.trainer.accelerator.num_processes > 1:
+            commands = broadcast_object_list([commands])[0]
+        return commands
+
+    def _acknowledge(self, request: Any, outcome: str) -> None:
+        self.control_channel.acknowledge(request, outcome)
+        self.recorder.event(
+            "control",
+            f"{request.command}: {outcome}",
+            step=self.trainer.state.global_step,
+            command=request.command,
+            outcome=outcome,
+        )
+
+    def _answer(self, outcome: str) -> None:
+        asked, self._asked_checkpoint = self._asked_checkpoint, []
+        for request in asked:
+            self._acknowledge(request, outcome if request.command == "checkpoint" else f"stopping; {outcome}")

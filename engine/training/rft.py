@@ -1,0 +1,232 @@
+"""`--mode rft`: reinforcement fine-tuning with GRPO (`offline_rl.md`, Tasks 1 and 5)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from trl import GRPOConfig
+
+from ...configs.schema import RunConfig
+from ...configs.sections import KLConfig, TrainingConfig
+from ...rewards.diagnosis import Diagnosis
+from ...rewards.orchestrator import RewardOrchestrator
+from ..agents.transformers_agent import TransformersAgent
+from . import checkpoints
+from .callback import RunCallback
+from .checkpoints import checkpoint_folder
+from .data import load_rows, to_dataset
+from .env_trainer import GRPOEnvTrainer
+from .kl import BetaController
+from .models import load_policy, save_adapters
+from .recording import StepRecorder
+from .replay import ReplayBuffer
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingError(ValueError):
+    """Training cannot be done as configured; the message is one sentence for a person."""
+
+
+def run_rft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, resume: bool = False) -> bool:
+    """Train, and leave the adapters in `training.output_dir`. True when all steps were made, False when stopped.
+
+    writer: the run's record. control: requests of people. resume: go on from the newest checkpoint of `run_dir`, if
+    there is one. Raises errors whose message is one sentence (ModelLoadError, DataError, TrainingError, …).
+    """
+    recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
+    recorder.event("phase", "loading the model and the data", name="loading")
+    trainer, callback = build_trainer(config, run_dir, recorder, control)
+    start = checkpoints.latest(checkpoint_folder(run_dir)) if resume else None
+    trainer.before_commit = lambda: recorder.guard("flush", lambda: writer.flush(timeout=10.0))
+    trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
+    trainer.train(resume_from_checkpoint=str(start[1]) if start else None)
+    if callback.stopped:
+        return False
+    recorder.event("phase", "saving the adapters", step=trainer.state.global_step, name="saving")
+    if trainer.accelerator.is_main_process:
+        save_final(trainer, config.training.output_dir)
+    trainer.accelerator.wait_for_everyone()
+    return True
+
+
+def build_trainer(
+    config: RunConfig, run_dir: Path, recorder: StepRecorder, control: Any = None
+) -> tuple[GRPOEnvTrainer, RunCallback]:
+    """Everything that a run needs, put together but not started."""
+    training = config.training
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    torch.manual_seed(config.seed)
+    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
+    agent = TransformersAgent(
+        model,
+        tokenizer,
+        temperature=training.temperature,
+        top_p=training.top_p,
+        top_k=training.top_k,
+        max_turn_tokens=training.max_turn_tokens,
+        max_trajectory_tokens=training.max_trajectory_tokens,
+    )
+    rows = load_rows(config.environment, "train", config.seed, tokenizer)
+    eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer)
+    orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
+    controller = beta_controller(training)
+    replay = training.replay
+    buffer = None
+    if replay.mode == "ssr":
+        buffer = ReplayBuffer(replay.capacity, replay.alpha, replay.tau, replay.max_age, config.seed)
+
+    def prepare(env: Any) -> None:
+        if hasattr(env, "image_store"):
+            env.image_store = recorder.writer
+        if hasattr(env, "turn_timeout_s") and "turn_timeout_s" not in config.environment.config:
+            env.turn_timeout_s = config.environment.turn_timeout_s
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        trainer = GRPOEnvTrainer(
+            agent,
+            tokenizer,
+            args=grpo_config(config, run_dir, world),
+            train_dataset=to_dataset(rows),
+            model=model,
+            orchestrator=orchestrator,
+            advantages=training.advantages,
+            replay=buffer,
+            min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
+            dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
+            beta_controller=controller,
+            placement=training.placement,
+            prepare_env=prepare,
+        )
+    trainer.keep_checkpoints = training.keep_checkpoints
+    trainer.state_parts.append(
+        (lambda f: checkpoints.save_rewards(orchestrator, f), lambda f: checkpoints.load_rewards(orchestrator, f))
+    )
+    callback = RunCallback(
+        trainer,
+        recorder,
+        eval_rows=eval_rows,
+        eval_every=training.eval_every,
+        control=control,
+        diagnosis=Diagnosis(config.rewards.diagnosis),
+        seed=config.seed,
+        on_progress=print_progress,
+    )
+    trainer.add_callback(callback)
+    _vocabulary(recorder, tokenizer)
+    return trainer, callback
+
+
+def beta_controller(training: TrainingConfig) -> BetaController | None:
+    """The controller of beta when it is automatic; a fixed beta needs none."""
+    if training.beta_mode == "fixed":
+        return None
+    return BetaController(
+        KLConfig(
+            beta_update_mode="auto",
+            initial_beta=max(training.beta, training.min_beta),
+            target_kl=training.target_kl,
+            kl_tolerance=training.kl_tolerance,
+            factor=training.beta_factor,
+            min_beta=training.min_beta,
+            max_beta=training.max_beta,
+            window=training.kl_window,
+        )
+    )
+
+
+def grpo_config(config: RunConfig, run_dir: Path, world: int) -> GRPOConfig:
+    """TRL's arguments for a run. Raises TrainingError when the batch cannot be divided as asked."""
+    training = config.training
+    rows = training.prompts_per_step * training.num_generations
+    if rows % world:
+        raise TrainingError(
+            f"training.prompts_per_step * training.num_generations is {rows}, which {world} processes cannot share "
+            "equally; make prompts_per_step a multiple of the number of processes"
+        )
+    micro = micro_batch(rows // world, training)
+    beta = max(training.beta, training.min_beta) if training.beta_mode == "auto" else training.beta
+    use_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not torch.cuda.is_available())
+    return GRPOConfig(
+        output_dir=str(checkpoint_folder(run_dir)),
+        max_steps=training.max_steps,
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=rows // world // micro,
+        num_generations=training.num_generations,
+        max_completion_length=training.max_trajectory_tokens,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type=training.lr_scheduler,
+        warmup_steps=training.warmup_steps,
+        weight_decay=training.weight_decay,
+        max_grad_norm=training.max_grad_norm,
+        loss_type=training.loss_type,
+        importance_sampling_level=training.importance_sampling_level,
+        epsilon=training.epsilon,
+        epsilon_high=training.epsilon_high,
+        beta=beta,
+        scale_rewards=training.scale_advantages,
+        temperature=training.temperature,
+        top_p=training.top_p,
+        top_k=training.top_k,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        seed=config.seed,
+        logging_steps=1,
+        save_strategy="steps" if training.save_every else "no",
+        save_steps=training.save_every or 500,
+        save_only_model=False,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=use_cpu,
+        bf16=config.model.dtype == "bfloat16",
+        fp16=config.model.dtype == "float16",
+        remove_unused_columns=False,
+        log_completions=False,
+    )
+
+
+def micro_batch(rows: int, training: TrainingConfig) -> int:
+    """Trajectories per backward pass: the largest divisor of `rows` within the limit."""
+    limit = training.micro_batch_size or max(training.micro_batch_tokens // training.max_trajectory_tokens, 1)
+    return max(d for d in range(1, min(rows, limit) + 1) if rows % d == 0)
+
+
+def save_final(trainer: GRPOEnvTrainer, folder: str) -> Path:
+    """The trained adapters (or the model), for plain `from_pretrained`; a half-written folder is never left behind."""
+    target = Path(folder).expanduser()
+    temporary = target.with_name(f".tmp-{target.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if isinstance(model, PeftModel):
+        save_adapters(model, temporary)
+    else:
+        model.save_pretrained(str(temporary))
+    trainer.tokenizer.save_pretrained(str(temporary))
+    old = target.with_name(f".old-{target.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        os.rename(target, old)
+    os.rename(temporary, target)
+    shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def print_progress(step: int, metrics: dict[str, Any]) -> None:
+    """One plain line a step, for the run's log."""
+    reward, kl = metrics.get("reward", 0.0), metrics.get("kl") or 0.0
+    logger.info("step %d  reward %.3f  kl %.4f  %.2f s", step, reward, kl, metrics.get("time/step", 0.0))
+
+
+def _vocabulary(recorder: StepRecorder, tokenizer: Any) -> None:
+    texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    byte_level = any("Ġ" in t or "Ċ" in t for t in texts if isinstance(t, str))
+    recorder.guard("vocabulary", lambda: recorder.writer.vocabulary([t or "" for t in texts], byte_level=byte_level))
