@@ -6,26 +6,33 @@ what is made of strings (actions, penalties) and for the breakdown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import os
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from ..configs.sections.rewards import COMPONENTS, RewardsConfig
+from ..configs.sections.rewards import RewardsConfig
 from ..envs.tools import ToolSpec
 from ..envs.trajectory import Step, Trajectory
-from .breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
+from .assembly import StepBatch, assemble
+from .breakdown import Penalty
 from .coherence import TrajectoryCoherenceAnalyzer
 from .curiosity import CuriosityDrivenRewardModule, Gather
 from .embedding import Embedder, HashedEmbedder
-from .metrics import ACTION_DISTRIBUTION, action_distribution, component_metrics
 from .moments import Moments, merge_all
-from .normalization import RewardNormalizer, tensor_moments
+from .normalization import RewardNormalizer
 from .penalties import Episode, PenaltyRule, PenaltyRuleError, make_rules
 from .plugins import load_class
 from .result import RewardResult
+
+STATE_FORMAT = 1
 
 Correctness = bool | float | None
 """Whether the final answer is right: True or False, a score of its own scale, or None where nobody knows."""
@@ -101,7 +108,7 @@ class RewardOrchestrator:
         *,
         embeddings: Sequence[Tensor] | Tensor | None = None,
         env_rewards: Sequence[Sequence[float]] | None = None,
-        groups: Sequence[Any] | None = None,
+        groups: Sequence[Hashable] | None = None,
         update: bool = True,
     ) -> RewardResult:
         """The dense reward of each step of each trajectory, with its whole breakdown.
@@ -115,42 +122,46 @@ class RewardOrchestrator:
         Raises RewardError when embeddings are missing or do not fit the steps.
         """
         if isinstance(trajectories, Trajectory):
-            trajectories, correctness = [trajectories], [correctness]  # type: ignore[list-item]
+            trajectories = [trajectories]
             embeddings = [embeddings] if isinstance(embeddings, Tensor) else embeddings
-        assert isinstance(correctness, Sequence)
+        if not isinstance(correctness, Sequence):
+            correctness = [correctness]
         if len(correctness) != len(trajectories):
             raise RewardError(f"{len(trajectories)} trajectories, but {len(correctness)} values of correctness")
-        counts = [len(t.steps) for t in trajectories]
+        if groups is not None and len(groups) != len(trajectories):
+            raise RewardError(f"{len(trajectories)} trajectories, but {len(groups)} groups")
+        batch = StepBatch.of(trajectories, groups)
         steps = [step for t in trajectories for step in t.steps]
         keys = [[step.action_key for step in t.steps] for t in trajectories]
-        rollout = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
-        last = _last_steps(counts)
-
-        states = self._embeddings(trajectories, counts, embeddings)
+        states = self._embeddings(trajectories, batch.counts, embeddings)
         penalties = [self._check(Episode(t, self._tools_of(t), k)) for t, k in zip(trajectories, keys, strict=True)]
+        last, everywhere = batch.last, torch.ones_like(batch.last)
         values: dict[str, tuple[Tensor, Tensor]] = {}
-        everywhere = torch.ones(len(steps), dtype=torch.bool)
         for name in self.weights:
             if name == "task":
+                outcome = [self._task_reward(t, c) for t, c in zip(trajectories, correctness, strict=True) if t.steps]
                 task = torch.zeros(len(steps), dtype=torch.float64)
-                outcome = [self._task_reward(t, c) for t, c in zip(trajectories, correctness, strict=True)]
-                task[last] = torch.tensor([r for r, n in zip(outcome, counts, strict=True) if n], dtype=torch.float64)
+                task[last] = torch.tensor(outcome, dtype=torch.float64)
                 values[name] = (task, last)
             elif name == "environment" and self.weights[name]:
-                own = [r for row in env_rewards for r in row] if env_rewards is not None else [s.reward for s in steps]
-                values[name] = (torch.tensor(own, dtype=torch.float64), everywhere)
+                own = env_rewards if env_rewards is not None else [[s.reward for s in t.steps] for t in trajectories]
+                if [len(row) for row in own] != list(batch.counts):
+                    raise RewardError("env_rewards needs one number for each step of each trajectory")
+                values[name] = (torch.tensor([r for row in own for r in row], dtype=torch.float64), everywhere)
             elif name == "curiosity" and states is not None and self._wants_curiosity:
-                module = self._curiosity(states.shape[-1])
                 flat_keys = [key for row in keys for key in row]
+                module = self._curiosity(states.shape[-1])
                 values[name] = (module.compute(states, steps, flat_keys, ~last), ~last)
             elif name == "coherence" and (states is not None or not self.config.coherence.similarity):
                 values[name] = self.coherence_module.compute(states, keys)
             elif name == "penalty":
                 amounts = [sum(p.amount for p in at) for row in penalties for at in row]
                 values[name] = (torch.tensor(amounts, dtype=torch.float64), everywhere)
-        result = self._assemble(trajectories, counts, rollout, values, penalties, groups)
+        result, self._pending = assemble(batch, values, self.weights, penalties, self.normalizer)
         if update:
             self.update()
+        if "curiosity" in values:
+            result = replace(result, metrics={**result.metrics, **self._curiosity_metrics()})
         return result
 
     def update(self) -> None:
@@ -182,6 +193,62 @@ class RewardOrchestrator:
         flat = rewards_tensor.reshape(-1)
         return self.normalizer.normalize(flat, component_name).view(rewards_tensor.shape)
 
+    def state_facts(self) -> dict[str, Any]:
+        """Running statistics and the version of the dynamics model, as JSON values."""
+        module = self.curiosity_module
+        return {
+            "format": STATE_FORMAT,
+            "statistics": self.normalizer.to_json(),
+            "curiosity": module.state_facts() if module else None,
+        }
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Weights, optimiser and random state of the dynamics model, by flat names; never empty."""
+        module = self.curiosity_module
+        return {"format": torch.tensor([STATE_FORMAT]), **(module.state_tensors() if module else {})}
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """The inverse of `state_tensors` and `state_facts`.
+
+        Raises RewardError when they are of other settings or of another format.
+        """
+        if facts.get("format") != STATE_FORMAT:
+            raise RewardError(f"the saved rewards have format {facts.get('format')}, this version reads {STATE_FORMAT}")
+        if facts["curiosity"] is not None and self._wants_curiosity:
+            try:
+                self._curiosity(int(facts["curiosity"]["embedding_dim"])).load_state(tensors, facts["curiosity"])
+            except (RuntimeError, KeyError) as error:
+                raise RewardError(
+                    "the saved dynamics model does not fit rewards.curiosity: keep hidden and lora_rank as they were, "
+                    f"or start a new run ({str(error).splitlines()[0]})"
+                ) from error
+        self.normalizer.load_json(facts["statistics"])
+        self._pending = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """`{"facts": state_facts(), "tensors": state_tensors()}`."""
+        return {"facts": self.state_facts(), "tensors": self.state_tensors()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`; see `load_state`."""
+        self.load_state(state["tensors"], state["facts"])
+
+    def save(self, path: Path) -> None:
+        """Write the state as one safetensors file, whole or not at all; the facts are in its header."""
+        temporary = path.with_name(f".{path.name}.tmp")
+        save_file(self.state_tensors(), temporary, metadata={"facts": json.dumps(self.state_facts())})
+        os.replace(temporary, path)
+
+    def load(self, path: Path) -> None:
+        """Read what `save` wrote. Raises RewardError for a file that is not that."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})["facts"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, KeyError, ValueError, SafetensorError) as error:
+            raise RewardError(f"{path} holds no saved rewards: {error}") from error
+        self.load_state(tensors, facts)
+
     @property
     def _wants_curiosity(self) -> bool:
         return self.weights.get("curiosity", 0.0) > 0
@@ -195,6 +262,13 @@ class RewardOrchestrator:
         if known != embedding_dim:
             raise RewardError(f"the dynamics model knows embeddings of width {known}, these have {embedding_dim}")
         return self.curiosity_module
+
+    def _curiosity_metrics(self) -> dict[str, float]:
+        module = self.curiosity_module
+        if module is None:
+            return {}
+        loss = {} if module.loss is None else {"curiosity/dynamics_loss": module.loss}
+        return {"curiosity/cache_hit_rate": module.hit_rate, "curiosity/version": float(module.model.version), **loss}
 
     def _tools_of(self, trajectory: Trajectory) -> dict[str, ToolSpec]:
         """Tools by name; trajectories of an environment share the tuple, so it is looked up by identity."""
@@ -252,121 +326,6 @@ class RewardOrchestrator:
                     "one row a step"
                 )
         return torch.cat([rows.float() for rows in embeddings]) if counts else None
-
-    def _assemble(
-        self,
-        trajectories: Sequence[Trajectory],
-        counts: Sequence[int],
-        rollout: Tensor,
-        values: Mapping[str, tuple[Tensor, Tensor]],
-        penalties: Sequence[Sequence[tuple[Penalty, ...]]],
-        groups: Sequence[Any] | None,
-    ) -> RewardResult:
-        names = tuple(name for name in COMPONENTS if name in values)
-        weights = tuple(self.weights[name] for name in names)
-        total_steps = rollout.numel()
-        group = _group_ids(groups if groups is not None else [t.group for t in trajectories])
-        raw = torch.zeros(len(names), total_steps, dtype=torch.float64)
-        valid = torch.zeros(len(names), total_steps, dtype=torch.bool)
-        normalized = torch.zeros_like(raw)
-        metrics: dict[str, float | Mapping[str, float]] = {}
-        nonfinite = 0
-        self._pending = {}
-        for i, name in enumerate(names):
-            value, defined = values[name]
-            finite = value.isfinite()
-            nonfinite += int((defined & ~finite).sum())
-            valid[i] = defined & finite
-            raw[i] = torch.where(valid[i], value, 0.0)
-            normalized[i] = self.normalizer.normalize(raw[i], name, valid=valid[i], rollout=rollout, group=group)
-            self._pending[name] = tensor_moments(raw[i][valid[i]])
-        contributions = normalized * torch.tensor(weights, dtype=torch.float64)[:, None]
-        per_trajectory = torch.zeros(len(names), len(counts), dtype=torch.float64).index_add_(1, rollout, contributions)
-        totals = per_trajectory.sum(dim=0)
-        for i, name in enumerate(names):
-            metrics |= component_metrics(
-                name,
-                self._pending[name],
-                tensor_moments(normalized[i][valid[i]]),
-                weights[i],
-                self.normalizer.running[name],
-                float(per_trajectory[i].mean()) if counts else 0.0,
-            )
-        metrics["rewards/total/mean"] = float(totals.mean()) if counts else 0.0
-        metrics["rewards/total/std"] = float(totals.std()) if len(counts) > 1 else 0.0
-        metrics["rewards/nonfinite"] = float(nonfinite)
-        metrics["penalties/per_trajectory"] = sum(len(at) for row in penalties for at in row) / max(1, len(counts))
-        if "curiosity" in names and self.curiosity_module is not None:
-            metrics["curiosity/cache_hit_rate"] = self.curiosity_module.hit_rate
-            if self.curiosity_module.loss is not None:
-                metrics["curiosity/dynamics_loss"] = self.curiosity_module.loss
-        metrics[ACTION_DISTRIBUTION] = action_distribution(trajectories)
-
-        longest = max(counts, default=0)
-        mask = torch.arange(longest)[None] < torch.tensor(counts, dtype=torch.int64)[:, None]
-
-        def padded(flat: Tensor) -> Tensor:
-            out = torch.zeros(len(counts), longest, len(names), dtype=flat.dtype)
-            out[mask] = flat.T
-            return out
-
-        dense = torch.zeros(len(counts), longest, dtype=torch.float32)
-        dense[mask] = contributions.sum(dim=0).float()
-        return RewardResult(
-            total=dense,
-            mask=mask,
-            component_names=names,
-            weights=weights,
-            raw=padded(raw),
-            normalized=padded(normalized),
-            contributions=padded(contributions),
-            valid=padded(valid),
-            breakdowns=_breakdowns(trajectories, names, weights, raw, normalized, contributions, valid, penalties),
-            metrics=metrics,
-        )
-
-
-def _breakdowns(
-    trajectories: Sequence[Trajectory],
-    names: tuple[str, ...],
-    weights: tuple[float, ...],
-    raw: Tensor,
-    normalized: Tensor,
-    contributions: Tensor,
-    valid: Tensor,
-    penalties: Sequence[Sequence[tuple[Penalty, ...]]],
-) -> list[RewardBreakdown]:
-    columns = list(
-        zip(names, weights, raw.tolist(), normalized.tolist(), contributions.tolist(), valid.tolist(), strict=True)
-    )
-    sums = contributions.sum(dim=0).tolist()
-    out: list[RewardBreakdown] = []
-    n = 0
-    for trajectory, rows in zip(trajectories, penalties, strict=True):
-        first = n
-        steps: list[StepReward] = []
-        for step, here in zip(trajectory.steps, rows, strict=True):
-            components = {
-                name: ComponentValue(r[n], z[n], weight, c[n]) for name, weight, r, z, c, ok in columns if ok[n]
-            }
-            steps.append(StepReward(step.index, components, here, sums[n]))
-            n += 1
-        out.append(RewardBreakdown(trajectory.id, tuple(steps), sum(sums[first:n])))
-    return out
-
-
-def _last_steps(counts: Sequence[int]) -> Tensor:
-    """bool [N]: True at the last step of each trajectory."""
-    last = torch.zeros(sum(counts), dtype=torch.bool)
-    ends = torch.tensor([n for n in counts if n], dtype=torch.int64).cumsum(0) - 1
-    last[ends] = True
-    return last
-
-
-def _group_ids(groups: Sequence[Any]) -> Tensor:
-    """int64 [B]: groups numbered in order of first appearance."""
-    numbers: dict[Any, int] = {}
-    return torch.tensor([numbers.setdefault(g, len(numbers)) for g in groups], dtype=torch.int64)
 
 
 def _checked(penalty: Any, rule: PenaltyRule, step: Step) -> Penalty:

@@ -1,0 +1,160 @@
+"""From raw values to the reward: normalised, weighted, added up, and laid out with every number kept."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..configs.sections.rewards import COMPONENTS
+from ..envs.trajectory import Trajectory
+from .breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
+from .detectors import SAME
+from .metrics import ACTION_DISTRIBUTION, action_distribution, component_metrics
+from .moments import Moments
+from .normalization import RewardNormalizer, tensor_moments
+from .result import RewardResult
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """All N steps of B trajectories, one after another.
+
+    counts: steps of each trajectory; rollout: int64 [N], the trajectory of each step; last: bool [N], True at the last
+    step of each; group: int64 [B], the groups numbered in order of first appearance.
+    """
+
+    trajectories: Sequence[Trajectory]
+    counts: Sequence[int]
+    rollout: Tensor
+    last: Tensor
+    group: Tensor
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory], groups: Sequence[Hashable] | None) -> StepBatch:
+        """The steps of `trajectories`; `groups` stand in for `trajectory.group`."""
+        counts = [len(t.steps) for t in trajectories]
+        sizes = torch.tensor(counts, dtype=torch.int64)
+        last = torch.zeros(sum(counts), dtype=torch.bool)
+        last[sizes[sizes > 0].cumsum(0) - 1] = True
+        numbers: dict[Hashable, int] = {}
+        names = groups if groups is not None else [t.group for t in trajectories]
+        group = torch.tensor([numbers.setdefault(name, len(numbers)) for name in names], dtype=torch.int64)
+        return cls(trajectories, counts, torch.repeat_interleave(torch.arange(len(counts)), sizes), last, group)
+
+
+def assemble(
+    batch: StepBatch,
+    values: Mapping[str, tuple[Tensor, Tensor]],
+    weights: Mapping[str, float],
+    penalties: Sequence[Sequence[tuple[Penalty, ...]]],
+    normalizer: RewardNormalizer,
+) -> tuple[RewardResult, dict[str, Moments]]:
+    """The reward of a batch, and the moments of each component's raw values for the running statistics.
+
+    values: for each component its raw rewards, float64 [N], and where they are defined, bool [N]. A value that is not
+    finite counts as not defined, and in `rewards/nonfinite`. penalties: of each step of each trajectory.
+    """
+    names = tuple(name for name in COMPONENTS if name in values)
+    steps, rollouts = batch.rollout.numel(), len(batch.counts)
+    raw = torch.zeros(len(names), steps, dtype=torch.float64)
+    normalized = torch.zeros_like(raw)
+    valid = torch.zeros(len(names), steps, dtype=torch.bool)
+    moments: dict[str, Moments] = {}
+    nonfinite = 0
+    for i, name in enumerate(names):
+        value, defined = values[name]
+        valid[i] = defined & value.isfinite()
+        nonfinite += int(defined.sum() - valid[i].sum())
+        raw[i] = torch.where(valid[i], value, 0.0)
+        normalized[i] = normalizer.normalize(raw[i], name, valid=valid[i], rollout=batch.rollout, group=batch.group)
+        moments[name] = tensor_moments(raw[i][valid[i]])
+    scale = torch.tensor([weights[name] for name in names], dtype=torch.float64)
+    contributions = normalized * scale[:, None]
+    per_rollout = torch.zeros(len(names), rollouts, dtype=torch.float64).index_add_(1, batch.rollout, contributions)
+
+    metrics: dict[str, float | Mapping[str, float]] = {}
+    for i, name in enumerate(names):
+        metrics |= component_metrics(
+            name,
+            moments[name],
+            tensor_moments(normalized[i][valid[i]]),
+            weights[name],
+            normalizer.running[name],
+            float(per_rollout[i].mean()) if rollouts else 0.0,
+        )
+    shares = _advantage_shares(per_rollout, batch.group)
+    metrics |= {f"rewards/advantage_share/{name}": share for name, share in zip(names, shares, strict=False)}
+    totals = per_rollout.sum(dim=0)
+    metrics["rewards/total/mean"] = float(totals.mean()) if rollouts else 0.0
+    metrics["rewards/total/std"] = float(totals.std()) if rollouts > 1 else 0.0
+    metrics["rewards/nonfinite"] = float(nonfinite)
+    metrics["penalties/per_trajectory"] = sum(len(at) for row in penalties for at in row) / max(1, rollouts)
+    metrics[ACTION_DISTRIBUTION] = action_distribution(batch.trajectories)
+
+    longest = max(batch.counts, default=0)
+    mask = torch.arange(longest)[None] < torch.tensor(batch.counts, dtype=torch.int64)[:, None]
+
+    def padded(flat: Tensor, dtype: torch.dtype) -> Tensor:
+        out = torch.zeros(rollouts, longest, *flat.shape[1:], dtype=dtype)
+        out[mask] = flat.to(dtype)
+        return out
+
+    sums = contributions.sum(dim=0)
+    result = RewardResult(
+        total=padded(sums, torch.float32),
+        mask=mask,
+        component_names=names,
+        weights=tuple(scale.tolist()),
+        raw=padded(raw.T, torch.float64),
+        normalized=padded(normalized.T, torch.float64),
+        contributions=padded(contributions.T, torch.float64),
+        valid=padded(valid.T, torch.bool),
+        breakdowns=_breakdowns(batch, names, scale, raw, normalized, contributions, valid, sums, penalties),
+        metrics=metrics,
+    )
+    return result, moments
+
+
+def _breakdowns(
+    batch: StepBatch,
+    names: Sequence[str],
+    weights: Tensor,
+    raw: Tensor,
+    normalized: Tensor,
+    contributions: Tensor,
+    valid: Tensor,
+    sums: Tensor,
+    penalties: Sequence[Sequence[tuple[Penalty, ...]]],
+) -> list[RewardBreakdown]:
+    components: list[dict[str, ComponentValue]] = [{} for _ in range(batch.rollout.numel())]
+    for i, (name, weight) in enumerate(zip(names, weights.tolist(), strict=True)):
+        columns = (raw[i].tolist(), normalized[i].tolist(), contributions[i].tolist(), valid[i].tolist())
+        for n, (r, z, c, defined) in enumerate(zip(*columns, strict=True)):
+            if defined:
+                components[n][name] = ComponentValue(r, z, weight, c)
+    totals = sums.tolist()
+    out: list[RewardBreakdown] = []
+    n = 0
+    for trajectory, rows in zip(batch.trajectories, penalties, strict=True):
+        first = n
+        steps: list[StepReward] = []
+        for step, here in zip(trajectory.steps, rows, strict=True):
+            steps.append(StepReward(step.index, components[n], here, totals[n]))
+            n += 1
+        out.append(RewardBreakdown(trajectory.id, tuple(steps), sum(totals[first:n])))
+    return out
+
+
+def _advantage_shares(per_rollout: Tensor, group: Tensor) -> list[float]:
+    """Share of each component in the variance of the group-centred reward (`detectors.advantage_shares`), from its
+    sums over rollouts, [C, B]; nothing where there is no variance."""
+    groups = int(group.max()) + 1 if group.numel() else 0
+    sizes = torch.bincount(group, minlength=groups).double()
+    sums = torch.zeros(per_rollout.shape[0], groups, dtype=torch.float64).index_add_(1, group, per_rollout)
+    centred = per_rollout - (sums / sizes.clamp(min=1))[:, group]
+    advantage = centred.sum(dim=0)
+    variance = float(advantage.square().sum())
+    return (centred @ advantage / variance).tolist() if variance > SAME else []
