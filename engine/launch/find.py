@@ -1,0 +1,71 @@
+"""Find runs by id, by a unique part of it, by name, by path, or the latest; and list them all."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from ..runs.errors import RunNotFound
+from ..runs.paths import CONFIG_FILE, DATABASE, RUN_FILE
+from ..runs.status import look, read_json
+from ..runs.types import RunInfo
+
+
+def list_runs(runs_dir: Path) -> list[RunInfo]:
+    """All runs of a folder, newest first; empty when there is no such folder. Reads a few small files of each."""
+    _reap()
+    runs = [look(runs_dir / name) for name in _names(runs_dir)]
+    return sorted(runs, key=lambda r: (r.created, r.id), reverse=True)
+
+
+def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
+    """The run that a person means: `latest`, an id, a unique beginning or end of one, a unique name, or a path.
+
+    Raises RunNotFound with the nearest ids.
+    """
+    _reap()
+    text = os.fspath(ref)
+    if text == "latest":
+        runs = list_runs(runs_dir)
+        if not runs:
+            raise RunNotFound(f"there is no run in {runs_dir} yet: start one with `grpo-tui train`")
+        return runs[0]
+    path = Path(text).expanduser()
+    if (os.sep in text or text in (".", "..")) and _is_run(path):
+        return look(path.absolute())
+    names = _names(runs_dir)
+    if text in names:
+        return look(runs_dir / text)
+    found = [n for n in names if n.startswith(text)] or [n for n in names if text and n.endswith(text)]
+    if not found:
+        found = [n for n in names if text and read_json(runs_dir / n / RUN_FILE).get("name") == text]
+    if len(found) == 1:
+        return look(runs_dir / found[0])
+    if found:
+        shown = ", ".join(sorted(found, reverse=True)[:5])
+        raise RunNotFound(f"{len(found)} runs match {text!r}: {shown}; give more of the id")
+    if not names:
+        raise RunNotFound(
+            f"no run {text!r}: there is no run in {runs_dir} yet (--runs-dir or GRPO_TUI_HOME says where)"
+        )
+    near = difflib.get_close_matches(text, names, 3, 0.3) or sorted(names, reverse=True)[:3]
+    raise RunNotFound(f"no run {text!r} in {runs_dir}; nearest: {', '.join(near)}")
+
+
+def _names(runs_dir: Path) -> list[str]:
+    try:
+        with os.scandir(runs_dir) as entries:
+            return [e.name for e in entries if not e.name.startswith(".") and e.is_dir() and _is_run(Path(e.path))]
+    except OSError:
+        return []
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in (RUN_FILE, DATABASE, CONFIG_FILE))
+
+
+def _reap() -> None:
+    from .start import reap
+
+    reap()

@@ -1,0 +1,46 @@
+"""The last lines of what a run's processes have said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..runs.paths import LOGS
+from ..runs.types import RunInfo
+
+_TAIL_BYTES = 1 << 16
+
+
+def log_path(run: RunInfo, name: str | None = None) -> Path | None:
+    """The log of one process, or of the one that wrote last; None when there is none."""
+    folder = Path(run.path) / LOGS
+    if name is not None:
+        path = folder / f"{name}.log"
+        return path if path.exists() else None
+    try:
+        logs = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(folder) if entry.name.endswith(".log")]
+    except OSError:
+        return None
+    return Path(max(logs)[1]) if logs else None
+
+
+def tail_log(run: RunInfo, n: int = 20, name: str | None = None) -> list[str]:
+    """The last `n` lines of a log as plain text (it may hold anything: show it literally). Reads only its end."""
+    path = log_path(run, name)
+    if path is None or n <= 0:
+        return []
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            data = file.read(_TAIL_BYTES)
+    except OSError:
+        return []
+    lines = data.decode("utf-8", "replace").split("\n")
+    if size > _TAIL_BYTES:
+        lines = lines[1:]  # its beginning is cut off
+    # A progress bar redraws its line: what a terminal would show is what follows the last return.
+    shown = [line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines]
+    while shown and not shown[-1].strip():
+        shown.pop()
+    return shown[-n:]

@@ -1,0 +1,201 @@
+"""Start a run: its folder and files first, then its processes, each a session of its own that outlives the terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ..runs import control
+from ..runs.masking import mask
+from ..runs.paths import LOGS, PROCESSES, RUN_FILE, new_run_id
+from ..runs.status import ENDED, identity, is_alive, look, process_names, process_state, read_json, write_json
+from ..runs.types import SCHEMA_VERSION, RunInfo
+from .errors import LaunchError
+from .facts import gather
+from .find import find_run
+from .settings import write_config
+
+if TYPE_CHECKING:
+    from ...configs.schema import RunConfig
+
+MODULES = {"training": "grpo_tui.engine.training"}
+ONLINE_MODULES = {"engine": "grpo_tui.engine.online.engine", "worker": "grpo_tui.engine.online.worker"}
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+
+
+def start_run(
+    config: RunConfig,
+    *,
+    runs_dir: Path,
+    run_id: str | None = None,
+    resume: str | None = None,
+    num_processes: int = 1,
+    accelerate_config: Path | None = None,
+    stdin: int | IO[bytes] | None = None,
+    stdout: int | IO[bytes] | None = None,
+) -> RunInfo:
+    """Start the processes of a run and return at once; the run is then `starting`.
+
+    resume: a run (id, prefix, path) to go on with instead of making one. num_processes > 1, or an accelerate config,
+    starts training with `accelerate launch`. stdin, stdout: for the inference engine in a pipe; else the log gets
+    all output. Raises LaunchError, RunNotFound.
+    """
+    run_dir = _resumed(runs_dir, resume) if resume is not None else _made(runs_dir, run_id)
+    made = resume is None
+    try:
+        secrets = write_config(config, run_dir)
+        _write_facts(config, run_dir, num_processes, resumed=not made)
+        control.clear(run_dir)
+        (run_dir / LOGS).mkdir(exist_ok=True)
+        modules = ONLINE_MODULES if config.mode == "online" else MODULES
+        for name, module in modules.items():
+            command = _command(config, module, run_dir, num_processes, accelerate_config, resume=not made)
+            pipes = (stdin, stdout) if name == "engine" else (None, None)
+            spawn(run_dir, name, command, environment=secrets, stdin=pipes[0], stdout=pipes[1])
+    except OSError as error:
+        if made:
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise LaunchError(f"the run cannot be started in {run_dir}: {error.strerror or error}") from error
+    except LaunchError:
+        if made:
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise
+    return look(run_dir)
+
+
+def spawn(
+    run_dir: Path,
+    name: str,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: int | IO[bytes] | None = None,
+    stdout: int | IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start one process of a run in its own session, its output in `logs/<name>.log`, and note its pid and start."""
+    before = time.time()
+    log = run_dir / LOGS / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **(environment or {})}
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=output if stdout is None else stdout,
+            stderr=output,
+            start_new_session=True,
+            env=env,
+        )
+    _children[str(run_dir), name] = child
+    facts = {**identity(child.pid), "time": before, "command": mask(list(command)), "log": f"{LOGS}/{name}.log"}
+    write_json(run_dir / PROCESSES / f"{name}.launch.json", facts)
+    return child
+
+
+def reap() -> None:
+    """Take note of children of this process that have ended, so that none stays a zombie."""
+    for key, child in list(_children.items()):
+        code = child.poll()
+        if code is None:
+            continue
+        del _children[key]
+        path = Path(key[0]) / PROCESSES / f"{key[1]}.launch.json"
+        facts = read_json(path)
+        if facts.get("pid") == child.pid:
+            try:
+                write_json(path, {**facts, "exit_code": code, "ended": time.time()})
+            except OSError:
+                continue
+
+
+def _made(runs_dir: Path, run_id: str | None) -> Path:
+    if run_id is not None and not _ID.fullmatch(run_id):
+        raise LaunchError(f"{run_id!r} is no run id: use letters, digits, `.`, `_` and `-`, at most 64")
+    if run_id == "latest":
+        raise LaunchError("'latest' means the newest run and cannot be an id: choose another")
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        run_dir = runs_dir / (run_id or new_run_id(runs_dir))
+        run_dir.mkdir()
+    except FileExistsError:
+        raise LaunchError(
+            f"there is already a run {run_id} in {runs_dir}: choose another id, or go on with it by --resume {run_id}"
+        ) from None
+    except OSError as error:
+        raise LaunchError(f"no run can be made in {runs_dir}: {error.strerror or error}") from error
+    return run_dir
+
+
+def _resumed(runs_dir: Path, ref: str) -> Path:
+    info = find_run(runs_dir, ref)
+    run_dir = Path(info.path)
+    if info.status not in ENDED:
+        raise LaunchError(f"run {info.id} is {info.status} (pid {info.pid}): stop it first, or watch it with inspect")
+    for name in process_names(run_dir):
+        state = process_state(run_dir, name)
+        if is_alive(state.get("pid"), state.get("started")):
+            raise LaunchError(f"the process {name!r} of run {info.id} still runs (pid {state['pid']}): stop it first")
+        (run_dir / PROCESSES / f"{name}.json").unlink(missing_ok=True)
+    return run_dir
+
+
+def _write_facts(config: RunConfig, run_dir: Path, num_processes: int, *, resumed: bool) -> None:
+    old = read_json(run_dir / RUN_FILE) if resumed else {}
+    facts: dict[str, Any] = {**gather(), "num_processes": num_processes}
+    if resumed:
+        facts["resumed"] = [*old.get("facts", {}).get("resumed", []), time.time()]
+    write_json(
+        run_dir / RUN_FILE,
+        {
+            "id": run_dir.name,
+            "name": old.get("name") or config.name,
+            "mode": config.mode,
+            "created": old.get("created") or time.time(),
+            "launched": time.time(),
+            "environment": mask(_environment(config)),
+            "model": mask(config.model.base),
+            "schema_version": SCHEMA_VERSION,
+            "facts": facts,
+        },
+    )
+
+
+def _environment(config: RunConfig) -> str:
+    """A short name: the class, or the file of rows when training follows one."""
+    section = config.environment
+    if section.train_data is not None:
+        return Path(section.train_data).stem
+    return re.split(r"[./:]", section.class_path)[-1]
+
+
+def _command(
+    config: RunConfig, module: str, run_dir: Path, num_processes: int, accelerate: Path | None, *, resume: bool
+) -> list[str]:
+    program = ["-m", module, str(run_dir), *(["--resume"] if resume else [])]
+    if module not in MODULES.values() or (num_processes == 1 and accelerate is None):
+        return [sys.executable, *program]
+    options = ["--num_processes", str(num_processes)] if num_processes > 1 or accelerate is None else []
+    options += ["--main_process_port", str(_free_port())]
+    if accelerate is not None:
+        options += ["--config_file", str(accelerate)]
+    else:
+        options += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+        if config.model.device == "cpu" or not Path("/proc/driver/nvidia").exists():
+            options.append("--cpu")
+    return [sys.executable, "-m", "accelerate.commands.launch", *options, *program]
+
+
+def _free_port() -> int:
+    """A port on which nothing listens now: two runs on one machine must not meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,89 @@
+"""Stop a run so that it saves first, and say what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from ..runs import control
+from ..runs.paths import PROCESSES
+from ..runs.status import ENDED, is_alive, look, process_names, process_state, read_json, write_json
+from ..runs.types import RunInfo
+from .errors import LaunchError
+
+ASK_SECONDS = 3.0
+"""How long the request alone is given before SIGTERM says the same to a process that does not look at requests."""
+
+
+def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> RunInfo:
+    """Ask a run to finish its step, save and end; wait for that, and return how it stands then.
+
+    A run that is still active in the result needs more time. `force` kills what is left after the timeout: what is
+    committed to the record and saved as a checkpoint stays. Raises LaunchError when its processes are another user's.
+    """
+    run_dir = Path(run.path)
+    if look(run_dir).status in ENDED and not _alive(run_dir):
+        return look(run_dir)
+    _mark(run_dir)
+    with contextlib.suppress(OSError):  # a full disk: the signal below says the same
+        control.request(run_dir, "stop")
+    _wait(run_dir, min(ASK_SECONDS, timeout))
+    for name, pid in _alive(run_dir, own=True):
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            raise LaunchError(f"the process {name!r} of run {run.id} (pid {pid}) belongs to another user") from None
+    _wait(run_dir, max(0.0, timeout - ASK_SECONDS))
+    if force:
+        for _, pid in _alive(run_dir):
+            _kill(pid)
+        _wait(run_dir, 10.0)
+    return look(run_dir)
+
+
+def _alive(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
+    """Living processes of a run; with `own`, the one that trains rather than the launcher that started it."""
+    from .start import reap
+
+    reap()
+    found: list[tuple[str, int]] = []
+    for name in process_names(run_dir):
+        state = process_state(run_dir, name)
+        launched = read_json(run_dir / PROCESSES / f"{name}.launch.json")
+        candidates = [(state.get("pid"), state.get("started")), (launched.get("pid"), launched.get("started"))]
+        alive = list(dict.fromkeys(int(pid) for pid, started in candidates if pid and is_alive(pid, started)))
+        found.extend((name, pid) for pid in (alive[:1] if own else alive))
+    return found
+
+
+def _wait(run_dir: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while _alive(run_dir) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _mark(run_dir: Path) -> None:
+    """Note that the end was wished: a process that is stopped while it still loads has not crashed."""
+    for name in process_names(run_dir):
+        path = run_dir / PROCESSES / f"{name}.launch.json"
+        facts = read_json(path)
+        if facts:
+            try:
+                write_json(path, {**facts, "stop_requested": time.time()})
+            except OSError:
+                continue
+
+
+def _kill(pid: int) -> None:
+    try:
+        if os.getpgid(pid) == pid:  # the leader of its own session: its ranks and loaders go with it
+            os.killpg(pid, signal.SIGKILL)
+        else:
+            os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

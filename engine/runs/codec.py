@@ -1,0 +1,202 @@
+"""Trajectories and token arrays as compressed bytes, and back. No pickle: JSON, and arrays of named plain types.
+
+Sixteen neighbours share a blob: rollouts of one prompt repeat most of each other's text, so together they are
+smaller and cheaper to compress than apart, and one read of a page costs a fraction of a millisecond.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+import zstandard
+
+from ...envs.tools import ToolSpec
+from ...envs.trajectory import TokenArrays, Trajectory
+from ...rewards.breakdown import RewardBreakdown
+from .types import TrajectoryRecord
+
+CHUNK = 16
+CHUNK_BYTES = 1 << 20
+SEARCH_LIMIT = 100_000
+"""Characters of one column of one trajectory that are searchable; the text itself is kept whole."""
+MAX_BLOB = 1 << 30
+
+_TRAJECTORY_FIELDS = tuple(f for f in Trajectory.__dataclass_fields__ if f != "tools")
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+_ARRAYS = (("token_ids", "<i4"), ("agent_mask", "|b1"), ("logprobs", "<f4"), ("turn", "<i2"), ("advantages", "<f4"))
+
+
+def encode_body(record: TrajectoryRecord) -> bytes:
+    """One trajectory with what was computed from it, as one line of JSON without its tools and tokens."""
+    trajectory = record.trajectory
+    breakdown = record.breakdown
+    document = {
+        "trajectory": {name: getattr(trajectory, name) for name in _TRAJECTORY_FIELDS},
+        "breakdown": breakdown,
+        "advantage": record.advantage,
+        "step_advantages": list(record.step_advantages),
+        "policy_version": record.policy_version,
+        "split": record.split,
+    }
+    # orjson writes NaN as null; a reward that is not a number is exactly what a person will look for.
+    if breakdown is None or math.isfinite(breakdown.total):
+        try:
+            return orjson.dumps(document, default=_default, option=_OPTIONS)
+        except TypeError:
+            pass  # lone surrogates, integers beyond 64 bits: the standard library writes those too
+    return json.dumps(_plain(document), default=_default).encode("ascii")
+
+
+def decode_body(line: bytes, tools: Sequence[ToolSpec] = ()) -> TrajectoryRecord:
+    """The inverse of `encode_body`. Raises ValueError or KeyError when the bytes are not such a document."""
+    try:
+        data = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        data = json.loads(line)
+    breakdown = data.get("breakdown")
+    return TrajectoryRecord(
+        trajectory=Trajectory.from_json(data["trajectory"], tools),
+        breakdown=None if breakdown is None else RewardBreakdown.from_json(breakdown),
+        advantage=data.get("advantage"),
+        step_advantages=tuple(data.get("step_advantages", ())),
+        policy_version=data.get("policy_version", 0),
+        split=data.get("split", "train"),
+    )
+
+
+def encode_tokens(tokens: Sequence[TokenArrays | None]) -> bytes | None:
+    """Arrays of consecutive trajectories: a line of JSON (lengths, presence), then each array of all of them."""
+    if all(t is None for t in tokens):
+        return None
+    import numpy as np
+
+    present = [t for t in tokens if t is not None]
+    header: dict[str, Any] = {
+        "lengths": [None if t is None else len(t) for t in tokens],
+        "advantages": [t is not None and t.advantages is not None for t in tokens],
+    }
+    parts: list[bytes] = []
+    for name, dtype in _ARRAYS:
+        arrays = [np.asarray(a) for t in present if (a := getattr(t, name)) is not None]
+        joined = np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
+        if name == "logprobs":  # only the agent's tokens have one
+            mask = np.concatenate([np.asarray(t.agent_mask, dtype=bool) for t in present])
+            joined = joined[mask]
+        parts.append(joined.tobytes())
+    return orjson.dumps(header) + b"\n" + b"".join(parts)
+
+
+def decode_tokens(data: bytes, index: int) -> TokenArrays | None:
+    """The arrays of trajectory `index` of a chunk, or None when none were recorded."""
+    import numpy as np
+
+    line, payload = data.split(b"\n", 1)
+    header = orjson.loads(line)
+    lengths = [length or 0 for length in header["lengths"]]
+    if header["lengths"][index] is None:
+        return None
+    start, stop, total = sum(lengths[:index]), sum(lengths[: index + 1]), sum(lengths)
+    ids = np.frombuffer(payload, "<i4", total, 0)
+    offset = total * 4
+    mask = np.frombuffer(payload, "|b1", total, offset)
+    offset += total
+    spoken = int(mask.sum())
+    logprobs = np.zeros(total, "<f4")
+    logprobs[mask] = np.frombuffer(payload, "<f4", spoken, offset)
+    offset += spoken * 4
+    turn = np.frombuffer(payload, "<i2", total, offset)
+    offset += total * 2
+    advantages = None
+    if header["advantages"][index]:
+        before = sum(length for length, has in zip(lengths[:index], header["advantages"], strict=False) if has)
+        advantages = np.frombuffer(payload, "<f4", stop - start, offset + before * 4)
+    return TokenArrays(ids[start:stop], mask[start:stop], logprobs[start:stop], turn[start:stop], advantages)
+
+
+def compress(data: bytes, compressor: zstandard.ZstdCompressor) -> bytes:
+    """One zstd frame that states its size."""
+    return compressor.compress(data)
+
+
+def decompress(blob: bytes) -> bytes:
+    """The inverse of `compress`; refuses a frame that claims to be larger than a gibibyte. Raises ValueError."""
+    try:
+        size = zstandard.frame_content_size(blob)
+        if size > MAX_BLOB:
+            raise ValueError(f"a compressed block claims {size} bytes")
+        return zstandard.ZstdDecompressor().decompress(blob, max_output_size=MAX_BLOB if size < 0 else 0)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"a compressed block is damaged ({error})") from error
+
+
+def search_text(record: TrajectoryRecord) -> tuple[str, str, str, str, str]:
+    """What the full-text index holds of a trajectory, in the order of `SEARCH_COLUMNS`.
+
+    A pure function of what `decode_body` gives back: removing a row from an index without content needs the very
+    same text again.
+    """
+    trajectory = record.trajectory
+    steps = trajectory.steps
+    penalties = record.breakdown.penalties if record.breakdown is not None else ()
+    answer = trajectory.answer or ""
+    return (
+        clean(trajectory.prompt[:SEARCH_LIMIT]),
+        clean("\n".join([s.text for s in steps])[:SEARCH_LIMIT]),
+        clean("\n".join([s.observation for s in steps])[:SEARCH_LIMIT]),
+        clean(answer[:SEARCH_LIMIT]),
+        clean("\n".join([f"{p.rule}\n{p.why}" for p in penalties])[:SEARCH_LIMIT]),
+    )
+
+
+def clean(text: str) -> str:
+    """Text that SQLite can hold: lone surrogates become question marks."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    if hasattr(value, "tolist"):  # a tensor, or an array that is not contiguous
+        return value.tolist()
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+def from_byte_level(text: str) -> str:
+    """A token of byte-level BPE as text: `Ġthe` is ` the`; bytes that are no UTF-8 of their own become `\\xNN`."""
+    try:
+        data = bytes(_BYTES[c] for c in text)
+    except KeyError:
+        return text  # a special token, written as it is
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable stand-ins of GPT-2's byte-level BPE: printable bytes are themselves, others count up from 256."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {chr(b): b for b in printable}
+    others = [b for b in range(256) if b not in set(printable)]
+    alphabet.update({chr(256 + i): b for i, b in enumerate(others)})
+    return alphabet
+
+
+_BYTES = _byte_alphabet()

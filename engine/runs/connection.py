@@ -1,0 +1,89 @@
+"""One reading connection: queries with a time limit, stopped from any thread, and errors turned into sentences."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .errors import QueryInterrupted, RecordDamaged
+from .schema import connect_reader
+
+_OPCODES = 20_000  # between two looks at the clock: well under a millisecond of work
+
+
+class OutOfTime(Exception):
+    """A query ran past its deadline. Never leaves this room: callers answer with what they have."""
+
+
+class Connection:
+    """A read-only connection for use by several threads, one at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.db = connect_reader(path)
+        self.lock = threading.RLock()
+        self._deadline: float | None = None
+        self._stop = False
+        self.db.set_progress_handler(self._tick, _OPCODES)
+
+    def close(self) -> None:
+        """Close; a query in another thread is stopped first."""
+        self._stop = True
+        with self.lock:
+            self.db.close()
+
+    def interrupt(self) -> None:
+        """Stop the query that is running now, if any; it raises QueryInterrupted in its own thread."""
+        self._stop = True
+
+    @contextmanager
+    def limit(self, seconds: float | None) -> Iterator[None]:
+        """Queries inside raise OutOfTime once this much time has passed since entering. The tighter limit holds."""
+        before = self._deadline
+        if seconds is not None:
+            deadline = time.monotonic() + seconds
+            self._deadline = deadline if before is None else min(before, deadline)
+        try:
+            yield
+        finally:
+            self._deadline = before
+
+    def all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Every row of a query."""
+        with self.lock, self._errors():
+            return self.db.execute(sql, params).fetchall()
+
+    def one(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """The first row of a query, or None."""
+        with self.lock, self._errors():
+            return self.db.execute(sql, params).fetchone()
+
+    def each(self, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """Row after row, so that what was read before an error is kept by the caller."""
+        with self.lock, self._errors():
+            yield from self.db.execute(sql, params)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        self._stop = False
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            if "interrupted" in str(error):
+                if self._stop:
+                    self._stop = False
+                    raise QueryInterrupted("the query was stopped") from None
+                raise OutOfTime from None
+            if "fts5:" in str(error):
+                raise
+            raise RecordDamaged(f"{self.path}: this part of the record cannot be read ({error})") from error
+        except sqlite3.DatabaseError as error:
+            raise RecordDamaged(f"{self.path}: this part of the record cannot be read ({error})") from error
+
+    def _tick(self) -> int:
+        return int(self._stop or (self._deadline is not None and time.monotonic() > self._deadline))

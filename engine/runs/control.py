@@ -1,0 +1,103 @@
+"""Ask a run to do something, and let it answer: small files in its folder, so that nothing listens on a port.
+
+A request is `control/<id>.json`; each process that has acted on it adds `control/<id>.<process>.done`. Files appear
+by rename, so none is ever read half. The launcher empties the folder before it starts or resumes a run; a request
+made while a run still loads is therefore honoured.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from .paths import CONTROL
+from .status import read_json, write_json
+
+Command = Literal["pause", "resume", "checkpoint", "stop"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request to a run. `time` is seconds since the epoch; id `sigterm` is the signal, not a file."""
+
+    id: str
+    command: Command
+    time: float = 0.0
+
+
+def request(run_dir: Path | str, command: Command) -> str:
+    """Leave a request; returns its id. Raises ValueError for an unknown command, OSError when it cannot be written."""
+    if command not in get_args(Command):
+        raise ValueError(f"unknown command {command!r}: use one of {', '.join(get_args(Command))}")
+    id_ = f"{time.time_ns():020d}-{secrets.token_hex(3)}"
+    write_json(Path(run_dir) / CONTROL / f"{id_}.json", {"id": id_, "command": command, "time": time.time()})
+    return id_
+
+
+def outcome(run_dir: Path | str, request_id: str, process: str | None = None) -> str | None:
+    """What the run answered to a request, or None when it has not yet."""
+    folder = Path(run_dir) / CONTROL
+    names = [f"{request_id}.{process}.done"] if process else sorted(p.name for p in folder.glob(f"{request_id}.*.done"))
+    for name in names:
+        answer = read_json(folder / name)
+        if answer:
+            return str(answer.get("outcome", ""))
+    return None
+
+
+def clear(run_dir: Path | str) -> None:
+    """Forget all requests, before a run starts or resumes."""
+    for path in (Path(run_dir) / CONTROL).glob("*"):
+        path.unlink(missing_ok=True)
+
+
+class ControlChannel:
+    """The run's end: `poll` costs one listing of a small folder.
+
+    With `sigterm=True` (main thread only) SIGTERM becomes a `stop` request, too.
+    """
+
+    def __init__(self, run_dir: Path | str, *, process: str = "training", sigterm: bool = False) -> None:
+        self.folder = Path(run_dir) / CONTROL
+        self.process = process
+        self._seen: set[str] = set()
+        self._terminate = False
+        if sigterm:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def poll(self) -> list[Request]:
+        """Requests that this process has not been handed yet, oldest first. Never raises."""
+        requests: list[Request] = []
+        try:
+            names = sorted(os.listdir(self.folder))
+        except OSError:
+            names = []
+        done = {n for n in names if n.endswith(f".{self.process}.done")}
+        for name in names:
+            id_ = name.removesuffix(".json")
+            if name.startswith(".") or not name.endswith(".json") or id_ in self._seen:
+                continue
+            self._seen.add(id_)
+            data = read_json(self.folder / name)
+            if f"{id_}.{self.process}.done" not in done and data.get("command") in get_args(Command):
+                requests.append(Request(id_, cast(Command, data["command"]), float(data.get("time") or 0)))
+        if self._terminate:
+            self._terminate = False
+            requests.append(Request("sigterm", "stop", time.time()))
+        return requests
+
+    def acknowledge(self, request: Request, outcome: str) -> None:
+        """Say what came of a request, in a few words for a person. Never raises."""
+        try:
+            data = {"outcome": outcome, "time": time.time()}
+            write_json(self.folder / f"{request.id}.{self.process}.done", data)
+        except OSError:
+            return  # who asked will see the run's status instead
+
+    def _on_sigterm(self, signum: int, frame: object) -> None:
+        self._terminate = True

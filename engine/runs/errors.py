@@ -1,0 +1,27 @@
+"""What can go wrong with a record, said for the person who asked."""
+
+from __future__ import annotations
+
+
+class RecordError(Exception):
+    """Root of the errors of this room. The message is one sentence: what, where, and what would be right."""
+
+
+class RunNotFound(RecordError, LookupError):
+    """No run, or more than one, answers to a reference; the message names the nearest ids."""
+
+
+class RecordDamaged(RecordError, OSError):
+    """A part of a record cannot be read: damaged, cut off, or of a version that is not understood."""
+
+
+class FilterError(RecordError, ValueError):
+    """A filter or search expression cannot be understood. `position` is the offset of the first wrong character."""
+
+    def __init__(self, message: str, position: int = 0) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+class QueryInterrupted(RecordError, TimeoutError):
+    """A query was stopped by `RunReader.interrupt`."""

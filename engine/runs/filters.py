@@ -1,0 +1,276 @@
+"""Filter expressions over trajectories: `reward<0.2 and penalty:missing_prerequisite and not env:visual`.
+
+Grammar (also in `HELP`): comparisons of numbers, flags, and `key:value`, joined by `and`, `or`, `not` and
+parentheses; two terms side by side mean `and`. Parsing knows no database; `Expression.compile` turns names into the
+masks and ids of one record.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from .errors import FilterError
+from .labels import BITS, OVERFLOW, Labels
+from .search import match_expression
+from .store import FLAG_ERROR, FLAG_UNPARSED
+
+NUMBERS = ("n", "step", "reward", "advantage", "turns", "tokens", "penalties", "rollout", "version")
+FLAGS = {
+    "correct": "correct = 1",
+    "wrong": "correct = 0",
+    "unlabelled": "correct IS NULL",
+    "penalised": "penalties > 0",
+    "error": f"(flags & {FLAG_ERROR}) != 0",
+    "unparsed": f"(flags & {FLAG_UNPARSED}) != 0",
+}
+LABELS = {"action": "actions", "penalty": "rules", "env": "env", "split": "split", "stop": "stop"}
+NAMES = {"group": ("grp", "groups"), "prompt": ("prompt", "prompts")}
+TEXTS = ("text", "agent", "observation", "answer")
+KEYS = (*LABELS, *NAMES, "id", *TEXTS)
+
+HELP = (
+    f"numbers: {', '.join(NUMBERS)} with < <= > >= = != (reward<0.2, step:100..200); "
+    f"flags: {', '.join(FLAGS)}; "
+    f"names: {', '.join(k + ':' for k in (*LABELS, *NAMES, 'id'))} (* matches anything); "
+    f"words: {', '.join(k + ':' for k in TEXTS)}; joined by and, or, not, ( )"
+)
+
+_ALIASES = {"rule": "penalty", "environment": "env", "tool": "action", "stop_reason": "stop", "penalized": "penalised"}
+_TOKEN = re.compile(r"\s*(?:(?P<paren>[()])|(?P<op><=|>=|!=|==|[<>=:])|(?P<word>[^\s()<>=!:\"']+))")
+_VALUE = re.compile(r"\s*(?:\"(?P<dq>[^\"]*)\"|'(?P<sq>[^']*)'|(?P<word>[^\s()]+))")
+_RANGE = re.compile(r"(?P<low>[^.]*(?:\.\d+)?[^.]*)\.\.(?P<high>.*)")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A condition over the table `rows`. `notes`: names that this record does not hold, with the nearest it does."""
+
+    sql: str
+    params: tuple[object, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Build:
+    names: Labels
+    params: list[object] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+_Node = Callable[[_Build], str]
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed filter."""
+
+    text: str
+    node: _Node | None
+
+    def compile(self, names: Labels) -> Compiled:
+        """The condition for one record; empty SQL for an empty filter."""
+        if self.node is None:
+            return Compiled("")
+        build = _Build(names)
+        sql = self.node(build)
+        return Compiled(sql, tuple(build.params), tuple(build.notes))
+
+
+def parse(text: str) -> Expression:
+    """Parse a filter. Raises FilterError saying where, what is wrong and what would be right."""
+    parser = _Parser(text)
+    if parser.peek() is None:
+        return Expression(text, None)
+    node = parser.either()
+    if parser.peek() is not None:
+        parser.fail("expected `and`, `or` or the end")
+    return Expression(text, node)
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    def peek(self) -> re.Match[str] | None:
+        found = _TOKEN.match(self.text, self.at)
+        if found is None and self.text[self.at :].strip():
+            self.fail("unexpected character")
+        return found
+
+    def fail(self, message: str, at: int | None = None) -> NoReturn:
+        at = self.at if at is None else at
+        while at < len(self.text) and self.text[at].isspace():
+            at += 1
+        shown = self.text[at : at + 20] or "the end"
+        raise FilterError(f"filter, at character {at + 1} ({shown!r}): {message}", at)
+
+    def word(self) -> str | None:
+        found = self.peek()
+        return found["word"].lower() if found is not None and found["word"] else None
+
+    def accept(self, word: str) -> bool:
+        found = self.peek()
+        if found is not None and (found["word"] or found["paren"] or "").lower() == word:
+            self.at = found.end()
+            return True
+        return False
+
+    def either(self) -> _Node:
+        nodes = [self.both()]
+        while self.accept("or"):
+            nodes.append(self.both())
+        return nodes[0] if len(nodes) == 1 else lambda b: "(" + " OR ".join([n(b) for n in nodes]) + ")"
+
+    def both(self) -> _Node:
+        nodes = [self.negated()]
+        while True:
+            if not self.accept("and"):
+                found = self.peek()
+                if found is None or found["paren"] == ")" or self.word() == "or":
+                    break
+            nodes.append(self.negated())
+        return nodes[0] if len(nodes) == 1 else lambda b: "(" + " AND ".join([n(b) for n in nodes]) + ")"
+
+    def negated(self) -> _Node:
+        if self.accept("not"):
+            node = self.negated()
+            return lambda b: f"NOT {node(b)}"
+        if self.accept("("):
+            node = self.either()
+            if not self.accept(")"):
+                self.fail("expected `)`")
+            return node
+        return self.term()
+
+    def term(self) -> _Node:
+        found = self.peek()
+        if found is None or not found["word"]:
+            self.fail(f"expected a term such as reward<0.2 or action:NAME; {HELP}")
+        start = found.start("word")
+        key = found["word"].lower()
+        key = _ALIASES.get(key, key)
+        self.at = found.end()
+        following = _TOKEN.match(self.text, self.at)
+        op = following["op"] if following is not None else None
+        if op is not None and following is not None:
+            self.at = following.end()
+            op = "=" if op == "==" else op
+            if key in NUMBERS:
+                return self.number(key, op)
+            if key in KEYS:
+                if op not in (":", "=", "!="):
+                    self.fail(f"{key} is a name, not a number: write {key}:value", following.start("op"))
+                node = self.named(key)
+                return node if op != "!=" else lambda b: f"NOT {node(b)}"
+            if key in FLAGS:
+                return self.flag_value(key, op)
+        elif key in FLAGS:
+            return lambda b: f"({FLAGS[key]})"
+        elif key in NUMBERS:
+            self.fail(f"compare {key} with a number: {key}<0.2", start)
+        elif key in KEYS:
+            self.fail(f"say which: {key}:value", start)
+        known = (*NUMBERS, *FLAGS, *KEYS)
+        near = difflib.get_close_matches(key, known, 1)
+        self.fail(f"unknown name {key!r}" + (f"; did you mean {near[0]!r}?" if near else "") + f"; {HELP}", start)
+
+    def value(self, key: str) -> tuple[str, int]:
+        found = _VALUE.match(self.text, self.at)
+        if found is None:
+            self.fail(f"expected a value after {key}")
+        kind = found.lastgroup or "word"
+        self.at = found.end()
+        return found[kind], found.start(kind)
+
+    def number(self, key: str, op: str) -> _Node:
+        text, at = self.value(key)
+        span = _RANGE.fullmatch(text) if op in (":", "=") else None
+        if span is not None:
+            low, high = (self.parse_number(key, part, at) for part in (span["low"], span["high"]))
+            return lambda b: (b.params.extend((low, high)), f"({key} BETWEEN ? AND ?)")[1]
+        number = self.parse_number(key, text, at)
+        sql_op = {":": "=", "!=": "<>"}.get(op, op)
+        return lambda b: (b.params.append(number), f"({key} {sql_op} ?)")[1]
+
+    def parse_number(self, key: str, text: str, at: int) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            self.fail(f"{key} needs a number", at)
+        return number
+
+    def flag_value(self, key: str, op: str) -> _Node:
+        text, at = self.value(key)
+        answer = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(text.lower())
+        if text.lower() in ("unknown", "none", "null") and key == "correct":
+            return lambda b: "(correct IS NULL)"
+        if answer is None or op not in (":", "=", "!="):
+            self.fail(f"{key} is yes or no: write {key}, not {key}, or {key}:no", at)
+        wanted = answer == (op != "!=")
+        return lambda b: f"({FLAGS[key]})" if wanted else f"(NOT {FLAGS[key]})"
+
+    def named(self, key: str) -> _Node:
+        text, at = self.value(key)
+        if not text:
+            self.fail(f"expected a value after {key}", at)
+        if key in LABELS:
+            return lambda b: _label(b, key, text)
+        if key in NAMES:
+            column, table = NAMES[key]
+            op = "GLOB" if "*" in text else "="
+            return lambda b: (b.params.append(text), f"({column} IN (SELECT id FROM {table} WHERE name {op} ?))")[1]
+        if key == "id":
+            op = "GLOB" if "*" in text else "="
+            return lambda b: (b.params.append(text), f"(n IN (SELECT n FROM cards WHERE id {op} ?))")[1]
+        quoted = text if '"' in text or "*" in text else f'"{text}"'
+        expression = match_expression(quoted if key == "text" else f"{key}:{quoted}")
+        return lambda b: (b.params.append(expression), "(n IN (SELECT rowid FROM search WHERE search MATCH ?))")[1]
+
+
+def _label(build: _Build, key: str, text: str) -> str:
+    """Condition for a name of a kind: exact, then ignoring case, then the last part of a dotted path, or a pattern."""
+    known = build.names.of_kind(key)
+    ids = resolve(known, text)
+    if not ids:
+        near = difflib.get_close_matches(text, known, 3, 0.4) or sorted(known)[:5]
+        held = f"; it has {', '.join(near)}" if near else ""
+        build.notes.append(f"this run has no {key} {text!r}{held}")
+        return "(0)"
+    column = LABELS[key]
+    if column not in ("actions", "rules"):
+        build.params.extend(ids)
+        return f"({column} IN ({','.join('?' * len(ids))}))"
+    mask, rest = 0, []
+    for id_ in ids:
+        bit = build.names.bits[id_]
+        if bit < BITS:
+            mask |= 1 << bit
+        else:
+            rest.append(id_)
+    parts = []
+    if mask:
+        build.params.append(mask)
+        parts.append(f"({column} & ?) != 0")
+    if rest:
+        build.params.append(OVERFLOW)
+        build.params.extend(rest)
+        inside = f"SELECT n FROM overflow WHERE label IN ({','.join('?' * len(rest))})"
+        parts.append(f"(({column} & ?) != 0 AND n IN ({inside}))")
+    return "(" + " OR ".join(parts) + ")"
+
+
+def resolve(known: dict[str, int], text: str) -> list[int]:
+    """The ids of the recorded names that a person means by a text."""
+    if text in known:
+        return [known[text]]
+    lower = text.lower()
+    if any(c in text for c in "*?["):
+        return [id_ for name, id_ in known.items() if fnmatch.fnmatchcase(name.lower(), lower)]
+    exact = [id_ for name, id_ in known.items() if name.lower() == lower]
+    return exact or [id_ for name, id_ in known.items() if re.split(r"[.:/]", name.lower())[-1] == lower]

@@ -1,0 +1,81 @@
+"""Names that repeat in a record, as small integers; membership of actions and penalty rules as bits of a mask.
+
+A trajectory's set of actions is one 63-bit integer, so `action:X` costs a scan one AND per row. The first 62 names of
+a kind have a bit; later ones share bit 62 and are listed in the table `overflow` (what a model writes as a tool's
+name can be anything, and must not break the record).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+BITS = 62
+OVERFLOW = 1 << BITS
+MAX_NAMES = 4096
+"""Distinct names of one kind; what comes later is recorded under OTHER."""
+MAX_LENGTH = 200
+OTHER = "(other)"
+
+
+class Labels:
+    """The names of one database by kind, as known to one connection."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+        self.ids: dict[tuple[str, str], int] = {}
+        self.names: dict[int, str] = {}
+        self.bits: dict[int, int] = {}
+        self.counts: dict[str, int] = {}
+        self.last = 0
+
+    def refresh(self) -> None:
+        """Read what another connection has added."""
+        for id_, kind, name, bit in self.db.execute(
+            "SELECT id, kind, name, bit FROM labels WHERE id > ? ORDER BY id", (self.last,)
+        ):
+            self._know(id_, kind, name, bit)
+
+    def forget(self) -> None:
+        """Start anew, after a rollback."""
+        self.__init__(self.db)
+
+    def of_kind(self, kind: str) -> dict[str, int]:
+        """Name to id of one kind."""
+        return {name: id_ for (k, name), id_ in self.ids.items() if k == kind}
+
+    def intern(self, kind: str, name: str) -> int:
+        """The id of a name, adding it inside the caller's transaction when it is new."""
+        known = self.ids.get((kind, name))
+        if known is not None:
+            return known
+        name = name[:MAX_LENGTH]
+        if self.counts.get(kind, 0) >= MAX_NAMES:
+            name = OTHER
+        known = self.ids.get((kind, name))
+        if known is not None:
+            return known
+        bit = self.counts.get(kind, 0)
+        cursor = self.db.execute("INSERT INTO labels (kind, name, bit) VALUES (?, ?, ?)", (kind, name, bit))
+        id_ = int(cursor.lastrowid or 0)
+        self._know(id_, kind, name, bit)
+        return id_
+
+    def mask(self, ids: Iterable[int]) -> tuple[int, list[int]]:
+        """The mask of a set of label ids, and the ids that have no bit of their own."""
+        mask, rest = 0, []
+        for id_ in ids:
+            bit = self.bits[id_]
+            if bit < BITS:
+                mask |= 1 << bit
+            else:
+                mask |= OVERFLOW
+                rest.append(id_)
+        return mask, rest
+
+    def _know(self, id_: int, kind: str, name: str, bit: int) -> None:
+        self.ids[kind, name] = id_
+        self.names[id_] = name
+        self.bits[id_] = bit
+        self.counts[kind] = max(self.counts.get(kind, 0), bit + 1)
+        self.last = max(self.last, id_)

@@ -1,0 +1,57 @@
+"""Keep secrets out of what is written down: by the name of a key, and by the look of a value."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+MASKED = "••••••"
+
+_WORDS = {
+    "secret",
+    "secrets",
+    "password",
+    "passwd",
+    "passphrase",
+    "credential",
+    "credentials",
+    "authorization",
+    "bearer",
+}
+_PAIRS = {(word, "key") for word in ("api", "access", "private", "auth", "secret", "signing", "encryption")}
+_PLAIN_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "end", "image", "video", "special"}
+_VALUES = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}"
+    r"|xox[abprs]-[A-Za-z0-9-]{10,}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
+)
+_USERINFO = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+
+
+def is_secret_key(key: str) -> bool:
+    """Whether a key names a secret: `WANDB_API_KEY`, `hf_token`, `dbPassword`; not `max_tokens` or `tokenizer`."""
+    words = [w for w in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower()) if w]
+    if any(w in _WORDS for w in words) or "apikey" in words:
+        return True
+    if any(pair in _PAIRS for pair in itertools.pairwise(words)):
+        return True
+    return bool(words) and words[-1] == "token" and not _PLAIN_TOKENS.intersection(words)
+
+
+def mask_text(text: str) -> str:
+    """The text with everything that looks like a well-known kind of secret replaced."""
+    return _USERINFO.sub(MASKED, _VALUES.sub(MASKED, text))
+
+
+def mask(value: Any, key: str = "") -> Any:
+    """A copy of plain data in which secrets are replaced. Numbers and booleans under any key stay: they are limits."""
+    if isinstance(value, Mapping):
+        return {k: mask(v, str(k)) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [mask(v, key) for v in value]
+    if isinstance(value, str):
+        if value and is_secret_key(key):
+            return MASKED
+        return mask_text(value)
+    return value

@@ -1,0 +1,55 @@
+"""The writer of every rank but the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .images import image_path
+from .types import EventKind, RunStatus, TrajectoryRecord
+
+Values = Mapping[str, "float | Mapping[str, float]"]
+
+
+class NullWriter:
+    """The writer of every rank but the first: takes everything, writes nothing."""
+
+    dropped = 0
+
+    def metrics(self, step: int, values: Values) -> None:
+        """Nothing."""
+
+    def trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> None:
+        """Nothing."""
+
+    def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
+        """Nothing."""
+
+    def status(
+        self,
+        status: RunStatus,
+        *,
+        step: int | None = None,
+        total_steps: int | None = None,
+        error: str | None = None,
+        exit_code: int | None = None,
+    ) -> None:
+        """Nothing."""
+
+    def vocabulary(self, texts: Sequence[str], *, byte_level: bool = False) -> None:
+        """Nothing."""
+
+    def save_image(self, image: Any, name: str) -> str:
+        """The path that the first rank uses for this name."""
+        return image_path(name)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """True."""
+        return True
+
+    def position(self) -> int:
+        """Zero."""
+        return 0
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Nothing."""

@@ -1,0 +1,41 @@
+"""Where runs live and what the files of a run are called."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+
+DATABASE = "record.sqlite"
+RUN_FILE = "run.json"
+CONFIG_FILE = "config.yaml"
+PROCESSES = "processes"
+CONTROL = "control"
+LOGS = "logs"
+IMAGES = "images"
+CHECKPOINTS = "checkpoints"
+SNAPSHOTS = "snapshots"
+
+
+def runs_dir(cli_value: str | os.PathLike[str] | None = None) -> Path:
+    """The folder that holds the runs: `--runs-dir`, else `$GRPO_TUI_HOME/runs`, else `./runs`. Need not exist."""
+    if cli_value:
+        return Path(cli_value).expanduser().absolute()
+    home = os.environ.get("GRPO_TUI_HOME")
+    if home:
+        return Path(home).expanduser().absolute() / "runs"
+    return Path.cwd() / "runs"
+
+
+def new_run_id(folder: Path | None = None) -> str:
+    """A short id that sorts by time and is not taken in `folder`: `1120-0949-k3f9` (month day, hour minute, random).
+
+    The random part comes first to the hand: a unique end such as `k3f9` finds the run too.
+    """
+    alphabet = "abcdefghijkmnpqrstuvwxyz23456789"  # without look-alikes: these ids are typed by people
+    while True:
+        tail = "".join(secrets.choice(alphabet) for _ in range(4))
+        run_id = f"{time.strftime('%m%d-%H%M')}-{tail}"
+        if folder is None or not (folder / run_id).exists():
+            return run_id

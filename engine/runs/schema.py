@@ -1,0 +1,120 @@
+"""The database of a record: its tables, its version, and how it is opened for writing and for reading.
+
+Tables are split by who reads them. `rows` holds numbers only, so that a filter over a million trajectories is one
+scan of some tens of megabytes; `cards` holds what a list shows besides; `chunks` holds whole trajectories, sixteen
+to a compressed blob, because neighbours of a group share their prompt; `search` is a full-text index without a copy
+of the text.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from urllib.parse import quote
+
+from .errors import RecordDamaged
+from .types import SCHEMA_VERSION
+
+SEARCH_COLUMNS = ("prompt", "agent", "observation", "answer", "penalty")
+
+SCHEMA = f"""
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
+
+-- Names that repeat: actions and penalty rules (with a bit in the masks of `rows`), environments, splits, stop reasons.
+CREATE TABLE labels (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, bit INTEGER, UNIQUE (kind, name)
+);
+CREATE TABLE groups (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE prompts (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, head TEXT NOT NULL);
+CREATE TABLE toolsets (id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, env TEXT NOT NULL, tools TEXT NOT NULL);
+
+-- Numbers only, most filtered columns first: this is the table that filters scan.
+CREATE TABLE rows (
+    n INTEGER PRIMARY KEY,
+    step INTEGER, reward REAL, correct INTEGER, actions INTEGER, rules INTEGER, penalties INTEGER,
+    advantage REAL, turns INTEGER, tokens INTEGER, flags INTEGER,
+    env INTEGER, split INTEGER, stop INTEGER, rollout INTEGER, version INTEGER, grp INTEGER, prompt INTEGER,
+    toolset INTEGER
+);
+CREATE INDEX rows_step ON rows (step);
+CREATE INDEX rows_reward ON rows (reward);
+CREATE INDEX rows_advantage ON rows (advantage);
+CREATE INDEX rows_turns ON rows (turns);
+CREATE INDEX rows_tokens ON rows (tokens);
+CREATE INDEX rows_penalties ON rows (penalties);
+CREATE INDEX rows_grp ON rows (grp);
+CREATE INDEX rows_prompt ON rows (prompt);
+
+-- Actions and rules beyond the bits of a mask (see labels.py).
+CREATE TABLE overflow (label INTEGER, n INTEGER, PRIMARY KEY (label, n)) WITHOUT ROWID;
+
+CREATE TABLE cards (n INTEGER PRIMARY KEY, id TEXT NOT NULL, actions TEXT NOT NULL, answer TEXT);
+CREATE INDEX cards_id ON cards (id);
+
+-- Trajectories first_n, first_n + 1, …: `body` is JSON lines, `tokens` arrays (see codec.py), both zstd.
+CREATE TABLE chunks (first_n INTEGER PRIMARY KEY, count INTEGER NOT NULL, body BLOB NOT NULL, tokens BLOB);
+
+CREATE VIRTUAL TABLE search USING fts5 (
+    {", ".join(SEARCH_COLUMNS)}, content='', columnsize=0, tokenize="unicode61 remove_diacritics 2"
+);
+
+CREATE TABLE steps (step INTEGER PRIMARY KEY, time REAL NOT NULL);
+CREATE TABLE metric_names (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE metrics (id INTEGER PRIMARY KEY, name INTEGER NOT NULL, step INTEGER NOT NULL, value REAL);
+CREATE INDEX metrics_series ON metrics (name, step, value);
+
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, time REAL NOT NULL, step INTEGER NOT NULL,
+    message TEXT NOT NULL, data TEXT NOT NULL
+);
+CREATE INDEX events_kind ON events (kind);
+
+CREATE TABLE vocabulary (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
+"""
+
+
+def connect_writer(path: Path) -> sqlite3.Connection:
+    """Open or create the database for writing. Raises `sqlite3.Error` when the disk does not let it."""
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+    try:
+        db.execute("PRAGMA page_size = 8192")
+        db.execute("PRAGMA journal_mode = WAL")
+        # In WAL mode NORMAL loses nothing when the process is killed; only a power cut may cost the last commits.
+        db.execute("PRAGMA synchronous = NORMAL")
+        db.execute("PRAGMA secure_delete = OFF")
+        db.execute("PRAGMA cache_size = -16384")
+        db.execute("PRAGMA journal_size_limit = 16777216")
+        if version(db) == 0:
+            db.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+        return db
+    except BaseException:
+        db.close()
+        raise
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """Open the database for reading only, also while it is written, and from a folder that cannot be written.
+
+    Raises RecordDamaged when the file is no database at all.
+    """
+    location = quote(str(path.absolute()))
+    problem: sqlite3.Error | None = None
+    # A record on a read-only disk has no -shm file and none can be made: then nobody writes, and it is immutable.
+    for suffix in ("mode=ro", "mode=ro&immutable=1"):
+        db = sqlite3.connect(f"file:{location}?{suffix}", uri=True, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute("PRAGMA cache_size = -8192")
+            db.execute("PRAGMA busy_timeout = 2000")
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            return db
+        except sqlite3.Error as error:
+            problem = error
+            db.close()
+    raise RecordDamaged(
+        f"{path}: this record cannot be opened ({problem}); the run's config, logs and checkpoints are still there"
+    )
+
+
+def version(db: sqlite3.Connection) -> int:
+    """The schema version of an open database; 0 when it is empty."""
+    return int(db.execute("PRAGMA user_version").fetchone()[0])

@@ -1,0 +1,37 @@
+"""What a person types into the search box, as an expression of SQLite's full-text index.
+
+Words must all occur; `"two words"` must stand together; `trac*` is the beginning of a word; `-word` must not occur;
+`agent:word` looks only into what the agent wrote (also prompt, observation, answer, penalty). Case and accents do
+not matter. `SEGMENT_OBJECT_AT` is found as its words in this order.
+"""
+
+from __future__ import annotations
+
+import re
+
+from .errors import FilterError
+from .schema import SEARCH_COLUMNS
+
+_TERM = re.compile(r"(?P<sign>-?)(?:(?P<column>[A-Za-z]+):)?(?:\"(?P<phrase>[^\"]*)\"?(?P<pstar>\*?)|(?P<word>\S+))")
+
+
+def match_expression(text: str) -> str:
+    """The MATCH expression of a search text; empty for an empty text. Raises FilterError when nothing is findable."""
+    wanted: list[str] = []
+    unwanted: list[str] = []
+    for found in _TERM.finditer(text):
+        column, word = found["column"], found["phrase"] if found["phrase"] is not None else found["word"]
+        if column is not None and column.lower() not in SEARCH_COLUMNS:
+            column, word = None, f"{found['column']}:{word}"  # a colon in ordinary text
+        star = found["pstar"] == "*" or (found["phrase"] is None and word.endswith("*"))
+        if not any(c.isalnum() for c in word):
+            continue
+        quoted = '"' + word.replace("\x00", " ").replace('"', '""') + '"' + (" *" if star else "")
+        term = f"{column.lower()} : {quoted}" if column else quoted
+        (unwanted if found["sign"] else wanted).append(f"({term})")
+    if not wanted:
+        if not text.strip():
+            return ""
+        raise FilterError("nothing to search for: give at least one word or number that must occur")
+    expression = " AND ".join(wanted)
+    return f"({expression}) NOT ({' OR '.join(unwanted)})" if unwanted else expression

@@ -1,0 +1,139 @@
+"""Status of a run by looking: what its processes wrote about themselves, checked against the processes that exist.
+
+Each process writes only its own file `processes/<name>.json`, and the launcher only `run.json` and
+`processes/<name>.launch.json`, so nobody overwrites another's words. A file that says "running" is believed only
+while a process with that pid and that start time lives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+
+from .paths import PROCESSES, RUN_FILE
+from .types import RunInfo, RunStatus
+
+ENDED = ("finished", "stopped", "crashed")
+PRIMARY = ("training", "engine")
+"""Processes whose status is the run's status, in this order."""
+STARTING_SECONDS = 60.0
+"""A run that was announced but has no process after this time never started."""
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Replace a small file in one instant: a reader sees the old or the new, never a half. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+    try:
+        temporary.write_text(json.dumps(data, default=str, indent=1), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small file as a dictionary; empty when it is missing or damaged."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def identity(pid: int | None = None) -> dict[str, Any]:
+    """A process as it can be recognised later: pid and start time in seconds since the epoch."""
+    process = psutil.Process(pid)
+    return {"pid": process.pid, "started": process.create_time()}
+
+
+def is_alive(pid: int | None, started: float | None) -> bool:
+    """Whether that very process (not a later one with its pid) exists and is not a zombie."""
+    if not pid:
+        return False
+    try:
+        process = psutil.Process(pid)
+        if started is not None and abs(process.create_time() - started) > 1.5:
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def process_state(run_dir: Path, name: str) -> dict[str, Any]:
+    """What is known of one process of a run: its own words over those of its launcher, plus `alive`."""
+    launched = read_json(run_dir / PROCESSES / f"{name}.launch.json")
+    own = read_json(run_dir / PROCESSES / f"{name}.json")
+    if own.get("time", 0) < launched.get("time", 0):
+        own = {}  # words of the process before a resume
+    own_alive = is_alive(own.get("pid"), own.get("started"))
+    launched_alive = is_alive(launched.get("pid"), launched.get("started"))
+    return {**launched, **own, "alive": own_alive if own else launched_alive, "launcher_alive": launched_alive}
+
+
+def process_names(run_dir: Path) -> list[str]:
+    """Names of the processes that a run has or had."""
+    try:
+        files = os.listdir(run_dir / PROCESSES)
+    except OSError:
+        return []
+    return sorted({f.removesuffix(".json").removesuffix(".launch") for f in files if f.endswith(".json")})
+
+
+def look(run_dir: Path) -> RunInfo:
+    """Facts and status of the run in a folder, found by looking at its processes; never raises for a damaged file."""
+    run = read_json(run_dir / RUN_FILE)
+    names = process_names(run_dir)
+    primary = next((name for name in PRIMARY if name in names), names[0] if names else None)
+    state = process_state(run_dir, primary) if primary else {}
+    status, error = _status(run, state)
+    known = {f.name for f in fields(RunInfo)}
+    facts = {**run.get("facts", {}), **{k: state[k] for k in ("summary", "dropped", "log") if k in state}}
+    base = {k: v for k, v in run.items() if k in known and k not in ("facts", "path", "status", "id")}
+    step = int(state.get("step") or run.get("step") or 0)
+    return RunInfo(
+        **{
+            **base,
+            "id": str(run.get("id") or run_dir.name),
+            "path": str(run_dir),
+            "mode": str(run.get("mode", "")),
+            "status": status,
+            "created": float(run.get("created") or _folder_time(run_dir)),
+            "ended": state.get("ended") or (state.get("time") if status == "crashed" else None),
+            "step": step,
+            "total_steps": state.get("total_steps", run.get("total_steps")),
+            "pid": state.get("pid"),
+            "exit_code": state.get("exit_code"),
+            "error": error,
+            "facts": facts,
+        }
+    )
+
+
+def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus, str | None]:
+    said = str(state.get("status") or ("starting" if run else "crashed"))
+    error = state.get("error")
+    if said in ENDED:
+        return cast(RunStatus, said), error
+    if state.get("alive") or state.get("launcher_alive"):
+        return cast(RunStatus, said), error
+    if state.get("stop_requested") and said == "starting":
+        return "stopped", error  # it was told to end while it was loading
+    if not state.get("pid") and time.time() - float(run.get("created") or 0) < STARTING_SECONDS:
+        return "starting", error
+    return "crashed", error or ("the process is gone" if state.get("pid") else "the process never started")
+
+
+def _folder_time(run_dir: Path) -> float:
+    try:
+        return run_dir.stat().st_mtime
+    except OSError:
+        return 0.0

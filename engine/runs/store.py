@@ -1,0 +1,303 @@
+"""The rows of a record, written: what one open database takes in, inside the transactions of its caller.
+
+`writer.py` owns the thread and the queue, and decides what a failure means; here is only SQL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import zstandard
+
+from ...envs.tools import ToolSpec
+from . import codec
+from .labels import Labels
+from .schema import connect_writer
+from .types import TrajectoryRecord
+
+ANSWER_LENGTH = 200
+PROMPT_LENGTH = 400
+FLAG_ERROR = 1
+"""The rollout, its environment or one of its tools failed."""
+FLAG_UNPARSED = 2
+"""A turn in which no call could be parsed."""
+
+_REMEMBERED = 4096  # names of groups and prompts kept in memory; others are looked up
+_ROW = f"INSERT INTO rows VALUES ({','.join('?' * 19)})"
+_SEARCH = "INSERT INTO search (rowid, prompt, agent, observation, answer, penalty) VALUES (?, ?, ?, ?, ?, ?)"
+_UNSEARCH = (
+    "INSERT INTO search (search, rowid, prompt, agent, observation, answer, penalty) "
+    "VALUES ('delete', ?, ?, ?, ?, ?, ?)"
+)
+
+
+class RecordStore:
+    """One connection that writes. Not for use by two threads at once; two processes may each have one."""
+
+    def __init__(self, path: Path) -> None:
+        self.db = connect_writer(path)
+        self.labels = Labels(self.db)
+        self.compressor = zstandard.ZstdCompressor(level=3)
+        self._metric_names: dict[str, int] = {}
+        self._named: dict[str, OrderedDict[str, int]] = {"groups": OrderedDict(), "prompts": OrderedDict()}
+        self._toolsets: dict[int, tuple[tuple[ToolSpec, ...], int]] = {}
+
+    def close(self) -> None:
+        """Close the connection; the last one of all also folds the write-ahead log into the database."""
+        self.db.close()
+
+    def begin(self) -> None:
+        """Start a transaction that sees what other processes have written."""
+        self.db.execute("BEGIN IMMEDIATE")
+        self.labels.refresh()
+
+    def commit(self) -> None:
+        """Make everything since `begin` last."""
+        self.db.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Forget everything since `begin`, also the names that it brought."""
+        if self.db.in_transaction:
+            self.db.execute("ROLLBACK")
+        self.labels.forget()
+        self._metric_names.clear()
+        self._toolsets.clear()
+        for names in self._named.values():
+            names.clear()
+
+    def add_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """One number per name at a step."""
+        self._touch(step)
+        rows = [(self._metric(name), step, value) for name, value in values.items()]
+        self.db.executemany("INSERT INTO metrics (name, step, value) VALUES (?, ?, ?)", rows)
+
+    def add_event(self, kind: str, message: str, step: int, when: float, data: bytes) -> None:
+        """One event; `data` is JSON."""
+        self.db.execute(
+            "INSERT INTO events (kind, time, step, message, data) VALUES (?, ?, ?, ?, ?)",
+            (kind, when, step, codec.clean(message), data.decode("utf-8", "replace")),
+        )
+
+    def add_vocabulary(self, texts: Iterable[str]) -> None:
+        """The text of every token id, from 0; once per run, a second time changes nothing."""
+        if self.db.execute("SELECT 1 FROM vocabulary LIMIT 1").fetchone() is None:
+            rows = ((i, codec.clean(text)) for i, text in enumerate(texts))
+            self.db.executemany("INSERT INTO vocabulary VALUES (?, ?)", rows)
+
+    def set_meta(self, key: str, value: str) -> None:
+        """A fact about the record itself."""
+        self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def last_n(self) -> int:
+        """Number of trajectories, which is the number of the last one."""
+        return int(self.db.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0])
+
+    def last_step(self) -> int:
+        """The last step of which anything is recorded; 0 when nothing is."""
+        return int(self.db.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
+
+    def add_trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> list[str]:
+        """Append the records of one step. Returns one sentence for each that cannot be recorded, and leaves it out."""
+        self._touch(step)
+        refused: list[str] = []
+        encoded: list[tuple[TrajectoryRecord, bytes, tuple[str, ...]]] = []
+        for record in records:
+            try:
+                encoded.append((record, codec.encode_body(record), codec.search_text(record)))
+            except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
+                refused.append(f"trajectory {_name(record)} cannot be written as JSON: {error}")
+        n = self.last_n()
+        rows, cards, texts, overflow = [], [], [], []
+        for record, _, text in encoded:
+            n += 1
+            row, card, rest = self._row(n, step, record)
+            rows.append(row)
+            cards.append(card)
+            texts.append((n, *text))
+            overflow.extend((label, n) for label in rest)
+        self.db.executemany(_ROW, rows)
+        self.db.executemany("INSERT INTO cards VALUES (?, ?, ?, ?)", cards)
+        self.db.executemany(_SEARCH, texts)
+        if overflow:
+            self.db.executemany("INSERT OR IGNORE INTO overflow VALUES (?, ?)", overflow)
+        self._chunks(n - len(encoded) + 1, encoded)
+        return refused
+
+    def truncate_after(self, step: int) -> int:
+        """Remove everything that was recorded after a step, in one transaction. Returns how many trajectories went.
+
+        Trajectories of an earlier step that were recorded later (an evaluation that came late) are kept: they are
+        appended again, so that numbers stay dense.
+        """
+        self.begin()
+        try:
+            cut = self.db.execute("SELECT min(n) FROM rows WHERE step > ?", (step,)).fetchone()[0]
+            removed = 0
+            if cut is not None:
+                late = self.db.execute("SELECT n, step FROM rows WHERE n >= ? AND step <= ?", (cut, step)).fetchall()
+                kept = [(s, self._read(n)) for n, s in late]
+                removed = self.last_n() - cut + 1 - len(kept)
+                self._remove_from(cut)
+                for kept_step, record in kept:
+                    self.add_trajectories(kept_step, [record])
+            self.db.execute("DELETE FROM metrics WHERE step > ?", (step,))
+            self.db.execute("DELETE FROM events WHERE step > ? AND kind NOT IN ('record', 'error', 'control')", (step,))
+            self.db.execute("DELETE FROM steps WHERE step > ?", (step,))
+            self.commit()
+            return removed
+        except BaseException:
+            self.rollback()
+            raise
+
+    def _remove_from(self, cut: int) -> None:
+        for (n,) in self.db.execute("SELECT n FROM rows WHERE n >= ?", (cut,)).fetchall():
+            self.db.execute(_UNSEARCH, (n, *codec.search_text(self._read(n))))
+        head = self.db.execute(
+            "SELECT first_n, count, body, tokens FROM chunks WHERE first_n < ? AND first_n + count > ?", (cut, cut)
+        ).fetchone()
+        for table, key in (("rows", "n"), ("cards", "n"), ("overflow", "n"), ("chunks", "first_n")):
+            self.db.execute(f"DELETE FROM {table} WHERE {key} >= ?", (cut,))
+        if head is not None:  # a blob that begins before the cut: keep its first lines
+            first, _, body, tokens = head
+            lines = codec.decompress(body).split(b"\n")[: cut - first]
+            arrays = None
+            if tokens is not None:
+                raw = codec.decompress(tokens)
+                arrays = codec.encode_tokens([codec.decode_tokens(raw, i) for i in range(len(lines))])
+            self.db.execute("DELETE FROM chunks WHERE first_n = ?", (first,))
+            self._put_chunk(first, lines, arrays)
+
+    def _read(self, n: int) -> TrajectoryRecord:
+        first, body, tokens = self.db.execute(
+            "SELECT first_n, body, tokens FROM chunks WHERE first_n <= ? ORDER BY first_n DESC LIMIT 1", (n,)
+        ).fetchone()
+        record = codec.decode_body(codec.decompress(body).split(b"\n")[n - first])
+        toolset = self.db.execute(
+            "SELECT tools FROM toolsets JOIN rows ON rows.toolset = toolsets.id WHERE rows.n = ?", (n,)
+        ).fetchone()
+        tools = tuple(ToolSpec.from_json(t) for t in orjson.loads(toolset[0])) if toolset else ()
+        arrays = codec.decode_tokens(codec.decompress(tokens), n - first) if tokens is not None else None
+        return _with(record, tools, arrays)
+
+    def _row(self, n: int, step: int, record: TrajectoryRecord) -> tuple[tuple[Any, ...], tuple[Any, ...], list[int]]:
+        trajectory = record.trajectory
+        breakdown = record.breakdown
+        intern = self.labels.intern
+        actions, flags = [], FLAG_ERROR if trajectory.error else 0
+        for s in trajectory.steps:
+            actions.append(intern("action", s.action or "?"))
+            if s.error:
+                flags |= FLAG_ERROR
+            if s.action is None:
+                flags |= FLAG_UNPARSED
+        rules = []
+        if breakdown is not None:
+            for reward in breakdown.steps:
+                rules.extend([intern("penalty", p.rule) for p in reward.penalties])
+        action_mask, rest = self.labels.mask(set(actions))
+        rule_mask, more = self.labels.mask(set(rules))
+        correct = None if trajectory.correct is None else int(bool(trajectory.correct))
+        head = " ".join(trajectory.prompt[: PROMPT_LENGTH * 2].split())[:PROMPT_LENGTH]
+        row = (
+            n,
+            step,
+            _number(trajectory.env_reward if breakdown is None else breakdown.total),
+            correct,
+            action_mask,
+            rule_mask,
+            len(rules),
+            None if record.advantage is None else _number(record.advantage),
+            len(trajectory.steps),
+            0 if record.tokens is None else len(record.tokens),
+            flags,
+            intern("env", trajectory.env),
+            intern("split", record.split),
+            intern("stop", trajectory.stop_reason),
+            trajectory.rollout,
+            record.policy_version,
+            self._named_id("groups", trajectory.group, "INSERT INTO groups (name) VALUES (?)"),
+            self._named_id("prompts", trajectory.prompt_id, "INSERT INTO prompts (name, head) VALUES (?, ?)", head),
+            self._toolset(trajectory.env, trajectory.tools),
+        )
+        answer = None if trajectory.answer is None else codec.clean(str(trajectory.answer)[:ANSWER_LENGTH])
+        card = (n, codec.clean(trajectory.id), ",".join(map(str, actions)), answer)
+        return row, card, rest + more
+
+    def _chunks(self, first: int, encoded: Sequence[tuple[TrajectoryRecord, bytes, tuple[str, ...]]]) -> None:
+        start = size = 0
+        for i, (_, body, _) in enumerate(encoded):
+            size += len(body)
+            if i + 1 - start == codec.CHUNK or size >= codec.CHUNK_BYTES or i + 1 == len(encoded):
+                part = encoded[start : i + 1]
+                self._put_chunk(
+                    first + start, [b for _, b, _ in part], codec.encode_tokens([r.tokens for r, _, _ in part])
+                )
+                start, size = i + 1, 0
+
+    def _put_chunk(self, first: int, bodies: Sequence[bytes], arrays: bytes | None) -> None:
+        body = codec.compress(b"\n".join(bodies), self.compressor)
+        tokens = None if arrays is None else codec.compress(arrays, self.compressor)
+        self.db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?)", (first, len(bodies), body, tokens))
+
+    def _touch(self, step: int) -> None:
+        self.db.execute("INSERT OR IGNORE INTO steps VALUES (?, ?)", (step, time.time()))
+
+    def _metric(self, name: str) -> int:
+        known = self._metric_names.get(name)
+        if known is None:
+            self.db.execute("INSERT OR IGNORE INTO metric_names (name) VALUES (?)", (name,))
+            known = int(self.db.execute("SELECT id FROM metric_names WHERE name = ?", (name,)).fetchone()[0])
+            self._metric_names[name] = known
+        return known
+
+    def _named_id(self, table: str, name: str, insert: str, *more: str) -> int:
+        names = self._named[table]
+        known = names.get(name)
+        if known is not None:
+            names.move_to_end(name)
+            return known
+        text = codec.clean(name)
+        found = self.db.execute(f"SELECT id FROM {table} WHERE name = ?", (text,)).fetchone()
+        if found is not None:
+            known = int(found[0])
+        else:
+            known = int(self.db.execute(insert, (text, *[codec.clean(m) for m in more])).lastrowid or 0)
+        names[name] = known
+        if len(names) > _REMEMBERED:
+            names.popitem(last=False)
+        return known
+
+    def _toolset(self, env: str, tools: tuple[ToolSpec, ...]) -> int | None:
+        if not tools:
+            return None
+        known = self._toolsets.get(id(tools))
+        if known is not None and known[0] is tools:
+            return known[1]
+        text = orjson.dumps([t.to_json() for t in tools], default=codec._default).decode()
+        digest = hashlib.sha256(f"{env}\n{text}".encode()).hexdigest()
+        self.db.execute("INSERT OR IGNORE INTO toolsets (digest, env, tools) VALUES (?, ?, ?)", (digest, env, text))
+        id_ = int(self.db.execute("SELECT id FROM toolsets WHERE digest = ?", (digest,)).fetchone()[0])
+        if len(self._toolsets) > 256:
+            self._toolsets.clear()
+        self._toolsets[id(tools)] = (tools, id_)  # holding the tuple keeps its id() from being reused
+        return id_
+
+
+def _with(record: TrajectoryRecord, tools: tuple[ToolSpec, ...], tokens: Any) -> TrajectoryRecord:
+    from dataclasses import replace
+
+    return replace(record, trajectory=replace(record.trajectory, tools=tools), tokens=tokens)
+
+
+def _number(value: float) -> float:
+    return float(value)
+
+
+def _name(record: object) -> str:
+    return str(getattr(getattr(record, "trajectory", None), "id", "?"))[:80]
