@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from ..engine.launch import tail_log
+from ..engine.launch.logs import log_path
 from ..engine.runs.reader import RunReader
 from ..engine.runs.types import Event, RunInfo
 from .cli_common import ExitCode, say, warn
@@ -37,6 +39,8 @@ COLUMNS = {
         ("version", "online/serving_version"),
     ),
 }
+VAGUE = ("the process is gone", "the process never started")
+"""What is said of a process that ended without a word; its log knows more."""
 TOLD = ("phase", "eval", "checkpoint", "snapshot", "alert", "record", "error", "control")
 """Kinds of event that are printed."""
 
@@ -94,8 +98,12 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
     """The last lines about a run: how it ended, how to look at it, and how to go on."""
     took = f" in {duration(run.ended - run.created)}" if run.ended and run.created else ""
     if run.status == "crashed":
-        reason = f": {literal(run.error.strip().splitlines()[-1][:300])}" if run.error and run.error.strip() else ""
-        warn(f"run {run.id} crashed at step {run.step}{reason}; log: {Path(run.path) / 'logs'}")
+        log = log_path(run)
+        lines = (run.error or "").strip().splitlines() or [""]
+        if lines[-1] in VAGUE:
+            lines = tail_log(run, 1) or lines
+        reason = f": {literal(lines[-1].strip()[:300])}" if lines[-1] else ""
+        warn(f"run {run.id} crashed at step {run.step}{reason}; its log: {log or Path(run.path) / 'logs'}")
         out(f"inspect: grpo-tui inspect {run.id} · go on from its last checkpoint: grpo-tui train --resume {run.id}")
         return
     out(f"run {run.id} {run.status} at step {run.step}{took}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..engine.runs.types import RunInfo
-from .cli_common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say
+from .cli_common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
 
 if TYPE_CHECKING:
     from ..engine.runs.reader import RunReader
@@ -93,6 +93,8 @@ class opened:
         return self.reader
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        for problem in self.reader.problems:
+            warn(problem)
         self.reader.close()
         if error is None:
             return
@@ -106,17 +108,16 @@ class opened:
 
 def matching(reader: RunReader, filter_: str, search: str, limit: int | None) -> Iterator[Any]:
     """The rows that match, in order of recording, a page at a time."""
-    left = limit
-    last = 0
-    while left is None or left > 0:
-        size = PAGE if left is None else min(PAGE, left)
-        after = f"n>{last}" if not filter_ else f"({filter_}) and n>{last}"
-        rows = reader.page(filter=after if last else filter_, search=search, limit=size)
+    for note in reader.filter_notes(filter_):
+        warn(f"--filter: {note}")
+    done = 0
+    while limit is None or done < limit:
+        size = PAGE if limit is None else min(PAGE, limit - done)
+        rows = reader.page(filter=filter_, search=search, offset=done, limit=size)
         yield from rows
+        done += len(rows)
         if len(rows) < size:
             return
-        last = rows[-1].n
-        left = None if left is None else left - len(rows)
 
 
 def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
     events = reader.events(limit=EVENTS_SHOWN)
     return {
         "run": {name: getattr(info, name) for name in info.__dataclass_fields__},
-        "trajectories": reader.count(),
+        "trajectories": reader.total(),
         "latest": reader.latest(),
         "alerts": [_event(e) for e in reader.events(kinds=("alert",), limit=EVENTS_SHOWN)],
         "evaluations": [_event(e) for e in reader.events(kinds=("eval",), limit=EVENTS_SHOWN)],
@@ -146,7 +147,7 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
 
     total = f"/{info.total_steps}" if info.total_steps else ""
     say(f"run {info.id}: {info.status} at step {info.step}{total}, mode {info.mode}, in {info.path}")
-    say(f"environment {literal(info.environment)}, model {literal(info.model)}, {reader.count():,} trajectories")
+    say(f"environment {literal(info.environment)}, model {literal(info.model)}, {reader.total():,} trajectories")
     if info.error:
         say(f"error: {literal(info.error.strip().splitlines()[-1])}")
     for name, value in sorted(reader.latest().items()):
@@ -169,10 +170,9 @@ def _row_text(row: Any) -> str:
 
 def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> None:
     try:
-        record = reader.trajectory(int(reference) if reference.isdecimal() else reference)
-    except KeyError:
-        near = f"ids are listed by `grpo-tui inspect {info.id} --filter ''`"
-        fail(f"run {info.id} has no trajectory {reference}; {near}", ExitCode.NOT_FOUND)
+        record = reader.trajectory(reference)
+    except LookupError as error:
+        fail(f"{error}; ids are listed by `grpo-tui inspect {info.id} --filter ''`", ExitCode.NOT_FOUND)
     if as_json:
         say(json_line(record_data(record)))
         return

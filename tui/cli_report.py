@@ -52,7 +52,7 @@ def page(run: RunInfo, picture: str) -> str:
     with opened(run) as reader:
         latest = reader.latest()
         events = reader.events(kinds=("alert", "eval", "beta", "snapshot", "checkpoint", "record", "error"), limit=500)
-        count = reader.count()
+        count = reader.total()
 
     def cell(text: object) -> str:
         return f"<td>{escape(literal(str(text)))}</td>"

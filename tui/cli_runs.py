@@ -104,6 +104,7 @@ def runs(
 def stop(
     run: RunReference,
     timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for the run to save.")] = 120.0,
+    force: Annotated[bool, typer.Option("--force", help="Kill what still runs after the timeout.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Ask the run to finish its step, save a checkpoint and end; wait for it."""
@@ -116,11 +117,13 @@ def stop(
         say(f"run {info.id} is not running ({info.status} at step {info.step})")
         return
     try:
-        after = stop_run(info, timeout=timeout)
+        after = stop_run(info, timeout=timeout, force=force)
     except LaunchError as error:
         fail(str(error))
     if after.status in ACTIVE:
-        fail(f"run {info.id} has not stopped after {timeout:g} s; it still saves, or give a longer --timeout")
+        fail(
+            f"run {info.id} has not stopped after {timeout:g} s; it still saves, or give a longer --timeout, or --force"
+        )
     say(f"run {after.id} {after.status} at step {after.step}")
     if after.mode != "online":
         say(f"go on with: grpo-tui train --resume {after.id}")
