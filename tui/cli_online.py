@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .cli_common import ExitCode, RunsDir, SetOption, fail
+from .cli_common import ExitCode, RunsDir, SetOption, fail, say, warn
 from .cli_config import ConfigArgument, load
 
 HELP = """Serve answers and learn from them while serving: an inference engine and an update worker.
@@ -49,12 +51,28 @@ def online(
     home = resolve_runs_dir(runs_dir)
     old = find(home, resume) if resume is not None else None
     source = str(Path(old.path) / "config.yaml") if old is not None else config
-    settings = load(source, set_, "online", paths=old is None)
+    overrides = list(set_ or ())
+    if requests is not None:
+        if requests != "-" and not Path(requests).is_file():
+            fail(f"--requests: there is no file {requests}; give a JSONL file, or - for standard input", ExitCode.USAGE)
+        overrides.append(f"online.requests={json.dumps(requests)}")
+    if serve is not None:
+        overrides.append(f"online.serve={json.dumps(serve)}")
+    settings = load(source, overrides, "online", paths=old is None)
 
     from ..engine.launch import LaunchError, start_run
 
+    piped = settings.online.requests == "-"
     try:
-        run = start_run(settings, runs_dir=home, run_id=run_id, resume=old.id if old else None)
+        run = start_run(
+            settings,
+            runs_dir=home,
+            run_id=run_id,
+            resume=old.id if old is not None else None,
+            stdin=sys.stdin.fileno() if piped else None,
+            stdout=sys.stdout.fileno() if piped else None,
+        )
     except LaunchError as error:
         fail(str(error), ExitCode.USAGE)
-    watch(home, run, headless=headless)
+    # in a pipe standard output carries the answers, so what is told goes to standard error
+    watch(home, run, headless=headless or piped, out=warn if piped else say)

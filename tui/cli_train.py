@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..engine.runs.types import RunInfo
 from .cli_common import ExitCode, RunsDir, SetOption, fail, on_terminal, say
 from .cli_config import ConfigArgument, load
 
@@ -94,14 +96,14 @@ def train(
     watch(home, run, headless=headless)
 
 
-def watch(home: Path, run, *, headless: bool) -> None:
+def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None] = say) -> None:
     """The live view on a terminal, lines otherwise; ends the command with the run's exit code."""
     if headless or not on_terminal():
         from ..engine.launch import stop_run
         from .cli_follow import follow
 
-        say(f"run {run.id} ({run.mode}, {run.environment}, {run.model}) started; its record is in {run.path}")
-        raise typer.Exit(follow(run, stop=lambda: stop_run(run)))
+        out(f"run {run.id} ({run.mode}, {run.environment}, {run.model}) started; its record is in {run.path}")
+        raise typer.Exit(follow(run, stop=lambda: stop_run(run), out=out))
 
     from ..engine.launch import find_run
     from .cli_app import open_run
@@ -110,5 +112,5 @@ def watch(home: Path, run, *, headless: bool) -> None:
     open_run(home, run, "live")
     after = find_run(home, run.id)
     if after.status not in ACTIVE:
-        tell_end(after)
+        tell_end(after, out)
         raise typer.Exit(ExitCode.FAILED if after.status == "crashed" else ExitCode.OK)

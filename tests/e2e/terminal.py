@@ -1,0 +1,122 @@
+"""A real pseudo-terminal with a program in it: keys in, the screen as a person sees it out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import pyte
+
+ANSWERS = {b"\x1b[6n": b"\x1b[1;1R", b"\x1b[c": b"\x1b[?62;c"}
+"""What a plain terminal replies to the questions that programs ask it."""
+
+
+class Terminal:
+    """Runs `command` with its terminal being this object."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        rows: int = 48,
+        columns: int = 160,
+    ) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self.stream = pyte.ByteStream(self.screen)
+        self.raw = bytearray()
+        self.exit_code: int | None = None
+        variables = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **(env or {})}
+        for name in ("TMUX", "NO_COLOR", "LINES", "COLUMNS", "GRPO_TUI_HOME"):
+            if name not in (env or {}):
+                variables.pop(name, None)
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            try:
+                os.chdir(cwd)
+                os.execvpe(command[0], list(command), variables)
+            finally:
+                os._exit(127)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.exit_code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._reap(os.waitpid(self.pid, 0)[1])
+        os.close(self.fd)
+
+    @property
+    def text(self) -> str:
+        """The whole screen."""
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def press(self, keys: str) -> None:
+        """Type these characters."""
+        os.write(self.fd, keys.encode())
+
+    def see(self, *wanted: str, within: float = 60.0) -> str:
+        """Wait until all of `wanted` stand on the screen together, and give the screen."""
+        end = time.monotonic() + within
+        while not all(w in self.text for w in wanted):
+            left = end - time.monotonic()
+            if left <= 0 or not self._pump(min(left, 0.1)):
+                missing = [w for w in wanted if w not in self.text]
+                raise AssertionError(f"not on the screen: {missing}; the screen is\n{self.text}")
+        return self.text
+
+    def settle(self, quiet: float = 0.4, limit: float = 10.0) -> str:
+        """Wait until nothing has changed for `quiet` seconds, and give the screen."""
+        end = time.monotonic() + limit
+        last, since = self.text, time.monotonic()
+        while time.monotonic() < end and time.monotonic() - since < quiet and self._pump(0.05):
+            if self.text != last:
+                last, since = self.text, time.monotonic()
+        return self.text
+
+    def wait(self, within: float = 60.0) -> int:
+        """Wait for the program to end, and give its exit code."""
+        end = time.monotonic() + within
+        while self.exit_code is None:
+            if time.monotonic() > end:
+                raise AssertionError(f"the program has not ended; the screen is\n{self.text}")
+            self._pump(0.1)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                while self._pump(0.1):
+                    pass
+                self._reap(status)
+        return self.exit_code
+
+    def _reap(self, status: int) -> None:
+        self.exit_code = os.waitstatus_to_exitcode(status)
+
+    def _pump(self, seconds: float) -> bool:
+        """Read what the program wrote within `seconds`; False once it is gone."""
+        ready, _, _ = select.select([self.fd], [], [], seconds)
+        if not ready:
+            return True
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except OSError:  # the other end is closed
+            return False
+        for question, answer in ANSWERS.items():
+            if question in data:
+                os.write(self.fd, answer)
+        self.raw += data
+        self.stream.feed(data)
+        return bool(data)
