@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from .base import Section
@@ -12,10 +14,26 @@ class SFTConfig(Section):
 
     epochs: float = Field(default=1.0, gt=0)
     max_steps: int | None = Field(default=None, ge=1)
+    """Stop after this many optimiser steps, whatever `epochs` says."""
     batch_size: int = Field(default=16, ge=1)
+    """Conversations in one optimiser step of one process."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Conversations per backward pass, a divisor of `batch_size`; null: all of them."""
     learning_rate: float = Field(default=3e-3, gt=0)
+    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "linear"
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     demonstrations: int = Field(default=2048, ge=1)
-    """How many demonstrations the environment makes (`Env.demonstrations`) when there is no file of them."""
+    """How many demonstrations the environment makes (`Env.demonstrate`) when there is no file of them."""
+    route: str = "right"
+    """Which of the environment's routes is shown."""
+    max_tokens: int = Field(default=1024, ge=8)
+    """Conversations with more tokens are left out."""
     data: str | None = None
     """A JSONL file of conversations (`messages`), instead of the environment's demonstrations."""
+    save_every: int = Field(default=50, ge=0)
+    """Steps between checkpoints; 0: only at the end."""
+    eval_tasks: int = Field(default=64, ge=0)
+    """Held-out tasks on which success is measured before and after; 0: not at all."""
     output_dir: str = "saved_models/sft_adapters"

@@ -156,7 +156,8 @@ class TransformersSession:
                     kept = self._compact(cache, alive, living)
                     column, token, position, limit, alive = (x[kept] for x in (column, token, position, limit, alive))
             # A row that has ended stays where it is; what it writes there now, its next turn overwrites.
-            logits = self.decoder.forward(token[:, None], position[:, None], cache, longest + step + 1)
+            seen = min(longest + step + 1, cache.capacity)
+            logits = self.decoder.forward(token[:, None], position[:, None], cache, seen)
             position = position + alive
 
         self.history.append_turn(order, tokens.T.cpu().numpy(), logprobs.T.cpu().numpy(), counts.cpu().numpy())

@@ -59,7 +59,7 @@ def load_policy(
         model.requires_grad_(False)
         return model.eval(), tokenizer
     if config.gradient_checkpointing:
-        base.gradient_checkpointing_enable({"use_reentrant": False})
+        base.activation_checkpointing_enable({"use_reentrant": False})
     return model.train(), tokenizer
 
 

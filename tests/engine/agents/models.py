@@ -73,7 +73,7 @@ def model(architecture: str, *, attention: str = "sdpa", seed: int = 0, end_bias
         if parameter.dim() > 1:
             parameter.data.mul_(4)
     if end_bias:
-        _make_likelier(made, tok.convert_tokens_to_ids("<|end|>"), end_bias)
+        _make_likelier(made, tok.encode("<|end|>")[0], end_bias)
     return made.eval()
 
 

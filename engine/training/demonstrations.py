@@ -1,0 +1,148 @@
+"""What supervised fine-tuning learns from: demonstrations as tokens, with a mask of what the agent wrote.
+
+Demonstrations are played in the environment by a scripted agent, so their tokens are laid out exactly as those of the
+rollouts that reinforcement learning will see. Conversations from a file go the same way through the chat template.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ...envs.agent import Message
+from ...envs.base import Env
+from ...envs.multi_turn import MultiTurnEnv
+from ...envs.trajectory import TokenArrays, Trajectory
+from ..agents.scripted import ScriptedAgent
+
+BATCH = 64
+"""Demonstrations that are played together."""
+
+RouteChoice = Callable[[Mapping[str, Any], Sequence[str], random.Random], str]
+"""`choose(task, routes, rng) -> route`, one of `routes`."""
+
+
+class DemonstrationError(ValueError):
+    """There is nothing to learn from; the message says why and what would be right."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One conversation to learn: its tokens, of which those under `tokens.agent_mask` count."""
+
+    tokens: TokenArrays
+    trajectory: Trajectory | None = None
+
+    def to_features(self) -> dict[str, list[int]]:
+        """`input_ids` and `labels`, both of length T; labels are -100 where the agent did not write."""
+        ids = self.tokens.token_ids.astype(np.int64)
+        return {"input_ids": ids.tolist(), "labels": np.where(self.tokens.agent_mask, ids, -100).tolist()}
+
+
+def always(route: str) -> RouteChoice:
+    """The choice of one route for every task. Raises DemonstrationError for a task that does not know it."""
+
+    def choose(task: Mapping[str, Any], routes: Sequence[str], rng: random.Random) -> str:
+        if route not in routes:
+            known = ", ".join(routes) or "no demonstrations at all (give sft.data)"
+            raise DemonstrationError(f"the environment shows no route {route!r} for a task; it has {known}")
+        return route
+
+    return choose
+
+
+def play_demonstrations(
+    env: Env,
+    tasks: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    choose: RouteChoice | None = None,
+    seed: int = 0,
+    max_tokens: int | None = None,
+) -> list[Demonstration]:
+    """Play one demonstration of each task in `env`; by default the right route.
+
+    Demonstrations longer than `max_tokens` and those in which the environment failed are left out.
+    Raises DemonstrationError when none is left, or when the environment shows none.
+    """
+    if not isinstance(env, MultiTurnEnv):
+        raise DemonstrationError(f"{type(env).__name__} cannot play demonstrations: it is no MultiTurnEnv")
+    choose = choose or always("right")
+    rng = random.Random(seed)
+    found: list[Demonstration] = []
+    why = "it shows none"
+    for start in range(0, len(tasks), BATCH):
+        part = tasks[start : start + BATCH]
+        try:
+            shows = [env.demonstrate(t, choose(t, env.routes(t), rng), seed=rng.randrange(2**31)) for t in part]
+        except ValueError as error:
+            raise DemonstrationError(str(error)) from error
+        agent = ScriptedAgent(lambda row, turn, seen, shows=shows: shows[row].next(seen), tokenizer)
+        trial = env.run_trial(part, agent, 1)
+        for trajectory, tokens in zip(trial["trajectories"], trial["tokens"], strict=True):
+            if trajectory.error is not None:
+                why = trajectory.error
+            elif max_tokens is not None and len(tokens) > max_tokens:
+                why = f"one has {len(tokens)} tokens, over the limit of {max_tokens}"
+            else:
+                found.append(Demonstration(tokens, trajectory))
+    if not found:
+        raise DemonstrationError(f"{type(env).__name__} gave no demonstration that can be learned: {why}")
+    return found
+
+
+def read_conversations(
+    path: Path | str, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int | None = None
+) -> list[Demonstration]:
+    """Conversations of a JSONL file with one `{"messages": [{"role", "content"}, ...]}` a line.
+
+    The agent wrote the turns with role `assistant`; they alternate with the environment's. Conversations longer than
+    `max_tokens` are left out. Raises DemonstrationError with file and line.
+    """
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DemonstrationError(f"sft.data: {path} cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            tokens = _conversation(line, f"{path}, line {number}", tokenizer)
+            if max_tokens is None or len(tokens) <= max_tokens:
+                found.append(Demonstration(tokens))
+    if not found:
+        raise DemonstrationError(f"{path} holds no conversation of at most {max_tokens} tokens")
+    return found
+
+
+def _conversation(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> TokenArrays:
+    try:
+        messages = json.loads(line)["messages"]
+        roles = [m["role"] for m in messages]
+        texts = [m["content"] for m in messages]
+    except (ValueError, KeyError, TypeError) as error:
+        right = 'each line must be {"messages": [{"role": "user", "content": "..."}, ...]}'
+        raise DemonstrationError(f"{where}: {right}") from error
+    if not all(isinstance(text, str) for text in texts):
+        raise DemonstrationError(f"{where}: every content must be text")
+    if "assistant" not in roles or roles[0] == "assistant":
+        raise DemonstrationError(f"{where}: a conversation must begin with a user's message and have an assistant's")
+    first = roles.index("assistant")
+    turns, answers = texts[first::2], texts[first + 1 :: 2]
+    if any((role == "assistant") != (i % 2 == 0) for i, role in enumerate(roles[first:])):
+        raise DemonstrationError(f"{where}: after the opening, the assistant's turns and the answers must alternate")
+    prompt: list[Message] = [
+        {"role": role, "content": text} for role, text in zip(roles[:first], texts[:first], strict=True)
+    ]
+    session = ScriptedAgent([turns], tokenizer).start([prompt])
+    for index in range(len(turns)):
+        session.act([0])
+        if index + 1 < len(turns):
+            session.observe([0], [answers[index]])
+    return session.tokens(0)
