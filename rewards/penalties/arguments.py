@@ -6,7 +6,7 @@ import difflib
 
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
-from .base import Episode, PenaltyRule, call_text, listed, shown, signature
+from .base import Episode, PenaltyRule, call_text, kept, listed, named, signature
 from .values import fault
 
 
@@ -32,7 +32,7 @@ class InvalidArgument(PenaltyRule):
                 problem = fault(argument, step.arguments[name], step.context)
                 if problem:
                     found.append(problem)
-                    saw[name] = step.arguments[name]
+                    saw[name] = kept(step.arguments[name])
             elif argument.required and (argument.refers_to is None or step.context.resources.get(argument.refers_to)):
                 found.append((f"{name} is missing", f"{name} is given"))
                 saw[name] = None
@@ -40,8 +40,8 @@ class InvalidArgument(PenaltyRule):
             if name not in declared:
                 near = difflib.get_close_matches(str(name), declared, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                found.append((f"{shown(name, 40)[1:-1]} is no argument of {tool.name}{hint}", signature(tool)))
-                saw[name] = value
+                found.append((f"{named(name)} is no argument of {tool.name}{hint}", signature(tool)))
+                saw[named(name)] = kept(value)
         if not found:
             return None
         limits = list(dict.fromkeys(right for _, right in found))

@@ -55,15 +55,33 @@ class PenaltyRule:
 
 
 def shown(value: Any, limit: int = SHOWN) -> str:
-    """A value that a model wrote, as JSON, cut to `limit` characters; control characters come out escaped."""
-    text = json.dumps(value, default=str)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    """A value that a model wrote, as JSON, printable and cut to `limit` characters."""
+    return printable(json.dumps(value, ensure_ascii=False, default=str), limit)
+
+
+def printable(text: str, limit: int) -> str:
+    """`text` with what does not print written as escapes, cut to `limit` characters."""
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in cut)
+
+
+def named(name: object) -> str:
+    """A name that a model made up, printable and cut."""
+    return printable(str(name), 40)
+
+
+def kept(value: Any) -> Any:
+    """A value for `Penalty.saw`: as it is when it is small, else its beginning as text."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = shown(value, 200)
+    return value if len(text) < 200 else text
 
 
 def call_text(step: Step) -> str:
     """The call as a person writes it: `GET_PROPERTIES(mask=7)`."""
-    arguments = ", ".join(f"{name}={shown(value, 40)}" for name, value in step.arguments.items())
-    return f"{shown(step.action)[1:-1]}({arguments if len(arguments) <= SHOWN else arguments[: SHOWN - 1] + '…'})"
+    arguments = ", ".join(f"{named(name)}={shown(value, 40)}" for name, value in step.arguments.items())
+    return f"{named(step.action)}({arguments if len(arguments) <= SHOWN else arguments[: SHOWN - 1] + '…'})"
 
 
 def signature(tool: ToolSpec) -> str:

@@ -6,7 +6,7 @@ import difflib
 
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
-from .base import Episode, PenaltyRule, listed, shown, signature
+from .base import Episode, PenaltyRule, kept, listed, named, printable, signature
 
 
 class UnknownTool(PenaltyRule):
@@ -19,12 +19,12 @@ class UnknownTool(PenaltyRule):
         """Look the name up among the declared tools."""
         if step.action is None or not episode.tools or step.action in episode.tools:
             return None
-        name = shown(step.action, 60)[1:-1]
+        name = named(step.action)
         near = difflib.get_close_matches(step.action[:100], episode.tools, n=1)
         call = f"Did you mean {signature(episode.tools[near[0]])}? " if near else ""
         return self.penalty(
             step,
-            saw={"tool": step.action[:200]},
+            saw={"tool": kept(step.action)},
             limit=f"tools: {listed(episode.tools, 20)}",
             why=f"There is no tool {name} here.",
             right=f"{call}Tools: {', '.join(signature(t) for t in episode.tools.values())}.",
@@ -46,8 +46,8 @@ class UnparsableCall(PenaltyRule):
         reason = step.parse_error or "the turn holds no call"
         return self.penalty(
             step,
-            saw={"text": step.text[:200]},
+            saw={"text": kept(step.text)},
             limit="one JSON object with name and arguments",
-            why=f"No call could be read: {shown(reason, 200)[1:-1]}.".replace("..", "."),
+            why=f"No call could be read: {printable(reason, 200).rstrip('.')}.",
             right=f"End the turn with one JSON object{example}.",
         )

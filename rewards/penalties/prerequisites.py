@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...envs.tools import Argument
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
-from .base import Episode, PenaltyRule, call_text, listed, shown
+from .base import Episode, PenaltyRule, call_text, kept, listed, named
 from .values import resource_id
 
 
@@ -41,9 +41,7 @@ class MissingPrerequisite(PenaltyRule):
     ) -> Penalty:
         kind = argument.refers_to or ""
         makers = " or ".join(t.name for t in episode.tools.values() if t.produces == kind)
-        absent = (
-            f"no {kind} exists yet" if identifier is None else f"no {kind} {shown(identifier, 40)[1:-1]} exists here"
-        )
+        absent = f"no {kind} exists yet" if identifier is None else f"no {kind} {named(identifier)} exists here"
         if makers and exist:
             right = f"Use {kind} {listed(exist)}, or call {makers} first."
         elif makers:
@@ -54,7 +52,7 @@ class MissingPrerequisite(PenaltyRule):
             )
         return self.penalty(
             step,
-            saw={argument.name: step.arguments.get(argument.name), f"{kind}s": list(exist)},
+            saw={argument.name: kept(step.arguments.get(argument.name)), f"{kind}s": list(exist)},
             limit=f"{argument.name}: an existing {kind}",
             why=f"{call_text(step)}: {absent}; {kind}s so far: {listed(exist)}.",
             right=right,
