@@ -1,0 +1,122 @@
+"""What the tools look at: a still or a short video, with a name for its content and its pixels when they are needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from . import render
+from .scenes import Scene
+
+MAX_FRAMES = 64
+"""Frames that are read of a user's animation."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """`key` names the content: equal keys, equal pixels. `load` gives uint8 [frames, height, width, 3]."""
+
+    key: str
+    width: int
+    height: int
+    frames: int
+    load: Callable[[], np.ndarray] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask of a clip's first frame, packed to bits. `key` names its content."""
+
+    key: str
+    packed: bytes
+    shape: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory."""
+        return len(self.packed)
+
+    def array(self) -> np.ndarray:
+        """bool [H, W]."""
+        size = self.shape[0] * self.shape[1]
+        return np.unpackbits(np.frombuffer(self.packed, dtype=np.uint8), count=size).reshape(self.shape).astype(bool)
+
+    @classmethod
+    def of(cls, mask: np.ndarray) -> Mask:
+        """Pack a bool [H, W] mask."""
+        packed = np.packbits(mask).tobytes()
+        return cls(hashlib.sha1(packed).hexdigest()[:16], packed, (mask.shape[0], mask.shape[1]))
+
+
+def clip_of_task(task: Mapping[str, Any], max_side: int) -> Clip:
+    """The clip that a task is about: its drawn `scene`, its `image` (a file; an animation is a video), or its
+    `frames` (files). Raises ValueError with what is wrong."""
+    if "scene" in task:
+        try:
+            scene = Scene.from_json(task["scene"])
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ValueError(f"the task's scene is not one: {type(problem).__name__}: {problem}") from problem
+        return clip_of_scene(scene)
+    paths = task.get("frames") or ([task["image"]] if task.get("image") else None)
+    if not isinstance(paths, (list, tuple)) or not all(isinstance(p, str) for p in paths):
+        raise ValueError("a task needs a scene, an image (path) or frames (list of paths)")
+    return clip_of_files(tuple(Path(p).expanduser() for p in paths), max_side)
+
+
+def clip_of_scene(scene: Scene) -> Clip:
+    """A drawn scene. It names its pixels without drawing them, since the same scene is always drawn the same."""
+    content = json.dumps([render.RENDERER, scene.to_json()], sort_keys=True)
+    key = hashlib.sha1(content.encode()).hexdigest()[:16]
+    return Clip(key, scene.width, scene.height, scene.frames, partial(render.render, scene))
+
+
+def clip_of_files(paths: Sequence[Path], max_side: int) -> Clip:
+    """A user's picture, animation, or frames. Raises ValueError with the file and what is wrong with it."""
+    stamps = []
+    for path in paths:
+        try:
+            stat = path.stat()
+        except OSError as problem:
+            raise ValueError(f"there is no picture {path}") from problem
+        stamps.append((str(path), stat.st_mtime_ns, stat.st_size))
+    return _read_clip(tuple(stamps), max_side)
+
+
+@lru_cache(maxsize=4096)
+def _read_clip(stamps: tuple[tuple[str, int, int], ...], max_side: int) -> Clip:
+    digest = hashlib.sha1(str(max_side).encode())
+    for path, _, _ in stamps:
+        digest.update(Path(path).read_bytes())
+    paths = [path for path, _, _ in stamps]
+    pixels = _read_frames(paths, max_side)
+    frames, height, width = pixels.shape[:3]
+    return Clip(digest.hexdigest()[:16], width, height, frames, partial(_read_frames, paths, max_side))
+
+
+def _read_frames(paths: Sequence[str], max_side: int) -> np.ndarray:
+    """uint8 [F, H, W, 3]; every frame gets the size of the first, whose longer side is at most `max_side`."""
+    frames: list[np.ndarray] = []
+    size: tuple[int, int] | None = None
+    for path in paths:
+        try:
+            with Image.open(path) as image:
+                for index in range(min(getattr(image, "n_frames", 1), MAX_FRAMES)):
+                    image.seek(index)
+                    upright = ImageOps.exif_transpose(image.convert("RGB"))
+                    if size is None:
+                        factor = min(1.0, max_side / max(upright.size))
+                        size = (max(1, round(upright.width * factor)), max(1, round(upright.height * factor)))
+                    if upright.size != size:
+                        upright = upright.resize(size, Image.Resampling.LANCZOS)
+                    frames.append(np.asarray(upright))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
+            raise ValueError(f"{path} cannot be read as a picture: {problem}") from problem
+    return np.stack(frames)

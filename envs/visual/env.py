@@ -1,0 +1,314 @@
+"""`VisualEnv`: questions about pictures and short videos, answered with tools that look at the pixels."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..agent import Message
+from ..base import Demonstrator, Picture, Split, StepResult
+from ..calls import ToolCall
+from ..multi_turn import MultiTurnEnv
+from ..tools import Argument, ToolSpec
+from ..trajectory import Overlay, StepContext
+from .cache import ResultCache
+from .clips import Clip, Mask, clip_of_task
+from .operations import ocr, properties, segment, track, zoom
+from .own_images import read_tasks
+from .prompts import PromptStyle, make_messages
+from .questions import DEFAULT_QUESTIONS, QUESTIONS, make_question
+from .routes import Route, routes_of, show
+from .scenes import COLOURS, SHAPES, SceneOptions
+
+_PICTURES = frozenset({"image", "video"})
+_MASK = Argument("mask", "integer", "id of a mask that SEGMENT_OBJECT_AT made", refers_to="mask")
+_BOX = Argument("box", "box", "[x0, y0, x1, y1] in pixels")
+
+TOOLS = (
+    ToolSpec(
+        "SEGMENT_OBJECT_AT",
+        "Finds the object at a pixel (of the first frame) and makes a mask of it; says the mask's id.",
+        (
+            Argument("x", "integer", "pixels from the left", minimum=0, below="width"),
+            Argument("y", "integer", "pixels from the top", minimum=0, below="height"),
+        ),
+        modality=_PICTURES,
+        produces="mask",
+    ),
+    ToolSpec(
+        "GET_PROPERTIES",
+        "Says a mask's colour, shape, size (diameter of a disc of its area, in pixels) and centre.",
+        (_MASK,),
+        modality=_PICTURES,
+    ),
+    ToolSpec("READ_TEXT", "Reads the text in a box.", (_BOX,), modality=_PICTURES),
+    ToolSpec(
+        "TRACK_OBJECT",
+        "Follows a masked object through a video; says which way it moves, and where it was.",
+        (_MASK,),
+        modality=frozenset({"video"}),
+    ),
+    ToolSpec(
+        "ZOOM_IN",
+        "Enlarges a box; says by how much, and at which pixels of the whole picture objects lie in it.",
+        (_BOX,),
+        modality=_PICTURES,
+    ),
+    ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True),
+)
+
+
+@dataclass
+class VisualState:
+    """Where a rollout stands."""
+
+    task: Mapping[str, Any]
+    clip: Clip
+    masks: list[Mask] = field(default_factory=list)
+
+
+class VisualEnv(MultiTurnEnv):
+    """Tasks about drawn scenes (`make_tasks`), or about a user's own pictures.
+
+    questions: kinds that are asked, of `QUESTIONS`. colours, shapes, radii, photo_share, noise: what scenes are made
+    of (`SceneOptions`); shift these for another distribution of the same tasks. prompt_style: `terse` for the tiny
+    policy, `full` for a model that has to be told the tools. images: a folder or JSONL of own pictures with
+    questions and answers (`own_images`), instead of drawn scenes. max_side: own pictures are scaled down to this
+    many pixels. cache_mib: memory for results and pixels. prefetch: begin to read the text of a trial's tasks on a
+    thread of its own while the policy writes its first turn.
+    """
+
+    name = "visual"
+    tools = TOOLS
+    modality = "image"
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        questions: Sequence[str] = DEFAULT_QUESTIONS,
+        colours: Sequence[str] = tuple(COLOURS),
+        shapes: Sequence[str] = SHAPES,
+        radii: Sequence[float] = (8.0, 17.0),
+        photo_share: float = 0.5,
+        noise: float = 2.0,
+        prompt_style: PromptStyle = "terse",
+        images: str | None = None,
+        max_side: int = 512,
+        cache_mib: float = 64.0,
+        prefetch: bool = True,
+        max_turns: int = 7,
+        **config: Any,
+    ) -> None:
+        super().__init__(tokenizer, max_turns=max_turns, **config)
+        unknown = [q for q in questions if q not in QUESTIONS]
+        if unknown or not questions:
+            raise ValueError(f"questions must be some of {', '.join(QUESTIONS)}, not {list(questions)}")
+        if prompt_style not in ("terse", "full"):
+            raise ValueError(f"prompt_style must be terse or full, not {prompt_style!r}")
+        if len(radii) != 2:
+            raise ValueError(f"radii must be two numbers, not {list(radii)}")
+        if not 0 <= noise <= 20:
+            raise ValueError(f"noise must be between 0 and 20 grey levels, not {noise}")
+        if max_side < 16:
+            raise ValueError(f"max_side must be at least 16 pixels, not {max_side}")
+        self.questions = tuple(questions)
+        self.prompt_style: PromptStyle = prompt_style
+        self.noise = noise
+        self.max_side = max_side
+        self.options = {
+            split: SceneOptions(tuple(colours), tuple(shapes), (radii[0], radii[1]), photo_share, split)
+            for split in ("train", "eval")
+        }
+        self.own_tasks = read_tasks(images) if images is not None else None
+        self.cache = ResultCache(int(cache_mib * 2**20))
+        self.prefetches = prefetch
+
+    # ------------------------------------------------------------------------------------------------ tasks
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """`n` drawn tasks, or of the own pictures as many as there are, shuffled by `seed` and cut to `n`."""
+        if self.own_tasks is not None:
+            tasks = list(self.own_tasks[split])
+            random.Random(f"{split} {seed}").shuffle(tasks)
+            if not tasks:
+                raise ValueError(f'no row of the own pictures is for {split}; give rows "split": "{split}"')
+            return tasks[:n]
+        options = self.options[split]
+        return [make_question(split, seed, index, self.questions, options, self.noise).to_task() for index in range(n)]
+
+    def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
+        """The right route and the wrong ones; see `routes`."""
+        return routes_of(task)
+
+    def demonstrate(self, task: Mapping[str, Any], route: Route = "right", seed: int = 0) -> Demonstrator:
+        """Show one route through a drawn task. Raises ValueError for a route that its question does not have."""
+        return show(task, route, seed)
+
+    def expected(self, task: Mapping[str, Any]) -> str | None:
+        """The right answer; the first where several are."""
+        answers = _answers(task)
+        return answers[0] if answers else None
+
+    def prefetch(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+        """Read the text of tasks that ask for it. Only this: the recogniser leaves the interpreter free while it
+        works, so it really runs beside the policy; the other tools take about a millisecond and would not."""
+        wanted = [task for task in tasks if isinstance(task, Mapping) and task.get("question") == "text"]
+        if self.prefetches and wanted:
+            threading.Thread(target=self._read_ahead, args=(wanted,), name="read-ahead", daemon=True).start()
+
+    def _read_ahead(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+        for task in tasks:
+            try:
+                self._text(clip_of_task(task, self.max_side), _box(task["box"]))
+            except Exception:  # whatever is wrong comes out when the agent asks
+                return
+
+    # ------------------------------------------------------------------------------------------------ rollouts
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[VisualState, list[Message]]:
+        """The question, and the kind and size of the picture."""
+        clip = clip_of_task(task, self.max_side)
+        messages = make_messages(task, clip.width, clip.height, clip.frames, self.prompt_style, self.tools)
+        return VisualState(task, clip), messages
+
+    def context(self, state: VisualState) -> StepContext:
+        """Whether it is a video, its size, and the masks so far."""
+        clip = state.clip
+        return StepContext(
+            "video" if clip.frames > 1 else "image",
+            {"width": clip.width, "height": clip.height, "frames": clip.frames},
+            {"mask": tuple(str(n + 1) for n in range(len(state.masks)))} if state.masks else {},
+        )
+
+    def images(self, state: VisualState) -> tuple[Picture, ...]:
+        """Every frame."""
+        return tuple(
+            Picture(f"{state.clip.key}-{index}", partial(self._frame, state.clip, index))
+            for index in range(state.clip.frames)
+        )
+
+    def step(self, state: VisualState, call: ToolCall) -> StepResult:
+        """Carry out one tool."""
+        arguments = call.arguments
+        match call.name:
+            case "SEGMENT_OBJECT_AT":
+                return self._segment_step(state, arguments["x"], arguments["y"])
+            case "GET_PROPERTIES":
+                return self._properties_step(state, int(arguments["mask"]))
+            case "READ_TEXT":
+                return self._text_step(state, _box(arguments["box"]))
+            case "TRACK_OBJECT":
+                return self._track_step(state, int(arguments["mask"]))
+            case "ZOOM_IN":
+                return self._zoom_step(state, _box(arguments["box"]))
+            case _:
+                return self._answer_step(state, arguments["text"])
+
+    def _segment_step(self, state: VisualState, x: int, y: int) -> StepResult:
+        mask = self._segment(state.clip, x, y)
+        overlay = Overlay(point=(x, y))
+        if mask is None:
+            problem = f"no object at {x} {y}"
+            return StepResult(f"error: {problem}", overlay=overlay, error=problem)
+        number = next((n for n, known in enumerate(state.masks, 1) if known.key == mask.key), None)
+        if number is None:
+            state.masks.append(mask)
+            number = len(state.masks)
+        return StepResult(
+            f"mask {number}",
+            produced={"mask": (str(number),)},
+            overlay=Overlay(point=(x, y), label=f"mask {number}"),
+            mask=_mask_picture(mask),
+        )
+
+    def _properties_step(self, state: VisualState, number: int) -> StepResult:
+        mask = state.masks[number - 1]
+        found = self._properties(state.clip, mask)
+        size = round(2 * (found.area / np.pi) ** 0.5)
+        text = f"{found.colour} {found.shape}, size {size}, at {round(found.x)} {round(found.y)}"
+        overlay = Overlay(label=f"{found.colour} {found.shape}", point=(found.x, found.y))
+        return StepResult(text, overlay=overlay, mask=_mask_picture(mask))
+
+    def _text_step(self, state: VisualState, box: tuple[int, int, int, int]) -> StepResult:
+        text = self._text(state.clip, box)
+        return StepResult(f"text {text}" if text else "no text", overlay=Overlay(box=box, label=text))
+
+    def _track_step(self, state: VisualState, number: int) -> StepResult:
+        mask = state.masks[number - 1]
+        found = self._track(state.clip, mask)
+        shown = found.positions if self.prompt_style == "full" else (found.positions[0], found.positions[-1])
+        places = " to ".join(f"{round(x)} {round(y)}" for x, y in shown)
+        overlay = Overlay(path=found.positions, label=found.direction)
+        return StepResult(f"{found.direction}, {places}", overlay=overlay, mask=_mask_picture(mask))
+
+    def _zoom_step(self, state: VisualState, box: tuple[int, int, int, int]) -> StepResult:
+        clip = state.clip
+        points = self.cache.get(clip.key, "ZOOM_IN", box, lambda: zoom.objects_in(self._frame(clip, 0), box))
+        places = ", ".join(f"{x} {y}" for x, y in points)
+        text = f"zoom {zoom.magnification(box)}: " + (f"objects at {places}" if points else "no objects")
+        name = f"{clip.key}-zoom-{'-'.join(map(str, box))}"
+        picture = Picture(name, lambda: zoom.crop(self._frame(clip, 0), box))
+        return StepResult(text, images=(picture,), overlay=Overlay(box=box))
+
+    def _answer_step(self, state: VisualState, text: str) -> StepResult:
+        answer = text.strip()
+        correct = any(_normal(answer) == _normal(right) for right in _answers(state.task))
+        return StepResult("correct" if correct else "wrong", float(correct), True, answer, correct)
+
+    # ------------------------------------------------------------------------------------------------ results
+
+    def _frames(self, clip: Clip) -> np.ndarray:
+        return self.cache.get(clip.key, "pixels", (), clip.load)
+
+    def _frame(self, clip: Clip, index: int) -> np.ndarray:
+        return self._frames(clip)[index]
+
+    def _segment(self, clip: Clip, x: int, y: int) -> Mask | None:
+        def compute() -> Mask | None:
+            mask = segment.segment_at(self._frame(clip, 0), x, y)
+            return None if mask is None else Mask.of(mask)
+
+        return self.cache.get(clip.key, "SEGMENT_OBJECT_AT", (x, y), compute)
+
+    def _properties(self, clip: Clip, mask: Mask) -> properties.Properties:
+        return self.cache.get(
+            clip.key,
+            "GET_PROPERTIES",
+            mask.key,
+            lambda: properties.properties_of(self._frame(clip, 0), mask.array()),
+        )
+
+    def _text(self, clip: Clip, box: tuple[int, int, int, int]) -> str:
+        return self.cache.get(clip.key, "READ_TEXT", box, lambda: ocr.read_text(self._frame(clip, 0), box))
+
+    def _track(self, clip: Clip, mask: Mask) -> track.Track:
+        return self.cache.get(
+            clip.key, "TRACK_OBJECT", mask.key, lambda: track.track_object(self._frames(clip), mask.array())
+        )
+
+
+def _mask_picture(mask: Mask) -> Picture:
+    return Picture(f"mask-{mask.key}", lambda: mask.array().astype(np.uint8) * 255)
+
+
+def _box(values: Sequence[float]) -> tuple[int, int, int, int]:
+    x0, y0, x1, y1 = (round(v) for v in values)
+    return x0, y0, max(x1, x0 + 1), max(y1, y0 + 1)
+
+
+def _answers(task: Mapping[str, Any]) -> list[str]:
+    answer = task.get("answer")
+    return [str(a) for a in answer] if isinstance(answer, (list, tuple)) else [] if answer is None else [str(answer)]
+
+
+def _normal(text: str) -> str:
+    """An answer without what does not matter: case, spaces, a full stop."""
+    return re.sub(r"\s+", " ", text).strip().rstrip(".").casefold()

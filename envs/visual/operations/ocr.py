@@ -1,0 +1,103 @@
+"""READ_TEXT: recognition of the text in a box, with the model that rapidocr-onnxruntime brings along.
+
+Only the recogniser runs (the box says where the text is: detection would take ten times as long), straight on
+onnxruntime: the package's own front end pads every crop to 320 pixels, three to five times the work for a word, and
+imports OpenCV.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+HEIGHT = 48
+"""Of the recogniser's input, in pixels."""
+MAX_WIDTH = 960
+MIN_CONFIDENCE = 0.5
+"""Mean probability of the read characters, below which nothing is said to be read."""
+
+
+class OcrUnavailableError(RuntimeError):
+    """Text recognition cannot be had here; the message says how to get it."""
+
+
+def read_text(image: np.ndarray, box: tuple[int, int, int, int]) -> str:
+    """The text in `[x0, y0, x1, y1]` of a uint8 [H, W, 3] picture; empty when there is none that can be read.
+
+    Raises OcrUnavailableError.
+    """
+    x0, y0, x1, y1 = box
+    crop = image[max(0, y0) : y1, max(0, x0) : x1]
+    if crop.shape[0] < 3 or crop.shape[1] < 3:
+        return ""
+    text, confidence = recognise(crop)
+    return text if confidence >= MIN_CONFIDENCE else ""
+
+
+def recognise(crop: np.ndarray) -> tuple[str, float]:
+    """One line of text in a uint8 [h, w, 3] picture, and the mean probability of its characters in 0..1."""
+    session, characters = _model()
+    height, width = crop.shape[:2]
+    # Widths in steps of 16: onnxruntime plans its memory anew for each new shape.
+    target = min(MAX_WIDTH, max(16, round(width * HEIGHT / height)))
+    padded = -(-target // 16) * 16
+    resized = np.asarray(Image.fromarray(crop).resize((target, HEIGHT), Image.Resampling.BILINEAR))
+    canvas = np.zeros((1, 3, HEIGHT, padded), dtype=np.float32)
+    # The recogniser was trained on BGR in -1..1, zero to the right of the text.
+    canvas[0, :, :, :target] = resized[:, :, ::-1].transpose(2, 0, 1).astype(np.float32) / 127.5 - 1.0
+    probabilities = session.run(None, {session.get_inputs()[0].name: canvas})[0][0]
+    return _decode(probabilities, characters)
+
+
+def _decode(probabilities: np.ndarray, characters: list[str]) -> tuple[str, float]:
+    """Greedy CTC: repeats are merged, blanks (class 0) left out. probabilities: float [frames, classes]."""
+    best = probabilities.argmax(-1)
+    kept = (best != 0) & np.concatenate([[True], best[1:] != best[:-1]])
+    if not kept.any():
+        return "", 0.0
+    text = "".join(characters[i] for i in best[kept])
+    return text.strip(), float(probabilities.max(-1)[kept].mean())
+
+
+def model_path() -> Path:
+    """Where the recogniser's model lies. Raises OcrUnavailableError."""
+    found = importlib.util.find_spec("rapidocr_onnxruntime")  # does not import it, nor OpenCV with it
+    if found is None or not found.submodule_search_locations:
+        raise OcrUnavailableError("READ_TEXT needs rapidocr-onnxruntime: pip install rapidocr-onnxruntime")
+    folder = Path(next(iter(found.submodule_search_locations))) / "models"
+    models = sorted(folder.glob("*rec*.onnx"))
+    if not models:
+        raise OcrUnavailableError(f"rapidocr-onnxruntime has no recogniser in {folder}; install its wheel again")
+    return models[0]
+
+
+_loading = threading.Lock()
+
+
+def _model() -> tuple[Any, list[str]]:
+    with _loading:
+        return _load()
+
+
+@lru_cache(maxsize=1)
+def _load() -> tuple[Any, list[str]]:
+    path = model_path()
+    try:
+        import onnxruntime
+    except ImportError as problem:
+        raise OcrUnavailableError(f"READ_TEXT needs onnxruntime: {problem}") from problem
+    options = onnxruntime.SessionOptions()
+    # One thread, not spinning: the policy's own threads need the cores, and a word takes a few milliseconds.
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    characters = session.get_modelmeta().custom_metadata_map["character"].splitlines()
+    return session, ["", *characters, " "]

@@ -1,0 +1,124 @@
+"""SEGMENT_OBJECT_AT: the region around a point that stands out from its surroundings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import ndimage
+from skimage.segmentation import watershed
+
+from .morphology import SQUARE, component_at, dilate, erode, fill_holes
+
+TOLERANCES = (14.0, 22.0, 34.0, 50.0)
+"""Colour distances tried for a region, in units of `opponent`; the one whose edge is sharpest wins."""
+MIN_AREA = 12
+"""Pixels; anything smaller is noise, not an object."""
+MAX_SHARE = 0.55
+"""Of the picture; anything larger is background, not an object."""
+EDGE = 3
+"""Width of the band around a region in which its exact edge is looked for, in pixels."""
+PAD = EDGE + 2
+"""Pixels of surroundings that a region is cut out with."""
+
+_OPPONENT = np.array([[0.55, 0.9, -0.45], [0.75, -0.9, -0.45], [0.25, 0.0, 0.9]], dtype=np.float32)
+"""RGB → light, red-green, yellow-blue, scaled so that equal distances look about equal."""
+
+
+def opponent(image: np.ndarray) -> np.ndarray:
+    """uint8 [..., 3] RGB → float32 [..., 3] in which Euclidean distance is colour distance, about."""
+    return image.astype(np.float32) @ _OPPONENT
+
+
+def lengths(vectors: np.ndarray) -> np.ndarray:
+    """Euclidean lengths along the last axis."""
+    return np.sqrt(np.einsum("...i,...i->...", vectors, vectors))
+
+
+def segment_at(image: np.ndarray, x: int, y: int) -> np.ndarray | None:
+    """The object at (x, y) of a uint8 [H, W, 3] picture as a bool [H, W] mask; None when nothing stands out there.
+
+    Regions of colours near the point's are grown at several tolerances (as in maximally stable regions); the one
+    with the sharpest edge is kept, and its edge is then settled by a watershed on the gradient.
+    """
+    height, width = image.shape[:2]
+    if not (0 <= x < width and 0 <= y < height):
+        return None
+    colours = opponent(image)
+    y0, y1, x0, x1 = max(0, y - 1), y + 2, max(0, x - 1), x + 2
+    seed = np.median(colours[y0:y1, x0:x1].reshape(-1, 3), axis=0)
+    distance = lengths(colours - seed)
+    distance = ndimage.uniform_filter(distance, 3) * 0.5 + distance * 0.5
+    best: tuple[float, Region] | None = None
+    last_area = 0
+    for tolerance in TOLERANCES:
+        region = _grow(distance < tolerance, x, y)
+        if region is None:
+            continue
+        if region.area > MAX_SHARE * height * width:
+            break
+        if region.area < MIN_AREA or region.area == last_area:
+            continue
+        last_area = region.area
+        if region.sides(height, width) >= 3:
+            continue
+        score = _sharpness(region, distance)
+        if best is None or score > best[0] * 1.05:
+            best = (score, region)
+    if best is None:
+        return None
+    mask = np.zeros((height, width), dtype=bool)
+    mask[best[1].part] = _settle_edge(best[1], colours)
+    return mask
+
+
+@dataclass(frozen=True)
+class Region:
+    """A region, cut out with `PAD` pixels of its surroundings. `box`: rows and columns of the region itself."""
+
+    inside: np.ndarray
+    part: tuple[slice, slice]
+    box: tuple[int, int, int, int]
+    area: int
+
+    def sides(self, height: int, width: int) -> int:
+        """How many sides of the picture it touches."""
+        top, bottom, left, right = self.box
+        return (top == 0) + (bottom == height) + (left == 0) + (right == width)
+
+
+def _grow(near: np.ndarray, x: int, y: int) -> Region | None:
+    """The connected part of `near` at the point, its holes filled."""
+    if not near[y, x]:
+        return None
+    region = component_at(near, x, y)
+    rows, columns = np.flatnonzero(region.any(1)), np.flatnonzero(region.any(0))
+    top, bottom, left, right = int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
+    part = (slice(max(0, top - PAD), bottom + PAD), slice(max(0, left - PAD), right + PAD))
+    inside = fill_holes(region[part])
+    return Region(inside, part, (top, bottom, left, right), int(np.count_nonzero(inside)))
+
+
+def _sharpness(region: Region, distance: np.ndarray) -> float:
+    """How far the colour jumps across the edge: its distance from the seed two pixels outside, minus that inside."""
+    near = dilate(region.inside)
+    outside = dilate(near, SQUARE) & ~near
+    local = distance[region.part]
+    if not outside.any():
+        return 0.0
+    ring = local[outside]
+    quartile = np.partition(ring, len(ring) // 4)[len(ring) // 4]
+    return float(quartile - np.median(local[region.inside]))
+
+
+def _settle_edge(region: Region, colours: np.ndarray) -> np.ndarray:
+    """Place the edge where the colour changes fastest, within `EDGE` pixels of where it is."""
+    core = erode(region.inside, keep_border=True)
+    if np.count_nonzero(core) < MIN_AREA // 2:
+        core = region.inside
+    outer = dilate(region.inside, SQUARE, EDGE)
+    markers = np.where(core, 1, np.where(outer, 0, 2)).astype(np.int32)
+    patch = colours[region.part]
+    away = lengths(patch - np.median(patch[core], axis=0))
+    gradient = np.hypot(ndimage.sobel(away, 0), ndimage.sobel(away, 1))
+    return watershed(gradient, markers) == 1

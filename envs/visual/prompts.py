@@ -1,0 +1,69 @@
+"""How tasks are put into words.
+
+`terse` is for the tiny policy: it names the kind of picture, its size, and what is asked where, in as few tokens as
+it can. `full` explains the tools and the form of a call, for models that never saw them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ..agent import Message
+from ..tools import ToolSpec
+
+PromptStyle = Literal["terse", "full"]
+
+TERSE = {
+    "colour": "colour at {0}?",
+    "shape": "shape at {0}?",
+    "text": "text in {box}?",
+    "motion": "motion at {0}?",
+    "bigger": "colour of bigger, {0} or {1}?",
+    "same_colour": "same colour, {0} and {1}?",
+    "inside": "colour in {box}?",
+}
+FULL = {
+    "colour": "What colour is the object at ({0})? Answer with one word.",
+    "shape": "What shape is the object at ({0}): circle, square, triangle, star, cross or bar?",
+    "text": "What does the text in the box [{box}] say?",
+    "motion": "Which way does the object that is at ({0}) in the first frame move: right, left, up, down or still?",
+    "bigger": "Of the two objects at ({0}) and ({1}), what is the colour of the bigger one?",
+    "same_colour": "Do the two objects at ({0}) and ({1}) have the same colour? Answer yes or no.",
+    "inside": "What colour is the one object inside the box [{box}]? Answer with one word.",
+}
+
+
+def make_messages(
+    task: Mapping[str, Any], width: int, height: int, frames: int, style: PromptStyle, tools: Sequence[ToolSpec]
+) -> list[Message]:
+    """The messages that a rollout begins with. Raises KeyError for a task that asks nothing."""
+    kind = "video" if frames > 1 else "image"
+    asked = str(task["question"])
+    if asked in TERSE and ("points" in task or "box" in task):
+        join = " " if style == "terse" else ", "
+        points = [join.join(str(int(v)) for v in p) for p in task.get("points", ())]
+        box = join.join(str(int(v)) for v in task.get("box", ()))
+        asked = (TERSE if style == "terse" else FULL)[asked].format(*points, box=box)
+    if style == "terse":
+        return [{"role": "user", "content": f"{kind} {width} {height}. {asked}"}]
+    size = f"{width} x {height} pixels" + (f", {frames} frames" if frames > 1 else "")
+    return [
+        {"role": "system", "content": explain_tools(tools)},
+        {"role": "user", "content": f"You cannot see the {kind} ({size}); use the tools on it.\n{asked}"},
+    ]
+
+
+def explain_tools(tools: Sequence[ToolSpec]) -> str:
+    """The tools and the form of a call in plain words."""
+    lines = [
+        "Answer a question about a picture with tools, one call a turn. Coordinates are pixels from the top left.",
+        "Write a short thought if you like, then exactly one JSON object and nothing after it:",
+        json.dumps({"name": "SEGMENT_OBJECT_AT", "arguments": {"x": 31, "y": 40}}),
+        "Tools:",
+    ]
+    for tool in tools:
+        arguments = ", ".join(f"{a.name}: {a.type}" for a in tool.arguments)
+        lines.append(f"- {tool.name}({arguments}): {tool.description}")
+    return "\n".join(lines)

@@ -1,0 +1,250 @@
+"""Tasks about scenes: what is asked, the right answer, and where the question says to look.
+
+Here the scene's truth is used, to know the answer. What an agent gets is the question and the pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..base import Split
+from . import render
+from .operations.segment import lengths, opponent
+from .scenes import (
+    DIRECTIONS,
+    SIDES,
+    Scene,
+    SceneOptions,
+    Shape,
+    Word,
+    overlap,
+    place,
+    sample_background,
+    sample_motion,
+    sample_shape,
+    sample_word,
+    swept,
+)
+
+LEGIBLE = 55.0
+"""Smallest colour distance (of `opponent`) between an object and nearly all that surrounds it."""
+LEGIBLE_INK = 90.0
+"""Smallest difference in grey levels between a word and nearly all that is behind it, without a plate."""
+EVAL_SHARE = 64
+"""Of 256: the questions whose hash is below are held out."""
+BIGGER_RATIO = 1.6
+"""Smallest ratio of the areas of two objects that are compared."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked. `points` and `box` are the places that the question states."""
+
+    kind: str
+    answer: str
+    scene: Scene
+    points: tuple[tuple[int, int], ...] = ()
+    box: tuple[int, int, int, int] | None = None
+
+    def to_task(self) -> dict[str, Any]:
+        """A task as a JSON row."""
+        task: dict[str, Any] = {"question": self.kind, "answer": self.answer}
+        if self.points:
+            task["points"] = [list(p) for p in self.points]
+        if self.box:
+            task["box"] = list(self.box)
+        return {**task, "scene": self.scene.to_json()}
+
+
+def make_question(
+    split: Split, seed: int, index: int, kinds: Sequence[str], options: SceneOptions, noise: float = 2.0
+) -> Question:
+    """Question number `index` of a split; the same arguments always give the same one.
+
+    Whether a question belongs to `train` or `eval` is decided by a hash of its words, so no prompt is in both.
+    Raises ValueError when the options leave nothing that can be asked.
+    """
+    rng = random.Random(f"{split} {seed} {index}")
+    kind = kinds[rng.randrange(len(kinds))]
+    for _ in range(2000):
+        width, height = rng.choice(SIDES), rng.choice(SIDES)
+        scene = Scene(
+            width,
+            height,
+            sample_background(rng, width, height, options),
+            frames=rng.randrange(5, 9) if kind == "motion" else 1,
+            noise=noise,
+            seed=rng.randrange(2**31),
+        )
+        question = QUESTIONS[kind](rng, scene, options)
+        if question is None or is_held_out(question) != (split == "eval"):
+            continue
+        if is_legible(question.scene):
+            return question
+    raise ValueError(f"found no scene for the question {kind!r} with these colours, shapes and radii")
+
+
+def is_held_out(question: Question) -> bool:
+    """Whether a question's words belong to `eval`."""
+    scene = question.scene
+    words = (question.kind, scene.width, scene.height, scene.frames, question.points, question.box)
+    return hashlib.sha1(repr(words).encode()).digest()[0] < EVAL_SHARE
+
+
+def is_legible(scene: Scene) -> bool:
+    """Whether every object differs in colour from what is behind its edge, in every frame. (A person could not
+    segment a red square on a red cushion either.)"""
+    if scene.background.kind == "plain":
+        background = np.array(scene.background.rgb, dtype=np.uint8)
+        return all(
+            lengths(opponent(background) - opponent(np.array(s.rgb, dtype=np.uint8))) >= LEGIBLE for s in scene.objects
+        )
+    colours = opponent(render.background_pixels(scene.background, scene.width, scene.height))
+    return all(_stands_out(shape, colours, scene.frames) for shape in scene.objects)
+
+
+def _stands_out(shape: Shape, background: np.ndarray, frames: int) -> bool:
+    colour = opponent(np.array(shape.rgb, dtype=np.uint8))
+    outline = np.array(render.outline(shape))
+    for frame in range(0, frames, 2):
+        for grow in (1.0, 1.2):
+            xy = np.rint(outline * grow + shape.at(frame)).astype(int)
+            x, y = xy[:, 0].clip(0, background.shape[1] - 1), xy[:, 1].clip(0, background.shape[0] - 1)
+            if np.percentile(lengths(background[y, x] - colour), 10) < LEGIBLE:
+                return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------- kinds
+
+
+def _fill(rng: random.Random, scene: Scene, options: SceneOptions, shapes: Sequence[Shape]) -> Scene | None:
+    """The scene with these shapes placed, and a bystander or two."""
+    objects: list[Shape] = []
+    taken = [tuple(map(float, w.box)) for w in scene.words]
+    extra = [sample_shape(rng, options) for _ in range(rng.randrange(1, 3) if len(shapes) < 2 else rng.randrange(2))]
+    for number, shape in enumerate([*shapes, *extra]):
+        placed = place(rng, shape, scene, [(t[0], t[1], t[2], t[3]) for t in taken])
+        if placed is None:
+            if number < len(shapes):
+                return None
+            continue
+        objects.append(placed)
+        taken.append(swept(placed, scene.frames))
+    return replace(scene, objects=tuple(objects))
+
+
+def _point_in(rng: random.Random, shape: Shape) -> tuple[int, int]:
+    """A pixel well inside a shape in the first frame; pixel (i, j) covers i..i+1 and j..j+1."""
+    reach = shape.radius * 0.4
+    return int(shape.x + rng.uniform(-reach, reach)), int(shape.y + rng.uniform(-reach, reach))
+
+
+def _property(kind: str, rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+    filled = _fill(rng, scene, options, [sample_shape(rng, options)])
+    if filled is None:
+        return None
+    target = filled.objects[0]
+    return Question(kind, getattr(target, kind), filled, (_point_in(rng, target),))
+
+
+def _motion(rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+    direction = rng.choice(DIRECTIONS)
+    small = (options.radii[0], min(options.radii[1], 12.0))
+    modest = replace(options, radii=(min(small), max(small)))
+    dx, dy = sample_motion(rng, direction)
+    ex, ey = sample_motion(rng, rng.choice(DIRECTIONS))
+    filled = _fill(
+        rng, scene, modest, [sample_shape(rng, modest, dx=dx, dy=dy), sample_shape(rng, modest, dx=ex, dy=ey)]
+    )
+    if filled is None:
+        return None
+    return Question("motion", direction, filled, (_point_in(rng, filled.objects[0]),))
+
+
+def _bigger(rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+    if len(set(options.colours)) < 2:
+        return None
+    first, second = rng.sample(list(options.colours), 2)
+    one, other = sample_shape(rng, options, colour=first), sample_shape(rng, options, colour=second)
+    if max(one.area, other.area) < BIGGER_RATIO * min(one.area, other.area):
+        return None
+    filled = _fill(rng, scene, options, [one, other])
+    if filled is None:
+        return None
+    points = (_point_in(rng, filled.objects[0]), _point_in(rng, filled.objects[1]))
+    return Question("bigger", (one if one.area > other.area else other).colour, filled, points)
+
+
+def _same_colour(rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+    one = sample_shape(rng, options)
+    others = [c for c in options.colours if c != one.colour]
+    same = rng.random() < 0.5
+    if not same and not others:
+        return None
+    other = sample_shape(rng, options, colour=one.colour if same else rng.choice(others))
+    filled = _fill(rng, scene, options, [one, other])
+    if filled is None:
+        return None
+    points = (_point_in(rng, filled.objects[0]), _point_in(rng, filled.objects[1]))
+    return Question("same_colour", "yes" if same else "no", filled, points)
+
+
+def _text(rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+    text, size, bold = sample_word(rng, options), rng.randrange(16, 21), rng.random() < 0.6
+    width, height = render.word_size(text, size, bold)
+    width, height = width + rng.randrange(4, 9), height + rng.randrange(4, 9)
+    if width > scene.width - 2 or height > scene.height - 2:
+        return None
+    x, y = rng.randrange(1, scene.width - width), rng.randrange(1, scene.height - height)
+    box = (x, y, x + width, y + height)
+    light, dark = (244, 244, 240), (20, 20, 24)
+    behind = render.background_pixels(scene.background, scene.width, scene.height)[y : y + height, x : x + width]
+    grey = behind.astype(np.float32).mean(-1)
+    ink = light if float(grey.mean()) < 128 else dark
+    readable = np.percentile(np.abs(grey - ink[0]), 5) >= LEGIBLE_INK and float(grey.std()) < 24
+    plate = None
+    if not readable or rng.random() < 0.4:
+        plate, ink = (light, dark) if rng.random() < 0.6 else (dark, light)
+    with_word = replace(scene, words=(Word(text, box, size, ink, plate, bold),))
+    filled = _fill(rng, with_word, options, [sample_shape(rng, options)])
+    if filled is None:
+        return None
+    return Question("text", text, filled, box=box)
+
+
+def _inside(rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+    """The colour of the one object in a box: nobody says where in it, so it has to be looked at closely first."""
+    filled = _fill(rng, scene, options, [sample_shape(rng, options)])
+    if filled is None:
+        return None
+    target = filled.objects[0]
+    x0, y0, x1, y1 = swept(target, 1, margin=2.0)
+    box = (
+        max(0, int(x0) - rng.randrange(2, 8)),
+        max(0, int(y0) - rng.randrange(2, 8)),
+        min(scene.width, int(x1) + rng.randrange(2, 8)),
+        min(scene.height, int(y1) + rng.randrange(2, 8)),
+    )
+    if any(overlap(swept(o, 1), (box[0], box[1], box[2], box[3])) for o in filled.objects[1:]):
+        return None
+    return Question("inside", target.colour, filled, box=box)
+
+
+QUESTIONS: Mapping[str, Callable[[random.Random, Scene, SceneOptions], Question | None]] = {
+    "colour": partial(_property, "colour"),
+    "shape": partial(_property, "shape"),
+    "text": _text,
+    "motion": _motion,
+    "bigger": _bigger,
+    "same_colour": _same_colour,
+    "inside": _inside,
+}
+DEFAULT_QUESTIONS = ("colour", "shape", "text", "motion", "bigger", "same_colour")

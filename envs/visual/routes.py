@@ -1,0 +1,253 @@
+"""Ways through drawn tasks, for demonstrations: the right one, and ones that look plausible and are not.
+
+The tiny policy is first taught mostly wrong routes, so that reinforcement has something real to find. A route sees
+the prompt's facts and the observations, as an agent does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from ..calls import format_call
+from .scenes import COLOURS, DIRECTIONS, SHAPES
+from .words import TRAIN_WORDS
+
+Route = str
+Steps = Generator[str, str, None]
+"""Yields the text of a turn, is sent the observation that answers it."""
+
+ROUTES: dict[str, str] = {
+    "right": "what the question needs, no more",
+    "guess": "answers at once",
+    "skip_segment": "GET_PROPERTIES of a mask that does not exist, then a guess",
+    "out_of_bounds": "a coordinate outside the picture, then a guess",
+    "track_still": "TRACK_OBJECT on a still, then a guess",
+    "read_shape": "READ_TEXT on an object, then a guess",
+    "other_property": "looks, then answers another property than the one asked",
+    "no_track": "never watches the motion, and guesses it",
+    "one_only": "looks at the first of two objects and answers from it alone",
+    "smaller": "compares the wrong way round",
+    "segment_text": "looks at a word as if it were an object",
+    "cut_box": "reads half of the box",
+    "no_zoom": "segments the corner of the box",
+    "repeat": "the right route with its first call made twice",
+    "no_answer": "looks for ever",
+}
+"""Every route, and what it does."""
+
+_POINTS = ("right", "guess", "skip_segment", "out_of_bounds", "read_shape", "other_property", "repeat", "no_answer")
+_ROUTES_OF: dict[str, tuple[str, ...]] = {
+    "colour": (*_POINTS, "track_still"),
+    "shape": (*_POINTS, "track_still"),
+    "motion": (*_POINTS, "no_track"),
+    "bigger": (*_POINTS, "track_still", "one_only", "smaller"),
+    "same_colour": (*_POINTS, "track_still", "one_only"),
+    "text": ("right", "guess", "segment_text", "cut_box", "repeat", "no_answer"),
+    "inside": ("right", "guess", "no_zoom", "read_shape", "repeat", "no_answer"),
+}
+
+
+def routes_of(task: Mapping[str, Any]) -> Sequence[str]:
+    """The routes that a task's question has, `right` first; none for a question that is not about a drawn scene."""
+    return _ROUTES_OF.get(str(task.get("question")), ()) if "scene" in task else ()
+
+
+def show(task: Mapping[str, Any], route: Route, seed: int = 0) -> RouteShow:
+    """Show a route. Raises ValueError when the task's question does not have it."""
+    routes = routes_of(task)
+    if route not in routes:
+        raise ValueError(f"no route {route!r} for {task.get('question')!r}, only {', '.join(routes) or 'none'}")
+    return RouteShow(_walk(task, route, random.Random(f"{route} {seed}")))
+
+
+class RouteShow:
+    """A route under way (a `Demonstrator`)."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._last = ""
+
+    def next(self, observation: str | None) -> str:
+        """The text of the next turn; the last one again when the route is at its end."""
+        with contextlib.suppress(StopIteration):
+            self._last = next(self._steps) if observation is None else self._steps.send(observation)
+        return self._last
+
+
+def guess(task: Mapping[str, Any], rng: random.Random) -> str:
+    """An answer of the right kind, out of thin air."""
+    choices: dict[str, Sequence[str]] = {
+        "colour": tuple(COLOURS),
+        "shape": SHAPES,
+        "motion": DIRECTIONS,
+        "bigger": tuple(COLOURS),
+        "same_colour": ("yes", "no"),
+        "text": TRAIN_WORDS,
+        "inside": tuple(COLOURS),
+    }
+    return rng.choice(list(choices[task["question"]]))
+
+
+# ---------------------------------------------------------------------------------------------------- walking
+
+
+def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
+    kind, scene = task["question"], task["scene"]
+    points, box = task.get("points", ()), task.get("box", ())
+    match route:
+        case "right":
+            yield from _RIGHT[kind](task)
+        case "guess":
+            yield _answer(guess(task, rng))
+        case "skip_segment":
+            yield _call("GET_PROPERTIES", mask=1)
+            yield _answer(guess(task, rng))
+        case "out_of_bounds":
+            x, y = points[0]
+            if rng.random() < 0.5:
+                yield _segment((rng.randrange(scene["width"], 128), y))
+            else:
+                yield _segment((x, rng.randrange(scene["height"], 128)))
+            yield _answer(guess(task, rng))
+        case "track_still":
+            observation = yield _segment(points[0])
+            yield _call("TRACK_OBJECT", mask=_mask(observation))
+            yield _answer(guess(task, rng))
+        case "read_shape":
+            yield _call("READ_TEXT", box=list(box) if box else _box_about(points[0], scene))
+            yield _answer(guess(task, rng))
+        case "other_property":
+            observation = yield _segment(points[0])
+            observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
+            colour, shape, _ = _properties(observation)
+            yield _answer(colour if kind in ("shape", "motion") else shape)
+        case "no_track":
+            observation = yield _segment(points[0])
+            yield _call("GET_PROPERTIES", mask=_mask(observation))
+            yield _answer(guess(task, rng))
+        case "one_only":
+            observation = yield _segment(points[0])
+            observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
+            yield _answer(_properties(observation)[0] if kind == "bigger" else rng.choice(("yes", "no")))
+        case "smaller":
+            (first, _, size), (second, _, other) = yield from _both(task)
+            yield _answer(first if size < other else second)
+        case "segment_text":
+            observation = yield _segment(((box[0] + box[2]) // 2, (box[1] + box[3]) // 2))
+            observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
+            yield _answer(_properties(observation)[0])
+        case "cut_box":
+            middle = (box[0] + box[2]) // 2
+            observation = yield _call("READ_TEXT", box=[box[0], box[1], middle, box[3]])
+            yield _answer(observation.removeprefix("text "))
+        case "no_zoom":
+            observation = yield _segment((box[0], box[1]))
+            observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
+            yield _answer(guess(task, rng))
+        case "repeat":
+            steps = _RIGHT[kind](task)
+            first = next(steps)
+            yield first
+            observation = yield first
+            yield from _resume(steps, observation)
+        case _:
+            looking = _call("READ_TEXT", box=list(box)) if box else _segment(points[0])
+            while True:
+                yield looking
+
+
+def _resume(steps: Steps, observation: str) -> Steps:
+    """Go on with a route after its first turn was answered."""
+    while True:
+        try:
+            text = steps.send(observation)
+        except StopIteration:
+            return
+        observation = yield text
+
+
+def _right_property(task: Mapping[str, Any]) -> Steps:
+    observation = yield _segment(task["points"][0])
+    observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
+    colour, shape, _ = _properties(observation)
+    yield _answer(shape if task["question"] == "shape" else colour)
+
+
+def _right_motion(task: Mapping[str, Any]) -> Steps:
+    observation = yield _segment(task["points"][0])
+    observation = yield _call("TRACK_OBJECT", mask=_mask(observation))
+    yield _answer(observation.split(",")[0])
+
+
+def _right_comparison(task: Mapping[str, Any]) -> Steps:
+    (first, _, size), (second, _, other) = yield from _both(task)
+    if task["question"] == "bigger":
+        yield _answer(first if size > other else second)
+    else:
+        yield _answer("yes" if first == second else "no")
+
+
+def _right_text(task: Mapping[str, Any]) -> Steps:
+    observation = yield _call("READ_TEXT", box=list(task["box"]))
+    yield _answer(observation.removeprefix("text "))
+
+
+def _right_inside(task: Mapping[str, Any]) -> Steps:
+    observation = yield _call("ZOOM_IN", box=list(task["box"]))
+    numbers = [int(n) for n in re.findall(r"\d+", observation.partition(":")[2])]
+    x0, y0, x1, y1 = task["box"]
+    observation = yield _segment(numbers[:2] if len(numbers) >= 2 else ((x0 + x1) // 2, (y0 + y1) // 2))
+    observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
+    yield _answer(_properties(observation)[0])
+
+
+_RIGHT: dict[str, Callable[[Mapping[str, Any]], Steps]] = {
+    "colour": _right_property,
+    "shape": _right_property,
+    "motion": _right_motion,
+    "bigger": _right_comparison,
+    "same_colour": _right_comparison,
+    "text": _right_text,
+    "inside": _right_inside,
+}
+
+
+def _both(task: Mapping[str, Any]) -> Generator[str, str, tuple[tuple[str, str, int], tuple[str, str, int]]]:
+    """Segment both objects, then look at both."""
+    one = yield _segment(task["points"][0])
+    other = yield _segment(task["points"][1])
+    first = yield _call("GET_PROPERTIES", mask=_mask(one))
+    second = yield _call("GET_PROPERTIES", mask=_mask(other))
+    return _properties(first), _properties(second)
+
+
+def _call(name: str, **arguments: Any) -> str:
+    return format_call(name, arguments)
+
+
+def _segment(point: Sequence[int]) -> str:
+    return format_call("SEGMENT_OBJECT_AT", {"x": point[0], "y": point[1]})
+
+
+def _answer(text: str) -> str:
+    return format_call("ANSWER", {"text": text})
+
+
+def _mask(observation: str) -> int:
+    found = re.fullmatch(r"mask (\d+)", observation)
+    return int(found[1]) if found else 1
+
+
+def _properties(observation: str) -> tuple[str, str, int]:
+    """Colour, shape and size as observed; nothing known after an error."""
+    found = re.match(r"(\w+) (\w+), size (\d+)", observation)
+    return (found[1], found[2], int(found[3])) if found else ("grey", "blob", 0)
+
+
+def _box_about(point: Sequence[int], scene: Mapping[str, Any]) -> list[int]:
+    x, y = point
+    return [max(0, x - 14), max(0, y - 10), min(scene["width"], x + 14), min(scene["height"], y + 10)]

@@ -1,0 +1,241 @@
+"""Scenes as data: what is drawn where. Rendering is in `render`; tools never see any of this, only pixels.
+
+A scene is sampled from a random generator and stored whole in a task's row, so a row means the same picture for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from .words import EVAL_WORDS, TRAIN_WORDS
+
+SHAPES = ("circle", "square", "triangle", "star", "cross", "bar")
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (214, 32, 36),
+    "orange": (246, 138, 20),
+    "yellow": (246, 226, 44),
+    "green": (34, 156, 58),
+    "cyan": (32, 204, 216),
+    "blue": (36, 72, 210),
+    "purple": (128, 44, 170),
+    "pink": (246, 128, 186),
+}
+"""The colours that are drawn, as sRGB; each object's is up to `COLOUR_JITTER` away in each channel."""
+COLOUR_JITTER = 10
+SIDES = (96, 104, 112, 120)
+"""Widths and heights in pixels. All below 128, so a coordinate outside an image can still be written."""
+DIRECTIONS = ("right", "left", "up", "down", "still")
+TRAIN_PHOTOS = ("astronaut.png", "coffee.png", "grass.png", "brick.png", "rocket.jpg")
+EVAL_PHOTOS = ("chelsea.png", "motorcycle_left.png", "gravel.png", "ihc.png", "hubble_deep_field.jpg")
+"""Photographs that scikit-image ships; the two splits share none."""
+PHOTO_SIDES = (160, 192, 224, 256)
+"""Pixels to which the shorter side of a photograph is scaled before a crop of it becomes a background."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One drawn object. Centre and radius in pixels (`radius`: of the circle of equal area), angle in radians,
+    `dx` and `dy` in pixels a frame."""
+
+    shape: str
+    colour: str
+    rgb: tuple[int, int, int]
+    x: float
+    y: float
+    radius: float
+    angle: float = 0.0
+    dx: float = 0.0
+    dy: float = 0.0
+
+    def at(self, frame: int) -> tuple[float, float]:
+        """Its centre in a frame."""
+        return self.x + self.dx * frame, self.y + self.dy * frame
+
+    @property
+    def reach(self) -> float:
+        """Radius of a circle around the centre that holds the whole shape, about."""
+        return self.radius * REACH[self.shape]
+
+    @property
+    def area(self) -> float:
+        """In square pixels."""
+        return math.pi * self.radius**2
+
+
+REACH = {"circle": 1.0, "square": 1.26, "triangle": 1.56, "star": 1.62, "cross": 1.33, "bar": 1.51}
+"""Outer radius over the radius of the circle of equal area."""
+
+
+@dataclass(frozen=True)
+class Word:
+    """A drawn word: its box `[x0, y0, x1, y1]` in pixels, the font's size, and the plate behind it, if any."""
+
+    text: str
+    box: tuple[int, int, int, int]
+    size: int
+    rgb: tuple[int, int, int]
+    plate: tuple[int, int, int] | None = None
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Background:
+    """`plain`: one colour. `photo`: a crop of a photograph at (x, y), after scaling its shorter side to `side`."""
+
+    kind: Literal["plain", "photo"]
+    rgb: tuple[int, int, int] = (128, 128, 128)
+    photo: str = ""
+    x: int = 0
+    y: int = 0
+    side: int = 0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A still (`frames == 1`) or a short video."""
+
+    width: int
+    height: int
+    background: Background
+    objects: tuple[Shape, ...] = ()
+    words: tuple[Word, ...] = ()
+    frames: int = 1
+    noise: float = 0.0
+    """Standard deviation of the camera noise, in grey levels of 255."""
+    seed: int = 0
+    """Of the noise."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Scene:
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError for something else."""
+        return cls(
+            width=int(data["width"]),
+            height=int(data["height"]),
+            background=Background(**{**data["background"], "rgb": tuple(data["background"]["rgb"])}),
+            objects=tuple(Shape(**{**o, "rgb": tuple(o["rgb"])}) for o in data["objects"]),
+            words=tuple(
+                Word(
+                    **{
+                        **w,
+                        "box": tuple(w["box"]),
+                        "rgb": tuple(w["rgb"]),
+                        "plate": tuple(w["plate"]) if w.get("plate") else None,
+                    }
+                )
+                for w in data["words"]
+            ),
+            frames=int(data["frames"]),
+            noise=float(data["noise"]),
+            seed=int(data["seed"]),
+        )
+
+
+@dataclass(frozen=True)
+class SceneOptions:
+    """What scenes are made of; shift these to make another distribution.
+
+    `radii`: smallest and largest radius in pixels. `photo_share`: how many of the scenes have a photograph behind.
+    """
+
+    colours: Sequence[str] = tuple(COLOURS)
+    shapes: Sequence[str] = SHAPES
+    radii: tuple[float, float] = (8.0, 17.0)
+    photo_share: float = 0.5
+    split: Literal["train", "eval"] = "train"
+    words: Sequence[str] = field(default=())
+
+    def __post_init__(self) -> None:
+        for name, given, known in (("colours", self.colours, COLOURS), ("shapes", self.shapes, SHAPES)):
+            unknown = [g for g in given if g not in known]
+            if unknown or not given:
+                raise ValueError(f"{name} must be some of {', '.join(known)}, not {list(given)}")
+        low, high = self.radii
+        if not 6 <= low <= high <= 22:
+            raise ValueError(f"radii must be two numbers between 6 and 22 pixels, not {list(self.radii)}")
+        if not 0 <= self.photo_share <= 1:
+            raise ValueError(f"photo_share must be between 0 and 1, not {self.photo_share}")
+
+
+def sample_background(rng: random.Random, width: int, height: int, options: SceneOptions) -> Background:
+    """Plain grey or pastel, or a crop of a photograph of the split."""
+    if rng.random() >= options.photo_share:
+        level = rng.randrange(40, 236)
+        tint = [max(0, min(255, level + rng.randrange(-12, 13))) for _ in range(3)]
+        return Background("plain", (tint[0], tint[1], tint[2]))
+    photo = rng.choice(TRAIN_PHOTOS if options.split == "train" else EVAL_PHOTOS)
+    side = rng.choice(PHOTO_SIDES)
+    return Background(
+        "photo", photo=photo, x=rng.randrange(0, side - width), y=rng.randrange(0, side - height), side=side
+    )
+
+
+def sample_shape(rng: random.Random, options: SceneOptions, **fixed: Any) -> Shape:
+    """A shape at the origin, to be placed."""
+    colour = fixed.pop("colour", None) or rng.choice(list(options.colours))
+    jitter = [max(0, min(255, c + rng.randrange(-COLOUR_JITTER, COLOUR_JITTER + 1))) for c in COLOURS[colour]]
+    return Shape(
+        shape=fixed.pop("shape", None) or rng.choice(list(options.shapes)),
+        colour=colour,
+        rgb=(jitter[0], jitter[1], jitter[2]),
+        x=0.0,
+        y=0.0,
+        radius=fixed.pop("radius", None) or round(rng.uniform(*options.radii), 2),
+        angle=round(rng.uniform(0, 2 * math.pi), 3),
+        **fixed,
+    )
+
+
+def place(
+    rng: random.Random, shape: Shape, scene: Scene, taken: Sequence[tuple[float, float, float, float]]
+) -> Shape | None:
+    """`shape` somewhere inside the scene in all its frames and clear of the `taken` boxes; None if nowhere is."""
+    reach = shape.reach + 2
+    last = scene.frames - 1
+    low_x, high_x = reach - min(0, shape.dx * last), scene.width - reach - max(0, shape.dx * last)
+    low_y, high_y = reach - min(0, shape.dy * last), scene.height - reach - max(0, shape.dy * last)
+    if low_x > high_x or low_y > high_y:
+        return None
+    for _ in range(30):
+        placed = replace(shape, x=round(rng.uniform(low_x, high_x), 2), y=round(rng.uniform(low_y, high_y), 2))
+        if not any(_overlap(swept(placed, scene.frames), box) for box in taken):
+            return placed
+    return None
+
+
+def swept(shape: Shape, frames: int, margin: float = 3.0) -> tuple[float, float, float, float]:
+    """The box that a shape stays in over all frames."""
+    (x0, y0), (x1, y1), r = shape.at(0), shape.at(frames - 1), shape.reach + margin
+    return min(x0, x1) - r, min(y0, y1) - r, max(x0, x1) + r, max(y0, y1) + r
+
+
+def sample_motion(rng: random.Random, direction: str) -> tuple[float, float]:
+    """Pixels a frame along `direction`, with a little drift across it; nothing for `still`."""
+    if direction == "still":
+        return 0.0, 0.0
+    speed, drift = round(rng.uniform(3.0, 5.5), 2), round(rng.uniform(-0.5, 0.5), 2)
+    return {
+        "right": (speed, drift),
+        "left": (-speed, drift),
+        "down": (drift, speed),
+        "up": (drift, -speed),
+    }[direction]
+
+
+def sample_word(rng: random.Random, options: SceneOptions) -> str:
+    """A word of the split."""
+    return rng.choice(list(options.words) or (TRAIN_WORDS if options.split == "train" else EVAL_WORDS))
+
+
+def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+overlap = _overlap
