@@ -1,0 +1,94 @@
+"""Groups as rows: the rollouts of one prompt in one step, folded into their count, mean and spread.
+
+Group ids grow in order of recording, so a page of all groups is a range of the index on `grp`, at any size of the
+run. Under a filter or a search the ids of the groups that hold a match are listed once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .reader import RunReader
+
+_COLUMNS = (
+    "grp, groups.name, min(rows.n), max(step), count(*), avg(reward), avg(reward * reward), sum(correct = 1), "
+    "count(correct), sum(penalties), prompts.name, prompts.head"
+)
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One group. `std` is the population standard deviation of its rewards; a group without spread has no gradient."""
+
+    id: int
+    group: str
+    first_n: int
+    step: int
+    size: int
+    mean: float | None
+    std: float | None
+    correct: int
+    labelled: int
+    penalties: int
+    prompt_id: str
+    prompt: str
+
+
+class GroupList:
+    """The groups of a run, or those with a match, in order of recording."""
+
+    def __init__(self, reader: RunReader, filter: str = "", search: str = "") -> None:
+        self.reader = reader
+        self.filter, self.search = filter, search
+        self._ids: list[int] | None = None
+
+    def count(self) -> int:
+        """How many groups there are."""
+        if not self.filter and not self.search:
+            return int(self.reader._scalar("SELECT max(grp) FROM rows") or 0)
+        return len(self._matching())
+
+    def page(self, offset: int, limit: int) -> list[GroupRow]:
+        """Groups `offset` … `offset + limit`. Raises FilterError for what cannot be understood."""
+        if not self.filter and not self.search:
+            return self._rows("grp > ? AND grp <= ?", (offset, offset + limit))
+        ids = self._matching()[offset : offset + limit]
+        return self._rows(f"grp IN ({','.join('?' * len(ids))})", ids) if ids else []
+
+    def _matching(self) -> list[int]:
+        if self._ids is None:
+            view = self.reader._view(self.filter, self.search)
+            where, params = ("0", ()) if view is None else view.condition()
+            found = self.reader._all(f"SELECT DISTINCT grp FROM rows WHERE {where} ORDER BY grp", params)
+            self._ids = [int(id_) for (id_,) in found if id_ is not None]
+        return self._ids
+
+    def _rows(self, where: str, params: Sequence[int]) -> list[GroupRow]:
+        rows = self.reader._all(
+            f"SELECT {_COLUMNS} FROM rows LEFT JOIN groups ON groups.id = grp "
+            "LEFT JOIN prompts ON prompts.id = rows.prompt "
+            f"WHERE {where} GROUP BY grp ORDER BY grp",
+            params,
+        )
+        made = []
+        for id_, name, first, step, size, mean, square, correct, labelled, penalties, prompt, head in rows:
+            std = None if mean is None else math.sqrt(max(0.0, square - mean * mean))
+            made.append(
+                GroupRow(
+                    id_,
+                    name or "",
+                    first,
+                    step,
+                    size,
+                    mean,
+                    std,
+                    correct or 0,
+                    labelled,
+                    penalties or 0,
+                    prompt or "",
+                    head or "",
+                )
+            )
+        return made

@@ -1,0 +1,182 @@
+"""The app: which screen is on top, the theme, and what is remembered. Screens are in `screens/`, keys in `bindings.py`.
+
+Only the first screen's modules are imported at the start, so the first paint comes early at any size of the run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.filter import Monochrome, NoColor
+from textual.screen import Screen
+
+from .bindings import helps
+from .data import Reads
+from .remember import Memory
+from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
+
+if TYPE_CHECKING:
+    pass
+
+REDRAW_SECONDS = 0.25
+"""Least time between two redraws of a screen that follows a run."""
+
+
+@dataclass(frozen=True)
+class RunList:
+    """Start with the list of runs."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """Start with the dashboard of a run (its folder)."""
+
+    run: Path
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Start with the trajectories of a run (its folder); with `trajectory`, in the stepper."""
+
+    run: Path
+    trajectory: str | None = None
+
+
+class GrpoApp(App[None]):
+    """`grpo-tui`: runs, live dashboard, trajectories, stepper."""
+
+    TITLE = "grpo-tui"
+    CSS_PATH = "app.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+    ESCAPE_TO_MINIMIZE = False
+    AUTO_FOCUS = ""
+    BINDINGS: ClassVar = []
+
+    def __init__(
+        self,
+        runs_dir: Path,
+        start: RunList | Live | Inspect | None = None,
+        *,
+        memory: Memory | None = None,
+        theme: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.runs_dir = Path(runs_dir)
+        self.start = start or RunList()
+        self.memory = memory or Memory()
+        self._reads: dict[str, Reads] = {}
+        for made in textual_themes():
+            self.register_theme(made)
+        wanted = theme or self.memory.get("theme", DEFAULT_THEME)
+        wanted = wanted if wanted in THEMES else DEFAULT_THEME
+        self.palette = Palette(THEMES[wanted])
+        self.theme = wanted
+        if self.no_color:
+            # no colour at all is asked for, not shades of grey
+            self._filters[:] = [NoColor() if isinstance(f, Monochrome) else f for f in self._filters]
+
+    def get_default_screen(self) -> Screen:
+        """The screen that was asked for is the first one, so nothing is laid out in vain."""
+        match self.start:
+            case Live(run):
+                from .screens.live import LiveScreen
+
+                return LiveScreen(self.reads(run))
+            case Inspect(run, trajectory):
+                if trajectory is not None:
+                    from .screens.stepper import StepperScreen
+
+                    return StepperScreen(self.reads(run), trajectory)
+                from .screens.trajectories import TrajectoriesScreen
+
+                return TrajectoriesScreen(self.reads(run))
+            case _:
+                from .screens.runs import RunsScreen
+
+                return RunsScreen(self.runs_dir)
+
+    def reads(self, run: Path | str) -> Reads:
+        """The readers of a run, shared by its screens."""
+        key = str(run)
+        if key not in self._reads:
+            self._reads[key] = Reads(run)
+        return self._reads[key]
+
+    def forget_run(self, run: Path | str) -> None:
+        """Close the readers of a run, as before it is deleted."""
+        reads = self._reads.pop(str(run), None)
+        if reads is not None:
+            reads.close()
+
+    def go_back(self) -> None:
+        """To the screen before; from the first screen of a run, to the list of runs."""
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+            return
+        from .screens.runs import RunsScreen
+
+        if not isinstance(self.screen, RunsScreen):
+            self.switch_screen(RunsScreen(self.runs_dir))
+
+    def watch_theme(self, theme: str) -> None:
+        """Paint everything in the new theme."""
+        if theme not in THEMES:
+            return
+        self.palette = Palette(THEMES[theme])
+        self.memory.put("theme", theme)
+        for screen in self.screen_stack:
+            if hasattr(screen, "repaint") and screen.is_attached:
+                screen.repaint()  # type: ignore[attr-defined]
+
+    def action_next_theme(self) -> None:
+        """The next of the four themes."""
+        names = list(THEMES)
+        self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+
+    def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
+        """The command palette: the key table of the screen, then the themes."""
+        view = getattr(screen, "view", "")
+        for row in helps(view):
+            title = (row.label or row.tells.split(",")[0]).capitalize()
+            yield SystemCommand(f"{title}  ({row.shown})", row.tells, _runner(self, screen, row.action))
+        for name in THEMES:
+            yield SystemCommand(f"Theme {name}", f"Use the theme {name}", _chooser(self, name))
+
+    def on_unmount(self) -> None:
+        """Close all records and remember."""
+        for reads in self._reads.values():
+            reads.close()
+        self.memory.save()
+
+
+def _runner(app: GrpoApp, screen: Screen, action: str):
+    async def run() -> None:
+        await app.run_action(action, default_namespace=screen)
+
+    return run
+
+
+def _chooser(app: GrpoApp, name: str):
+    def choose() -> None:
+        app.theme = name
+
+    return choose
+
+
+def run_app(runs_dir: Path, run: Path | None = None, view: str = "runs", trajectory: str | None = None) -> None:
+    """Open the app and return when it is left.
+
+    `view` is `runs`, `live` or `inspect`; the last two need `run`, a run's folder. With `inspect`, `trajectory` (its
+    id or number) opens the stepper.
+    """
+    start: RunList | Live | Inspect = RunList()
+    if run is not None:
+        start = Live(Path(run)) if view == "live" else Inspect(Path(run), trajectory)
+    os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
+    GrpoApp(Path(runs_dir), start).run()

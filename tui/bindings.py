@@ -1,0 +1,155 @@
+"""The one table of keys: what is pressed, what happens, and how it is told.
+
+Textual's bindings, the hints in the frame, the help screen and the command palette are all made from `TABLE`. Keys
+follow the trajectory viewers and pagers that people know: `h/l` step, `H/L` trajectory, `j/k`, `g/G`, `/`, `f`, `s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual.binding import Binding, BindingType
+
+RUNS, LIVE, LIST, GROUPS, STEP = "runs", "live", "trajectories", "groups", "stepper"
+COMPARE, DIFF, HELP = "compare", "diff", "help"
+EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP)
+MOVES = (*EVERYWHERE,)
+PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
+SCREEN_TITLES = {
+    RUNS: "Runs",
+    LIVE: "Live",
+    LIST: "Trajectories",
+    GROUPS: "Groups",
+    STEP: "Stepper",
+    COMPARE: "Compare runs",
+    DIFF: "Diff",
+    HELP: "Help",
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One row of the table. `hint` is its rank among the hints in the frame (0: not there; 1 is the last to go)."""
+
+    screens: tuple[str, ...]
+    keys: str
+    shown: str
+    action: str
+    label: str
+    tells: str
+    hint: int = 0
+
+
+TABLE: tuple[Key, ...] = (
+    # runs
+    Key((RUNS,), "enter", "enter", "open", "open", "Open the run: live when it is running, else its trajectories", 1),
+    Key((RUNS,), "l", "l", "live", "live", "Open the dashboard of the run", 3),
+    Key((RUNS,), "t", "t", "trajectories", "trajectories", "Open the trajectories of the run", 4),
+    Key((RUNS,), "space,m", "space", "mark", "mark", "Mark the run, to compare it", 5),
+    Key((RUNS,), "c", "c", "compare", "compare", "Compare the marked runs: curves over each other, configs by side", 6),
+    Key((RUNS,), "x", "x", "stop_run", "stop", "Ask a running run to save and stop"),
+    Key((RUNS,), "R", "R", "rename", "rename", "Give the run another name", 8),
+    Key((RUNS,), "D,delete", "D", "delete", "delete", "Delete the run and everything it recorded", 9),
+    Key((RUNS,), "r", "r", "reload", "reload", "Look at the folder again"),
+    # live
+    Key((LIVE,), "enter", "enter", "open", "trajectories", "Open the trajectories; on an alert, its evidence", 1),
+    Key((LIVE,), "space", "space", "pause", "pause", "Pause the run after this step, or let it go on", 2),
+    Key((LIVE,), "x", "x", "stop", "stop", "Save a checkpoint and stop the run", 3),
+    Key((LIVE,), "c", "c", "checkpoint", "checkpoint", "Save a checkpoint now", 4),
+    Key((LIVE,), "m", "m", "next_chart", "metric", "Show the next chart", 6),
+    Key((LIVE,), "M", "M", "choose_metrics", "choose", "Choose the metrics of the chart"),
+    Key((LIVE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none"),
+    Key((LIVE,), "plus,equals_sign", "+", "zoom_in", "zoom in", "Show half as many steps"),
+    Key((LIVE,), "minus", "−", "zoom_out", "zoom out", "Show twice as many steps"),
+    Key((LIVE,), "left,h", "h ←", "pan(-1)", "earlier", "Show earlier steps"),
+    Key((LIVE,), "right,l", "l →", "pan(1)", "later", "Show later steps"),
+    Key((LIVE,), "0", "0", "zoom_all", "all", "Show all steps"),
+    Key((LIVE,), "v", "v", "actions_over_time", "over time", "Actions now, or over time"),
+    Key((LIVE,), "o", "o", "pager", "log", "Open the log in $PAGER"),
+    # trajectories
+    Key((LIST,), "enter,l,right", "enter", "open", "open", "Step through the trajectory", 1),
+    Key((LIST,), "z", "z", "fold", "groups", "Fold rollouts into their groups, or open them again", 6),
+    Key((LIST,), "b", "b", "histogram", "histogram", "Show or hide the histogram of reward"),
+    Key((LIST,), "r", "r", "reverse", "reverse", "Turn the order around"),
+    Key((LIST,), "c", "c", "clear", "clear", "Clear filter and search", 7),
+    Key((LIST,), "F", "F", "follow", "follow", "Stay at the newest while the run goes on"),
+    Key((LIST,), "v", "v", "live", "live", "Go to the dashboard of the run"),
+    # groups
+    Key((GROUPS,), "enter,l,right", "enter", "open", "open", "Step through the rollouts of the group", 1),
+    Key((GROUPS,), "z", "z", "back", "rollouts", "Open the groups again: one row a rollout", 2),
+    # stepper
+    Key((STEP,), "h,left", "h ←", "step(-1)", "", "Previous step"),
+    Key((STEP,), "l,right", "l →", "step(1)", "", "Next step"),
+    Key((STEP,), "h,l", "h/l", "step(1)", "step", "", 1),
+    Key((STEP,), "H,p", "H p", "rollout(-1)", "", "Previous trajectory of the list"),
+    Key((STEP,), "L,n", "L n", "rollout(1)", "", "Next trajectory of the list"),
+    Key((STEP,), "H,L", "H/L", "rollout(1)", "trajectory", "", 2),
+    Key((STEP,), "left_square_bracket", "[", "sibling(-1)", "", "Previous rollout of the group"),
+    Key((STEP,), "right_square_bracket", "]", "sibling(1)", "", "Next rollout of the group"),
+    Key((STEP,), "left_square_bracket,right_square_bracket", "[/]", "sibling(1)", "group", "", 5),
+    Key((STEP,), "t", "t", "tokens", "tokens", "Tokens by agent mask, log-prob, advantage: again for the next", 3),
+    Key((STEP,), "d", "d", "diff", "diff", "Compare with another rollout of the group, or of the prompt", 4),
+    Key((STEP,), "P", "P", "prompt", "prompt", "Show or hide the whole prompt and the task"),
+    Key((STEP,), "i", "i", "image", "image", "Show or hide the image of the step", 9),
+    Key((STEP,), "I", "I", "image_size", "", "Make the image larger or smaller"),
+    Key((STEP,), "ctrl+n", "ctrl+n", "next_penalty", "penalised", "Go to the next step that was penalised"),
+    # lists and text
+    Key(MOVES, "j,down", "j ↓", "scroll(1)", "", "Down"),
+    Key(MOVES, "k,up", "k ↑", "scroll(-1)", "", "Up"),
+    Key(PAGES, "pagedown,ctrl+d,ctrl+f", "pgdn", "page(1)", "", "One page down"),
+    Key(PAGES, "pageup,ctrl+u,ctrl+b", "pgup", "page(-1)", "", "One page up"),
+    Key(PAGES, "g,home", "g", "first", "", "To the first"),
+    Key(PAGES, "G,end", "G", "last", "", "To the last"),
+    Key((LIVE, STEP), "tab", "tab", "next_pane(1)", "pane", "The next pane takes the scroll keys", 8),
+    Key((LIVE, STEP), "shift+tab", "shift+tab", "next_pane(-1)", "", "The previous pane takes the scroll keys"),
+    Key((LIST, LIVE), "slash", "/", "search", "search", "Search the text of all trajectories", 5),
+    Key((STEP,), "slash", "/", "search", "search", "Find in this trajectory", 6),
+    Key((RUNS, LIST), "f", "f", "filter", "filter", "Show only what an expression holds for", 3),
+    Key((RUNS, LIST), "s", "s", "sort", "sort", "Sort by the next column", 4),
+    Key((DIFF,), "h,left", "h ←", "step(-1)", "step", "Previous step that differs", 1),
+    Key((DIFF,), "l,right", "l →", "step(1)", "step", "Next step that differs", 1),
+    Key((DIFF,), "left_square_bracket", "[", "other(-1)", "other", "Compare with the previous candidate", 2),
+    Key((DIFF,), "right_square_bracket", "]", "other(1)", "other", "Compare with the next candidate", 2),
+    Key((DIFF,), "p", "p", "pool", "pool", "Candidates: rollouts of this group, or of this prompt over the run", 3),
+    Key((COMPARE,), "m", "m", "next_chart", "metric", "The next metric", 1),
+    Key((COMPARE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none", 2),
+    Key((COMPARE,), "a", "a", "all_keys", "all keys", "Only the settings that differ, or all", 3),
+    # what is shown, elsewhere
+    Key((LIST, STEP, DIFF, LIVE, COMPARE), "e", "e", "export", "export", "Write what is shown to a file", 10),
+    Key((STEP, DIFF, LIST), "o", "o", "pager", "open", "Open what is shown in $PAGER", 11),
+    Key((STEP, DIFF, LIST), "O", "O", "editor", "", "Open what is shown in $EDITOR"),
+    Key((RUNS, LIST, STEP, DIFF), "y", "y", "copy", "copy", "Copy: the step, or the id of the row", 12),
+    # everywhere
+    Key((LIVE,), "f1,question_mark", "f1", "help", "help", "This help (also ?)", 1),
+    Key(NOT_LIVE, "question_mark,f1", "?", "help", "help", "This help", 98),
+    Key(EVERYWHERE, "escape,backspace", "esc", "back", "back", "Back to the screen before", 2),
+    Key(EVERYWHERE, "ctrl+t", "ctrl+t", "app.next_theme", "theme", "The next of four themes, two colour-blind-safe"),
+    Key(EVERYWHERE, "q", "q", "app.quit", "quit", "Leave; a run goes on", 3),
+)  # fmt: skip
+
+
+def bindings(screen: str) -> list[BindingType]:
+    """Textual's bindings of one screen."""
+    return [
+        Binding(key, row.action, row.tells or row.label, show=False)
+        for row in TABLE
+        if screen in row.screens and row.tells
+        for key in row.keys.split(",")
+    ]
+
+
+def hints(screen: str) -> list[Key]:
+    """The keys that the frame shows, the most needed first; keys of the screen before those of everywhere."""
+    rows = [r for r in TABLE if screen in r.screens and r.hint]
+    seen: set[str] = set()
+    kept = []
+    for row in sorted(rows, key=lambda r: (r.screens == EVERYWHERE, r.hint)):
+        if row.label and row.label not in seen:
+            seen.add(row.label)
+            kept.append(row)
+    return kept
+
+
+def helps(screen: str) -> list[Key]:
+    """The rows of the help screen."""
+    return [r for r in TABLE if screen in r.screens and r.tells]

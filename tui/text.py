@@ -1,0 +1,163 @@
+"""Model text made literal: every string of a run passes here before it reaches the terminal.
+
+What a model wrote is data. Control characters become visible pictures (`␛`), characters that have no width or that
+turn the direction of text become `‹202E›`, long text is cut with a note that says so, and nothing is parsed as markup:
+the panes are painted from `(text, style)` segments, never from markup strings.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+from rich.cells import cell_len
+
+FIELD_LIMIT = 20_000
+"""Characters of one field that are laid out on screen; the rest is counted, and opens with `o`."""
+
+_SUSPECT = re.compile(
+    "[^\\x20-\\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u048a-\u0590\u05d0-\u05ff\u0620-\u064a"
+    "\u2010-\u2027\u2030-\u205f\u2070-\u20bf\u2100-\u2e7f\u3001-\u303e\u3041-\u3096\u309b-\ud7ff\uff01-\uff60]"
+)
+"""A first, fast sieve: anything outside these ranges of ordinary printing characters is looked at one by one."""
+
+_MAX_MARKS = 3
+"""Combining marks kept on one base character; a pile of them would paint over its neighbours."""
+
+
+@lru_cache(maxsize=4096)
+def _picture(char: str) -> str | None:
+    """What is shown in place of one character, or None when the character itself may be shown."""
+    code = ord(char)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "␡"
+    category = unicodedata.category(char)
+    invisible = (
+        0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF or code in (0x34F, 0x115F, 0x1160, 0x3164, 0xFFA0)
+    )
+    if invisible or category in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
+        return f"‹{code:04X}›"
+    if category == "Zs":
+        return " "
+    return None
+
+
+def literal(text: str) -> str:
+    """One line of any text as printing characters only; newlines and tabs become pictures too."""
+    if text.isascii() and text.isprintable():
+        return text
+    if _SUSPECT.search(text) is None:
+        return text
+    out: list[str] = []
+    marks = 0
+    for char in text:
+        if " " <= char <= "~":
+            out.append(char)
+            marks = 0
+            continue
+        if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me"):
+            marks += 1
+            if marks > _MAX_MARKS or not out:
+                out.append(f"‹{ord(char):04X}›")
+                continue
+        else:
+            marks = 0
+        picture = _picture(char)
+        out.append(char if picture is None else picture)
+    return "".join(out)
+
+
+def width(text: str) -> int:
+    """Cells that `text` takes; `text` is literal already."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def cut(text: str, cells: int) -> str:
+    """`text` in at most `cells` cells; where something is left out, an ellipsis ends it."""
+    if cells <= 0:
+        return ""
+    if len(text) <= cells and width(text) <= cells:
+        return text
+    if text.isascii():
+        return text[: cells - 1] + "…" if len(text) > cells else text
+    used = 0
+    for index, char in enumerate(text):
+        size = cell_len(char)
+        if used + size > cells - 1:
+            return text[:index] + "…"
+        used += size
+    return text
+
+
+def line(text: object, cells: int) -> str:
+    """Any value as one literal line of at most `cells` cells. Costs the same for 10 characters and for 10 million."""
+    raw = str(text)
+    keep = 4 * cells + 16
+    clipped = len(raw) > keep
+    shown = literal(raw[:keep].replace("\r\n", "\n"))
+    result = cut(shown, cells)
+    if clipped and not result.endswith("…"):
+        result = cut(result + "…" * 2, cells)
+    return result
+
+
+def clip(text: str, limit: int = FIELD_LIMIT) -> tuple[str, int]:
+    """The part of a field that is laid out, and how many characters were left out."""
+    return (text, 0) if len(text) <= limit else (text[:limit], len(text) - limit)
+
+
+def wrap(text: str, cells: int, limit: int = FIELD_LIMIT) -> list[str]:
+    """Literal lines of at most `cells` cells, broken at spaces where it can; over `limit`, a note ends them."""
+    kept, left = clip(text, limit)
+    lines: list[str] = []
+    cells = max(1, cells)
+    for paragraph in kept.replace("\r\n", "\n").split("\n"):
+        lines.extend(_wrap_paragraph(literal(paragraph.expandtabs(4)), cells))
+    if left:
+        lines.append(cut(f"✂ {left:,} more characters · o opens all", cells))
+    return lines
+
+
+@lru_cache(maxsize=64)
+def _breaker(cells: int) -> re.Pattern[str]:
+    return re.compile(rf"(.{{1,{cells}}})(?:\s+|$)|(.{{1,{cells}}})")
+
+
+def _wrap_paragraph(text: str, cells: int) -> list[str]:
+    if not text:
+        return [""]
+    if text.isascii():
+        if len(text) <= cells:
+            return [text]
+        return [first or rest for first, rest in _breaker(cells).findall(text)]
+    if width(text) <= cells:
+        return [text]
+    lines: list[str] = []
+    current: list[str] = []
+    used = 0
+    space = -1
+    for char in text:
+        size = cell_len(char)
+        if used + size > cells:
+            if char == " ":
+                lines.append("".join(current))
+                current, used, space = [], 0, -1
+                continue
+            if space > 0:
+                lines.append("".join(current[:space]))
+                current = current[space + 1 :]
+                used = sum(map(cell_len, current))
+            else:
+                lines.append("".join(current))
+                current, used = [], 0
+            space = -1
+        if char == " ":
+            space = len(current)
+        current.append(char)
+        used += size
+    if current:
+        lines.append("".join(current))
+    return lines

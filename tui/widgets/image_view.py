@@ -1,0 +1,223 @@
+"""The image of a step with its mask, box, point and path drawn on it.
+
+Half blocks (two pixels a cell) work in every terminal; where the terminal has graphics, `graphics.py` shows real
+pixels instead. Decoding and drawing happen in a thread, and only for an image that is on screen.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.color import Color
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+
+from ...engine.runs.types import Overlay, Trajectory
+from .line import Line
+from .pane import Pane
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_KEPT = 24
+_RAMP = " ·:-=+*#%@"
+MASK_COLOR = (255, 196, 0)
+LINE_COLOR = (255, 64, 96)
+
+
+def resolve(run: Path, path: str) -> Path | None:
+    """The file of an image of a run; None when the path leads out of the run's folder."""
+    if "\x00" in path:
+        return None
+    folder = run.resolve()
+    file = (folder / path).resolve()
+    return file if file.is_relative_to(folder) else None
+
+
+def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, int]) -> Image:
+    """The image scaled to `size` pixels with what the step referred to drawn on it.
+
+    Raises OSError or ValueError when a file is missing or is no image.
+    """
+    from PIL import Image, ImageDraw
+
+    file = resolve(run, source)
+    if file is None:
+        raise ValueError(f"{source} is outside the run's folder")
+    with Image.open(file) as opened:
+        natural = opened.size
+        picture = opened.convert("RGB").resize(
+            size, Image.Resampling.BOX if size[0] < natural[0] else Image.Resampling.NEAREST
+        )
+    if overlay is None:
+        return picture
+    sx, sy = size[0] / natural[0], size[1] / natural[1]
+    mask_file = resolve(run, overlay.mask_path) if overlay.mask_path else None
+    if mask_file is not None and mask_file.is_file():
+        with Image.open(mask_file) as opened:
+            mask = opened.convert("L").resize(size, Image.Resampling.BILINEAR)
+        picture.paste(Image.new("RGB", size, MASK_COLOR), (0, 0), mask.point([v * 150 // 255 for v in range(256)]))
+    draw = ImageDraw.Draw(picture)
+    stroke = max(1, size[0] // 160)
+    if overlay.box is not None:
+        x0, y0, x1, y1 = overlay.box
+        box = (min(x0, x1) * sx, min(y0, y1) * sy, max(x0, x1) * sx, max(y0, y1) * sy)
+        draw.rectangle(box, outline=LINE_COLOR, width=stroke)
+    if len(overlay.path) >= 2:
+        draw.line([(x * sx, y * sy) for x, y in overlay.path], fill=LINE_COLOR, width=stroke)
+    points = [overlay.point] if overlay.point is not None else []
+    points += [overlay.path[-1]] if overlay.path else []
+    arm = max(2, size[0] // 40)
+    for x, y in points:
+        draw.line((x * sx - arm, y * sy, x * sx + arm, y * sy), fill=LINE_COLOR, width=stroke)
+        draw.line((x * sx, y * sy - arm, x * sx, y * sy + arm), fill=LINE_COLOR, width=stroke)
+    return picture
+
+
+def half_blocks(picture: Image) -> list[list[Segment]]:
+    """Two pixels a cell: the upper as foreground of `▀`, the lower as background."""
+    width, height = picture.size
+    data = picture.tobytes()
+    row_bytes = width * 3
+    rows = []
+    for y in range(0, height - 1, 2):
+        segments = []
+        upper = data[y * row_bytes : (y + 1) * row_bytes]
+        lower = data[(y + 1) * row_bytes : (y + 2) * row_bytes]
+        run, last = 0, b""
+        for x in range(0, row_bytes, 3):
+            pair = upper[x : x + 3] + lower[x : x + 3]
+            if pair != last and run:
+                segments.append(_cells(last, run))
+                run = 0
+            last = pair
+            run += 1
+        segments.append(_cells(last, run))
+        rows.append(segments)
+    return rows
+
+
+def _cells(pair: bytes, count: int) -> Segment:
+    style = Style(color=Color.from_rgb(*pair[:3]), bgcolor=Color.from_rgb(*pair[3:]))
+    return Segment("▀" * count, style)
+
+
+def shades(picture: Image) -> list[list[Segment]]:
+    """Brightness as characters, for terminals without colour."""
+    grey = picture.convert("L").resize((picture.size[0], picture.size[1] // 2))
+    width, height = grey.size
+    data = grey.tobytes()
+    return [
+        [Segment("".join(_RAMP[v * (len(_RAMP) - 1) // 255] for v in data[y * width : (y + 1) * width]), Style())]
+        for y in range(height)
+    ]
+
+
+class ImagePane(Pane):
+    """`source` is the image to show, or empty when the step has none."""
+
+    pad = 0
+    title = "image"
+
+    def __init__(self, id: str = "image") -> None:
+        super().__init__(id)
+        self.run = Path()
+        self.source = ""
+        self.overlay: Overlay | None = None
+        self.note = ""
+        self.natural = (4, 3)
+        self._rows: list[list[Segment]] | None = None
+        self._problem = ""
+        self._made: OrderedDict[tuple[object, ...], list[list[Segment]]] = OrderedDict()
+
+    def put(self, run: Path, trajectory: Trajectory, step: int) -> None:
+        """The image that a step shows: the one it drew on, the one it answered with, else the task's."""
+        self.run = run
+        overlay, source = None, ""
+        if trajectory.steps:
+            shown = trajectory.steps[min(step, len(trajectory.steps) - 1)]
+            overlay = shown.overlay
+            source = (overlay.image if overlay else None) or (shown.images[0] if shown.images else "")
+        source = source or (trajectory.images[0] if trajectory.images else "")
+        if (source, overlay) == (self.source, self.overlay):
+            return
+        self.source, self.overlay = source, overlay
+        self.note = ""
+        self.title = f"image {overlay.label}".strip() if overlay and overlay.label else "image"
+        self._ask()
+
+    def rows_for(self, width: int) -> int:
+        """Rows that the image takes at this width."""
+        return max(1, round(width * self.natural[1] / self.natural[0] / 2))
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Draw again at the new size."""
+        self._ask()
+
+    def on_show(self) -> None:
+        """Draw when it comes on screen."""
+        self._ask()
+
+    def _ask(self) -> None:
+        self._rows, self._problem = None, ""
+        if not self.source or not self.is_attached or self.size.area == 0:
+            return
+        key = (self.source, self.overlay, self.size, self.app.no_color)
+        kept = self._made.get(key)
+        if kept is not None:
+            self._rows = kept
+            self.changed()
+        else:
+            self.run_worker(lambda: self._draw(key), thread=True, exclusive=True, group="image", exit_on_error=False)
+
+    def _draw(self, key: tuple[object, ...]) -> None:
+        from PIL import Image
+
+        rows: list[list[Segment]] = []
+        problem = ""
+        try:
+            file = resolve(self.run, self.source)
+            if file is None:
+                raise ValueError(f"{self.source} is outside the run's folder")
+            with Image.open(file) as opened:
+                natural = opened.size
+            width, height = self.size
+            scale = min(width / natural[0], 2 * height / natural[1])
+            size = (max(1, int(natural[0] * scale)), max(2, int(natural[1] * scale) // 2 * 2))
+            picture = compose(self.run, self.source, self.overlay, size)
+            rows = shades(picture) if self.app.no_color else half_blocks(picture)
+            self.natural = natural
+        except FileNotFoundError:
+            problem = f"the image {self.source} is missing"
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            problem = f"the image cannot be shown: {error}"
+        self.app.call_from_thread(self._done, key, rows, problem)
+
+    def _done(self, key: tuple[object, ...], rows: list[list[Segment]], problem: str) -> None:
+        if key[:2] != (self.source, self.overlay):
+            return
+        if rows:
+            self._made[key] = rows
+            if len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+        self._rows, self._problem = rows, problem
+        self.changed()
+
+    def build(self, width: int, height: int) -> list[Line]:
+        """The image in the middle, or why there is none."""
+        p = self.palette
+        if self._problem:
+            return [Line(p).add(self._problem, p.warn, cells=width)]
+        if not self._rows:
+            return [Line(p).add("…" if self.source else "this step has no image", p.faint)]
+        lines = []
+        for row in self._rows[:height]:
+            size = sum(len(s.text) for s in row)
+            line = Line(p).gap(max(0, (width - size) // 2))
+            line.segments += [Segment(s.text, p.base + s.style if s.style else p.base) for s in row]
+            line.width += size
+            lines.append(line)
+        return lines

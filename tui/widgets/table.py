@@ -1,0 +1,283 @@
+"""A table over any number of rows: only the rows on screen are asked for, painted and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.style import Style
+from textual import events
+from textual.message import Message
+from textual.strip import Strip
+
+from .line import Line
+from .pane import Pane
+
+PAGE = 128
+"""Rows asked for at a time."""
+_KEPT_PAGES = 12
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `cell` gives text and style of a row; columns are dropped from the highest `drop` on when narrow."""
+
+    name: str
+    title: str
+    width: int
+    cell: Callable[[Any], tuple[object, Style | None]]
+    align: str = "<"
+    grow: float = 0.0
+    drop: int = 0
+
+
+class Table(Pane):
+    """Rows with a cursor. `fetch(offset, limit)` is asked for pages; it answers later through `deliver`."""
+
+    pad = 0
+
+    class Selected(Message):
+        """Enter or a second click on a row."""
+
+        def __init__(self, table: Table, row: Any) -> None:
+            self.table = table
+            self.row = row
+            super().__init__()
+
+        @property
+        def control(self) -> Table:
+            """The table."""
+            return self.table
+
+    class Moved(Message):
+        """The cursor is on another row."""
+
+        def __init__(self, table: Table) -> None:
+            self.table = table
+            super().__init__()
+
+        @property
+        def control(self) -> Table:
+            """The table."""
+            return self.table
+
+    def __init__(
+        self,
+        id: str,
+        columns: Callable[[Any], Sequence[Column]],
+        fetch: Callable[[int, int], None],
+        empty: Callable[[], list[str]],
+    ) -> None:
+        super().__init__(id)
+        self._columns_of = columns
+        self._fetch = fetch
+        self._empty = empty
+        self.total = 0
+        self.cursor = 0
+        self.sort: tuple[str, bool] = ("", False)
+        self._pages: dict[int, list[Any]] = {}
+        self._asked: set[int] = set()
+        self._columns: tuple[int, list[tuple[Column, int]]] = (-1, [])
+        self.marked: Callable[[Any], str] = lambda row: " "
+
+    def reset(self, total: int, cursor: int = 0) -> None:
+        """Another set of rows."""
+        self.total = total
+        self._pages.clear()
+        self._asked.clear()
+        self.cursor = max(0, min(cursor, total - 1))
+        self.top = max(0, min(self.top, total - self.body_height))
+        self._reveal()
+        self.repaint()
+
+    def grow_to(self, total: int) -> None:
+        """More rows were recorded at the end."""
+        if total != self.total:
+            last = self.total // PAGE
+            self.total = total
+            self._pages.pop(last, None)
+            self._asked.discard(last)
+            self.repaint()
+
+    def deliver(self, offset: int, rows: Sequence[Any]) -> None:
+        """Rows that were asked for."""
+        page = offset // PAGE
+        self._asked.discard(page)
+        self._pages[page] = list(rows)
+        while len(self._pages) > _KEPT_PAGES:
+            here = (self.top + self.body_height // 2) // PAGE
+            del self._pages[max(self._pages, key=lambda p: abs(p - here))]
+        self.repaint()
+        if page * PAGE <= self.cursor < (page + 1) * PAGE:
+            self.post_message(self.Moved(self))
+
+    def repaint(self) -> None:
+        """Paint all rows again."""
+        self._strips.clear()
+        self._columns = (-1, [])
+        if self.is_attached:
+            self.refresh()
+
+    def changed(self, keep_scroll: bool = True) -> None:
+        """Rows keep; paint them again."""
+        self.repaint()
+
+    @property
+    def lines(self) -> list[Line]:
+        """A table has no fixed lines."""
+        return []
+
+    @property
+    def overflow(self) -> int:
+        """Rows that do not fit."""
+        return max(0, self.total - self.body_height)
+
+    @property
+    def body_height(self) -> int:
+        """Rows on screen, without the heading."""
+        return max(1, self.size.height - 1)
+
+    def row(self, index: int) -> Any | None:
+        """A row if it is here; otherwise it is asked for."""
+        if not 0 <= index < self.total:
+            return None
+        page, at = divmod(index, PAGE)
+        rows = self._pages.get(page)
+        if rows is None:
+            if page not in self._asked:
+                self._asked.add(page)
+                self._fetch(page * PAGE, PAGE)
+                rows = self._pages.get(page)
+            if rows is None:
+                return None
+        return rows[at] if at < len(rows) else None
+
+    @property
+    def current(self) -> Any | None:
+        """The row under the cursor."""
+        return self.row(self.cursor)
+
+    def move(self, by: int) -> None:
+        """Move the cursor."""
+        self.move_to(self.cursor + by)
+
+    def move_to(self, index: int) -> None:
+        """Put the cursor on a row; the ends hold."""
+        index = max(0, min(index, self.total - 1))
+        if index == self.cursor:
+            return
+        before, old_top = self.cursor, self.top
+        self.cursor = index
+        self._reveal()
+        if self.top != old_top:
+            self._strips.clear()
+            self.refresh()
+        else:
+            for row in (before, index):
+                y = row - self.top + 1
+                self._strips.pop(y, None)
+                self.refresh_line(y)
+        ahead = index + (self.body_height if index > before else -self.body_height)
+        self.row(max(0, min(ahead, self.total - 1)))
+        self.post_message(self.Moved(self))
+
+    def refresh_line(self, y: int) -> None:
+        """Paint one line again."""
+        from textual.geometry import Region
+
+        self.refresh(Region(0, y, self.size.width, 1))
+
+    def _reveal(self) -> None:
+        if self.cursor < self.top:
+            self.top = self.cursor
+        elif self.cursor >= self.top + self.body_height:
+            self.top = self.cursor - self.body_height + 1
+
+    def scroll_line_to(self, top: int) -> None:
+        """Scroll without moving the cursor out of view."""
+        top = max(0, min(top, self.overflow))
+        if top != self.top:
+            self.top = top
+            self._strips.clear()
+            self.cursor = max(top, min(self.cursor, top + self.body_height - 1))
+            self.refresh()
+            self.post_message(self.Moved(self))
+
+    def on_resize(self) -> None:
+        """Keep the cursor in view."""
+        self._reveal()
+        self.top = max(0, min(self.top, self.overflow))
+        self.repaint()
+
+    def layout_columns(self, width: int) -> list[tuple[Column, int]]:
+        """The columns that fit and their widths."""
+        if self._columns[0] == width:
+            return self._columns[1]
+        columns = list(self._columns_of(self))
+        room = width - 2
+        while len(columns) > 1 and sum(c.width + 1 for c in columns) - 1 > room:
+            worst = max(range(len(columns)), key=lambda i: (columns[i].drop, i))
+            columns.pop(worst)
+        extra = max(0, room - (sum(c.width + 1 for c in columns) - 1))
+        weight = sum(c.grow for c in columns)
+        made = [(c, c.width + (int(extra * c.grow / weight) if weight else 0)) for c in columns]
+        self._columns = (width, made)
+        return made
+
+    def _make(self, y: int) -> Strip:
+        width = self.size.width
+        p = self.palette
+        if not self.total:
+            texts = self._empty()
+            at = y - max(0, (self.size.height - len(texts)) // 3)
+            if 0 <= at < len(texts):
+                return Line(p).add(texts[at], p.title if at == 0 else p.muted, cells=width, align="^").strip(width)
+            return Strip.blank(width, p.base)
+        columns = self.layout_columns(width)
+        line = Line(p)
+        if y == 0:
+            line.gap(2)
+            for column, size in columns:
+                name, descending = self.sort
+                arrow = ("▼" if descending else "▲") if name == column.name else ""
+                line.add(column.title + arrow, p.accent if arrow else p.muted, cells=size, align=column.align)
+                if column.name:
+                    line.hits.append((line.width - size, line.width, ("sort", column.name)))
+                line.gap()
+            return line.strip(width)
+        index = self.top + y - 1
+        if index >= self.total:
+            return Strip.blank(width, p.base)
+        row = self.row(index)
+        here = index == self.cursor
+        line.add("▸" if here else " ", p.accent)
+        if row is None:
+            line.add(" …", p.faint)
+            return line.strip(width, p.cursor if here else None)
+        line.add(self.marked(row), p.warn_bold, cells=1)
+        for column, size in columns:
+            value, style = column.cell(row)
+            line.add(value, style, cells=size, align=column.align).gap()
+        return line.strip(width, p.cursor if here else None)
+
+    def on_click(self, event: events.Click) -> None:
+        """Select the clicked row; a click on the selected row opens it; a click on a heading sorts."""
+        event.stop()
+        if not self.total:
+            return
+        if event.y == 0:
+            at = 2
+            for column, size in self.layout_columns(self.size.width):
+                if at <= event.x < at + size and column.name:
+                    self.post_message(self.Hit(self, ("sort", column.name)))
+                    return
+                at += size + 1
+            return
+        index = self.top + event.y - 1
+        if index >= self.total:
+            return
+        if index == self.cursor and event.chain >= 1:
+            self.post_message(self.Selected(self, self.current))
+        else:
+            self.move_to(index)
