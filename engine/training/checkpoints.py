@@ -10,7 +10,8 @@ Protocol of a save, in order, and what each step protects from:
 
 Files: adapters (or model) as safetensors, `optimizer.safetensors` + `.json`, `scheduler.json`, `rng_R.safetensors` +
 `.json` for each process R, `trainer_state.json`, `replay.safetensors` + `.json`, `rewards.safetensors` + `.json`
-(running statistics, dynamics model), `run_state.json` (step, beta controller). Nothing is pickled.
+(running statistics, dynamics model), `beta.json`. The record's position is the step in the folder's name: what was
+recorded after it is removed on a resume. Nothing is pickled.
 """
 
 from __future__ import annotations

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +24,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from datasets import Dataset
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PrinterCallback
 from trl import GRPOConfig
 from trl.trainer.utils import add_fused_lm_head
 
@@ -32,7 +34,7 @@ from .frozen import FrozenPass
 from .packed import Packing, add_packed_forward, agrees_with_plain, pack, packed_mode
 from .phases import PhaseClock
 from .replay import ReplayBuffer
-from .resumable import ResumableTrainer
+from .resumable import ResumableTrainer, StatePart
 from .rollouts import RolloutRunner, Row, parse_row
 from .samples import Sample, merge_samples, pad_rows
 from .scoring import Scored, Scorer, refill, silence
@@ -91,8 +93,10 @@ class GRPOEnvTrainer(ResumableTrainer):
             **kwargs,
         )
         self.args.beta = self.beta = beta
+        self.remove_callback(PrinterCallback)
         if reference is not None:
             self.ref_model = self._frozen_copy(reference)
+        self.has_adapters = is_peft_model(model)
         self.agent = agent
         self.tokenizer = tokenizer
         self.env_cache: dict[tuple[str, str], Any] = {}
@@ -114,6 +118,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         """All rollouts of the current step, also those that were filtered out; on the main process."""
         self.step_metrics: dict[str, Any] = {}
         """What the current step measured beyond TRL's own metrics."""
+        self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._packing: Packing | None = None
         self._in_step = False
         self._step_began: float | None = None
@@ -124,7 +129,9 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.packed = packed and not self.aux_loss_enabled and agrees_with_plain(base)
         self.frozen = FrozenPass(self)
         if replay is not None:
-            self.state_parts.append((replay.save, replay.load))
+            self.state_parts.append(StatePart(replay.save, replay.load))
+        if beta_controller is not None:
+            self.state_parts.append(StatePart(self._save_beta, self._load_beta, everywhere=True))
 
     # ------------------------------------------------------------------------------------------------- rollouts (R2)
 
@@ -433,13 +440,20 @@ class GRPOEnvTrainer(ResumableTrainer):
     def _base_model(self) -> Any:
         """The causal language model itself, without DDP and PEFT around it."""
         model = self.accelerator.unwrap_model(self.model)
-        return model.get_base_model() if is_peft_model(model) else model
+        return model.get_base_model() if self.has_adapters else model
 
     def _frozen_copy(self, reference: Any) -> Any:
         """A copy of the policy as reference model, with TRL's scoring head."""
         reference.requires_grad_(False).eval()
         add_fused_lm_head(reference, temperature=self.temperature)
         return self.accelerator.prepare_model(reference, evaluation_mode=True)
+
+    def _save_beta(self, folder: Path) -> None:
+        (folder / "beta.json").write_text(json.dumps(self.beta_controller.state_dict()))
+
+    def _load_beta(self, folder: Path) -> None:
+        self.beta_controller.load_state_dict(json.loads((folder / "beta.json").read_text()))
+        self.beta = self.beta_controller.beta
 
     def _send_telemetry(self) -> None:
         """Training says nothing to anybody."""

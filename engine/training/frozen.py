@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from accelerate.utils import is_peft_model
+from peft import PeftModel
 from torch import Tensor
 from trl.trainer.utils import use_adapter
 
@@ -49,7 +49,7 @@ class FrozenPass:
     def _reference_adapter(self) -> Iterator[None]:
         """The policy as its own reference; a model that is neither PEFT nor copied has beta 0 and only embeds."""
         model: Any = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        if not is_peft_model(model):
+        if not self.trainer.has_adapters:
             yield
             return
         with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
@@ -69,7 +69,7 @@ class FrozenPass:
         ids, masks = [s.token_ids for s in samples], [s.agent_mask for s in samples]
         packing = pack(ids, masks).to(trainer.accelerator.device)
         unwrapped = trainer.accelerator.unwrap_model(model)
-        base = unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped
+        base = _base(unwrapped)
         with packed_mode(base), trainer.accelerator.autocast():
             out = unwrapped(packing=packing, keep_hidden=embeddings)
         padded = packing.pad(out.logprobs).float().cpu().numpy()
@@ -90,7 +90,7 @@ class FrozenPass:
         ids = pad_rows([s.token_ids for s in samples], length, trainer._tokenizer.pad_token_id, torch.long).to(device)
         attention = pad_rows([np.ones(len(s)) for s in samples], length, 0, torch.long).to(device)
         unwrapped = trainer.accelerator.unwrap_model(model)
-        base = unwrapped.get_base_model() if is_peft_model(unwrapped) else unwrapped
+        base = _base(unwrapped)
         kept: list[Tensor] = []
         hook = base.base_model.register_forward_hook(lambda _m, _i, output: kept.append(output.last_hidden_state))
         try:
@@ -102,6 +102,10 @@ class FrozenPass:
             setattr(sample, field, np.where(sample.agent_mask, values[row, : len(sample)], 0.0).astype(np.float32))
             if embeddings:
                 sample.embeddings = _mean_by_turn(kept[0][row, : len(sample)].float().cpu().numpy(), sample)
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def _cut(mask: np.ndarray) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +17,17 @@ from . import checkpoints
 
 logger = logging.getLogger(__name__)
 
-Part = tuple[Callable[[Path], None], Callable[[Path], None]]
-"""How one part of the run's state is saved into a folder and loaded from it."""
+
+@dataclass(frozen=True)
+class StatePart:
+    """How one part of the run's state is saved into a folder and loaded from it.
+
+    The main process saves; it alone loads, too, unless the part lives on every process (`everywhere`).
+    """
+
+    save: Callable[[Path], None]
+    load: Callable[[Path], None]
+    everywhere: bool = False
 
 
 class Resumable(Trainer):
@@ -35,7 +45,7 @@ class Resumable(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.state_parts: list[Part] = []
+        self.state_parts: list[StatePart] = []
         self.last_checkpoint: Path | None = None
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -60,8 +70,8 @@ class Resumable(Trainer):
         checkpoints.save_rng(temporary, self.accelerator.process_index)
         if main:
             self.state.save_to_json(str(temporary / "trainer_state.json"))
-            for save, _ in self.state_parts:
-                save(temporary)
+            for part in self.state_parts:
+                part.save(temporary)
         self.accelerator.wait_for_everyone()
         if main:
             if self.before_commit is not None:
@@ -101,9 +111,9 @@ class Resumable(Trainer):
                 cast(Any, self.lr_scheduler).load_state_dict(json.loads((folder / "scheduler.json").read_text()))
             except (OSError, ValueError, KeyError) as problem:
                 raise checkpoints.CheckpointError(f"the checkpoint {checkpoint} is damaged: {problem}") from problem
-        if self.accelerator.is_main_process:
-            for _, load in self.state_parts:
-                load(folder)
+        for part in self.state_parts:
+            if part.everywhere or self.accelerator.is_main_process:
+                part.load(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         checkpoints.save_rng(Path(output_dir), self.accelerator.process_index)

@@ -27,6 +27,7 @@ from .kl import BetaController
 from .models import load_policy, save_adapters
 from .recording import StepRecorder
 from .replay import ReplayBuffer
+from .resumable import StatePart
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,10 @@ def build_trainer(
         )
     trainer.keep_checkpoints = training.keep_checkpoints
     trainer.state_parts.append(
-        (lambda f: checkpoints.save_rewards(orchestrator, f), lambda f: checkpoints.load_rewards(orchestrator, f))
+        StatePart(
+            lambda folder: checkpoints.save_rewards(orchestrator, folder),
+            lambda folder: checkpoints.load_rewards(orchestrator, folder),
+        )
     )
     callback = RunCallback(
         trainer,
