@@ -258,9 +258,13 @@ class RunReader:
         if not path.exists():
             return
         try:
-            self._connection = Connection(path)
-            self._labels = Labels(self._connection.db)
-            found = version(self._connection.db)
+            connection = Connection(path)
+            found = version(connection.db)
+            if found == 0:  # the writer has made the file but not its tables yet
+                connection.close()
+                return
+            self._connection = connection
+            self._labels = Labels(connection.db)
         except (RecordDamaged, sqlite3.Error) as error:
             self._problem(str(error))
             return

@@ -1,0 +1,120 @@
+"""`kill -9` of the trainer at random instants: the record opens and says so, and resuming leaves no step out."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.launch import find_run
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.training.checkpoints import checkpoint_folder, latest
+
+from .world import grpo_tui, variables, write_world
+
+KILLS = 20
+STEPS = 400
+ROWS = 16
+"""Trajectories of one step: 4 prompts × 4 generations."""
+
+
+@pytest.fixture
+def start_trainer(project: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(Path(__file__).with_name("fork_trainers.py"))]
+    process = subprocess.Popen(
+        command, cwd=project, env=variables(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    yield process
+    process.kill()
+    process.wait()
+
+
+def wait_for_step(run: Path, step: int, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not (run / "record.sqlite").exists() or last_step(run) < step:
+        assert time.monotonic() < end, (run / "logs" / "training.log").read_text()[-2000:]
+        time.sleep(0.02)
+
+
+def last_step(run: Path) -> int:
+    with RunReader(run) as reader:
+        return reader.last_step()
+
+
+def contents(run: Path) -> dict[str, int]:
+    """The step of each trajectory by id: what a person could have seen of the record."""
+    with RunReader(run) as reader:
+        assert reader.problems == []
+        return {row.id: row.step for row in reader.page(limit=100_000)}
+
+
+def assert_whole(run: Path) -> int:
+    """Every step up to the last is there once, with all its trajectories and its metrics; gives the last step."""
+    with RunReader(run) as reader:
+        assert reader.problems == []
+        last = reader.last_step()
+        assert [s for s, _ in reader.metric("train/loss")] == list(range(1, last + 1))
+        rows = reader.page(limit=100_000)
+        assert Counter(row.step for row in rows) == {step: ROWS for step in range(1, last + 1)}
+        assert len({row.id for row in rows}) == len(rows)
+        for row in (rows[0], rows[-1]):
+            assert reader.trajectory(row.n).trajectory.id == row.id
+        return last
+
+
+def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(
+    project: Path, model: Path, start_trainer: subprocess.Popen[str]
+):
+    config = write_world(project, model, max_steps=STEPS, save_every=2)
+    run = project / "runs" / "k"
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "grpo_tui.tui.cli", "train", config.name, "--run-id", "k"],
+        cwd=project,
+        env=variables(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_step(run, 3)
+    pid = find_run(project / "runs", "k").pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    out, err = follower.communicate(timeout=60)
+    assert follower.returncode == 1
+    assert "run k crashed at step" in err and "--resume k" in out
+
+    assert start_trainer.stdin is not None and start_trainer.stdout is not None
+    assert start_trainer.stdout.readline() == "ready\n"
+    chance = random.Random(int.from_bytes(os.urandom(4)))
+    for _ in range(KILLS - 1):
+        newest = latest(checkpoint_folder(run))
+        kept = newest[0] if newest else 0
+        start_trainer.stdin.write(f"{run}\n")
+        start_trainer.stdin.flush()
+        pid = int(start_trainer.stdout.readline())
+        # a resumed trainer first removes what came after its checkpoint; from then on nothing may go missing
+        end = time.monotonic() + chance.uniform(0.0, 2.5)
+        cleared = False
+        while time.monotonic() < end:
+            cleared = cleared or last_step(run) <= kept
+            time.sleep(0.02)
+        seen = {id: step for id, step in contents(run).items() if cleared or step <= kept}
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(0.01)
+        assert seen.items() <= contents(run).items()
+        assert find_run(project / "runs", "k").status == "crashed"
+
+    before = last_step(run)
+    print(f"killed {KILLS} times up to step {before}")
+    answer = grpo_tui(project, "train", "--resume", "k", "--set", f"training.max_steps={before + 3}")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert assert_whole(run) == before + 3 > KILLS
