@@ -1,0 +1,66 @@
+"""Similarity against an independent computation, and repetition by window."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from grpo_tui.configs.sections.rewards import CoherenceConfig
+from grpo_tui.rewards import TrajectoryCoherenceAnalyzer
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=arrays(np.float32, st.tuples(st.integers(1, 6), st.just(5)), elements=st.floats(-100, 100, width=32)),
+    cut=st.integers(0, 6),
+)
+def test_similarity_is_the_cosine_to_the_step_before(rows: np.ndarray, cut: int):
+    cut = min(cut, len(rows))
+    keys = [[f"a{i}" for i in range(cut)], [f"b{i}" for i in range(len(rows) - cut)]]
+    rewards, defined = TrajectoryCoherenceAnalyzer().compute(torch.from_numpy(rows), keys)
+    exact = rows.astype(np.float64)
+    for i in range(len(rows)):
+        first = i in (0, cut)
+        assert bool(defined[i]) == (not first)
+        lengths = np.linalg.norm(exact[i]) * np.linalg.norm(exact[i - 1])
+        expected = 0.0 if first or lengths < 1e-6 else float(exact[i] @ exact[i - 1] / lengths)
+        if lengths > 1e-6 or first or lengths == 0:
+            assert float(rewards[i]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("window", "repeated"),
+    [
+        (1, [False, False, True, False, False, False]),
+        (2, [False, False, True, False, True, False]),
+        (4, [False, False, True, False, True, False]),
+        (5, [False, False, True, False, True, True]),
+        (0, [False, False, True, False, True, True]),
+    ],
+)
+def test_the_window_says_how_far_back_a_repetition_counts(window: int, repeated: list[bool]):
+    analyzer = TrajectoryCoherenceAnalyzer(CoherenceConfig(window=window))
+    assert analyzer.repeated([["A", "B", "B", "C", "B", "A"]]) == repeated
+
+
+def test_a_repeated_step_pays_and_earns_no_similarity():
+    analyzer = TrajectoryCoherenceAnalyzer(CoherenceConfig(repetition_penalty=0.7))
+    rewards, _ = analyzer.compute(torch.ones(3, 4), [["A", "B", "B"]])
+    assert rewards.tolist() == pytest.approx([0.0, 1.0, -0.7])
+
+
+def test_repetition_does_not_cross_trajectories():
+    assert TrajectoryCoherenceAnalyzer().repeated([["A"], ["A"], [], ["A", "A"]]) == [False, False, False, True]
+
+
+def test_without_similarity_no_embeddings_are_needed():
+    analyzer = TrajectoryCoherenceAnalyzer(CoherenceConfig(similarity=False))
+    rewards, defined = analyzer.compute(None, [["A", "A", "B"]])
+    assert rewards.tolist() == [0.0, -1.0, 0.0]
+    assert defined.tolist() == [False, True, True]
+    with pytest.raises(ValueError, match="similarity"):
+        TrajectoryCoherenceAnalyzer().compute(None, [["A"]])
