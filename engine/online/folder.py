@@ -46,5 +46,5 @@ class OnlineFolder:
 
     @property
     def address(self) -> Path:
-        """Where the engine answers over HTTP: `{"url": …, "token": …}`, readable by its owner only."""
+        """Where the engine answers over HTTP: `{"url": …, "token_needed": …}`, readable by its owner only."""
         return self.root / "address.json"
