@@ -17,7 +17,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -385,7 +385,7 @@ def _n(row: object) -> int:
     return getattr(row, "n", 1)
 
 
-def _timed(name: str, calls: list[Callable[[], object]]) -> None:
+def _timed(name: str, calls: Sequence[Callable[[], object]]) -> None:
     times = []
     for call in calls:
         began = time.perf_counter()

@@ -44,14 +44,15 @@ class Connection:
     @contextmanager
     def limit(self, seconds: float | None) -> Iterator[None]:
         """Queries inside raise OutOfTime once this much time has passed since entering. The tighter limit holds."""
-        before = self._deadline
-        if seconds is not None:
-            deadline = time.monotonic() + seconds
-            self._deadline = deadline if before is None else min(before, deadline)
-        try:
-            yield
-        finally:
-            self._deadline = before
+        with self.lock:  # the deadline must not cut off another thread's query
+            before = self._deadline
+            if seconds is not None:
+                deadline = time.monotonic() + seconds
+                self._deadline = deadline if before is None else min(before, deadline)
+            try:
+                yield
+            finally:
+                self._deadline = before
 
     def all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Every row of a query."""

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,9 @@ class RunReader:
             self._connection.interrupt()
 
     def info(self) -> RunInfo:
-        """Facts and status of the run, found by looking at its processes."""
-        return look(self.run_dir)
+        """Facts and status of the run, found by looking at its processes; the step, by looking into the record."""
+        info = look(self.run_dir)
+        return replace(info, step=max(info.step, self.last_step()))
 
     # Metrics and events
 
@@ -163,9 +165,16 @@ class RunReader:
         found: dict[int, TrajectoryRow] = {}
         for start in range(0, len(numbers), 500):
             part = numbers[start : start + 500]
+            before = len(self.problems)
             marks = ",".join("?" * len(part))
-            for row in self._all(f"SELECT {_ROW_COLUMNS} FROM {_ROW_TABLES} WHERE rows.n IN ({marks})", part):
-                found[row[0]] = self._row(row)
+            rows = self._all(f"SELECT {_ROW_COLUMNS} FROM {_ROW_TABLES} WHERE rows.n IN ({marks})", part)
+            if len(self.problems) > before:  # a damaged page: one by one, so that it costs only its own rows
+                rows = [
+                    r
+                    for n in part
+                    for r in self._all(f"SELECT {_ROW_COLUMNS} FROM {_ROW_TABLES} WHERE rows.n = ?", (n,))
+                ]
+            found.update((row[0], self._row(row)) for row in rows)
         return [found[n] for n in numbers if n in found]
 
     def group(self, group: str) -> list[TrajectoryRow]:

@@ -15,6 +15,9 @@ from urllib.parse import quote
 from .errors import RecordDamaged
 from .types import SCHEMA_VERSION
 
+MIGRATIONS: dict[int, str] = {}
+"""SQL that turns version `n` into `n + 1`; applied when a run of an older version is resumed."""
+
 SEARCH_COLUMNS = ("prompt", "agent", "observation", "answer", "penalty")
 
 SCHEMA = f"""
@@ -84,12 +87,47 @@ def connect_writer(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA secure_delete = OFF")
         db.execute("PRAGMA cache_size = -16384")
         db.execute("PRAGMA journal_size_limit = 16777216")
-        if version(db) == 0:
-            db.executescript(f"BEGIN IMMEDIATE;{SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;")
+        _make_current(db, path)
         return db
     except BaseException:
         db.close()
         raise
+
+
+def _make_current(db: sqlite3.Connection, path: Path) -> None:
+    """Create the tables of a new file, bring an older one up to date, refuse a newer one."""
+    found = version(db)
+    if found > SCHEMA_VERSION:
+        raise RecordDamaged(
+            f"{path} was written by a newer grpo-tui (record version {found}, this one writes {SCHEMA_VERSION}); "
+            "resume it with that version"
+        )
+    if found == SCHEMA_VERSION:
+        return
+    db.execute("BEGIN IMMEDIATE")  # another process of the run may be about to do the same
+    try:
+        found = version(db)
+        scripts = [SCHEMA] if found == 0 else [MIGRATIONS[v] for v in range(found, SCHEMA_VERSION)]
+        for script in scripts if found < SCHEMA_VERSION else []:
+            for statement in _statements(script):
+                db.execute(statement)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> list[str]:
+    """The statements of a script, one by one: `executescript` would end the transaction that holds them together."""
+    statements, part = [], ""
+    for line in script.splitlines():
+        part += line + "\n"
+        if sqlite3.complete_statement(part):
+            statements.append(part)
+            part = ""
+    return statements
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
