@@ -87,6 +87,8 @@ class RewardOrchestrator:
         self._tools: dict[int, tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]]] = {}
         if embedding_dim is not None and self._wants_curiosity:
             self._curiosity(embedding_dim)
+        elif gather is not None and self._wants_curiosity:
+            raise RewardError("several processes train one dynamics model together: give embedding_dim at the start")
 
     @classmethod
     def from_config(
