@@ -62,7 +62,11 @@ def parse_call(text: str) -> ToolCall:
 
 def clean_text(text: str) -> str:
     """`text` without lone surrogates, which no file and no database can hold."""
-    return text.encode("utf-8", "replace").decode("utf-8") if any("\ud800" <= c <= "\udfff" for c in text) else text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
 
 
 def _understand(value: dict[str, Any], text: str, thought: str) -> ToolCall:

@@ -457,6 +457,8 @@ def _checked(result: Any) -> StepResult:
         isinstance(v, (tuple, list)) for v in result.produced.values()
     ):
         raise TypeError('produced must map a kind to ids, such as {"mask": ("1",)}')
+    if type(result.reward) is float and type(result.done) is bool and type(result.correct) in (bool, type(None)):
+        return result
     return replace(
         result,
         reward=float(result.reward),

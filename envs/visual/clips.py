@@ -61,20 +61,20 @@ def clip_of_task(task: Mapping[str, Any], max_side: int) -> Clip:
     `frames` (files). Raises ValueError with what is wrong."""
     if "scene" in task:
         try:
-            scene = Scene.from_json(task["scene"])
-        except (KeyError, TypeError, ValueError) as problem:
+            return _drawn_clip(json.dumps(task["scene"], sort_keys=True))
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
             raise ValueError(f"the task's scene is not one: {type(problem).__name__}: {problem}") from problem
-        return clip_of_scene(scene)
     paths = task.get("frames") or ([task["image"]] if task.get("image") else None)
     if not isinstance(paths, (list, tuple)) or not all(isinstance(p, str) for p in paths):
         raise ValueError("a task needs a scene, an image (path) or frames (list of paths)")
     return clip_of_files(tuple(Path(p).expanduser() for p in paths), max_side)
 
 
-def clip_of_scene(scene: Scene) -> Clip:
-    """A drawn scene. It names its pixels without drawing them, since the same scene is always drawn the same."""
-    content = json.dumps([render.RENDERER, scene.to_json()], sort_keys=True)
-    key = hashlib.sha1(content.encode()).hexdigest()[:16]
+@lru_cache(maxsize=4096)
+def _drawn_clip(content: str) -> Clip:
+    """A drawn scene. Its JSON names its pixels without drawing them, since the same scene is always drawn the same."""
+    scene = Scene.from_json(json.loads(content))
+    key = hashlib.sha1(f"{render.RENDERER} {content}".encode()).hexdigest()[:16]
     return Clip(key, scene.width, scene.height, scene.frames, partial(render.render, scene))
 
 

@@ -6,6 +6,7 @@ Here the scene's truth is used, to know the answer. What an agent gets is the qu
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +61,8 @@ class Question:
             task["points"] = [list(p) for p in self.points]
         if self.box:
             task["box"] = list(self.box)
-        return {**task, "scene": self.scene.to_json()}
+        # Through JSON, so that a row is the same before and after it was in a file.
+        return json.loads(json.dumps({**task, "scene": self.scene.to_json()}))
 
 
 def make_question(
@@ -143,7 +145,7 @@ def _fill(rng: random.Random, scene: Scene, options: SceneOptions, shapes: Seque
 
 def _point_in(rng: random.Random, shape: Shape) -> tuple[int, int]:
     """A pixel well inside a shape in the first frame; pixel (i, j) covers i..i+1 and j..j+1."""
-    reach = shape.radius * 0.4
+    reach = shape.radius * 0.25
     return int(shape.x + rng.uniform(-reach, reach)), int(shape.y + rng.uniform(-reach, reach))
 
 

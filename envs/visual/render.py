@@ -17,8 +17,10 @@ from .scenes import Background, Scene, Shape, Word
 
 RENDERER = "1"
 """Raise it when the same scene would come out with other pixels: cached results of the old ones are then not used."""
-SCALE = 8
+SCALE = 4
 """Supersampling of shapes in each direction."""
+NOISE_TILE = 512
+"""Side of the tile that noise is cut from, in pixels."""
 
 
 def render(scene: Scene) -> np.ndarray:
@@ -33,9 +35,22 @@ def render(scene: Scene) -> np.ndarray:
             alpha, left, top = coverage(shape, x, y)
             _blend(frame, alpha, left, top, shape.rgb)
     if scene.noise:
-        noise = np.random.default_rng(scene.seed).standard_normal(frames.shape, dtype=np.float32)
-        frames += noise * np.float32(scene.noise)
+        _add_noise(frames, scene.noise, scene.seed)
     return np.clip(frames + 0.5, 0, 255).astype(np.uint8)
+
+
+def _add_noise(frames: np.ndarray, deviation: float, seed: int) -> None:
+    """Normal noise of its own in each frame: a window at a random place of one large tile."""
+    tile = _noise_tile()
+    places = np.random.default_rng(seed).integers(0, NOISE_TILE // 2, (len(frames), 2))
+    height, width = frames.shape[1:3]
+    for frame, (y, x) in zip(frames, places, strict=True):
+        frame += tile[y : y + height, x : x + width] * np.float32(deviation)
+
+
+@lru_cache(maxsize=1)
+def _noise_tile() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((NOISE_TILE, NOISE_TILE, 3), dtype=np.float32)
 
 
 def true_mask(scene: Scene, index: int, frame: int = 0) -> np.ndarray:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+RECOGNISER = "ch_PP-OCRv4_rec 1"
+"""Model and preparation; another name when the same crop could be read otherwise."""
 HEIGHT = 48
 """Of the recogniser's input, in pixels."""
 MAX_WIDTH = 960

@@ -16,6 +16,8 @@ MIN_AREA = 12
 """Pixels; anything smaller is noise, not an object."""
 MAX_SHARE = 0.55
 """Of the picture; anything larger is background, not an object."""
+SHARP = 48.0
+"""A jump of colour at the edge that leaves nothing to look for; no further tolerance is tried."""
 EDGE = 3
 """Width of the band around a region in which its exact edge is looked for, in pixels."""
 PAD = EDGE + 2
@@ -63,6 +65,9 @@ def segment_at(image: np.ndarray, x: int, y: int) -> np.ndarray | None:
         if region.sides(height, width) >= 3:
             continue
         score = _sharpness(region, distance)
+        if score >= SHARP:
+            best = (score, region)
+            break
         if best is None or score > best[0] * 1.05:
             best = (score, region)
     if best is None:
