@@ -189,8 +189,8 @@ def _command(
         options += ["--config_file", str(accelerate)]
     else:
         options += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
-        if config.model.device == "cpu" or not Path("/proc/driver/nvidia").exists():
-            options.append("--cpu")
+        if num_processes > 1:
+            options.append("--multi_gpu")  # torchrun, also on CPUs: with --cpu a launch without MPI is one process
     return [sys.executable, "-m", "accelerate.commands.launch", *options, *program]
 
 

@@ -224,9 +224,11 @@ class GRPOEnvTrainer(ResumableTrainer):
             mine = indices[self.accelerator.process_index * each :][:each]
             extra = self._collect([self.train_dataset[i] for i in mine for _ in range(group)])  # type: ignore[index]
             if self.accelerator.is_main_process:
+                # What equal shares made too many is left out: the batch does not depend on the number of processes.
+                extra = Scored(extra.samples[: missing * group], extra.signal[:missing])
                 generated += extra.samples
                 silent += extra.signal.count(False)
-                groups_made += len(extra.signal)
+                groups_made += missing
                 _replace_silent(scored, extra, group)
         self._round = 0
         if self.dynamic_rounds and self.accelerator.is_main_process:

@@ -1,0 +1,65 @@
+"""Started once a process by `accelerate launch`: trains on playback rows with both placements, prints the losses."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from tests.engine.training.parts import make_trainer, playback_rows, policy  # noqa: E402
+
+
+def trajectory(placement: str, world: int, rows_per_step: int = 16, **changes: Any) -> dict[str, Any]:
+    """Losses and KLs of a short training on the same rollouts, however many processes share them."""
+    from grpo_tui.engine.training.replay import ReplayBuffer
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(
+            folder,
+            playback_rows(16, turns=2),
+            model=policy(lora=True),
+            placement=placement,
+            replay=ReplayBuffer(seed=3) if changes.pop("replay", False) else None,
+            per_device_train_batch_size=rows_per_step // world // 2,
+            gradient_accumulation_steps=2,
+            max_steps=4,
+            beta=0.2,
+            **changes,
+        )
+        trainer.train()
+        logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+        shares = {k: v for k, v in trainer.step_metrics.items() if k.startswith("grpo/")}
+        return {
+            "loss": [entry["loss"] for entry in logs],
+            "kl": [entry["kl"] for entry in logs],
+            "grad_norm": [entry["grad_norm"] for entry in logs],
+            "reward": [entry.get("reward") for entry in logs],
+            "shares": shares,
+            "processes": trainer.accelerator.num_processes,
+        }
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "main": {"placement": "main"},
+    "sharded": {"placement": "sharded"},
+    "groups_across_processes": {"placement": "auto", "num_generations": 16},
+    "replay": {"placement": "sharded", "replay": True, "min_group_std": 0.9},
+    "dynamic": {"placement": "sharded", "dynamic_rounds": 2, "min_group_std": 0.9},
+}
+
+
+def main() -> None:
+    import os
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    results = {name: trajectory(world=world, **dict(case)) for name, case in CASES.items()}
+    if int(os.environ.get("RANK", "0")) == 0:
+        print("RESULT " + json.dumps(results), flush=True)
+
+
+if __name__ == "__main__":
+    main()
