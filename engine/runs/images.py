@@ -31,7 +31,7 @@ def write_image(target: Path, image: Any) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         format_ = "PNG" if target.suffix.lower() == ".png" else "JPEG"
-        image.save(temporary, format=format_)
+        image.save(temporary, format=format_, quality=92)  # of JPEG; PNG has none
         os.replace(temporary, target)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -45,6 +45,7 @@ class RunReader:
     def __init__(self, run_dir: Path | str) -> None:
         self.run_dir = Path(run_dir)
         self.problems: list[str] = []
+        self._damages = 0
         self._connection: Connection | None = None
         self._labels: Labels | None = None
         self._views: OrderedDict[tuple[str, str, str, bool], View] = OrderedDict()
@@ -165,15 +166,12 @@ class RunReader:
         found: dict[int, TrajectoryRow] = {}
         for start in range(0, len(numbers), 500):
             part = numbers[start : start + 500]
-            before = len(self.problems)
+            before = self._damages
             marks = ",".join("?" * len(part))
             rows = self._all(f"SELECT {_ROW_COLUMNS} FROM {_ROW_TABLES} WHERE rows.n IN ({marks})", part)
-            if len(self.problems) > before:  # a damaged page: one by one, so that it costs only its own rows
-                rows = [
-                    r
-                    for n in part
-                    for r in self._all(f"SELECT {_ROW_COLUMNS} FROM {_ROW_TABLES} WHERE rows.n = ?", (n,))
-                ]
+            if self._damages > before:  # a damaged page: one by one, so that it costs only its own rows
+                single = f"SELECT {_ROW_COLUMNS} FROM {_ROW_TABLES} WHERE rows.n = ?"
+                rows = [row for n in part for row in self._all(single, (n,))]
             found.update((row[0], self._row(row)) for row in rows)
         return [found[n] for n in numbers if n in found]
 
@@ -301,6 +299,7 @@ class RunReader:
         try:
             rows.extend(db.each(sql, params))
         except RecordDamaged as error:
+            self._damages += 1
             self._problem(str(error))
         return rows
 

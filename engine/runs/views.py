@@ -146,12 +146,14 @@ class View:
             i = bisect.bisect_left(self.small, here) - 1
             return self.small[i][2] if i >= 0 else None
         keys = self._walk(here, forwards, AHEAD, 0)
-        chain = [n, *[k[2] for k in keys]]
+        chain = [k[2] for k in keys]
         if len(self.ahead) > 4096:
             self.ahead.clear()
         for a, b in itertools.pairwise(chain):
             self.ahead[a, direction] = b
             self.ahead[b, -direction] = a
+        if chain:  # one way only: n itself need not be in the view
+            self.ahead[n, direction] = chain[0]
         if not keys:
             self.ahead[n, direction] = None
         return keys[0][2] if keys else None
@@ -180,9 +182,9 @@ class View:
     def _source(self, order: str = "") -> tuple[str, list[object], str]:
         """FROM, its parameters, and the name of n. A search drives the join: its postings come in order of n."""
         if self.match:
-            where = f" AND {self.where}" if self.where else ""
-            join = "search CROSS JOIN rows ON rows.n = search.rowid"
-            return f"FROM {join} WHERE search MATCH ?{where}", [self.match, *self.params], "search.rowid"
+            hits = "(SELECT rowid AS hit FROM search WHERE search MATCH ?)"
+            source = f"FROM {hits} CROSS JOIN rows ON rows.n = hit WHERE {self.where or 1}"
+            return source, [self.match, *self.params], "hit"
         hint = f"INDEXED BY {order}" if order else "NOT INDEXED"
         return f"FROM rows {hint} WHERE {self.where or 1}", list(self.params), "n"
 
@@ -196,7 +198,7 @@ class View:
     def _count_after(self, known: Count, after: int) -> Count:
         source, params, n = self._source()
         if self.match and not self.where:
-            source = "FROM search WHERE search MATCH ?"
+            source, n = "FROM search WHERE search MATCH ?", "rowid"
         try:
             with self.connection.limit(COUNT_SECONDS):
                 more = self.connection.one(f"SELECT count(*) {source} AND {n} > ?", (*params, after))

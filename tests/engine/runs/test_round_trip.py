@@ -1,0 +1,154 @@
+"""What is written is what is read, whatever it holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_tui.engine.runs import codec
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.types import TrajectoryRecord
+from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.envs.trajectory import Step, TokenArrays, Trajectory
+from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
+
+
+def same_tokens(a: TokenArrays | None, b: TokenArrays | None) -> None:
+    assert (a is None) == (b is None)
+    if a is None or b is None:
+        return
+    for name in ("token_ids", "agent_mask", "logprobs", "turn"):
+        left, right = getattr(a, name), getattr(b, name)
+        assert left.dtype == right.dtype
+        np.testing.assert_array_equal(left, right)
+    assert (a.advantages is None) == (b.advantages is None)
+    if a.advantages is not None:
+        np.testing.assert_array_equal(a.advantages, b.advantages)
+
+
+def test_every_trajectory_comes_back_whole_with_its_tools_and_tokens(recorded, reader):
+    _, records = recorded
+    for n, (_, record) in enumerate(records, 1):
+        found = reader.trajectory(n)
+        assert found == replace(record, tokens=None)
+        same_tokens(reader.tokens(record.trajectory.id), record.tokens)
+
+
+def test_rows_hold_what_a_list_shows(recorded, reader):
+    _, records = recorded
+    rows = reader.page(limit=1000)
+    assert [r.n for r in rows] == list(range(1, len(records) + 1))
+    for row, (step, record) in zip(rows, records, strict=True):
+        t = record.trajectory
+        assert record.breakdown is not None and record.tokens is not None
+        assert (row.id, row.step, row.group, row.prompt_id, row.rollout) == (
+            t.id,
+            step,
+            t.group,
+            t.prompt_id,
+            t.rollout,
+        )
+        assert (row.env, row.split, row.stop_reason) == (t.env, record.split, t.stop_reason)
+        assert (row.reward, row.advantage) == (record.breakdown.total, record.advantage)
+        assert (row.correct, row.answer, row.prompt) == (t.correct, t.answer, t.prompt)
+        assert (row.turns, row.tokens) == (len(t.steps), len(record.tokens))
+        assert (row.actions, row.penalties) == (t.actions, len(record.breakdown.penalties))
+
+
+def test_metrics_are_flat_named_by_step_and_keep_nan(writer: RunWriter, run_dir: Path):
+    writer.metrics(1, {"a": 1.0, "behavior/action_distribution": {"ZOOM_IN": 0.5}, "note": "no number"})  # type: ignore[dict-item]
+    writer.metrics(2, {"a": math.nan, "b": math.inf})
+    assert writer.flush(10)
+    with RunReader(run_dir) as reader:
+        assert reader.metric_names() == ["a", "behavior/action_distribution/ZOOM_IN", "b"]
+        assert reader.metric("behavior/action_distribution/ZOOM_IN") == [(1, 0.5)]
+        series = reader.metric("a")
+        assert series[0] == (1, 1.0) and series[1][0] == 2 and math.isnan(series[1][1])
+        assert reader.latest()["b"] == math.inf
+        assert reader.metric("never recorded") == []
+
+
+texts = st.text(st.characters(), max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(prompt=texts, text=texts, observation=texts, answer=st.none() | texts, argument=texts, total=st.floats())
+def test_any_text_and_any_number_survives(prompt, text, observation, answer, argument, total):
+    trajectory = Trajectory(
+        id="x",
+        env="e",
+        prompt_id="p",
+        group="g",
+        rollout=0,
+        prompt=prompt,
+        steps=(Step(0, text, action="A", arguments={"q": argument, "big": 2**80}, observation=observation),),
+        answer=answer,
+    )
+    value = ComponentValue(total, total, 1.0, total)
+    record = TrajectoryRecord(trajectory, RewardBreakdown("x", (StepReward(0, {"task": value}, (), total),), total))
+    line = codec.encode_body(record)
+    assert b"\n" not in line
+    found = codec.decode_body(line)
+    assert found.trajectory == trajectory
+    assert found.breakdown is not None
+    assert repr(found.breakdown) == repr(record.breakdown)  # NaN equals nothing, but looks the same
+    for column in codec.search_text(found):
+        column.encode()
+    assert codec.search_text(found) == codec.search_text(record)
+
+
+def test_lone_surrogates_and_control_characters_reach_the_record(writer: RunWriter, run_dir: Path, make_record):
+    nasty = "\ud800 [/red] \x1b]0;title\x07 \x00 \u202e"
+    writer.trajectories(1, [make_record(1, 0, prompt=nasty, id="a\ud800", group=nasty, answer=nasty)])
+    writer.event("alert", nasty, step=1)
+    assert writer.flush(10) and writer.dropped == 0
+    with RunReader(run_dir) as reader:
+        assert reader.trajectory(1).trajectory.prompt == nasty
+        assert "[/red] \x1b]0;title\x07" in reader.events()[0].message
+        assert reader.count(search="title") == 1
+
+
+def test_a_huge_observation_is_kept_whole(writer: RunWriter, run_dir: Path, make_record):
+    huge = "word " * 1_000_000
+    records = [make_record(1, i) for i in range(5)]
+    records[2] = make_record(1, 2, steps=(Step(0, "x", action="A", observation=huge),))
+    writer.trajectories(1, records)
+    assert writer.flush(30)
+    with RunReader(run_dir) as reader:
+        assert reader.trajectory(3).trajectory.steps[0].observation == huge
+        assert reader.trajectory(5).trajectory == records[4].trajectory
+
+
+def test_vocabulary_makes_token_text_without_a_tokenizer(writer: RunWriter, run_dir: Path):
+    writer.vocabulary(["Ġthe", "Ċ", "é", "Ã©", "<|im_end|>"], byte_level=True)
+    assert writer.flush(10)
+    with RunReader(run_dir) as reader:
+        assert reader.token_texts([0, 1, 3, 4, 99, 0]) == [" the", "\n", "é", "<|im_end|>", "<99>", " the"]
+        assert reader.token_texts([2]) == ["\\xe9"]  # half a character
+
+
+def test_images_are_files_written_once(writer: RunWriter, run_dir: Path):
+    from PIL import Image
+
+    image = np.zeros((4, 6, 3), np.uint8)
+    image[1, 2] = (255, 0, 0)
+    path = writer.save_image(image, "scene 1/../x")
+    assert path == "images/scene_1_.._x.png"
+    assert writer.save_image(image, "scene 1/../x") == path
+    mask = writer.save_image(np.ones((2, 2), bool), "mask")
+    assert writer.flush(10)
+    with Image.open(run_dir / path) as opened:
+        assert opened.size == (6, 4) and opened.getpixel((2, 1)) == (255, 0, 0)
+    with Image.open(run_dir / mask) as opened:
+        assert opened.getpixel((0, 0)) == 255
+
+
+def test_a_damaged_block_is_an_error_of_one_sentence():
+    with pytest.raises(ValueError, match="damaged"):
+        codec.decompress(b"not zstd")
