@@ -71,8 +71,7 @@ class MultiTurnEnv(Env):
     max_turns: turns after which a rollout ends unanswered. turn_timeout_s: longest time one `reset` or `step` may
     take. workers: threads that slow calls may spread over (`guard.guarded_map`); 1 if `step` must never run twice at
     once. image_store: where pictures go; without one none are made. image_tasks: how many tasks of a trial keep
-    their pictures (all rollouts of those tasks), since compressing every frame of every task would cost more than
-    the environment itself.
+    their pictures (all rollouts of those tasks): an evaluation of hundreds of tasks need not fill the disk.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class MultiTurnEnv(Env):
         turn_timeout_s: float = 30.0,
         workers: int = 8,
         image_store: ImageStore | None = None,
-        image_tasks: int = 4,
+        image_tasks: int = 16,
         **config: Any,
     ) -> None:
         super().__init__(tokenizer, **config)

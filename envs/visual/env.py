@@ -32,6 +32,9 @@ _PICTURES = frozenset({"image", "video"})
 _MASK = Argument("mask", "integer", "id of a mask that SEGMENT_OBJECT_AT made", refers_to="mask")
 _BOX = Argument("box", "box", "[x0, y0, x1, y1] in pixels")
 
+KEPT_FRAMES = 4
+"""Frames of a video that are kept for the record."""
+
 TOOLS = (
     ToolSpec(
         "SEGMENT_OBJECT_AT",
@@ -193,11 +196,11 @@ class VisualEnv(MultiTurnEnv):
         )
 
     def images(self, state: VisualState) -> tuple[Picture, ...]:
-        """Every frame."""
-        return tuple(
-            Picture(f"{state.clip.key}-{index}", partial(self._frame, state.clip, index))
-            for index in range(state.clip.frames)
-        )
+        """The still, or up to `KEPT_FRAMES` frames of a video, evenly spaced with the first and the last."""
+        count = min(state.clip.frames, KEPT_FRAMES)
+        indices = sorted({round(n * (state.clip.frames - 1) / max(1, count - 1)) for n in range(count)})
+        # JPEG: a tenth of the time of PNG, and nobody measures on these.
+        return tuple(Picture(f"{state.clip.key}-{n}.jpg", partial(self._frame, state.clip, n)) for n in indices)
 
     def step(self, state: VisualState, call: ToolCall) -> StepResult:
         """Carry out one tool."""
@@ -258,7 +261,7 @@ class VisualEnv(MultiTurnEnv):
         points = self.cache.get(clip.key, "ZOOM_IN", box, lambda: zoom.objects_in(self._frame(clip, 0), box))
         places = ", ".join(f"{x} {y}" for x, y in points)
         text = f"zoom {zoom.magnification(box)}: " + (f"objects at {places}" if points else "no objects")
-        name = f"{clip.key}-zoom-{'-'.join(map(str, box))}"
+        name = f"{clip.key}-zoom-{'-'.join(map(str, box))}.jpg"
         picture = Picture(name, lambda: zoom.crop(self._frame(clip, 0), box))
         return StepResult(text, images=(picture,), overlay=Overlay(box=box))
 
