@@ -100,11 +100,13 @@ for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
     memory = torch.cuda.get_device_properties(i).total_memory
     gpus.append(dict(name=torch.cuda.get_device_name(i), memory=memory, bf16=torch.cuda.is_bf16_supported()))
 try:
-    import cv2
-    cv2 = ""
-except ImportError as error:
-    cv2 = str(error)
-print(json.dumps(dict(cv2=cv2, gpus=gpus, cuda=torch.version.cuda, mps=torch.backends.mps.is_available())))
+    import onnxruntime, skimage, scipy
+    from grpo_tui.envs.visual.operations.ocr import model_path
+    model_path()
+    tools = ""
+except (ImportError, RuntimeError) as error:
+    tools = str(error)
+print(json.dumps(dict(tools=tools, gpus=gpus, cuda=torch.version.cuda, mps=torch.backends.mps.is_available())))
 """
 
 
@@ -128,9 +130,9 @@ def devices() -> Iterator[Finding]:
             "missing", f"torch does not load: {lines[-1] if lines else error}", "pip install --force-reinstall torch"
         )
         return
-    if found["cv2"]:
-        cure = "on a machine without a screen: pip install --force-reinstall --no-deps opencv-python-headless"
-        yield Finding("missing", f"OpenCV does not load: {found['cv2']}", cure)
+    if found["tools"]:
+        cure = "pip install --force-reinstall scikit-image onnxruntime rapidocr-onnxruntime"
+        yield Finding("missing", f"the tools of the visual environment do not load: {found['tools']}", cure)
     for gpu in found["gpus"]:
         bf16 = "bfloat16" if gpu["bf16"] else "no bfloat16"
         yield Finding("good", f"GPU {gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, CUDA {found['cuda']}, {bf16}")

@@ -1,0 +1,179 @@
+"""Tasks of reasoning-gym (procedural, offline) as an environment: `pip install 'grpo-tui[reasoning-gym]'`.
+
+Single-turn, where the whole turn is the answer, or with a scratch pad, where NOTE may come before ANSWER.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .agent import Message
+from .base import Demonstrator, Split, StepResult
+from .calls import ToolCall, format_call
+from .multi_turn import MultiTurnEnv
+from .tools import Argument, ToolSpec
+
+EVAL_SHARE = 64
+"""Of 256: the questions whose hash is below are held out."""
+SIZE = 2**20
+"""Tasks that a data set can make for one seed."""
+MAX_ANSWER = 10_000
+"""Characters; a longer answer is wrong without being looked at."""
+CORRECT = 0.999
+"""Score from which an answer counts as right; reasoning-gym gives part of a point for part of an answer."""
+
+NOTE = ToolSpec("NOTE", "Writes something down before answering.", (Argument("text", "string", "anything"),))
+ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
+
+
+class ReasoningGymEnv(MultiTurnEnv):
+    """One data set of reasoning-gym; the reward is its own score, 0 to 1.
+
+    dataset: its name there, such as `chain_sum`. options: its settings, such as `{"num_digits": 2}`. scratch_pad:
+    the answer is a call of ANSWER, and calls of NOTE may come before it; without it there is one turn, and what it
+    says between `<answer>` tags, or else all of it, is the answer. instruction: a sentence put after the question.
+
+    Several data sets score an answer by letting sympy evaluate it; answers that hold `__` are therefore wrong
+    unseen, and an answer that cannot be scored is wrong.
+    """
+
+    name = "reasoning-gym"
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        dataset: str = "chain_sum",
+        options: Mapping[str, Any] | None = None,
+        scratch_pad: bool = False,
+        instruction: str = "",
+        max_turns: int | None = None,
+        **config: Any,
+    ) -> None:
+        super().__init__(tokenizer, max_turns=max_turns or (4 if scratch_pad else 1), **config)
+        self.dataset = dataset
+        self.options = dict(options or {})
+        self.scratch_pad = scratch_pad
+        self.instruction = instruction
+        self.tools = (NOTE, ANSWER) if scratch_pad else ()
+        self._made: dict[int, Any] = {}
+        self._entries: dict[tuple[int, int], dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._data(0)  # a wrong name or option is said now, not in the first rollout
+
+    # ------------------------------------------------------------------------------------------------ tasks
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """`n` tasks. A question's hash decides which split it belongs to, so no question is in both.
+
+        Raises ValueError when the data set has too few different questions.
+        """
+        tasks: list[dict[str, Any]] = []
+        for index in range(min(SIZE, 200 + 40 * n)):
+            entry = self._entry(seed, index)
+            held_out = hashlib.sha1(str(entry["question"]).encode()).digest()[0] < EVAL_SHARE
+            if held_out == (split == "eval"):
+                tasks.append({"seed": seed, "index": index, "answer": _text(entry["answer"])})
+                if len(tasks) == n:
+                    return tasks
+        raise ValueError(f"{self.dataset} made only {len(tasks)} of {n} {split} tasks; ask for fewer")
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
+        """The data set's question."""
+        entry = self._entry(int(task["seed"]), int(task["index"]))
+        parts = [str(entry["question"]), self.instruction]
+        if self.scratch_pad:
+            parts.append("NOTE(text), ANSWER(text)")
+        content = "\n".join(p for p in parts if p)
+        return entry, [{"role": "user", "content": content}]
+
+    def parse(self, text: str) -> ToolCall:
+        """A call with a scratch pad; without, the answer itself."""
+        if self.scratch_pad:
+            return super().parse(text)
+        tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+        return ToolCall("ANSWER", {"text": (tagged[-1] if tagged else text).strip()}, text)
+
+    def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
+        """NOTE, or the end."""
+        text = call.arguments["text"]
+        if call.name == "NOTE":
+            return StepResult("noted")
+        score = self._score(text.strip(), state)
+        correct = score >= CORRECT
+        return StepResult("correct" if correct else "wrong", score, True, text.strip(), correct)
+
+    def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
+        """The answer itself, and giving up."""
+        return ("right", "give_up")
+
+    def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
+        """Show a route; see `routes`. Raises ValueError for another."""
+        if route not in self.routes(task):
+            raise ValueError(f"ReasoningGymEnv has no route {route!r}, only right, give_up")
+        answer = _text(self._entry(int(task["seed"]), int(task["index"]))["answer"])
+        return _Says("I do not know" if route == "give_up" else answer, self.scratch_pad)
+
+    # ------------------------------------------------------------------------------------------------ data
+
+    def _score(self, answer: str, entry: dict[str, Any]) -> float:
+        if len(answer) > MAX_ANSWER or "__" in answer:
+            return 0.0
+        try:
+            score = float(self._data(0).score_answer(answer, entry))
+        except Exception:  # a malformed answer trips some scorers
+            return 0.0
+        return min(1.0, max(0.0, score)) if score == score else 0.0
+
+    def _entry(self, seed: int, index: int) -> dict[str, Any]:
+        with self._lock:
+            entry = self._entries.get((seed, index))
+            if entry is None:
+                if len(self._entries) > 20_000:
+                    self._entries.clear()
+                entry = self._entries[seed, index] = self._data(seed)[index]
+            return entry
+
+    def _data(self, seed: int) -> Any:
+        if seed not in self._made:
+            try:
+                import reasoning_gym
+            except ImportError as problem:
+                raise ValueError(
+                    f"reasoning-gym is not installed ({problem}); pip install 'grpo-tui[reasoning-gym]'"
+                ) from problem
+            try:
+                self._made[seed] = reasoning_gym.create_dataset(self.dataset, seed=seed, size=SIZE, **self.options)
+            except (TypeError, ValueError, AssertionError) as problem:
+                raise ValueError(_explain(self.dataset, self.options, problem)) from problem
+        return self._made[seed]
+
+
+class _Says:
+    def __init__(self, answer: str, scratch_pad: bool) -> None:
+        self.turns = [f"{answer}"]
+        if scratch_pad:
+            self.turns = [format_call("NOTE", {"text": answer}), format_call("ANSWER", {"text": answer})]
+
+    def next(self, observation: str | None) -> str:
+        return self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]
+
+
+def _text(answer: Any) -> str:
+    return answer if isinstance(answer, str) else str(answer)
+
+
+def _explain(dataset: str, options: Mapping[str, Any], problem: Exception) -> str:
+    import difflib
+
+    from reasoning_gym.factory import DATASETS
+
+    if dataset in DATASETS:
+        return f"reasoning-gym's {dataset} does not take the options {dict(options)}: {problem}"
+    near = difflib.get_close_matches(dataset, list(DATASETS), 1, 0.5)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    return f'reasoning-gym has no data set "{dataset}"{hint}'
