@@ -29,7 +29,7 @@ from .embedding import Embedder, HashedEmbedder
 from .moments import Moments, merge_all
 from .normalization import RewardNormalizer
 from .penalties import Episode, PenaltyRule, PenaltyRuleError, make_rules
-from .plugins import load_class
+from .plugins import PluginError, load_class
 from .result import RewardResult
 
 STATE_FORMAT = 1
@@ -339,4 +339,15 @@ def _checked(penalty: Any, rule: PenaltyRule, step: Step) -> Penalty:
 def _embedder(name: str) -> Embedder | None:
     if name in ("reference", "none"):
         return None
-    return HashedEmbedder() if name == "hashed" else load_class(name)()
+    if name == "hashed":
+        return HashedEmbedder()
+    try:
+        made: Any = load_class(name)()
+    except PluginError as error:
+        raise RewardError(f"rewards.embedder: {error}") from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise RewardError(f"rewards.embedder: {name} cannot be made without arguments ({reason})") from error
+    if not callable(made):
+        raise RewardError(f"rewards.embedder: {name} has no method __call__(self, trajectories)")
+    return made

@@ -1,0 +1,138 @@
+"""Bad settings are refused at start-up, with file, line, key and what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.configs import ConfigError, load_config
+from grpo_tui.configs.sections.rewards import RewardsConfig
+from grpo_tui.rewards import RewardError, RewardOrchestrator
+from grpo_tui.rewards.penalties import BUILT_IN
+
+from .episodes import good
+
+REFUSED = {
+    "unknown component": (
+        "rewards:\n  components: [task, curiousity]",
+        2,
+        "rewards.components",
+        ["there is no reward component 'curiousity'", "did you mean curiosity?", "task, environment, curiosity"],
+    ),
+    "weight for a component that is off": (
+        "rewards:\n  components: [task, penalty]\n  w_curiosity: 0.2",
+        3,
+        "rewards.w_curiosity",
+        ["is not in components (task, penalty)", "add curiosity there, or set w_curiosity to 0"],
+    ),
+    "NaN": ("rewards:\n  w_task: .nan", 2, "rewards.w_task", ["NaN", "must be a number of at least 0"]),
+    "infinity": ("rewards:\n  w_penalty: .inf", 2, "rewards.w_penalty", ["Infinity is not allowed"]),
+    "negative weight": ("rewards:\n  w_task: -1", 2, "rewards.w_task", ["-1", "at least 0"]),
+    "negative temperature": ("training:\n  temperature: -1", 2, "training.temperature", ["more than 0"]),
+    "unknown key": (
+        "rewards:\n  w_curiousity: 1",
+        2,
+        "rewards.w_curiousity",
+        ["nearest valid key: rewards.w_curiosity"],
+    ),
+    "unknown rule": (
+        "rewards:\n  penalties:\n    repeated_calls: -1",
+        3,
+        "rewards.penalties.repeated_calls",
+        ["nearest valid key: rewards.penalties.repeated_call"],
+    ),
+    "a penalty that pays": (
+        "rewards:\n  penalties:\n    unknown_tool: 0.5",
+        3,
+        "rewards.penalties.unknown_tool",
+        ["0.5 would be a bonus", "negative"],
+    ),
+    "unknown normalisation": (
+        "rewards:\n  normalization:\n    task: z-score",
+        3,
+        "rewards.normalization.task",
+        ["zscore, scale_only, group, none"],
+    ),
+    "unknown embedder": ("rewards:\n  embedder: hash", 2, "rewards.embedder", ["did you mean hashed?"]),
+    "curiosity without embeddings": (
+        "rewards:\n  embedder: none",
+        2,
+        "rewards.embedder",
+        ["curiosity needs state embeddings", "set embedder to reference or hashed, or w_curiosity to 0"],
+    ),
+    "coherence without embeddings": (
+        "rewards:\n  w_curiosity: 0\n  embedder: none",
+        3,
+        "rewards.embedder",
+        ["similarity part of coherence", "coherence.similarity to false"],
+    ),
+    "a rule that is no class": (
+        "rewards:\n  penalty_rules:\n    - class_path: my rule",
+        3,
+        "rewards.penalty_rules",
+        ["package.module.Class or path/to/file.py:Class"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_file_line_key_and_what_would_be_right(name: str, tmp_path: Path):
+    text, line, key, said = REFUSED[name]
+    file = tmp_path / "my.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_config(file)
+    [message] = str(refused.value).splitlines()
+    assert message.startswith(f"{file}:{line}: {key}")
+    for part in said:
+        assert part in message
+
+
+def test_components_that_are_off_weigh_nothing_without_being_told():
+    config = RewardsConfig(components=["penalty", "task"])
+    assert config.components == ["task", "penalty"]
+    assert (config.w_curiosity, config.w_coherence, config.w_task) == (0.0, 0.0, 1.0)
+    assert not config.needs_embeddings
+    result = RewardOrchestrator.from_config(config).calculate_total_reward(good(), True)
+    assert result.component_names == ("task", "penalty")
+
+
+def test_a_resolved_configuration_loads_again():
+    config = RewardsConfig(components=["task"])
+    assert RewardsConfig.model_validate(config.model_dump()) == config
+
+
+def test_every_built_in_rule_has_its_amount():
+    amounts = RewardsConfig().penalties
+    assert {rule.id: rule.amount for rule in BUILT_IN} == amounts.model_dump()
+
+
+EMBEDDER = """
+import torch
+
+class Length:
+    def __call__(self, trajectories):
+        return [torch.tensor([[float(len(s.text)), 1.0] for s in t.steps]) for t in trajectories]
+
+class NeedsMore:
+    def __init__(self, path): ...
+
+class NotCallable: ...
+"""
+
+
+def test_an_embedder_of_the_users_own(tmp_path: Path):
+    file = tmp_path / "my_embedder.py"
+    file.write_text(EMBEDDER)
+    config = RewardsConfig(embedder=f"{file}:Length")
+    assert not config.needs_reference_embeddings
+    result = RewardOrchestrator.from_config(config).calculate_total_reward(good(), True)
+    assert "curiosity" in result.component_names
+    for name, said in {
+        "NeedsMore": "cannot be made without arguments",
+        "NotCallable": "has no method __call__",
+        "Nothing": "there is no Nothing",
+    }.items():
+        with pytest.raises(RewardError, match=rf"rewards\.embedder: .*{said}"):
+            RewardOrchestrator.from_config(RewardsConfig(embedder=f"{file}:{name}"))
