@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from ..engine.launch import tail_log
 from ..engine.launch.logs import log_path
+from ..engine.launch.start import exit_code
+from ..engine.runs.paths import RUN_FILE
 from ..engine.runs.reader import RunReader
 from ..engine.runs.types import Event, RunInfo
 from .cli_common import ExitCode, say, warn
@@ -77,10 +81,16 @@ def follow(run: RunInfo, *, stop: Callable[[], RunInfo], out: Callable[[str], No
     try:
         with _signals():
             info = progress.until_end()
+            if info is None:
+                return progress.until_gone()
     except StopAsked as asked:
         warn(f"stopping run {run.id}; it saves first")
         try:
             with _signals():
+                if progress.lost:
+                    progress.terminate()
+                    progress.until_gone()
+                    return asked.exit_code
                 info = stop()
         except StopAsked:
             warn(f"not waiting; run {run.id} may still be saving. See: grpo-tui runs")
@@ -124,16 +134,54 @@ class _Progress:
         self.printed_step = 0
         self.printed_at = 0.0
         self.total = run.total_steps
+        self.process: psutil.Process | None = None
+        self.lost = False
+        self.dropped = 0
         self.skip_until = run.step  # a resumed run's old lines are not told again
 
-    def until_end(self) -> RunInfo:
+    def until_end(self) -> RunInfo | None:
+        """Follow the run to its end; None when its record was removed while it goes on."""
         while True:
             info = self._info()
+            if info.pid is not None and self.process is None:
+                with suppress(psutil.Error):
+                    self.process = psutil.Process(info.pid)
+            if info.status not in ACTIVE and not (self.path / RUN_FILE).exists() and self._alive():
+                self.lost = True
+                warn(f"! the folder of run {info.id} is gone; training goes on without a record")
+                return None
             self.total = info.total_steps or self.total
+            self._tell_dropped(info)
             self.print_new(last=info.status not in ACTIVE)
             if info.status not in ACTIVE:
                 return info
             time.sleep(POLL_S)
+
+    def until_gone(self) -> int:
+        """Wait for the process of a run without a record; how it ended is only known from its exit code."""
+        while self._alive():
+            time.sleep(POLL_S)
+        code = exit_code(self.process.pid) if self.process is not None else None
+        self.out(f"the training process has ended{'' if code is None else f' with exit code {code}'}")
+        return ExitCode.FAILED if code else ExitCode.OK
+
+    def terminate(self) -> None:
+        """SIGTERM asks for the same as `stop`."""
+        if self.process is not None:
+            with suppress(psutil.Error):
+                self.process.terminate()
+
+    def _alive(self) -> bool:
+        try:
+            return self.process is not None and self.process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    def _tell_dropped(self, info: RunInfo) -> None:
+        dropped = int(info.facts.get("dropped") or 0)
+        if dropped and not self.dropped:
+            warn(f"! the record in {info.path} cannot take everything (is the disk full?); training goes on without it")
+        self.dropped = dropped
 
     def _info(self) -> RunInfo:
         if self.reader is None:

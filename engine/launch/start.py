@@ -30,6 +30,7 @@ MODULES = {"training": "grpo_tui.engine.training"}
 ONLINE_MODULES = {"engine": "grpo_tui.engine.online.engine", "worker": "grpo_tui.engine.online.worker"}
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+_codes: dict[int, int] = {}
 
 
 def start_run(
@@ -108,6 +109,7 @@ def reap() -> None:
         if code is None:
             continue
         del _children[key]
+        _codes[child.pid] = code
         path = Path(key[0]) / PROCESSES / f"{key[1]}.launch.json"
         facts = read_json(path)
         if facts.get("pid") == child.pid:
@@ -115,6 +117,12 @@ def reap() -> None:
                 write_json(path, {**facts, "exit_code": code, "ended": time.time()})
             except OSError:
                 continue
+
+
+def exit_code(pid: int) -> int | None:
+    """How a process that this one started has ended, also when the run's folder is gone; None when not known."""
+    reap()
+    return _codes.get(pid)
 
 
 def _made(runs_dir: Path, run_id: str | None) -> Path:

@@ -1,0 +1,113 @@
+"""Training without a terminal: progress as lines, Ctrl-C that saves, and a record in trouble that stops nothing."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.launch import find_run
+from grpo_tui.engine.runs.reader import RunReader
+
+from .world import grpo_tui, variables, write_world
+
+STEPS = 30
+
+
+class Training:
+    """`grpo-tui train` in a pipe, its lines read one by one."""
+
+    def __init__(self, project: Path, config: Path) -> None:
+        command = [sys.executable, "-m", "grpo_tui.tui.cli", "train", config.name, "--run-id", "h"]
+        self.process = subprocess.Popen(
+            command, cwd=project, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        self.run = project / "runs" / "h"
+        self.lines: list[str] = []
+
+    def until(self, beginning: str) -> str:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            if line.startswith(beginning):
+                return line
+        raise AssertionError("\n".join(self.lines))
+
+    def end(self) -> str:
+        """The exit code is in `process.returncode` then; gives all lines."""
+        rest, _ = self.process.communicate(timeout=240)
+        return "\n".join([*self.lines, rest])
+
+
+@pytest.fixture
+def training(project: Path, model: Path) -> Iterator[Training]:
+    started = Training(project, write_world(project, model, max_steps=STEPS, save_every=0))
+    yield started
+    started.process.kill()
+    started.process.wait()
+
+
+def test_ctrl_c_lets_the_run_save_and_says_how_to_resume(training: Training, project: Path):
+    training.until("step ")
+    training.process.send_signal(signal.SIGINT)
+    text = training.end()
+    assert training.process.returncode == 130
+    assert "run h stopped at step" in text and "grpo-tui train --resume h" in text
+    stopped = find_run(project / "runs", "h")
+    assert stopped.status == "stopped" and 1 <= stopped.step < STEPS
+    resumed = grpo_tui(project, "train", "--resume", "h", "--set", f"training.max_steps={stopped.step + 1}")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    with RunReader(training.run) as reader:
+        assert [s for s, _ in reader.metric("train/loss")] == list(range(1, stopped.step + 2))
+
+
+def test_training_goes_on_without_its_record_and_says_so_once(training: Training, project: Path):
+    training.until("step ")
+    shutil.rmtree(training.run)
+    text = training.end()
+    assert training.process.returncode == 0, text
+    assert text.count("is gone; training goes on") == 1
+    assert "exit code 0" in text
+    assert (project / "saved_models" / "rft_adapters" / "adapter_model.safetensors").exists()
+
+
+def test_training_goes_on_when_the_disk_takes_no_more_and_the_log_says_so_once(training: Training):
+    """A limit on the size of files refuses the record's writes as a full disk does, without needing one."""
+    training.until("step ")
+    pid = find_run(training.run.parent, "h").pid
+    assert pid is not None
+    log = training.run / "logs" / "training.log"
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (64 << 10, resource.RLIM_INFINITY))
+    while "cannot be written" not in log.read_text():
+        assert training.process.poll() is None
+        time.sleep(0.1)
+    time.sleep(1.0)  # several steps on which the disk refuses
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    text = training.end()
+    assert training.process.returncode == 0, text
+    assert f"step {STEPS}/{STEPS}" in text
+    assert log.read_text().count("training goes on without its record") == 1
+    with RunReader(training.run) as reader:
+        assert reader.problems == []
+        (told,) = reader.events(kinds=("record",))
+        assert "cannot be written" in told.message
+        assert reader.total() == STEPS * 16 - told.data["dropped"]
+
+
+def test_a_run_that_cannot_start_is_told_in_one_line_with_its_log(project: Path, model: Path):
+    config = write_world(project, model)
+    (project / "letters.py").write_text("import a_package_that_is_not_there\n")
+    answer = grpo_tui(project, "train", config.name, "--run-id", "h")
+    assert answer.returncode == 1
+    assert "a_package_that_is_not_there" in answer.stderr
+    assert "runs/h/logs" in answer.stderr
+    assert "Traceback" not in answer.stdout + answer.stderr
+    assert json.loads(grpo_tui(project, "runs", "--json").stdout)["status"] == "crashed"
