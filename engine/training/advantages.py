@@ -124,7 +124,7 @@ def token_advantages(turns: Tensor, turn_ids: Tensor, agent_mask: Tensor, method
 
 def last_of_turn(turn_ids: Tensor, agent_mask: Tensor) -> Tensor:
     """True at the last agent token of each turn, bool [B, T]."""
-    agent = agent_mask.bool()
+    agent = agent_mask.bool() & (turn_ids >= 0)
     positions = torch.arange(turn_ids.shape[1]).expand_as(turn_ids)
     turns = int(turn_ids.max().item()) + 1 if turn_ids.numel() else 0
     if turns <= 0:

@@ -102,7 +102,9 @@ def _read(source: str, config: EnvironmentConfig) -> list[dict[str, Any]]:
         except Exception as problem:
             raise DataError(f"{source} is not a saved dataset: {problem}") from problem
         if not isinstance(table, Dataset):
-            raise DataError(f"{source} holds several splits ({', '.join(table)}); name the folder of one of them")
+            raise DataError(
+                f"{source} holds several splits ({', '.join(map(str, table))}); name the folder of one of them"
+            )
         return [{**defaults, **row} for row in table.to_list()]
     if not path.is_file():
         raise DataError(f"there is no file {source} (looked from {Path.cwd()})")

@@ -25,7 +25,7 @@ from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PrinterCallback
-from trl import GRPOConfig
+from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.utils import add_fused_lm_head
 
 from ...envs.agent import Agent
@@ -288,7 +288,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         """This process's samples as the loss wants them, on its device."""
         device = self.accelerator.device
         length = max(len(s) for s in samples)
-        pad_id = self._tokenizer.pad_token_id
+        pad_id: Any = self._tokenizer.pad_token_id
         ids = pad_rows([s.token_ids for s in samples], length, pad_id, torch.long).to(device)
         attention = pad_rows([np.ones(len(s)) for s in samples], length, 0, torch.long).to(device)
         agent = pad_rows([s.agent_mask for s in samples], length, 0, torch.long).to(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .rollouts import RolloutRunner, Row
@@ -28,7 +28,7 @@ def evaluate(
     step: int = 0,
     process_index: int = 0,
     num_processes: int = 1,
-    gather: object = None,
+    gather: Callable[[list[bool]], list[bool]] | None = None,
 ) -> Evaluation:
     """One rollout of each task at `temperature` (0: greedy), spread over processes.
 
@@ -41,7 +41,7 @@ def evaluate(
     with settings(temperature=temperature) if settings is not None else contextlib.nullcontext():
         samples = runner.run(mine, seed=seed, step=step, split="eval", num_rollouts=1) if mine else []
     outcomes = [_right(s) for s in samples]
-    if callable(gather):
+    if gather is not None:
         outcomes = gather(outcomes)
     return Evaluation(sum(outcomes) / max(len(outcomes), 1), len(outcomes), samples)
 

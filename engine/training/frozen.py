@@ -87,7 +87,8 @@ class FrozenPass:
         trainer = self.trainer
         length = max(len(s) for s in samples)
         device = trainer.accelerator.device
-        ids = pad_rows([s.token_ids for s in samples], length, trainer._tokenizer.pad_token_id, torch.long).to(device)
+        pad_id: Any = trainer._tokenizer.pad_token_id
+        ids = pad_rows([s.token_ids for s in samples], length, pad_id, torch.long).to(device)
         attention = pad_rows([np.ones(len(s)) for s in samples], length, 0, torch.long).to(device)
         unwrapped = trainer.accelerator.unwrap_model(model)
         base = _base(unwrapped)

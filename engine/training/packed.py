@@ -64,7 +64,7 @@ class Packing:
 
     def to(self, device: torch.device | str) -> Packing:
         """The same on `device`."""
-        moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+        moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
         return Packing(**moved)
 
     def pad(self, values: Tensor) -> Tensor:

@@ -97,9 +97,9 @@ class ReplayBuffer:
         starts = np.concatenate([[0], np.cumsum(facts["lengths"])]).astype(int)
         self.entries = []
         for i, born in enumerate(facts["born"]):
-            part = {name: arrays[name][starts[i] : starts[i + 1]].copy() for name in ARRAYS}
+            part: dict[str, Any] = {name: arrays[name][starts[i] : starts[i + 1]].copy() for name in ARRAYS}
             if not facts["has_ref"][i]:
-                part["ref_logprobs"] = None  # type: ignore[assignment]
+                part["ref_logprobs"] = None
             self.entries.append(
                 Sample(
                     **part,

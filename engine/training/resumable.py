@@ -39,6 +39,11 @@ class Resumable(Trainer):
     `on_save_failed` and costs the checkpoint, not the run.
     """
 
+    model: Any  # transformers declares these wider than they are here
+    args: Any
+    accelerator: Any
+    num_generations: Any
+
     keep_checkpoints = 2
     before_commit: Callable[[], None] | None = None
     on_save_failed: Callable[[str], None] | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from trl import GRPOConfig
+from trl.trainer.grpo_config import GRPOConfig
 
 from ...configs.schema import RunConfig
 from ...configs.sections import KLConfig, TrainingConfig

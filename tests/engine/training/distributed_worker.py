@@ -10,7 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.engine.training.parts import make_trainer, playback_rows, policy  # noqa: E402
+from tests.engine.training.parts import make_trainer, playback_rows, policy
 
 
 def trajectory(placement: str, world: int, rows_per_step: int = 16, **changes: Any) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-from trl import GRPOConfig
+from trl.trainer.grpo_config import GRPOConfig
 
 from grpo_tui.engine.agents.tiny.tokenizer import train_tokenizer
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
@@ -19,7 +19,10 @@ from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.loading import load_env_class
 from grpo_tui.envs.multi_turn import MultiTurnEnv
 
-TEXTS = ['{"name": "CALCULATE", "arguments": {"operation": "add", "a": 31, "b": 40}}', "start 3 then add 4. ANSWER(text)"]
+TEXTS = [
+    '{"name": "CALCULATE", "arguments": {"operation": "add", "a": 31, "b": 40}}',
+    "start 3 then add 4. ANSWER(text)",
+]
 PLAYBACK = "playback"
 
 
@@ -31,7 +34,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def policy(seed: int = 0, lora: bool = False, layers: int = 2) -> Any:
     """A random Qwen3 in float32; with LoRA its adapters are not zero, so that every gradient is alive."""
     torch.manual_seed(seed)
-    tok = tokenizer()
+    tok: Any = tokenizer()
     model: Any = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tok),
@@ -58,7 +61,7 @@ def policy(seed: int = 0, lora: bool = False, layers: int = 2) -> Any:
     return model
 
 
-def rollout(task: int, number: int, turns: int = 2) -> dict[str, np.ndarray]:
+def rollout(task: int, number: int, turns: int = 2) -> dict[str, Any]:
     """Token ids, agent mask and reward of a rollout that depends on its task and number only."""
     prompt_rng, rng = np.random.default_rng(task), np.random.default_rng([task, number, 7])
     ids, mask = [prompt_rng.integers(3, 290, 4 + task % 5)], []
@@ -77,8 +80,8 @@ def rollout(task: int, number: int, turns: int = 2) -> dict[str, np.ndarray]:
 class PlaybackEnv(MultiTurnEnv):
     """Gives rollouts that were fixed beforehand, whatever the agent would say. `name` only tells instances apart."""
 
-    made: list[dict[str, Any]] = []
-    calls: list[dict[str, Any]] = []
+    made: ClassVar[list[dict[str, Any]]] = []
+    calls: ClassVar[list[dict[str, Any]]] = []
 
     def __init__(self, tokenizer: Any = None, *, turns: int = 2, label: str = "", shift: float = 0.0) -> None:
         super().__init__(tokenizer)
@@ -113,8 +116,8 @@ class PlaybackEnv(MultiTurnEnv):
 class OtherPlaybackEnv(PlaybackEnv):
     """The same under another name."""
 
-    made: list[dict[str, Any]] = []
-    calls: list[dict[str, Any]] = []
+    made: ClassVar[list[dict[str, Any]]] = []
+    calls: ClassVar[list[dict[str, Any]]] = []
 
 
 class StillAgent:

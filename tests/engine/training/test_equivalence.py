@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback
-from trl import GRPOTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from .parts import arguments, make_trainer, playback_rows, policy, rollout, tokenizer
 

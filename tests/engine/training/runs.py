@@ -1,0 +1,94 @@
+"""Whole runs of a random tiny policy on the calculator, in a folder, in this process or in one of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_tui.engine.runs.reader import RunReader
+
+from .parts import policy, tokenizer
+
+
+def make_run(folder: Path, base: Path, **training: Any) -> Path:
+    """A run's folder with its configuration; `base` gets the model, if it is not there yet."""
+    if not base.exists():
+        policy(seed=1).save_pretrained(base)
+        tokenizer().save_pretrained(base)
+    folder.mkdir(parents=True)
+    settings = {
+        "max_steps": 8,
+        "prompts_per_step": 2,
+        "num_generations": 4,
+        "max_turn_tokens": 6,
+        "max_trajectory_tokens": 256,
+        "save_every": 2,
+        "eval_every": 0,
+        "beta_mode": "auto",
+        "output_dir": str(folder / "adapters"),
+        **training,
+    }
+    config = {
+        "mode": "rft",
+        "seed": 3,
+        "model": {"base": str(base), "sft_adapters": None, "device": "cpu", "lora": {"r": 4}},
+        "environment": {
+            "class_path": "grpo_tui.envs.calculator.CalculatorEnv",
+            "train_tasks": 64,
+            "eval_tasks": 4,
+            "config": {"max_turns": 2},
+        },
+        "training": settings,
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """The run's training process, as the launcher starts it."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with (folder / "log.txt").open("a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "grpo_tui.engine.training", str(folder), *options],
+            stdout=log,
+            stderr=log,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def recorded_steps(folder: Path) -> list[int]:
+    """The steps in the record, as often as each is there."""
+    reader = RunReader(folder)
+    try:
+        return [step for step, _ in reader.metric("train/loss")]
+    finally:
+        reader.close()
+
+
+def recorded_rollouts(folder: Path) -> dict[int, int]:
+    """How many training rollouts the record has of each step."""
+    reader = RunReader(folder)
+    try:
+        counts: dict[int, int] = {}
+        for row in reader.page(limit=10_000):
+            if row.split == "train":
+                counts[row.step] = counts.get(row.step, 0) + 1
+        return counts
+    finally:
+        reader.close()
+
+
+def events(folder: Path, kind: str) -> list[str]:
+    """The messages of one kind of event."""
+    reader = RunReader(folder)
+    try:
+        return [e.message for e in reader.events(kinds=[kind], limit=1000)]
+    finally:
+        reader.close()

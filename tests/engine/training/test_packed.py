@@ -1,0 +1,121 @@
+"""The packed forward gives what the padded one gives, value and gradient."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_tui.engine.training import packed
+from grpo_tui.engine.training.packed import add_packed_forward, agrees_with_plain, pack, packed_mode, score_tokens
+from tests.engine.agents import models
+
+from .parts import policy
+
+
+def trajectories(seed: int, groups: int, size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Groups that share prompts, several turns, every length different; some rows end with environment text."""
+    rng = np.random.default_rng(seed)
+    ids, masks = [], []
+    for _ in range(groups):
+        prompt = rng.integers(3, 250, rng.integers(1, 12))
+        for _ in range(size):
+            parts, mask = [prompt], [np.zeros(len(prompt), bool)]
+            for kind in rng.integers(0, 2, rng.integers(1, 6)):
+                parts.append(rng.integers(3, 250, rng.integers(1, 8)))
+                mask.append(np.full(len(parts[-1]), bool(kind)))
+            ids.append(np.concatenate(parts))
+            masks.append(np.concatenate(mask))
+    return ids, masks
+
+
+def padded_log_probs(model, ids, masks) -> torch.Tensor:
+    length = max(map(len, ids))
+    tokens, there = torch.zeros(len(ids), length, dtype=torch.long), torch.zeros(len(ids), length, dtype=torch.long)
+    agent = torch.zeros(len(ids), length, dtype=torch.bool)
+    for i, (row, mask) in enumerate(zip(ids, masks, strict=True)):
+        tokens[i, : len(row)], there[i, : len(row)] = torch.from_numpy(row), 1
+        agent[i, : len(row)] = torch.from_numpy(mask)
+    agent[:, 0] = False
+    logits = model(input_ids=tokens, attention_mask=there).logits
+    logps = torch.log_softmax(logits[:, :-1].float(), -1).gather(-1, tokens[:, 1:, None])[..., 0]
+    return torch.nn.functional.pad(logps, (1, 0)) * agent
+
+
+def gradients(model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 4), st.booleans())
+def test_log_probs_and_gradients_equal_those_of_the_padded_pass(seed, groups, size, checkpointing):
+    model = policy()
+    add_packed_forward(model)
+    ids, masks = trajectories(seed, groups, size)
+    expected = padded_log_probs(model, ids, masks)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(seed))
+    wanted = gradients(model, (expected * weights).sum())
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    packing = pack(ids, masks)
+    with packed_mode(model):
+        ours = packing.pad(model(packing=packing).logprobs)
+        got = gradients(model, (ours * weights).sum())
+    assert (ours - expected).abs().max() < 1e-5
+    scale = max(1.0, max(g.abs().max().item() for g in wanted.values()))
+    for name, gradient in wanted.items():
+        assert (got[name] - gradient).abs().max() < 1e-5 * scale, name
+
+
+def test_prompts_are_encoded_once_and_padding_never():
+    ids = [np.array([5, 6, 7, 8, 9]), np.array([5, 6, 7, 10]), np.array([4, 11, 12])]
+    masks = [np.array([0, 0, 0, 1, 1], bool), np.array([0, 0, 0, 1], bool), np.array([0, 1, 0], bool)]
+    packing = pack(ids, masks)
+    assert packing.token_ids.tolist() == [[5, 6, 7, 4, 8, 9, 10, 11]]  # the last row's 12 is never needed
+    assert packing.positions.tolist() == [[0, 1, 2, 0, 3, 4, 3, 1]]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_common_architectures_are_packed(architecture):
+    model = models.model(architecture)
+    add_fused(model)
+    assert agrees_with_plain(model)
+
+
+@pytest.mark.parametrize("architecture", ["mistral-sliding", "gemma3"])
+def test_models_with_other_attention_keep_the_padded_path(architecture):
+    model = models.model(architecture)
+    add_fused(model)
+    before = model.config._attn_implementation
+    assert not agrees_with_plain(model)
+    assert model.config._attn_implementation == before
+
+
+def add_fused(model) -> None:
+    from trl.trainer.utils import add_fused_lm_head
+
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    add_packed_forward(model)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_large_vocabularies_are_scored_in_chunks_with_the_same_result(monkeypatch, temperature):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(6, 8, requires_grad=True), torch.randn(50, 8)
+    target = torch.tensor([0, 3, 49, 7, 7, 20])
+    dense = score_tokens(hidden, weight, None, target, temperature, entropy_grad=True)
+    (dense[0].sum() + dense[1].sum()).backward()
+    assert hidden.grad is not None
+    expected = hidden.grad.clone()
+    hidden.grad.zero_()
+    monkeypatch.setattr(packed, "DENSE_LOGITS", 1)
+    chunked = score_tokens(hidden, weight, None, target, temperature, entropy_grad=True)
+    (chunked[0].sum() + chunked[1].sum()).backward()
+    for a, b in zip(dense, chunked, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+    assert torch.allclose(hidden.grad, expected, atol=1e-5)

@@ -1,0 +1,156 @@
+"""Selective sample replay: who is drawn, how old, and how it comes back from disk."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from grpo_tui.engine.training.replay import ReplayBuffer, magnitude
+from grpo_tui.engine.training.samples import Sample
+from grpo_tui.engine.training.scoring import Scored, Scorer, refill
+
+from .parts import rollout
+
+
+def sample(index: int, advantage: float, number: int = 0) -> Sample:
+    row = rollout(index, number)
+    n = len(row["ids"])
+    return Sample(
+        token_ids=row["ids"],
+        agent_mask=row["mask"],
+        rewards=np.zeros(n, np.float32),
+        turn=np.where(row["mask"], 0, -1).astype(np.int16),
+        prompt=index,
+        rollout=number,
+        logprobs=np.linspace(-2, -1, n).astype(np.float32),
+        ref_logprobs=np.linspace(-3, -1, n).astype(np.float32),
+        advantages=np.where(row["mask"], advantage, 0).astype(np.float32),
+    )
+
+
+def test_probability_is_advantage_to_the_alpha_times_decay_with_age():
+    buffer = ReplayBuffer(alpha=2.0, tau=3.0, max_age=5)
+    for step, advantage in [(1, 1.0), (3, -2.0), (4, 0.5)]:
+        buffer.add([sample(step, advantage)], step)
+    weights = np.array([1.0**2 * np.exp(-5 / 3), 2.0**2 * np.exp(-3 / 3), 0.5**2 * np.exp(-2 / 3)])
+    assert buffer.weights(6) == pytest.approx(weights / weights.sum())
+
+
+def test_draws_follow_the_probabilities():
+    buffer = ReplayBuffer(alpha=1.0, tau=2.0, seed=1)
+    for step in range(4):
+        buffer.add([sample(step, 0.5 + step)], step)
+    expected = buffer.weights(4)
+    drawn = [buffer.sample(1, 4)[0].prompt for _ in range(4000)]
+    counts = np.bincount(drawn, minlength=4)
+    assert chisquare(counts, expected * 4000).pvalue > 1e-4
+
+
+def test_nothing_older_than_the_maximum_age_is_drawn():
+    buffer = ReplayBuffer(max_age=3)
+    buffer.add([sample(0, 5.0)], 0)
+    buffer.add([sample(1, 0.1)], 2)
+    assert {s.prompt for s in buffer.sample(2, 3)} == {0, 1}
+    assert [s.prompt for s in buffer.sample(2, 4)] == [1]
+    assert buffer.sample(2, 9) == []
+    assert len(buffer) == 0
+
+
+def test_no_trajectory_is_drawn_twice_at_once():
+    buffer = ReplayBuffer()
+    buffer.add([sample(i, 1.0) for i in range(5)], 0)
+    assert sorted(s.prompt for s in buffer.sample(9, 1)) == [0, 1, 2, 3, 4]
+
+
+def test_trajectories_without_advantage_or_log_probs_are_not_kept():
+    buffer = ReplayBuffer()
+    buffer.add([sample(0, 0.0), dataclasses.replace(sample(1, 1.0), logprobs=None)], 0)
+    assert len(buffer) == 0
+
+
+def test_the_oldest_make_room():
+    buffer = ReplayBuffer(capacity=3)
+    buffer.add([sample(i, 1.0) for i in range(5)], 0)
+    assert [s.prompt for s in buffer.entries] == [2, 3, 4]
+
+
+def test_a_buffer_comes_back_from_disk_with_its_random_state(tmp_path):
+    buffer, back = ReplayBuffer(seed=5), ReplayBuffer(seed=99)
+    for step in range(6):
+        buffer.add([sample(step, 1.0 + step), dataclasses.replace(sample(step + 10, 1.0), ref_logprobs=None)], step)
+    buffer.sample(2, 6)
+    buffer.save(tmp_path)
+    back.load(tmp_path)
+    for mine, its in zip(buffer.entries, back.entries, strict=True):
+        for name in ("token_ids", "agent_mask", "turn", "logprobs", "advantages"):
+            assert np.array_equal(getattr(mine, name), getattr(its, name)), name
+        assert (mine.ref_logprobs is None) == (its.ref_logprobs is None)
+        assert (mine.born, mine.prompt, mine.rollout) == (its.born, its.prompt, its.rollout)
+    assert [s.prompt for s in buffer.sample(4, 7)] == [s.prompt for s in back.sample(4, 7)]
+
+
+def test_an_empty_buffer_comes_back_too(tmp_path):
+    ReplayBuffer().save(tmp_path)
+    back = ReplayBuffer()
+    back.load(tmp_path)
+    assert len(back) == 0
+
+
+def group(prompt: int, rewards: list[float]) -> list[Sample]:
+    made = []
+    for number, reward in enumerate(rewards):
+        new = sample(prompt, 0.0, number)
+        new.rewards[np.flatnonzero(new.agent_mask)[-1]] = reward
+        made.append(new)
+    return made
+
+
+def test_places_of_groups_without_signal_are_filled_and_the_batch_keeps_its_size():
+    buffer, scorer = ReplayBuffer(), Scorer(4)
+    first = scorer.score(group(0, [0, 1, 0, 1]) + group(1, [0, 0, 1, 0]))
+    batch, replayed = refill(first, 4, buffer, 1)
+    assert (len(batch), replayed, len(buffer)) == (8, 0, 8)
+    second = scorer.score(group(2, [1, 1, 1, 1]) + group(3, [1, 0, 1, 1]))
+    assert second.signal == [False, True]
+    batch, replayed = refill(second, 4, buffer, 2)
+    assert (len(batch), replayed) == (8, 4)
+    assert all(magnitude(s) > 0 for s in batch)
+    assert {s.prompt for s in batch[:4]} <= {0, 1}
+    assert [s.prompt for s in batch[4:]] == [3] * 4
+    assert batch[0].logprobs is not None  # the behaviour log-probs that it was sampled with
+    assert len(buffer) == 12  # the fresh group went in after the draw, the silent one did not
+
+
+def test_what_the_buffer_cannot_fill_stays_without_gradient():
+    scored = Scorer(4, min_group_std=0.5).score(group(0, [0.5, 0.51, 0.5, 0.51]))
+    assert scored.signal == [False]
+    batch, replayed = refill(scored, 4, ReplayBuffer(), 1)
+    assert replayed == 0
+    assert all(magnitude(s) == 0 for s in batch)
+
+
+def test_rollouts_that_the_environment_failed_count_in_no_mean():
+    from grpo_tui.envs.trajectory import Trajectory
+
+    rows = group(0, [0.0, 1.0, 1.0, 0.0])
+    for number, row in enumerate(rows):
+        row.trajectory = Trajectory(
+            "t", "e", "p", "g", number, "", (), stop_reason="error" if number == 3 else "answer", correct=None
+        )
+    scored = Scorer(4, scale="none").score(rows)
+    largest = [float(np.abs(np.asarray(s.advantages)).max()) for s in scored.samples]
+    assert largest == pytest.approx([2 / 3, 1 / 3, 1 / 3, 0.0], abs=1e-6)
+
+
+def test_a_buffer_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="tau > 0"):
+        ReplayBuffer(tau=0.0)
+
+
+def test_scored_keeps_order():
+    scored = Scorer(4).score(group(0, [0, 1, 0, 1]) + group(1, [0, 0, 1, 0]))
+    assert isinstance(scored, Scored)
+    assert [s.prompt for s in scored.samples] == [0] * 4 + [1] * 4
