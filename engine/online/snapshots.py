@@ -109,10 +109,16 @@ def published_versions(folder: Path) -> list[int]:
 
 def pointed_version(folder: Path) -> int | None:
     """The version that the pointer names; None when there is no pointer or it does not hold a snapshot's name."""
+    name = _pointer_text(folder)
+    return None if name is None else version_of(name)
+
+
+def _pointer_text(folder: Path) -> str | None:
+    """What the pointer says, read once; None when there is none."""
     try:
-        with open(folder / POINTER, encoding="utf-8") as file:
-            return version_of(file.read(200).strip())
-    except (FileNotFoundError, UnicodeDecodeError):
+        with open(folder / POINTER, encoding="utf-8", errors="replace") as file:
+            return file.read(200).strip()
+    except FileNotFoundError:
         return None
 
 
@@ -337,10 +343,10 @@ class SnapshotReader:
         return manifest
 
     def _pointed(self) -> int | None:
-        pointed = pointed_version(self.folder)
-        path = self.folder / POINTER
-        if pointed is None and path.exists():
-            self._report(f"The pointer {path} does not name a snapshot")
+        name = _pointer_text(self.folder)
+        pointed = None if name is None else version_of(name)
+        if name is not None and pointed is None:
+            self._report(f"The pointer {self.folder / POINTER} does not name a snapshot")
         return pointed
 
     def _report(self, message: str) -> None:

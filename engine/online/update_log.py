@@ -63,7 +63,7 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    return text if re.fullmatch(r"[^\s\"\\=]+", text) and text.isprintable() else json.dumps(text)
+    return text if re.fullmatch(r"[^\s\"\\=]+", text) and text.isprintable() else json.dumps(text, ensure_ascii=False)
 
 
 def _audit_number(line: bytes) -> int | None:

@@ -1,0 +1,62 @@
+"""Nearest experiences, exactly, within a fixed size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_tui.engine.online.experience_buffer import ExperienceBuffer
+
+
+@given(st.integers(0, 40), st.integers(1, 20), st.integers(1, 6), st.integers(0, 1000))
+def test_nearest_equals_a_plain_sort(count: int, capacity: int, k: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    buffer = ExperienceBuffer(capacity)
+    vectors = rng.normal(size=(count, 5))
+    for i, vector in enumerate(vectors):
+        buffer.add(f"e{i}", vector, f"a{i}")
+    query = rng.normal(size=5)
+    kept = range(max(0, count - capacity), count)  # the oldest go
+    cosine = {i: vectors[i] @ query / np.linalg.norm(vectors[i]) / np.linalg.norm(query) for i in kept}
+    expected = sorted(cosine, key=lambda i: -cosine[i])[:k]
+    found = buffer.nearest(query, k)
+    assert [m.id for m in found] == [f"e{i}" for i in expected]
+    assert [m.similarity for m in found] == pytest.approx([cosine[i] for i in expected], abs=1e-5)
+    assert len(buffer) == min(count, capacity)
+
+
+def test_only_the_alike_vote() -> None:
+    buffer = ExperienceBuffer(4)
+    buffer.add("near", np.array([1.0, 0.01]), "a")
+    buffer.add("far", np.array([0.0, 1.0]), "b")
+    voters = buffer.neighbours(np.array([1.0, 0.0]), 2, 0.9, 0.5)
+    assert [(v.id, v.answer) for v in voters] == [("near", "a")]
+    assert voters[0].weight == pytest.approx(0.5, abs=1e-3)
+
+
+def test_zero_and_nan_are_left_out() -> None:
+    buffer = ExperienceBuffer(4)
+    buffer.add("zero", np.zeros(3), "a")
+    buffer.add("nan", np.array([1.0, np.nan, 0.0]), "b")
+    assert len(buffer) == 0
+    assert buffer.nearest(np.ones(3), 2) == []
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    buffer, other = ExperienceBuffer(3), ExperienceBuffer(3)
+    for i in range(5):
+        buffer.add(f"e{i}", np.eye(5)[i] + 0.1, f"answer {i}")
+    buffer.save(tmp_path / "b.npz")
+    other.load(tmp_path / "b.npz")
+    query = np.arange(5.0)
+    assert other.nearest(query, 3) == buffer.nearest(query, 3)
+    other.add("new", np.ones(5), "x")
+    buffer.add("new", np.ones(5), "x")
+    assert {m.id for m in other.nearest(query, 3)} == {m.id for m in buffer.nearest(query, 3)} == {"e3", "e4", "new"}
+    np.savez(tmp_path / "bad.npz", vectors=np.zeros((2, 2)), ids=np.array(["a"]), answers=np.array(["b"]), next=0)
+    with pytest.raises(ValueError, match="not an experience buffer"):
+        other.load(tmp_path / "bad.npz")

@@ -1,0 +1,82 @@
+"""Votes, pseudo-labels without one's own vote, the gate and the learning rate."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_tui.engine.online.voting import Neighbour, canonical, gate, learning_rate, vote
+
+answers = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=2, max_size=9)
+
+
+@given(answers)
+def test_a_candidate_has_no_vote_in_its_own_label(given_answers: list[str | None]) -> None:
+    outcome = vote(given_answers)
+    for i, (answer, label, correct) in enumerate(zip(given_answers, outcome.labels, outcome.correct, strict=True)):
+        others = Counter(a for j, a in enumerate(given_answers) if j != i and a is not None)
+        best = others.most_common()
+        unique = bool(best) and (len(best) == 1 or best[0][1] > best[1][1])
+        assert label == (best[0][0] if unique else None)
+        assert correct is (None if not unique else answer == label)
+
+
+def test_disagreement_is_not_rewarded() -> None:
+    """If a candidate could vote for itself, each of these would be right."""
+    outcome = vote(["a", "b"])
+    assert outcome.labels == ("b", "a")
+    assert outcome.correct == (False, False)
+
+
+def test_changing_ones_own_answer_never_changes_ones_label() -> None:
+    for own in ("a", "b", "c", None):
+        assert vote([own, "a", "a", "b"]).labels[0] == "a"
+
+
+def test_case_and_space_do_not_matter() -> None:
+    outcome = vote(["Red ", "red", " RED", "blue"])
+    assert canonical(outcome.answer) == "red"
+    assert outcome.confidence == 0.75
+    assert outcome.correct == (True, True, True, False)
+
+
+def test_missing_answers_lower_the_confidence() -> None:
+    outcome = vote(["a", "a", None, None])
+    assert (outcome.answer, outcome.confidence) == ("a", 0.5)
+    assert outcome.correct == (True, True, False, False)
+    assert vote([None, ""]).answer is None
+
+
+def test_neighbours_vote_with_their_weight() -> None:
+    assert vote(["a", "b"], [Neighbour("b", 0.5)]).answer == "b"
+    outcome = vote(["a", "a", "b"], [Neighbour("b", 0.5)])
+    assert outcome.answer == "a"
+    assert outcome.confidence == pytest.approx(2 / 3.5)
+    assert vote(["a", None], [Neighbour("a", 0.5)]).labels == ("a", "a")
+
+
+def test_the_gate() -> None:
+    assert not gate(vote(["a", "a", "a"]), 0.5).open  # nothing to learn
+    assert "agree" in gate(vote(["a", "a", "a"]), 0.5).reason
+    assert "below" in gate(vote(["a", "b", "c"]), 0.5).reason
+    assert "no candidate" in gate(vote([None, None]), 0.5).reason
+    assert gate(vote(["a", "a", "b"]), 0.5).open
+    assert not gate(vote(["a", "b"]), 0.5).open or vote(["a", "b"]).labels != (None, None)
+
+
+def test_learning_rate_by_the_initial_answer() -> None:
+    rates = {"correction": 9.0, "adaptive_max": 4.0, "adaptive_min": 1.0, "min_confidence": 0.5}
+    assert learning_rate(vote(["b", "a", "a"]), **rates) == (9.0, "lr_correction")
+    rate, kind = learning_rate(vote(["a", "a", "b", "b", "a"]), **rates)
+    assert kind == "lr_adaptive"
+    assert rate == pytest.approx(4.0 - 3.0 * (0.6 - 0.5) / 0.5)
+
+
+@given(st.lists(st.sampled_from(["a", "b"]), min_size=2, max_size=12), st.floats(0, 1))
+def test_lr_adaptive_falls_with_confidence_within_its_bounds(given_answers: list[str], threshold: float) -> None:
+    outcome = vote(["a", *given_answers])
+    rate, kind = learning_rate(outcome, correction=1.0, adaptive_max=0.5, adaptive_min=0.1, min_confidence=threshold)
+    assert rate == 1.0 if kind == "lr_correction" else 0.1 - 1e-12 <= rate <= 0.5 + 1e-12

@@ -1,0 +1,154 @@
+"""A real policy of a few thousand parameters, an environment that needs no skill, and tasks made of random tokens."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from grpo_tui.configs.schema import RunConfig
+from grpo_tui.configs.sections.online import OnlineConfig
+from grpo_tui.engine.agents.tiny.tokenizer import train_tokenizer
+from grpo_tui.engine.online.forward import forward_agent_tokens
+from grpo_tui.engine.online.update_task import Experience, OriginalLogits, UpdateTask
+from grpo_tui.envs.agent import Message
+from grpo_tui.envs.base import StepResult
+from grpo_tui.envs.multi_turn import MultiTurnEnv
+
+WORDS = ["what is it? red", "it is blue", "green and so on", "0 1 2 3 4 5 6 7 8 9"]
+
+
+class ParityEnv(MultiTurnEnv):
+    """One turn; the answer is how many letters were written, modulo 3: any policy disagrees with itself."""
+
+    name = "parity"
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[Any, list[Message]]:
+        if "question" not in task:
+            raise ValueError("task_data needs a question")
+        return task, [{"role": "user", "content": str(task["question"])}]
+
+    def step(self, state: Any, call: Any) -> StepResult:
+        answer = str(len(call.text) % 3)
+        return StepResult("", done=True, answer=answer, correct=answer == str(state.get("answer", "0")))
+
+    def make_tasks(self, split: Any, n: int, seed: int) -> list[dict[str, Any]]:
+        return [{"question": f"{split} {seed} {i}", "answer": str(i % 3)} for i in range(n)]
+
+
+def tokenizer() -> Any:
+    return train_tokenizer(WORDS, vocab_size=300, numbers=12)
+
+
+def base_model(vocabulary: int, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.5,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def lora_model(vocabulary: int = 64, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    model = get_peft_model(base_model(vocabulary, seed), LoraConfig(r=4, target_modules="all-linear"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # as adapters that were trained: not the zero map
+            torch.nn.init.normal_(parameter, std=0.05)
+    return model.eval()
+
+
+def saved_policy(folder: Path) -> tuple[str, str]:
+    """Base model, tokenizer and adapters in folders, for processes that load them by path."""
+    words = tokenizer()
+    model = base_model(len(words))
+    words_folder, adapters = folder / "base", folder / "adapters"
+    model.save_pretrained(words_folder)
+    words.save_pretrained(words_folder)
+    torch.manual_seed(1)
+    get_peft_model(
+        copy.deepcopy(model), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    ).save_pretrained(str(adapters))
+    return str(words_folder), str(adapters)
+
+
+def run_config(folder: Path, **online: Any) -> RunConfig:
+    base, adapters = saved_policy(folder)
+    settings = {
+        "samples": 4,
+        "max_turn_tokens": 6,
+        "max_trajectory_tokens": 64,
+        "poll_interval_s": 0.02,
+        "validation": {"enabled": False},
+        "min_confidence": 0.3,
+        **online,
+    }
+    return RunConfig.model_validate(
+        {
+            "mode": "online",
+            "model": {"base": base, "sft_adapters": adapters, "device": "cpu"},
+            "environment": {"class_path": f"{__file__}:ParityEnv", "train_tasks": 64, "eval_tasks": 8},
+            "online": settings,
+        }
+    )
+
+
+def make_task(
+    model: Any,
+    identifier: str = "request-1",
+    *,
+    seed: int = 0,
+    rows: int = 2,
+    length: int = 10,
+    learning_rate: float = 1e-3,
+    rewards: torch.Tensor | None = None,
+    top_k: int | None = None,
+    version: int = 0,
+    **changes: Any,
+) -> UpdateTask:
+    """A task whose original logits and log-probs are really those of `model`; the agent wrote all but 3 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = model.get_base_model().config.vocab_size
+    token_ids = torch.randint(0, vocabulary, (rows, length), generator=generator)
+    attention = torch.ones(rows, length, dtype=torch.bool)
+    agent = attention.clone()
+    agent[:, :3] = False
+    turns = torch.where(agent, 0, -1).to(torch.int16)
+    turns[:, length // 2 + 2 :] = 1
+    with torch.no_grad():
+        logits = forward_agent_tokens(model, token_ids, attention, agent).logits.float()
+    chosen = torch.log_softmax(logits, -1).gather(-1, token_ids[agent][:, None])[:, 0]
+    logprobs = torch.zeros(rows, length)
+    logprobs[agent] = chosen
+    if rewards is None:
+        rewards = torch.randn(rows, 2, 2, generator=generator)
+    values: dict[str, Any] = {
+        "experience": Experience(
+            identifier, token_ids, attention, agent, turns, logprobs, ("t0", "t1"), ("a", "b"), ("a", "a")
+        ),
+        "reward_tensor": rewards,
+        "components": ("task", "penalty"),
+        "learning_rate": learning_rate,
+        "learning_rate_kind": "lr_adaptive",
+        "original_logits": OriginalLogits.of(logits, top_k),
+        "policy_version": version,
+        "request": int(identifier.rpartition("-")[2]),
+    }
+    return UpdateTask(**{**values, **changes})
+
+
+def online_config(**changes: Any) -> OnlineConfig:
+    return OnlineConfig.model_validate({"poll_interval_s": 0.02, **changes})
