@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, set_seed
@@ -28,19 +28,17 @@ from .sft_progress import SFTProgress
 
 logger = logging.getLogger(__name__)
 
-Outcome = Literal["finished", "stopped"]
-
 
 class ResumableSFTTrainer(Resumable, SFTTrainer):
     """TRL's trainer with this project's checkpoints."""
 
 
-def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any, *, resume: bool = False) -> Outcome:
+def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any, resume: bool = False) -> bool:
     """Train adapters as `config.sft` says and save them to `config.sft.output_dir`.
 
     writer: the run's record (`RunWriter`; on other ranks `NullWriter`). control: a `ControlChannel`. With `resume` the
-    newest checkpoint of the run is continued. Returns `stopped` when a request ended the training early; what was
-    learned by then is in a checkpoint and in the adapters.
+    newest checkpoint of the run is continued. Returns False when a request ended the training early; what was learned
+    by then is in a checkpoint and in the adapters.
 
     Raises ModelLoadError, DataError, DemonstrationError, CheckpointError.
     """
@@ -79,7 +77,7 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any, *, resu
         folder = save_adapters(trainer.accelerator.unwrap_model(trainer.model), sft.output_dir)
         recorder.event("checkpoint", f"saved the adapters to {folder}", step=step, path=str(folder))
     trainer.accelerator.wait_for_everyone()
-    return "stopped" if progress.stopped else "finished"
+    return not progress.stopped
 
 
 def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:

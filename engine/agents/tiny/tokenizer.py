@@ -18,8 +18,10 @@ CHAT_TEMPLATE = (
 )
 """Roles and ends are one token each: what stands between two turns costs three tokens, not a dozen."""
 
-WORDS = r"\d+| ?[A-Za-z]+|_|[\"'{}\[\]():,.?!]+| +|[^\sA-Za-z0-9]|\s"
-"""Numbers stay whole, so a coordinate can become one token; a run of punctuation stays together, as JSON has it."""
+WORDS = r"\d+|[a-z]+|[A-Z_]+|[^A-Za-z0-9]+"
+"""Numbers stay whole, so a coordinate can become one token. A run of signs and spaces stays together, so that what
+JSON puts between two values is one token. No word carries the space before it: a word is the same token wherever it
+stands, and can be copied from an observation into an answer."""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 768, numbers: int = 128) -> PreTrainedTokenizerFast:

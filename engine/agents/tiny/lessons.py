@@ -1,0 +1,78 @@
+"""A small supervised trainer for the tiny policy: shuffled batches, loss on the agent's tokens, one rate schedule."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....envs.trajectory import TokenArrays
+
+BUCKET = 16
+"""Batches are cut out of this many batches' worth of lessons sorted by length, so that little is padding."""
+
+
+def teach(
+    model: torch.nn.Module,
+    lessons: Sequence[TokenArrays],
+    *,
+    steps: int,
+    batch_size: int = 16,
+    learning_rate: float = 3e-3,
+    weight_decay: float = 0.01,
+    seed: int = 0,
+) -> float:
+    """Train what requires a gradient, with AdamW and a cosine after a short warm-up. Returns the last mean loss."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=weight_decay)
+    warmup = max(1, steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda s: min((s + 1) / warmup, 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * s / steps)))
+    )
+    model.train()
+    recent: list[float] = []
+    batches = _batches(lessons, batch_size, random.Random(seed))
+    for _ in range(steps):
+        batch = next(batches)
+        logits = model(**{k: batch[k] for k in ("input_ids", "attention_mask")}).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimiser.step()
+        schedule.step()
+        optimiser.zero_grad(set_to_none=True)
+        recent = [*recent[-49:], float(loss.detach())]
+    model.eval()
+    return sum(recent) / max(len(recent), 1)
+
+
+def _batches(lessons: Sequence[TokenArrays], size: int, rng: random.Random) -> Iterator[dict[str, torch.Tensor]]:
+    """For ever: every lesson once an epoch, neighbours in length together."""
+    while True:
+        order = list(range(len(lessons)))
+        rng.shuffle(order)
+        ready: list[list[int]] = []
+        for start in range(0, len(order), size * BUCKET):
+            part = sorted(order[start : start + size * BUCKET], key=lambda i: len(lessons[i]))
+            ready += [part[i : i + size] for i in range(0, len(part), size)]
+        rng.shuffle(ready)
+        for chosen in ready:
+            yield _collate([lessons[i] for i in chosen])
+
+
+def _collate(lessons: Sequence[TokenArrays]) -> dict[str, Any]:
+    width = max(map(len, lessons))
+    ids = np.zeros((len(lessons), width), dtype=np.int64)
+    labels = np.full((len(lessons), width), -100, dtype=np.int64)
+    attention = np.zeros((len(lessons), width), dtype=np.int64)
+    for row, lesson in enumerate(lessons):
+        n = len(lesson)
+        ids[row, :n] = lesson.token_ids
+        labels[row, :n] = np.where(lesson.agent_mask, lesson.token_ids, -100)
+        attention[row, :n] = 1
+    arrays = {"input_ids": ids, "labels": labels, "attention_mask": attention}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

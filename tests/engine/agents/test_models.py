@@ -1,0 +1,142 @@
+"""Loading the policy by name or path, and what a person reads when it cannot be."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from grpo_tui.configs.sections.model import LoraSection, ModelConfig
+from grpo_tui.engine.training.models import ModelLoadError, load_policy, save_adapters
+
+from .models import model, tokenizer
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    model("qwen3").save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def config(base: Path | str, **more) -> ModelConfig:
+    return ModelConfig(base=str(base), device="cpu", lora=LoraSection(r=4), **more)
+
+
+def shake(policy: torch.nn.Module) -> None:
+    """Give the adapters something to say: fresh ones say nothing."""
+    torch.manual_seed(1)
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+
+
+def logits(policy: torch.nn.Module) -> torch.Tensor:
+    ids = torch.arange(7, 40)[None]
+    with torch.no_grad():
+        return policy(input_ids=ids).logits
+
+
+def test_fresh_adapters_begin_as_the_base_and_alone_are_trained(base):
+    policy, tok = load_policy(config(base))
+    assert isinstance(policy, PeftModel)
+    assert policy.training and policy.get_base_model().is_activation_checkpointing
+    trained = [name for name, p in policy.named_parameters() if p.requires_grad]
+    assert trained and all("lora_" in name for name in trained)
+    assert torch.equal(logits(policy.eval()), logits(model("qwen3")))
+    assert tok.padding_side == "left" and tok.pad_token_id is not None
+
+
+def test_saved_adapters_load_with_plain_peft_and_again_as_policy(base, tmp_path):
+    policy, _ = load_policy(config(base))
+    assert isinstance(policy, PeftModel)
+    shake(policy)
+    policy.add_adapter("ref", policy.peft_config["default"])  # as TRL does; it must not be saved
+    folder = save_adapters(policy, tmp_path / "adapters")
+    assert not (folder / "ref").exists()
+    policy.eval()
+
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="float32"), str(folder))
+    assert torch.equal(logits(plain.eval()), logits(policy))
+    frozen, _ = load_policy(config(base), adapters=str(folder), trainable=False)
+    assert torch.equal(logits(frozen), logits(policy))
+    assert not frozen.training and not any(p.requires_grad for p in frozen.parameters())
+    again, _ = load_policy(config(base), adapters=str(folder), trainable=True)
+    assert {n for n, p in again.named_parameters() if p.requires_grad} == {
+        n for n, _ in again.named_parameters() if "lora_" in n
+    }
+
+
+def test_what_a_person_reads_when_a_model_cannot_be_loaded(base, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    adapters_only = tmp_path / "adapters"
+    adapters_only.mkdir()
+    (adapters_only / "adapter_config.json").write_text("{}")
+    for name, expected in {
+        "builtin:huge": "there is no built-in model builtin:huge; there is builtin:tiny",
+        "./nowhere": "there is no folder ./nowhere with a model",
+        str(empty): "config.json is missing there",
+        str(adapters_only): "these are adapters: name them in model.sft_adapters",
+        "nobody/no-such-model": "the model nobody/no-such-model cannot be loaded",
+    }.items():
+        with pytest.raises(ModelLoadError) as caught:
+            load_policy(config(name))
+        assert expected in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_a_person_reads_when_adapters_cannot_be_loaded(base, tmp_path):
+    with pytest.raises(ModelLoadError, match="there is no folder of adapters at saved_models/nothing"):
+        load_policy(config(base), adapters="saved_models/nothing")
+    with pytest.raises(ModelLoadError, match="there is no built-in adapters builtin:other"):
+        load_policy(config(base), adapters="builtin:other")
+
+    policy, _ = load_policy(config(base))
+    assert isinstance(policy, PeftModel)
+    folder = save_adapters(policy, tmp_path / "adapters")
+    weights = load_file(folder / "adapter_model.safetensors")
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"adapter_model\.safetensors is missing there"):
+        load_policy(config(base), adapters=str(folder))
+
+    save_file(
+        {name: torch.zeros(w.shape[0], w.shape[1] + 1) for name, w in weights.items()},
+        folder / "adapter_model.safetensors",
+    )
+    with pytest.raises(ModelLoadError, match="do not fit the base model"):
+        load_policy(config(base), adapters=str(folder))
+    (folder / "adapter_config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match="is not valid JSON"):
+        load_policy(config(base), adapters=str(folder))
+
+
+def test_pickled_weights_are_not_loaded(base, tmp_path):
+    net = model("qwen3")
+    folder = tmp_path / "pickled"
+    net.config.save_pretrained(folder)
+    torch.save(net.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match="safetensors"):
+        load_policy(config(folder))
+
+
+def test_lora_that_fits_nothing_is_said_at_its_key(base):
+    lora = LoraSection(r=4, target_modules=["no_such_layer"])
+    with pytest.raises(ModelLoadError, match=r"model\.lora does not fit"):
+        load_policy(config(base).model_copy(update={"lora": lora}))
+
+
+def test_the_built_in_policy_is_there_small_and_says_what_it_was_taught():
+    policy, tok = load_policy(ModelConfig(device="cpu"), adapters="builtin:tiny-sft", trainable=False)
+    assert isinstance(policy, PeftModel)
+    assert 400_000 < sum(p.numel() for p in policy.get_base_model().parameters()) < 800_000
+    tiny = Path(str(policy.get_base_model().name_or_path)).parent
+    size = sum(f.stat().st_size for part in ("base", "sft") for f in (tiny / part).iterdir())
+    assert size <= 5 * 1024 * 1024
+    assert len(tok.encode("127")) == 1
+    success = json.loads((tiny / "quality.json").read_text())["success"]
+    assert success["sft greedy"]["all"] <= 0.55 and success["sft sampled"]["all"] <= 0.55
