@@ -5,7 +5,7 @@ Only the first screen's modules are imported at the start, so the first paint co
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from textual.screen import Screen
 from .bindings import helps
 from .data import Reads
 from .remember import Memory
+from .text import literal
 from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
 
 if TYPE_CHECKING:
@@ -67,10 +68,12 @@ class GrpoApp(App[None]):
         theme: str | None = None,
     ) -> None:
         super().__init__()
+        self.animation_level = "none"
         self.runs_dir = Path(runs_dir)
         self.start = start or RunList()
         self.memory = memory or Memory()
         self._reads: dict[str, Reads] = {}
+        self.failure = ""
         for made in textual_themes():
             self.register_theme(made)
         wanted = theme or self.memory.get("theme", DEFAULT_THEME)
@@ -148,6 +151,23 @@ class GrpoApp(App[None]):
         for name in THEMES:
             yield SystemCommand(f"Theme {name}", f"Use the theme {name}", _chooser(self, name))
 
+    def _fatal_error(self) -> None:
+        """A mistake of this program: one line for the person, the traceback in a file beside what is remembered."""
+        import traceback
+
+        error = self._exception or RuntimeError("unknown")
+        file = self.memory.path.with_name("app-error.log")
+        text = "".join(traceback.format_exception(error))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")
+            where = f"details are in {file}"
+        except OSError:
+            where = "its details could not be written"
+        what = f"{type(error).__name__}: {error}"
+        self.failure = literal(f"grpo-tui: the app ended by a mistake of its own ({what}); {where}")
+        self._close_messages_no_wait()
+
     def on_unmount(self) -> None:
         """Close all records and remember."""
         for reads in self._reads.values():
@@ -178,5 +198,8 @@ def run_app(runs_dir: Path, run: Path | None = None, view: str = "runs", traject
     start: RunList | Live | Inspect = RunList()
     if run is not None:
         start = Live(Path(run)) if view == "live" else Inspect(Path(run), trajectory)
-    os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
-    GrpoApp(Path(runs_dir), start).run()
+    app = GrpoApp(Path(runs_dir), start)
+    app.run()
+    if app.failure:
+        print(app.failure, file=sys.stderr)
+        raise SystemExit(1)

@@ -29,6 +29,7 @@ class Colors:
     bad: str
     warn: str
     cursor: str
+    band: str
     series: tuple[str, ...]
     dark: bool = True
 
@@ -36,22 +37,22 @@ class Colors:
 THEMES: dict[str, Colors] = {
     "grpo-dark": Colors(
         background="#0f1218", panel="#161b24", border="#3b4557", faint="#667085", muted="#98a2b3", text="#dfe4ec",
-        accent="#7cb7ff", good="#7ddc8f", bad="#ff7b86", warn="#f2c36b", cursor="#24344f",
+        accent="#7cb7ff", good="#7ddc8f", bad="#ff7b86", warn="#f2c36b", cursor="#24344f", band="#1b2636",
         series=("#7cb7ff", "#7ddc8f", "#f2c36b", "#d49bff", "#ff9e7a", "#5fd7d0", "#ff8fb8", "#b8c46a"),
     ),
     "grpo-light": Colors(
         background="#fcfcfa", panel="#f1f2f4", border="#b4bcc8", faint="#7c8594", muted="#59616e", text="#1d2530",
-        accent="#0b5fc4", good="#1a7f37", bad="#c1232f", warn="#8f5a00", cursor="#d5e5fb", dark=False,
+        accent="#0b5fc4", good="#1a7f37", bad="#c1232f", warn="#8f5a00", cursor="#d5e5fb", band="#e3ecf7", dark=False,
         series=("#0b5fc4", "#1a7f37", "#a15c00", "#7a3bc0", "#c8481c", "#00747a", "#b3206b", "#5c6b00"),
     ),
     "grpo-dark-safe": Colors(
         background="#0f1218", panel="#161b24", border="#3b4557", faint="#667085", muted="#98a2b3", text="#dfe4ec",
-        accent="#56b4e9", good="#56b4e9", bad="#e69f00", warn="#f0e442", cursor="#24344f",
+        accent="#56b4e9", good="#56b4e9", bad="#e69f00", warn="#f0e442", cursor="#24344f", band="#1b2636",
         series=("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#4d9de0", "#d55e00", "#c8ccd4"),
     ),
     "grpo-light-safe": Colors(
         background="#fcfcfa", panel="#f1f2f4", border="#b4bcc8", faint="#7c8594", muted="#59616e", text="#1d2530",
-        accent="#0072b2", good="#0072b2", bad="#b34700", warn="#7d6200", cursor="#d5e5fb", dark=False,
+        accent="#0072b2", good="#0072b2", bad="#b34700", warn="#7d6200", cursor="#d5e5fb", band="#e3ecf7", dark=False,
         series=("#0072b2", "#d55e00", "#00785a", "#8c6d00", "#a8457c", "#3a7ca5", "#b34700", "#444c58"),
     ),
 }  # fmt: skip
@@ -69,7 +70,7 @@ class Palette:
         base = colors.background
         for f in fields(colors):
             value = getattr(colors, f.name)
-            if isinstance(value, str) and f.name not in ("background", "panel", "cursor"):
+            if isinstance(value, str) and f.name not in ("background", "panel", "cursor", "band"):
                 setattr(self, f.name, Style(color=value))
         self.title = Style(color=colors.text, bold=True)
         self.head = Style(color=colors.muted, italic=False)
@@ -77,6 +78,7 @@ class Palette:
         self.key = Style(color=colors.accent, bold=True)
         self.escape = Style(color=colors.warn)
         self.cursor = Style(bgcolor=colors.cursor, bold=True)
+        self.band = Style(bgcolor=colors.band)
         self.base = Style(color=colors.text, bgcolor=base)
         self.found = Style(color=base, bgcolor=colors.warn)
         self.good_bold = Style(color=colors.good, bold=True)

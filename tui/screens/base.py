@@ -76,20 +76,23 @@ class View(Screen[Any]):
     @property
     def scrolled(self) -> Pane:
         """The pane that takes the scroll keys."""
-        shown = [c for c in self.frame.children if isinstance(c, Pane) and self.frame.has_box(c.id or "")]
-        return next((c for c in shown if c.id == self._active), shown[0])
+        shown = [p for p in self.frame.panes.values() if p.shown]
+        return next(
+            (p for p in shown if p.name == self._active), shown[0] if shown else next(iter(self.frame.panes.values()))
+        )
 
     def activate(self, name: str) -> None:
         """Give the scroll keys to a pane."""
         self._active = name
-        for child in self.frame.children:
-            if isinstance(child, Pane):
-                child.active = child.id == name
+        for pane in self.frame.panes.values():
+            if pane.active != (pane.name == name):
+                pane.active = pane.name == name
+                pane.changed()
         self.frame.refresh_lines()
 
     def action_next_pane(self, by: int) -> None:
         """The next pane takes the scroll keys."""
-        names = [b.name for b in self.frame.boxes(*self.frame.size)]
+        names = [b.name for b in self.frame.boxes]
         at = names.index(self._active) if self._active in names else -1
         self.activate(names[(at + by) % len(names)])
 
@@ -127,7 +130,6 @@ class View(Screen[Any]):
 
     def repaint(self) -> None:
         """Paint everything again, as after a change of theme."""
-        for child in self.frame.children:
-            if isinstance(child, Pane):
-                child.changed()
-        self.frame.refresh_lines()
+        for pane in self.frame.panes.values():
+            pane.changed()
+        self.frame.refresh()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
@@ -11,11 +11,9 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
 from ..text import wrap
+from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
-
-if TYPE_CHECKING:
-    pass
 
 
 class DialogPane(Pane):
@@ -27,9 +25,9 @@ class DialogPane(Pane):
         self.cursor = 0
         self.checked: set[int] | None = None
 
-    def get_content_height(self, container, viewport, width: int) -> int:  # type: ignore[override]
-        """As high as the text needs."""
-        return min(len(wrap(self.text, max(10, width))) + 1 + max(1, len(self.choices)), max(4, container.height - 4))
+    def rows(self, width: int) -> int:
+        """Lines that the dialog would like."""
+        return len(wrap(self.text, max(10, width))) + 1 + max(1, len(self.choices))
 
     def build(self, width: int, height: int) -> list[Line]:
         """The question, then the choices."""
@@ -77,8 +75,25 @@ class Dialog(ModalScreen[object]):
         self._keys = keys
 
     def compose(self) -> ComposeResult:
-        """The box."""
-        yield self.pane
+        """The box, as high as its text where the screen is."""
+        width = min(68, self.app.size.width - 4)
+        height = min(self.pane.rows(width - 4) + 2, self.app.size.height - 2)
+        self.frame = Frame(
+            self.pane,
+            plan=lambda w, h: [Box("dialog", 0, 0, w, h)],
+            header=lambda w: (Line(self.pane.palette), Line(self.pane.palette)),
+            footer=self._hints,
+            status=lambda w: Line(self.pane.palette),
+        )
+        self.frame.styles.width, self.frame.styles.height = width, height
+        yield self.frame
+
+    def _hints(self, width: int) -> Line:
+        p = self.pane.palette
+        line = Line(p).add("enter", p.key).add(" choose   ", p.muted)
+        if self.pane.checked is not None:
+            line.add("space", p.key).add(" check   ", p.muted)
+        return line.add("esc", p.key).add(" cancel", p.muted)
 
     def repaint(self) -> None:
         """Paint again in another theme."""

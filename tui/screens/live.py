@@ -52,6 +52,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("online/gate_rate", "online/flip_rate", "online/success", "online/delta_validation"),
     ),
 )
+KL = ("kl/mean", "online/mean_kl", "kl/target")
 SPREADS = {"rewards/total/mean": "rewards/total/std"}
 SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 POINTS = 800
@@ -98,6 +99,7 @@ class LiveScreen(View):
         self._seen_control = 0
         self._busy = False
         self.chart = Chart("chart")
+        self.kl = Chart("kl")
         self.components = ComponentTable()
         self.actions = ActionBars()
         self.policy = PolicyPanel()
@@ -109,7 +111,7 @@ class LiveScreen(View):
     def panes(self) -> list[Pane]:
         """All parts; which are on screen depends on its size."""
         return [
-            self.chart, self.components, self.actions, self.policy, self.snapshots, self.speed, self.log_panel,
+            self.chart, self.kl, self.components, self.actions, self.policy, self.snapshots, self.speed, self.log_panel,
             self.alerts,
         ]  # fmt: skip
 
@@ -131,7 +133,12 @@ class LiveScreen(View):
         if width < 80:
             table = 38
         (cx, cw), (tx, tw) = split(width, [Part(width - table + 1, 0), Part(table, 0)])
-        boxes += [Box("chart", cx, y, cw, h), Box("components", tx, y, tw, h)]
+        boxes.append(Box("chart", cx, y, cw, h))
+        need = len(self.components.names()) + 5
+        if h >= need + 7:
+            boxes += [Box("components", tx, y, tw, need), Box("kl", tx, y + need - 1, tw, h - need + 1)]
+        else:
+            boxes.append(Box("components", tx, y, tw, h))
         (y, h) = tops[1]
         if width >= 100:
             parts = [Part(cw, 0.0), Part(30, 1.0), Part(26, 0.7)]
@@ -229,7 +236,7 @@ class LiveScreen(View):
             made.latest = reader.latest()
             for name in wanted_trends(made.names):
                 made.trends[name] = [v for _, v in reader.metric(name, max_points=TREND)]
-            for name in self.chart_names(made.names):
+            for name in (*self.chart_names(made.names), *(n for n in KL if n in made.names)):
                 made.series[name] = list(reader.metric(name, max_points=POINTS))
                 if name in SPREADS and SPREADS[name] in made.names:
                     made.series[SPREADS[name]] = list(reader.metric(SPREADS[name], max_points=POINTS))
@@ -258,8 +265,11 @@ class LiveScreen(View):
         shown = self.shown
         assert shown is not None
         now = shown.events
-        self._show_chart()
+        before = len(self.components.names())
         self.components.put(shown.latest, shown.trends)
+        if len(self.components.names()) != before:
+            self.frame.replan()
+        self._show_chart()
         self.actions.put(shown.latest, shown.trends)
         self.policy.put(shown.latest, shown.trends, [e for e in now if e.kind == "beta"])
         self.snapshots.put(shown.latest, [e for e in now if e.kind in ("snapshot", "checkpoint", "eval")])
@@ -306,6 +316,20 @@ class LiveScreen(View):
         self.chart.window = self.window
         self.chart.smoothing = SMOOTHING[self.smoothing]
         self.chart.put(heading, series, "this metric appears with the first step; m shows the next chart")
+        self.kl.window, self.kl.smoothing = self.window, 0.0
+        self.kl.put("KL, nats per token", self._kl_series(shown), "KL appears with the first update")
+
+    def _kl_series(self, shown: Snapshot) -> list[Series]:
+        """KL, and its target with the tolerance as a band."""
+        made = []
+        for name in KL:
+            points = shown.series.get(name, [])
+            if points:
+                tolerance = shown.latest.get("kl/tolerance")
+                band = [tolerance] * len(points) if name == "kl/target" and tolerance is not None else None
+                xs, ys = [float(x) for x, _ in points], [y for _, y in points]
+                made.append(Series("target" if name == "kl/target" else "KL", xs, ys, band))
+        return made
 
     # -- keys ---------------------------------------------------------------------------------------------------
 

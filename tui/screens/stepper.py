@@ -10,6 +10,7 @@ from ...engine.runs.types import TrajectoryRecord, TrajectoryRow
 from ..bindings import STEP, bindings
 from ..data import Query, Reads
 from ..format import count
+from ..widgets import graphics
 from ..widgets.frame import Box, Part, split
 from ..widgets.group_panel import GroupPanel
 from ..widgets.image_view import ImagePane
@@ -43,6 +44,7 @@ class StepperScreen(View):
         self._kept: OrderedDict[int, tuple[TrajectoryRecord, Sequence[TrajectoryRow]]] = OrderedDict()
         self._total = 0
         self._mode = "step"
+        self._kind: graphics.Kind = "blocks"
         self._image_wanted = True
         self._image_large = False
         self.group = GroupPanel()
@@ -69,7 +71,7 @@ class StepperScreen(View):
             if top:
                 boxes.append(Box("group", 0, 0, width, top + 1))
             middle = height - top
-            (sx, sw), (rx, rw) = split(width, [Part(30, 1.4), Part(32, 0.6, 40)])
+            (sx, sw), (rx, rw) = split(width, [Part(30, 1.4), Part(36, 0.6, 42)])
             boxes.append(Box("reward", rx, top, rw, middle))
         else:
             sx, sw, top = 0, width, 0
@@ -93,6 +95,10 @@ class StepperScreen(View):
     def on_mount(self) -> None:
         """Open what was asked for."""
         self._active = "step"
+        self._kind = graphics.kind()
+        if self._kind != "blocks":
+            self.image.cell = graphics.cell_pixels()
+            self.image.on_picture = self._show_picture
         try:
             n = self.reads.now.number(self.ref)
         except (RecordError, LookupError) as error:
@@ -164,6 +170,26 @@ class StepperScreen(View):
         if self._mode == "tokens":
             self._show_tokens()
         self.frame.refresh_lines()
+
+    def _show_picture(self) -> None:
+        """Real pixels over the image's box, in terminals that have them."""
+        found = self.query("#graphic")
+        picture, region = self.image.picture, self.image.region
+        if picture is None or not region.area:
+            for widget in found:
+                widget.display = False
+            return
+        if found:
+            widget = found.first()
+        else:
+            widget = graphics.make(self._kind)
+            self.mount(widget)
+        across, down = self.image.cell or (10, 20)
+        width, height = -(-picture.width // across), -(-picture.height // down)
+        widget.styles.width, widget.styles.height = min(width, region.width), min(height, region.height)
+        widget.styles.offset = (region.x + (region.width - width) // 2, region.y)
+        widget.image = picture  # type: ignore[attr-defined]
+        widget.display = True
 
     def _group_title(self, record: TrajectoryRecord) -> str:
         t = record.trajectory

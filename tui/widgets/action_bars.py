@@ -19,8 +19,8 @@ class ActionBars(Pane):
 
     title = "Actions"
 
-    def __init__(self, id: str = "actions") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "actions") -> None:
+        super().__init__(name)
         self.latest: Mapping[str, float] = {}
         self.history: Mapping[str, Sequence[float]] = {}
         self.over_time = False
@@ -47,7 +47,7 @@ class ActionBars(Pane):
             return self._stacked(names, width, height)
         name_width = min(max(map(len, names)), max(8, width // 2 - 4))
         room = max(3, width - name_width - 9)
-        trend = min(20, room - 12) if room >= 24 else 0
+        trend = max(min(20, room - 12), min(60, room - 44)) if room >= 24 else 0
         room -= trend + (1 if trend else 0)
         lines = []
         for index, name in enumerate(names):

@@ -16,8 +16,8 @@ class Alerts(Pane):
 
     title = "Alerts ─ each opens its evidence"
 
-    def __init__(self, id: str = "alerts") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "alerts") -> None:
+        super().__init__(name)
         self.events: list[Event] = []
         self.cursor = 0
 

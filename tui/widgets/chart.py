@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rich.style import Style
-
 from ..format import number
 from ..theme import Palette
 from .line import Line
@@ -63,8 +61,8 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 class Chart(Pane):
     """Several series over the training step."""
 
-    def __init__(self, id: str) -> None:
-        super().__init__(id)
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self.heading = ""
         self.series: list[Series] = []
         self.window: tuple[float, float] | None = None
@@ -103,7 +101,7 @@ class Chart(Pane):
         canvas = _Canvas(plot_width, rows, (low_x, high_x), (low_y, high_y))
         for series in drawn:
             canvas.band(series)
-        for series in drawn:
+        for series in reversed(drawn):  # where lines meet, the first one stays
             canvas.draw(self._order(series), series)
         at_row = {canvas.row_of(t): labels[t] for t in y_ticks}
         ends = (
@@ -115,7 +113,7 @@ class Chart(Pane):
             label = at_row.get(y)
             line = Line(p).add(label or "", p.muted, cells=margin, align=">")
             line.add("┤" if label else "│", p.border)
-            canvas.paint(line, y, p)
+            canvas.paint(line, y, p, self.app.no_color)
             if y in ends:
                 line.gap().add(MARKS[ends[y] % len(MARKS)], p.series[ends[y] % len(p.series)])
             lines.append(line)
@@ -128,14 +126,15 @@ class Chart(Pane):
     def _heading(self, shown: list[Series], width: int) -> list[Line]:
         p = self.palette
         first = Line(p)
-        if self.heading:
+        narrow = width < 52
+        if self.heading and not (narrow and len(shown) > 1):
             first.add(self.heading, p.title, cells=min(len(self.heading), width - 1)).gap(2)
         lines = [first]
         for index, series in enumerate(shown):
             value = next((y for y in reversed(series.ys) if math.isfinite(y)), None)
             item = Line(p).add(MARKS[index % len(MARKS)] + " ", p.series[index % len(p.series)])
             item.add(series.name + " ", p.text, click=("series", series.name)).add(number(value), p.muted)
-            if series.spread and value is not None:
+            if series.spread and value is not None and not narrow:
                 item.add(f" ± {number(series.spread[-1])}", p.faint)
             if lines[-1].width and lines[-1].width + item.width > width:
                 if len(lines) >= 2:
@@ -253,14 +252,14 @@ class _Canvas:
         """Shade mean ± spread."""
         if series.spread is None:
             return
-        previous = None
-        for column, y, wide in self.columns(series):
-            cell = column // 2
-            top, bottom = self._dot_y(y + wide), self._dot_y(y - wide)
-            cells = range(cell, cell + 1) if previous is None else range(previous + 1, cell + 1)
-            for row in range(max(0, top // 4), min(self.height - 1, bottom // 4) + 1):
-                self.shade[row].update(cells)
-            previous = cell
+        columns = self.columns(series)
+        for (a, y0, w0), (b, y1, w1) in pairwise([columns[0], *columns] if columns else []):
+            for cell in range(a // 2 + (b > a), b // 2 + 1):
+                t = 1.0 if b == a else min(1.0, (2 * cell + 1 - a) / (b - a))
+                y, wide = y0 + t * (y1 - y0), w0 + t * (w1 - w0)
+                top, bottom = round(self._dot_y(y + wide) / 4), round(self._dot_y(y - wide) / 4)
+                for row in range(max(0, top), min(self.height, bottom)):
+                    self.shade[row].add(cell)
 
     def draw(self, order: int, series: Series) -> None:
         """A line through the columns, or one mark per point."""
@@ -285,9 +284,8 @@ class _Canvas:
             self.owner[row][cell] = order
             self.bits[row][cell] |= _DOT[x & 1][y & 3]
 
-    def paint(self, line: Line, y: int, p: Palette) -> None:
+    def paint(self, line: Line, y: int, p: Palette, no_color: bool) -> None:
         """Append row `y` to a line."""
-        shade = Style(bgcolor=p.colors.cursor)
         text, style = "", None
         for x in range(self.width):
             order = self.points.get((y, x))
@@ -298,9 +296,9 @@ class _Canvas:
                 order = self.owner[y][x]
                 char, here = chr(0x2800 + self.bits[y][x]), p.series[order % len(p.series)]
             else:
-                char, here = ("⠐" if shaded and (x + y) % 2 else " "), p.faint
+                char, here = ("⠐" if no_color and shaded and (x + y) % 2 else " "), p.faint
             if shaded:
-                here = here + shade
+                here = here + p.band
             if here is not style:
                 if text:
                     line.add(text, style)

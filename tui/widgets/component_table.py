@@ -16,8 +16,8 @@ class ComponentTable(Pane):
 
     title = "Reward components"
 
-    def __init__(self, id: str = "components") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "components") -> None:
+        super().__init__(name)
         self.latest: Mapping[str, float] = {}
         self.trends: Mapping[str, Sequence[float]] = {}
 

@@ -1,7 +1,7 @@
 """A frame: boxes that share their border lines, with titles in the lines, as in the sketch of the screens.
 
-The frame draws all borders itself (corners and junctions follow from the boxes), and places one pane in each box. Which
-boxes there are at a size is decided by the screen's `plan`; panes without a box are not shown.
+The frame draws all borders itself (corners and junctions follow from the boxes), and paints one pane into each box.
+Which boxes there are at a size is decided by the screen's `plan`; panes without a box are not shown.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.geometry import NULL_OFFSET, Region, Size, Spacing
-from textual.layout import ArrangeResult, Layout, WidgetPlacement
+from textual.filter import Monochrome, NoColor
+from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -97,42 +97,25 @@ def split(total: int, parts: Sequence[Part]) -> list[tuple[int, int]]:
 Plan = Callable[[int, int], list[Box]]
 
 
-class _BoxLayout(Layout):
-    """Places the children of a frame into its boxes."""
-
-    name = "boxes"
-
-    def arrange(self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True) -> ArrangeResult:
-        """One placement per child that has a box at this size."""
-        assert isinstance(parent, Frame)
-        where = {box.name: box for box in parent.boxes(size.width, size.height)}
-        nothing = Spacing()
-        made: ArrangeResult = []
-        for child in children:
-            box = where.get(child.id or "")
-            if box is not None:
-                region = box.inner(getattr(child, "pad", 0) if size.width >= 80 else 0)
-                if region.area > 0:
-                    made.append(WidgetPlacement(region, NULL_OFFSET, nothing, child))
-        return made
-
-
 class Frame(Widget):
-    """Borders, titles, a header in the first line and key hints in the last."""
+    """Borders, titles, a header in the first line, key hints in the last, and the panes in between."""
 
     DEFAULT_CSS = "Frame { width: 1fr; height: 1fr; }"
     ALLOW_SELECT = False
 
     def __init__(
         self,
-        *panes: Widget,
+        *panes: Pane,
         plan: Plan,
         header: Callable[[int], tuple[Line, Line]],
         footer: Callable[[int], Line],
         status: Callable[[int], Line],
         id: str = "frame",
     ) -> None:
-        super().__init__(*panes, id=id)
+        super().__init__(id=id)
+        self.panes = {pane.name: pane for pane in panes}
+        for pane in panes:
+            pane.frame = self
         self._plan = plan
         self._header = header
         self._footer = footer
@@ -140,35 +123,43 @@ class Frame(Widget):
         self._boxes: list[Box] = []
         self._boxes_for = (-1, -1)
         self._grid: list[list[int]] = []
+        self._rows: list[list[Pane]] = []
         self._hits: dict[int, list[tuple[int, int, object]]] = {}
-        self._box_layout = _BoxLayout()
-
-    @property
-    def layout(self) -> Layout:
-        """Boxes, whatever the style sheet says."""
-        return self._box_layout
+        self._drawn: dict[tuple[int, int, int], str] = {}
 
     @property
     def palette(self) -> Palette:
         """The styles of the current theme."""
         return self.app.palette  # type: ignore[attr-defined]
 
-    def boxes(self, width: int, height: int) -> list[Box]:
-        """The boxes at this size."""
+    @property
+    def boxes(self) -> list[Box]:
+        """The boxes at the present size; panes without one are not on screen."""
+        width, height = self.size
         if self._boxes_for != (width, height):
-            self._boxes = self._plan(width, height)
             self._boxes_for = (width, height)
+            self._boxes = [b for b in self._plan(width, height) if b.name in self.panes]
+            self._drawn.clear()
             self._grid = _junctions(self._boxes, width, height)
+            where = {box.name: box for box in self._boxes}
+            for name, pane in self.panes.items():
+                box = where.get(name)
+                pane.placed(box.inner(pane.pad if width >= 80 else 0) if box is not None else Region())
+            self._rows = [
+                sorted((p for p in self.panes.values() if p.region.y <= y < p.region.bottom), key=lambda p: p.region.x)
+                for y in range(height)
+            ]
         return self._boxes
 
     def replan(self) -> None:
         """Other boxes are wanted at the same size."""
         self._boxes_for = (-1, -1)
-        self.refresh(layout=True)
+        self.refresh()
 
-    def has_box(self, name: str) -> bool:
-        """Whether a pane is on screen at the present size."""
-        return any(b.name == name for b in self.boxes(*self.size))
+    def on_resize(self) -> None:
+        """Place the panes."""
+        self.boxes  # noqa: B018  places them
+        self.refresh()
 
     def refresh_header(self) -> None:
         """Paint the first line again."""
@@ -179,19 +170,93 @@ class Frame(Widget):
         self.refresh(Region(0, self.size.height - 1, self.size.width, 1))
 
     def refresh_lines(self) -> None:
-        """Paint borders, titles, header and hints again."""
-        self.refresh()
+        """Paint titles, header and hints again: only the lines that hold them."""
+        width, height = self.size
+        lines = {0, height - 1} | {box.y for box in self.boxes}
+        self.refresh(*(Region(0, y, width, 1) for y in sorted(lines)))
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The lines of a region. There are no styles to apply here, so Textual's styling pass is left out."""
+        strips = [self.render_line(y) for y in crop.line_range]
+        # panes use no dim text and no ANSI colours; looking for them costs as much as the painting
+        filters = [f for f in self.get_line_filters() if isinstance(f, (NoColor, Monochrome))]
+        if filters:
+            background = self.background_colors[1]
+            for line_filter in filters:
+                strips = [strip.apply_filter(line_filter, background) for strip in strips]
+        if crop.column_span != (0, self.size.width):
+            strips = [strip.crop(*crop.column_span) for strip in strips]
+        return strips
 
     def render_line(self, y: int) -> Strip:
-        """The border line `y`; panes lie over the rest."""
+        """Line `y` of the screen: a border line with titles, or a line of each pane between borders."""
+        boxes = self.boxes
         width, height = self.size
-        boxes = self.boxes(width, height)
         p = self.palette
-        if y >= len(self._grid):
+        if y >= len(self._grid) or not boxes:
             return Strip.blank(width, p.base)
+        panes = self._rows[y]
+        if not panes:
+            return self._border_line(y, width, height)
+        style = p.base + p.border
+        segments: list[Segment] = []
+        over = self._titles(y) if any(box.y == y for box in boxes) else []
+        at = 0
+        for pane in panes:
+            region = pane.region
+            if region.x > at:
+                self._gap(segments, y, at, region.x, style, over)
+            segments += pane.line_at(y - region.y)
+            at = region.right
+        self._gap(segments, y, at, width, style, over)
+        return Strip(segments, width)
+
+    def _gap(
+        self, segments: list[Segment], y: int, start: int, end: int, style: Style, over: list[tuple[int, Line]]
+    ) -> None:
+        """Border cells of a line that panes share with borders, and titles that lie on them."""
+        at = start
+        for x, line in over:
+            if start <= x and x + line.width <= end:
+                segments.append(self._border(y, at, x, style))
+                segments += line.segments
+                at = x + line.width
+        if at < end:
+            segments.append(self._border(y, at, end, style))
+
+    def _border(self, y: int, start: int, end: int, style: Style) -> Segment:
+        text = self._drawn.get((y, start, end))
+        if text is None:
+            text = self._drawn[y, start, end] = "".join(_GLYPHS[m] for m in self._grid[y][start:end])
+        return Segment(text, style)
+
+    def _titles(self, y: int) -> list[tuple[int, Line]]:
+        found = []
+        for box in self._boxes:
+            if box.y == y:
+                title = self._title(box)
+                if title is not None and title.width + 4 <= box.width:
+                    found.append((box.x + 2, _spaced(self.palette, title)))
+        return found
+
+    def _title(self, box: Box) -> Line | None:
+        pane = self.panes[box.name]
+        if not pane.title:
+            return None
+        p = self.palette
+        line = Line(p)
+        if pane.active:
+            line.add("▪ ", p.accent)
+        room = max(1, box.width - 8)
+        return line.add(pane.title, p.key if pane.active else p.title, cells=min(len(pane.title), room))
+
+    def _border_line(self, y: int, width: int, height: int) -> Strip:
+        p = self.palette
         over: list[tuple[int, Line]] = []
+        headed = False
         if y == 0:
             left, right = self._header(width)
+            headed = bool(left.width or right.width)
             if left.width:
                 over.append((2, _spaced(p, left)))
             if right.width and left.width + right.width + 8 <= width:
@@ -205,50 +270,53 @@ class Frame(Widget):
             hints = self._footer(room)
             if hints.width:
                 over.append((2, _spaced(p, hints)))
-        for box in boxes:
-            if box.y == y and (y > 0 or not over):
-                title = self._title(box)
-                if title is not None and title.width + 4 <= box.width:
-                    over.append((box.x + 2, _spaced(p, title)))
-        return self._paint(y, width, over)
-
-    def _title(self, box: Box) -> Line | None:
-        pane = next((c for c in self.children if c.id == box.name), None)
-        if not isinstance(pane, Pane) or not pane.title:
-            return None
-        p = self.palette
-        line = Line(p)
-        if pane.active:
-            line.add("▪ ", p.accent)
-        return line.add(
-            pane.title, p.key if pane.active else p.title, cells=min(len(pane.title), max(1, box.width - 8))
-        )
-
-    def _paint(self, y: int, width: int, over: list[tuple[int, Line]]) -> Strip:
-        p = self.palette
+        if not headed:
+            over += self._titles(y)
         style = p.base + p.border
-        row = self._grid[y]
         segments: list[Segment] = []
         hits: list[tuple[int, int, object]] = []
         at = 0
         for x, line in sorted(over, key=lambda item: item[0]):
             if x < at:
                 continue
-            segments.append(Segment("".join(_GLYPHS[m] for m in row[at:x]), style))
+            segments.append(self._border(y, at, x, style))
             segments += line.segments
             hits += [(a + x, b + x, what) for a, b, what in line.hits]
             at = x + line.width
-        segments.append(Segment("".join(_GLYPHS[m] for m in row[at:width]), style))
+        segments.append(self._border(y, at, width, style))
         self._hits[y] = hits
-        return Strip(segments).crop_extend(0, width, Style.null() + p.base)
+        return Strip(segments).crop_extend(0, width, p.base)
+
+    def pane_at(self, x: int, y: int) -> Pane | None:
+        """The pane at a cell of the screen."""
+        return next((p for p in self.panes.values() if p.region.contains(x, y)), None)
 
     def on_click(self, event: events.Click) -> None:
-        """A click on a hint does what its key does."""
+        """A click in a pane is the pane's; on a hint it does what its key does."""
+        pane = self.pane_at(event.x, event.y)
+        if pane is not None:
+            event.stop()
+            pane.clicked(event.x - pane.region.x, event.y - pane.region.y)
+            return
         for start, end, what in self._hits.get(event.y, ()):
             if start <= event.x < end and isinstance(what, str):
                 event.stop()
                 self.call_later(self.screen.run_action, what)
                 return
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Scroll the pane under the mouse three lines down."""
+        self._wheel(event, 3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Scroll the pane under the mouse three lines up."""
+        self._wheel(event, -3)
+
+    def _wheel(self, event: events.MouseEvent, by: int) -> None:
+        pane = self.pane_at(event.x, event.y)
+        if pane is not None:
+            event.stop()
+            pane.scroll_lines(by)
 
 
 def _spaced(palette: Palette, line: Line) -> Line:

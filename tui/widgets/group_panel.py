@@ -27,8 +27,8 @@ class GroupPanel(Pane):
 
     title = "group"
 
-    def __init__(self, id: str = "group") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "group") -> None:
+        super().__init__(name)
         self.rows: Sequence[TrajectoryRow] = ()
         self.n = 0
         self.record: TrajectoryRecord | None = None

@@ -14,8 +14,8 @@ class Histogram(Pane):
 
     title = "Reward"
 
-    def __init__(self, id: str = "histogram") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "histogram") -> None:
+        super().__init__(name)
         self.bins: list[tuple[float, float, int]] = []
 
     def put(self, bins: list[tuple[float, float, int]]) -> None:

@@ -7,13 +7,13 @@ pixels instead. Decoding and drawing happen in a thread, and only for an image t
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
-from textual import events
 
 from ...engine.runs.types import Overlay, Trajectory
 from .line import Line
@@ -122,8 +122,8 @@ class ImagePane(Pane):
     pad = 0
     title = "image"
 
-    def __init__(self, id: str = "image") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "image") -> None:
+        super().__init__(name)
         self.run = Path()
         self.source = ""
         self.overlay: Overlay | None = None
@@ -131,7 +131,11 @@ class ImagePane(Pane):
         self.natural = (4, 3)
         self._rows: list[list[Segment]] | None = None
         self._problem = ""
-        self._made: OrderedDict[tuple[object, ...], list[list[Segment]]] = OrderedDict()
+        self._made: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+        self.cell: tuple[int, int] | None = None
+        """Pixels of a cell, when the terminal shows pixels; then `picture` is shown over the pane."""
+        self.picture: Image | None = None
+        self.on_picture: Callable[[], None] = lambda: None
 
     def put(self, run: Path, trajectory: Trajectory, step: int) -> None:
         """The image that a step shows: the one it drew on, the one it answered with, else the task's."""
@@ -153,30 +157,27 @@ class ImagePane(Pane):
         """Rows that the image takes at this width."""
         return max(1, round(width * self.natural[1] / self.natural[0] / 2))
 
-    def on_resize(self, event: events.Resize) -> None:
-        """Draw again at the new size."""
-        self._ask()
-
-    def on_show(self) -> None:
-        """Draw when it comes on screen."""
+    def on_placed(self) -> None:
+        """Draw when it comes on screen, and again at another size."""
         self._ask()
 
     def _ask(self) -> None:
-        self._rows, self._problem = None, ""
-        if not self.source or not self.is_attached or self.size.area == 0:
+        self._rows, self._problem, self.picture = None, "", None
+        self.on_picture()
+        if not self.source or not self.shown:
             return
         key = (self.source, self.overlay, self.size, self.app.no_color)
         kept = self._made.get(key)
         if kept is not None:
-            self._rows = kept
-            self.changed()
+            self._take(kept)
         else:
-            self.run_worker(lambda: self._draw(key), thread=True, exclusive=True, group="image", exit_on_error=False)
+            assert self.frame is not None
+            self.frame.run_worker(lambda: self._draw(key), thread=True, exclusive=True, group="image")
 
     def _draw(self, key: tuple[object, ...]) -> None:
         from PIL import Image
 
-        rows: list[list[Segment]] = []
+        made: Any = None
         problem = ""
         try:
             file = resolve(self.run, self.source)
@@ -185,32 +186,46 @@ class ImagePane(Pane):
             with Image.open(file) as opened:
                 natural = opened.size
             width, height = self.size
-            scale = min(width / natural[0], 2 * height / natural[1])
+            across, down = self.cell or (1, 2)
+            scale = min(across * width / natural[0], down * height / natural[1])
             size = (max(1, int(natural[0] * scale)), max(2, int(natural[1] * scale) // 2 * 2))
             picture = compose(self.run, self.source, self.overlay, size)
-            rows = shades(picture) if self.app.no_color else half_blocks(picture)
+            if self.cell is not None:
+                made = picture
+            else:
+                made = shades(picture) if self.app.no_color else half_blocks(picture)
             self.natural = natural
         except FileNotFoundError:
             problem = f"the image {self.source} is missing"
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             problem = f"the image cannot be shown: {error}"
-        self.app.call_from_thread(self._done, key, rows, problem)
+        self.app.call_from_thread(self._done, key, made, problem)
 
-    def _done(self, key: tuple[object, ...], rows: list[list[Segment]], problem: str) -> None:
-        if key[:2] != (self.source, self.overlay):
+    def _done(self, key: tuple[object, ...], made: Any, problem: str) -> None:
+        if key[:3] != (self.source, self.overlay, self.size):
             return
-        if rows:
-            self._made[key] = rows
+        if made is not None:
+            self._made[key] = made
             if len(self._made) > _KEPT:
                 self._made.popitem(last=False)
-        self._rows, self._problem = rows, problem
+        self._problem = problem
+        self._take(made)
+
+    def _take(self, made: Any) -> None:
+        if self.cell is not None:
+            self.picture = made
+        else:
+            self._rows = made
         self.changed()
+        self.on_picture()
 
     def build(self, width: int, height: int) -> list[Line]:
         """The image in the middle, or why there is none."""
         p = self.palette
         if self._problem:
             return [Line(p).add(self._problem, p.warn, cells=width)]
+        if self.picture is not None:
+            return []
         if not self._rows:
             return [Line(p).add("…" if self.source else "this step has no image", p.faint)]
         lines = []

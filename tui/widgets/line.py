@@ -88,15 +88,16 @@ class Line:
             self.extend(other)
         return self
 
-    def strip(self, width: int, style: Style | None = None) -> Strip:
+    def cells(self, width: int, style: Style | None = None) -> list[Segment]:
         """Exactly `width` cells; `style` (such as the cursor's) lies over everything."""
         segments = self.segments
         if self.width < width:
             segments = [*segments, Segment(" " * (width - self.width), self.palette.base)]
         if style is not None:
             segments = [Segment(s.text, (s.style or self.palette.base) + style) for s in segments]
-        made = Strip(segments, max(self.width, width))
-        return made.crop(0, width) if self.width > width else made
+        if self.width > width:
+            return list(Strip(segments, self.width).crop(0, width))
+        return segments
 
     @property
     def plain(self) -> str:

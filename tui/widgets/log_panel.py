@@ -13,8 +13,8 @@ class LogPanel(Pane):
 
     title = "Log"
 
-    def __init__(self, id: str = "log") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "log") -> None:
+        super().__init__(name)
         self.tail: Sequence[str] = ()
 
     def put(self, tail: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
-"""A pane: lines of styled text, painted directly, scrolled by whole lines.
+"""A pane: lines of styled text in one box of a frame, painted directly, scrolled by whole lines.
 
-Textual lays out and composes; a pane only answers "which segments stand on line y". Lines are built once per content
-and size and then served from a cache, so a key press costs the repaint of what changed and no layout.
+A pane is no widget of Textual's. One widget, the frame, paints a whole screen: composing eight overlapping widgets
+costs three times what a key press may take. Lines are built once per content and size and then served from a cache.
 """
 
 from __future__ import annotations
@@ -9,22 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.segment import Segment
-from textual import events
+from textual.geometry import Region, Size
 from textual.message import Message
-from textual.strip import Strip
-from textual.widget import Widget
 
 from .line import Line
 
 if TYPE_CHECKING:
     from ..theme import Palette
+    from .frame import Frame
 
 
-class Pane(Widget):
+class Pane:
     """Paints what `build` returns. Subclasses hold their data and call `changed` when it does."""
-
-    DEFAULT_CSS = "Pane { width: 1fr; height: 1fr; }"
-    ALLOW_SELECT: ClassVar[bool] = False
 
     class Hit(Message):
         """A click on something that means something."""
@@ -34,28 +30,64 @@ class Pane(Widget):
             self.what = what
             super().__init__()
 
-        @property
-        def control(self) -> Pane:
-            """The pane that was clicked."""
-            return self.pane
-
     pad: ClassVar[int] = 1
     """Blank cells between the text and the borders left and right."""
     title = ""
     """What stands in the frame's line above the pane."""
 
-    def __init__(self, id: str) -> None:
-        super().__init__(id=id)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.frame: Frame | None = None
+        self.region = Region()
         self.top = 0
         self.active = False
         self._built: list[Line] | None = None
         self._built_for = (-1, -1)
-        self._strips: dict[int, Strip] = {}
+        self._strips: dict[int, list[Segment]] = {}
+
+    @property
+    def app(self) -> Any:
+        """The app, once the pane is in a frame."""
+        assert self.frame is not None
+        return self.frame.app
 
     @property
     def palette(self) -> Palette:
         """The styles of the current theme."""
-        return self.app.palette  # type: ignore[attr-defined]
+        return self.app.palette
+
+    @property
+    def size(self) -> Size:
+        """Cells that the pane may paint; zero when it is not on screen."""
+        return self.region.size
+
+    @property
+    def shown(self) -> bool:
+        """Whether the pane has a box at the present size."""
+        return self.frame is not None and self.region.area > 0
+
+    def placed(self, region: Region) -> None:
+        """The frame gives the pane another box (an empty one: none)."""
+        if region != self.region:
+            self.region = region
+            self._strips.clear()
+            if region.area:
+                self.on_placed()
+
+    def on_placed(self) -> None:
+        """The pane has another size or place."""
+
+    def refresh(self, *regions: Region) -> None:
+        """Paint again: all, or regions relative to the pane."""
+        if self.shown:
+            assert self.frame is not None
+            parts = [r.translate(self.region.offset) for r in regions] if regions else [self.region]
+            self.frame.refresh(*parts)
+
+    def post_message(self, message: Message) -> None:
+        """Tell the screen."""
+        if self.frame is not None:
+            self.frame.post_message(message)
 
     def build(self, width: int, height: int) -> list[Line]:
         """All lines of the content at this width; more than `height` of them scroll."""
@@ -67,8 +99,7 @@ class Pane(Widget):
             self.top = 0
         self._built = None
         self._strips.clear()
-        if self.is_attached:
-            self.refresh()
+        self.refresh()
 
     @property
     def lines(self) -> list[Line]:
@@ -100,43 +131,33 @@ class Pane(Widget):
             self._strips.clear()
             self.refresh()
 
-    def render_line(self, y: int) -> Strip:
+    def line_at(self, y: int) -> list[Segment]:
         """Line `y` of what is visible."""
         made = self._strips.get(y)
         if made is None:
             made = self._strips[y] = self._make(y)
         return made
 
-    def _make(self, y: int) -> Strip:
+    def _make(self, y: int) -> list[Segment]:
         lines = self.lines
         width, height = self.size
         index = self.top + y
         line = lines[index] if index < len(lines) else Line(self.palette)
         if len(lines) <= height or width <= 4:
-            return line.strip(width)
-        body = line.strip(width - 1)
+            return line.cells(width)
+        body = line.cells(width - 1)
         size = max(1, height * height // len(lines))
         start = round(self.top * (height - size) / max(1, len(lines) - height))
         inside = start <= y < start + size
         style = self.palette.base + (self.palette.muted if inside else self.palette.border)
-        return Strip([*body, Segment("┃" if inside else "│", style)], width)
+        return [*body, Segment("┃" if inside else "│", style)]
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Scroll three lines down."""
-        event.stop()
-        self.scroll_lines(3)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Scroll three lines up."""
-        event.stop()
-        self.scroll_lines(-3)
-
-    def on_click(self, event: events.Click) -> None:
-        """Say what was clicked, if it means something."""
-        index = self.top + event.y
+    def clicked(self, x: int, y: int) -> bool:
+        """A click at a cell of the pane: say what was meant, if anything."""
+        index = self.top + y
         if 0 <= index < len(self.lines):
             for start, end, what in self.lines[index].hits:
-                if start <= event.x < end:
-                    event.stop()
+                if start <= x < end:
                     self.post_message(self.Hit(self, what))
-                    return
+                    return True
+        return False

@@ -15,8 +15,8 @@ class PolicyPanel(Pane):
 
     title = "Policy"
 
-    def __init__(self, id: str = "policy") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "policy") -> None:
+        super().__init__(name)
         self.latest: Mapping[str, float] = {}
         self.trends: Mapping[str, Sequence[float]] = {}
         self.betas: Sequence[Event] = ()
@@ -41,7 +41,9 @@ class PolicyPanel(Pane):
                     line.add(f" ± {number(tolerance)}", p.muted)
                     verdict = "high" if kl > target + tolerance else "low" if kl < target - tolerance else "on target"
                     sign = {"high": "▲ ", "low": "▼ ", "on target": "✓ "}[verdict]
-                    line.add(f" {sign}{verdict}", p.good if verdict == "on target" else p.warn)
+                    tone = p.good if verdict == "on target" else p.warn
+                    room = width - line.width - 1
+                    line.gap().add(sign + verdict if len(verdict) + 2 <= room else sign, tone)
             line.right(
                 self._spark("kl/mean" if "kl/mean" in self.latest else "online/mean_kl", width - line.width), width
             )

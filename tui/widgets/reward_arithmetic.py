@@ -18,8 +18,8 @@ class RewardArithmetic(Pane):
 
     title = "reward of this step"
 
-    def __init__(self, id: str = "reward") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "reward") -> None:
+        super().__init__(name)
         self.record: TrajectoryRecord | None = None
         self.step = 0
         self.rows: Sequence[TrajectoryRow] = ()
@@ -59,28 +59,25 @@ class RewardArithmetic(Pane):
 
     def _components(self, reward: StepReward, width: int) -> list[Line]:
         p = self.palette
-        number = 7 if width >= 38 else 6
-        name_width = max(4, width - number * 4 if width < 50 else 16)
+        sizes = (8, 8, 7, 8) if width >= 42 else (6, 6, 5, 6)
+        name_width = max(4, min(16, width - sum(sizes)))
         head = Line(p).add("component", p.muted, cells=name_width)
-        for title in ("raw", "norm", "×w", "="):
-            head.add(title, p.muted, cells=number, align=">")
+        for title, cells in zip(("raw", "norm", "×w", "="), sizes, strict=True):
+            head.add(title, p.muted, cells=cells, align=">")
         lines = [head]
         for name, value in reward.components.items():
             normalised = value.normalized != value.raw
             line = Line(p).add(name, p.text, cells=name_width)
-            line.add(fixed(value.raw), p.text, cells=number, align=">")
-            line.add(
-                fixed(value.normalized) if normalised else "–",
-                p.text if normalised else p.faint,
-                cells=number,
-                align=">",
-            )
-            line.add(fixed(value.weight), p.muted, cells=number, align=">")
-            line.add(fixed(value.contribution, signed=False), p.sign(value.contribution), cells=number, align=">")
+            line.add(fixed(value.raw), p.text, cells=sizes[0], align=">")
+            shown, style = (fixed(value.normalized), p.text) if normalised else ("–", p.faint)
+            line.add(shown, style, cells=sizes[1], align=">")
+            line.add(fixed(value.weight), p.muted, cells=sizes[2], align=">")
+            line.add(fixed(value.contribution), p.sign(value.contribution), cells=sizes[3], align=">")
             lines.append(line)
-        lines.append(Line(p).add("─" * (name_width + 4 * number), p.border))
-        total = Line(p).add("Σ step", p.strong, cells=name_width + 3 * number)
-        lines.append(total.add(fixed(reward.total), p.strong, cells=number, align=">"))
+        whole = name_width + sum(sizes)
+        lines.append(Line(p).add("─" * whole, p.border))
+        total = Line(p).add("Σ step", p.strong, cells=whole - sizes[3])
+        lines.append(total.add(fixed(reward.total), p.strong, cells=sizes[3], align=">"))
         return lines
 
     def _trajectory(self, record: TrajectoryRecord, width: int) -> list[Line]:

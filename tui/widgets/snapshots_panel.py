@@ -16,8 +16,8 @@ class SnapshotsPanel(Pane):
 
     title = "Snapshots"
 
-    def __init__(self, id: str = "snapshots") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "snapshots") -> None:
+        super().__init__(name)
         self.latest: Mapping[str, float] = {}
         self.events: Sequence[Event] = ()
         self.clock = time.time
@@ -60,10 +60,11 @@ class SnapshotsPanel(Pane):
             elif event.kind == "eval":
                 greedy, sampled = event.data.get("greedy"), event.data.get("sampled")
                 line = Line(p).add(f"eval {event.step} ", p.muted)
+                words = ("greedy ", "sampled ") if width >= 33 else ("", "/ ")
                 if isinstance(greedy, (int, float)):
-                    line.add("greedy ", p.faint).add(percent(greedy), p.strong).gap()
+                    line.add(words[0], p.faint).add(percent(greedy), p.strong).gap()
                 if isinstance(sampled, (int, float)):
-                    line.add("sampled ", p.faint).add(percent(sampled), p.text)
+                    line.add(words[1], p.faint).add(percent(sampled), p.text)
                 lines.append(line)
             elif event.kind == "checkpoint":
                 line = Line(p).add("checkpoint ", p.muted).add(str(event.step), p.text)

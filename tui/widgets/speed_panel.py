@@ -16,8 +16,8 @@ class SpeedPanel(Pane):
 
     title = "Speed"
 
-    def __init__(self, id: str = "speed") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "speed") -> None:
+        super().__init__(name)
         self.latest: Mapping[str, float] = {}
 
     def put(self, latest: Mapping[str, float]) -> None:
@@ -36,13 +36,15 @@ class SpeedPanel(Pane):
             tokens = get("tokens/agent")
             if tokens:
                 line.gap(2).add(number(tokens / step), p.text).add(" agent tok/s", p.muted)
-            lines.append(line)
+            lines.append(line.gap(2))
         line = Line(p)
         if (rss := get("memory/rss_mib")) is not None:
             line.add("RAM ", p.muted).add(f"{number(rss / 1024)} GiB", p.text).gap(2)
         if (gpu := get("memory/gpu_mib")) is not None and gpu > 0:
             line.add("GPU ", p.muted).add(f"{number(gpu / 1024)} GiB", p.text)
-        if line.width:
+        if lines and lines[0].width + line.width <= width:
+            lines[0].extend(line)
+        elif line.width:
             lines.append(line)
         known = [(name, get(f"time/{name}", 0.0)) for name in PHASES if f"time/{name}" in self.latest]
         whole = step or sum(v for _, v in known) or 1.0

@@ -16,8 +16,8 @@ class StepPanel(Pane):
 
     title = "step"
 
-    def __init__(self, id: str = "step") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "step") -> None:
+        super().__init__(name)
         self.record: TrajectoryRecord | None = None
         self.step = 0
         self.find = ""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.segment import Segment
 from rich.style import Style
-from textual import events
+from textual.geometry import Region
 from textual.message import Message
-from textual.strip import Strip
 
 from .line import Line
 from .pane import Pane
@@ -45,11 +45,6 @@ class Table(Pane):
             self.row = row
             super().__init__()
 
-        @property
-        def control(self) -> Table:
-            """The table."""
-            return self.table
-
     class Moved(Message):
         """The cursor is on another row."""
 
@@ -57,19 +52,14 @@ class Table(Pane):
             self.table = table
             super().__init__()
 
-        @property
-        def control(self) -> Table:
-            """The table."""
-            return self.table
-
     def __init__(
         self,
-        id: str,
+        name: str,
         columns: Callable[[Any], Sequence[Column]],
         fetch: Callable[[int, int], None],
         empty: Callable[[], list[str]],
     ) -> None:
-        super().__init__(id)
+        super().__init__(name)
         self._columns_of = columns
         self._fetch = fetch
         self._empty = empty
@@ -116,8 +106,7 @@ class Table(Pane):
         """Paint all rows again."""
         self._strips.clear()
         self._columns = (-1, [])
-        if self.is_attached:
-            self.refresh()
+        self.refresh()
 
     def changed(self, keep_scroll: bool = True) -> None:
         """Rows keep; paint them again."""
@@ -184,8 +173,6 @@ class Table(Pane):
 
     def refresh_line(self, y: int) -> None:
         """Paint one line again."""
-        from textual.geometry import Region
-
         self.refresh(Region(0, y, self.size.width, 1))
 
     def _reveal(self) -> None:
@@ -204,7 +191,7 @@ class Table(Pane):
             self.refresh()
             self.post_message(self.Moved(self))
 
-    def on_resize(self) -> None:
+    def on_placed(self) -> None:
         """Keep the cursor in view."""
         self._reveal()
         self.top = max(0, min(self.top, self.overflow))
@@ -225,15 +212,15 @@ class Table(Pane):
         self._columns = (width, made)
         return made
 
-    def _make(self, y: int) -> Strip:
+    def _make(self, y: int) -> list[Segment]:
         width = self.size.width
         p = self.palette
         if not self.total:
             texts = self._empty()
             at = y - max(0, (self.size.height - len(texts)) // 3)
             if 0 <= at < len(texts):
-                return Line(p).add(texts[at], p.title if at == 0 else p.muted, cells=width, align="^").strip(width)
-            return Strip.blank(width, p.base)
+                return Line(p).add(texts[at], p.title if at == 0 else p.muted, cells=width, align="^").cells(width)
+            return Line(p).cells(width)
         columns = self.layout_columns(width)
         line = Line(p)
         if y == 0:
@@ -245,39 +232,39 @@ class Table(Pane):
                 if column.name:
                     line.hits.append((line.width - size, line.width, ("sort", column.name)))
                 line.gap()
-            return line.strip(width)
+            return line.cells(width)
         index = self.top + y - 1
         if index >= self.total:
-            return Strip.blank(width, p.base)
+            return Line(p).cells(width)
         row = self.row(index)
         here = index == self.cursor
         line.add("▸" if here else " ", p.accent)
         if row is None:
             line.add(" …", p.faint)
-            return line.strip(width, p.cursor if here else None)
+            return line.cells(width, p.cursor if here else None)
         line.add(self.marked(row), p.warn_bold, cells=1)
         for column, size in columns:
             value, style = column.cell(row)
             line.add(value, style, cells=size, align=column.align).gap()
-        return line.strip(width, p.cursor if here else None)
+        return line.cells(width, p.cursor if here else None)
 
-    def on_click(self, event: events.Click) -> None:
+    def clicked(self, x: int, y: int) -> bool:
         """Select the clicked row; a click on the selected row opens it; a click on a heading sorts."""
-        event.stop()
         if not self.total:
-            return
-        if event.y == 0:
+            return False
+        if y == 0:
             at = 2
             for column, size in self.layout_columns(self.size.width):
-                if at <= event.x < at + size and column.name:
+                if at <= x < at + size and column.name:
                     self.post_message(self.Hit(self, ("sort", column.name)))
-                    return
+                    return True
                 at += size + 1
-            return
-        index = self.top + event.y - 1
+            return False
+        index = self.top + y - 1
         if index >= self.total:
-            return
-        if index == self.cursor and event.chain >= 1:
+            return False
+        if index == self.cursor:
             self.post_message(self.Selected(self, self.current))
         else:
             self.move_to(index)
+        return True

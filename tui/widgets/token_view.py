@@ -27,8 +27,8 @@ class TokenView(Pane):
 
     title = "tokens"
 
-    def __init__(self, id: str = "tokens") -> None:
-        super().__init__(id)
+    def __init__(self, name: str = "tokens") -> None:
+        super().__init__(name)
         self.mode = 0
         self.step = 0
         self.problem = ""
@@ -54,7 +54,7 @@ class TokenView(Pane):
         self.step = step
         self._built = None
         self.top = 0
-        if self.is_attached and self.size.width:
+        if self.shown:
             at = next((i for i, line in enumerate(self.lines) if line.hits and line.hits[0][2] == ("turn", step)), 0)
             self.top = max(0, min(at - 2, self.overflow))
         self._strips.clear()

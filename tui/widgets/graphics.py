@@ -1,0 +1,77 @@
+"""Real pixels in terminals that can show them: kitty's protocol or sixel, through textual-image.
+
+Which one a terminal speaks is told by its environment, not asked: the answer to a question would arrive among the
+keys. `GRPO_TUI_IMAGES` (`kitty`, `sixel` or `blocks`) overrides it, for terminals that do not say who they are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from textual.widget import Widget
+
+Kind = Literal["kitty", "sixel", "blocks"]
+
+_KITTY_PROGRAMS = ("ghostty",)
+_SIXEL_PROGRAMS = ("WezTerm", "iTerm.app", "mintty", "contour", "BlackBox")
+_SIXEL_TERMS = ("foot", "mlterm", "contour", "yaft", "xterm-sixel")
+
+
+def kind(environment: Mapping[str, str] = os.environ) -> Kind:
+    """How images are shown in this terminal."""
+    wanted = environment.get("GRPO_TUI_IMAGES", "")
+    if wanted in ("kitty", "sixel", "blocks"):
+        return wanted  # type: ignore[return-value]
+    if environment.get("NO_COLOR") or environment.get("TMUX") or environment.get("STY"):
+        return "blocks"  # multiplexers swallow graphics, or place them wrongly
+    term, program = environment.get("TERM", ""), environment.get("TERM_PROGRAM", "")
+    if environment.get("KITTY_WINDOW_ID") or term in ("xterm-kitty", "xterm-ghostty") or program in _KITTY_PROGRAMS:
+        return "kitty"
+    if program in _SIXEL_PROGRAMS or term.startswith(_SIXEL_TERMS):
+        return "sixel"
+    return "blocks"
+
+
+def cell_pixels() -> tuple[int, int]:
+    """Width and height of a cell in pixels, as the terminal's driver says; 10 × 20 where it does not."""
+    try:
+        import fcntl
+        import struct
+        import termios
+
+        assert sys.__stdout__ is not None
+        packed = fcntl.ioctl(sys.__stdout__.fileno(), termios.TIOCGWINSZ, b"\0" * 8)
+        rows, columns, width, height = struct.unpack("HHHH", packed)
+        if rows and columns and width >= columns and height >= rows:
+            return width // columns, height // rows
+    except (ImportError, OSError, ValueError, AssertionError):
+        pass
+    return 10, 20
+
+
+def make(wanted: Kind) -> Widget:
+    """A widget of textual-image for this protocol; its `image` takes a PIL image."""
+    from textual_image import _terminal
+
+    # Importing the package asks the terminal questions, whose answers the running app would take for keys.
+    size = _terminal.CellSize(*cell_pixels())
+    setattr(_terminal.get_cell_size, "_result", size)  # noqa: B010  where textual-image keeps it
+    real: Any = sys.__stdout__
+    try:
+        sys.__stdout__ = _NoTerminal()  # type: ignore[misc, assignment]
+        from textual_image.widget import SixelImage, TGPImage
+    finally:
+        sys.__stdout__ = real  # type: ignore[misc]
+    return TGPImage(id="graphic") if wanted == "kitty" else SixelImage(id="graphic")
+
+
+class _NoTerminal:
+    """Stands in for standard output while textual-image is imported."""
+
+    def isatty(self) -> bool:
+        """No."""
+        return False
