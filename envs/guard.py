@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-STALL_S = 0.05
+STALL_S = 0.005
 """When no call has finished for this long, another worker joins (up to the limit)."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from .base import Env, ImageStore, Picture, Split, StepResult, env_name
 from .calls import ToolCall, clean_text
 from .checks import find_problem
 from .guard import Outcome, describe, guarded_map
+from .sound import checked_call, checked_context, checked_pictures, checked_result
 from .trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -86,8 +86,11 @@ class MultiTurnEnv(Env):
         **config: Any,
     ) -> None:
         super().__init__(tokenizer, **config)
-        if max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1, not {max_turns}")
+        for option, value in (("max_turns", max_turns), ("workers", workers)):
+            if value < 1:
+                raise ValueError(f"{option} must be at least 1, not {value}")
+        if not turn_timeout_s > 0:
+            raise ValueError(f"turn_timeout_s must be above 0 seconds, not {turn_timeout_s}")
         self.max_turns = max_turns
         self.turn_timeout_s = turn_timeout_s
         self.workers = workers
@@ -168,21 +171,16 @@ class MultiTurnEnv(Env):
     def _answer(self, rollout: _Rollout, text: str) -> _Answer:
         """Understand a turn and carry it out. Runs under guard: may raise anything, may hang."""
         rollout.call = None
-        call = self.parse(text)
-        if not isinstance(call, ToolCall):
-            raise TypeError(f"parse returned {describe(call)}, not a ToolCall")
-        rollout.call = call
+        rollout.call = call = checked_call(self.parse(text))
         rollout.context = context = self._context(rollout)
         problem = find_problem(call, self.tools, context) if self.tools else call.error
         if problem is not None:
             return _Answer(call, context, StepResult(f"error: {problem}", error=problem))
-        return _Answer(call, context, _checked(self.step(rollout.state, call)))
+        return _Answer(call, context, checked_result(self.step(rollout.state, call)))
 
     def _context(self, rollout: _Rollout) -> StepContext:
         """What the environment says, with the resources that its steps have produced so far."""
-        context = self.context(rollout.state)
-        if not isinstance(context, StepContext):
-            raise TypeError(f"context returned {describe(context)}, not a StepContext")
+        context = checked_context(self.context(rollout.state))
         merged = dict(context.resources)
         for kind, ids in rollout.resources.items():
             merged[kind] = tuple(dict.fromkeys((*merged.get(kind, ()), *ids)))
@@ -276,10 +274,14 @@ class MultiTurnEnv(Env):
             if message.get("role") not in ("system", "user", "assistant"):
                 raise ValueError(f"a message of reset has the role {message.get('role')!r}")
         cleaned: list[Message] = [{**m, "content": clean_text(m.get("content", ""))} for m in messages]
-        context = self.context(state)
-        if not isinstance(context, StepContext):
-            raise TypeError(f"context returned {describe(context)}, not a StepContext")
-        return state, cleaned, context, tuple(self.images(state)) if rollout.keep_images else ()
+        context = checked_context(self.context(state))
+        pictures: tuple[Picture, ...] = ()
+        if rollout.keep_images:
+            try:
+                pictures = checked_pictures(self.images(state))
+            except Exception:  # pictures are for people: the rollout goes on without
+                logger.warning("%s could not show its pictures", env_name(self), exc_info=True)
+        return state, cleaned, context, pictures
 
     def _prompts(self, rollouts: Sequence[_Rollout], num_rollouts: int) -> list[list[Message]]:
         """One prompt a task. A rollout whose prompt differs from its group's could not be compared: it fails."""
@@ -332,7 +334,8 @@ class MultiTurnEnv(Env):
 
     def _expected(self, task: Any) -> str | None:
         try:
-            return self.expected(task)
+            expected = self.expected(task)
+            return None if expected is None else clean_text(str(expected))
         except Exception:  # a malformed task, whose rollout has failed already and says so
             return None
 
@@ -434,33 +437,3 @@ def task_id(env: str, task: Any) -> str:
 def _wrong(rollout: _Rollout) -> bool | None:
     """A rollout that ran out of turns or tokens did not answer rightly; of a failed one nothing is known."""
     return None if rollout.error else False
-
-
-def _checked(result: Any) -> StepResult:
-    """`result` if it is a sound StepResult. Raises TypeError or ValueError with what is wrong."""
-    if not isinstance(result, StepResult):
-        raise TypeError(f"step returned {describe(result)}, not a StepResult")
-    if not isinstance(result.observation, str):
-        raise TypeError(f"the observation is {describe(result.observation)}, not text")
-    if isinstance(result.reward, bool) or not isinstance(result.reward, (int, float, np.number)):
-        raise TypeError(f"the reward is {describe(result.reward)}, not a number")
-    if not math.isfinite(float(result.reward)):
-        raise ValueError(f"the reward is {result.reward}")
-    if not isinstance(result.done, (bool, np.bool_)):
-        raise TypeError(f"done is {describe(result.done)}, not a bool")
-    if result.answer is not None and not isinstance(result.answer, str):
-        raise TypeError(f"the answer is {describe(result.answer)}, not text")
-    if result.correct is not None and not isinstance(result.correct, (bool, np.bool_)):
-        raise TypeError(f"correct is {describe(result.correct)}, not a bool")
-    if not isinstance(result.produced, Mapping) or not all(
-        isinstance(v, (tuple, list)) for v in result.produced.values()
-    ):
-        raise TypeError('produced must map a kind to ids, such as {"mask": ("1",)}')
-    if type(result.reward) is float and type(result.done) is bool and type(result.correct) in (bool, type(None)):
-        return result
-    return replace(
-        result,
-        reward=float(result.reward),
-        done=bool(result.done),
-        correct=None if result.correct is None else bool(result.correct),
-    )

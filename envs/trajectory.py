@@ -16,6 +16,8 @@ from .tools import ToolSpec
 if TYPE_CHECKING:  # the viewer opens in a third of a second: numpy is loaded when arrays are
     import numpy as np
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, default=str)
+
 
 @dataclass(frozen=True)
 class StepContext:
@@ -72,7 +74,7 @@ class Step:
         """The whole action as one canonical string: equal for equal tool and arguments, else different."""
         if self.action is None:
             return f"?{self.text}"
-        return f"{self.action} {json.dumps(self.arguments, sort_keys=True, default=str)}"
+        return f"{self.action} {_CANONICAL.encode(self.arguments)}"
 
 
 @dataclass(frozen=True)

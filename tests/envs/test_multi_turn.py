@@ -41,7 +41,7 @@ class TroubleEnv(MultiTurnEnv):
                 return None  # pyright: ignore[reportReturnType]
             case "role":
                 return {}, [{"role": "wizard", "content": "x"}]
-        return {"n": 0}, [{"role": "user", "content": task.get("prompt", "go")}]
+        return {"n": 0, "rubbish": task.get("rubbish", {})}, [{"role": "user", "content": task.get("prompt", "go")}]
 
     def context(self, state: Any) -> StepContext:
         return StepContext("image", {"width": 10, "height": 10})
@@ -64,6 +64,8 @@ class TroubleEnv(MultiTurnEnv):
                 return StepResult("x", reward=float("nan"))
             case "number":
                 return StepResult(3)  # pyright: ignore[reportArgumentType]
+            case "rubbish":
+                return StepResult("x", **state["rubbish"])
             case "make":
                 return StepResult("made", produced={"thing": (str(state["n"]),)}, reward=0.5)
             case "end":
@@ -173,6 +175,63 @@ def test_a_broken_step_costs_its_own_rollout(what: str, stop_reason: str, error:
     assert broken.steps[1].arguments == {"what": what} and broken.steps[1].error
     assert broken.env_reward == 0.25  # what it had earned before
     assert all(t.stop_reason == "answer" and t.correct and t.error is None for t in others)
+
+
+@pytest.mark.parametrize(
+    "rubbish, error",
+    [
+        ({"images": "abc"}, "pictures must be a tuple of Picture"),
+        ({"mask": np.zeros((2, 2))}, "mask is a ndarray, not a Picture"),
+        ({"overlay": (1, 2)}, "overlay is a tuple, not an Overlay"),
+        ({"produced": {"mask": "12"}}, "produced must map a kind to ids"),
+        ({"produced": 3}, "produced must map a kind to ids"),
+        ({"answer": 7}, "the answer is a int, not text"),
+        ({"error": 7}, "the error is a int, not text"),
+        ({"correct": "yes"}, "correct is a str, not a bool"),
+        ({"done": "no"}, "done is a str, not a bool"),
+        ({"reward": "1"}, "the reward is a str, not a number"),
+        ({"reward": float("inf")}, "the reward is inf"),
+    ],
+)
+def test_rubbish_in_a_result_costs_its_own_rollout(rubbish: dict, error: str):
+    env = TroubleEnv(max_turns=1)
+    out = env.run_trial([{"rubbish": rubbish}], ByteAgent(lambda row, *_: do("end" if row else "rubbish")), 2)
+    first, second = out["trajectories"]
+    assert first.stop_reason == "error" and error in first.error
+    assert second.correct
+
+
+@pytest.mark.parametrize(
+    "method, value, error",
+    [
+        ("parse", "DO", "parse returned a str"),
+        ("parse", ToolCall(3), "parse gave a int as the name"),  # pyright: ignore[reportArgumentType]
+        ("parse", ToolCall("DO", [1]), "parse gave arguments"),  # pyright: ignore[reportArgumentType]
+        ("context", None, "context returned None"),
+        ("context", StepContext(facts=[]), "facts are a list"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_rubbish_from_the_other_methods_costs_rollouts_too(method: str, value: Any, error: str):
+    broken = type("Broken", (TroubleEnv,), {method: lambda self, _: value})
+    trajectory = broken(max_turns=1).run_trial([{}], ByteAgent(lambda *_: do("go")), 1)["trajectories"][0]
+    assert trajectory.stop_reason == "error" and error in trajectory.error
+
+
+def test_numbers_of_numpy_are_numbers():
+    env = TroubleEnv(max_turns=1)
+    rubbish = {"reward": np.float32(0.5), "done": np.bool_(True), "correct": np.bool_(True)}
+    trajectory = env.run_trial([{"rubbish": rubbish}], ByteAgent(lambda *_: do("rubbish")), 1)["trajectories"][0]
+    assert (trajectory.env_reward, trajectory.correct, trajectory.stop_reason) == (0.5, True, "answer")
+    assert type(trajectory.steps[0].reward) is float and type(trajectory.correct) is bool
+
+
+def test_pictures_that_cannot_be_shown_cost_nothing_else():
+    class BlindEnv(TroubleEnv):
+        def images(self, state: Any) -> Any:
+            raise OSError("no picture")
+
+    env = BlindEnv(max_turns=1, image_store=object())  # pyright: ignore[reportArgumentType]
+    assert env.run_trial([{}], ByteAgent(lambda *_: do("end")), 1)["trajectories"][0].correct
 
 
 @pytest.mark.parametrize("how", ["raise", "hang", "nothing", "role"])

@@ -1,0 +1,92 @@
+"""Checking what an author's code returned, while it can still fail its own rollout alone.
+
+Everything that passes here can be recorded and trained on; what does not raises TypeError or ValueError with what is
+wrong, in the words of the person who wrote the environment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .base import Picture, StepResult
+from .calls import ToolCall
+from .guard import describe
+from .trajectory import Overlay, StepContext
+
+
+def checked_call(call: Any) -> ToolCall:
+    """`call` if `parse` returned a sound ToolCall."""
+    if not isinstance(call, ToolCall):
+        raise TypeError(f"parse returned {describe(call)}, not a ToolCall")
+    if call.name is not None and not isinstance(call.name, str):
+        raise TypeError(f"parse gave {describe(call.name)} as the name of a call, not text")
+    if not isinstance(call.arguments, Mapping) or not all(isinstance(k, str) for k in call.arguments):
+        raise TypeError("parse gave arguments that are not a mapping from names")
+    if not isinstance(call.thought, str):
+        raise TypeError(f"parse gave {describe(call.thought)} as the thought, not text")
+    return call
+
+
+def checked_context(context: Any) -> StepContext:
+    """`context` if it is a sound StepContext."""
+    if not isinstance(context, StepContext):
+        raise TypeError(f"context returned {describe(context)}, not a StepContext")
+    if not isinstance(context.modality, str):
+        raise TypeError(f"the context's modality is {describe(context.modality)}, not text")
+    if not isinstance(context.facts, Mapping):
+        raise TypeError(f"the context's facts are {describe(context.facts)}, not a mapping")
+    _check_ids(context.resources, "the context's resources")
+    return context
+
+
+def checked_pictures(pictures: Any) -> tuple[Picture, ...]:
+    """`pictures` as a tuple, if all of them are."""
+    if not isinstance(pictures, (tuple, list)) or not all(isinstance(p, Picture) for p in pictures):
+        raise TypeError("pictures must be a tuple of Picture")
+    return tuple(pictures)
+
+
+def checked_result(result: Any) -> StepResult:
+    """`result` if it is a sound StepResult, with plain Python numbers."""
+    if not isinstance(result, StepResult):
+        raise TypeError(f"step returned {describe(result)}, not a StepResult")
+    if not isinstance(result.observation, str):
+        raise TypeError(f"the observation is {describe(result.observation)}, not text")
+    if isinstance(result.reward, bool) or not isinstance(result.reward, (int, float, np.number)):
+        raise TypeError(f"the reward is {describe(result.reward)}, not a number")
+    if not math.isfinite(float(result.reward)):
+        raise ValueError(f"the reward is {result.reward}")
+    if not isinstance(result.done, (bool, np.bool_)):
+        raise TypeError(f"done is {describe(result.done)}, not a bool")
+    if result.correct is not None and not isinstance(result.correct, (bool, np.bool_)):
+        raise TypeError(f"correct is {describe(result.correct)}, not a bool")
+    for name, text in (("answer", result.answer), ("error", result.error)):
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"the {name} is {describe(text)}, not text")
+    if result.produced:
+        _check_ids(result.produced, "produced")
+    if result.images:
+        checked_pictures(result.images)
+    for name, picture in (("mask", result.mask), ("on_image", result.on_image)):
+        if picture is not None and not isinstance(picture, Picture):
+            raise TypeError(f"{name} is {describe(picture)}, not a Picture")
+    if result.overlay is not None and not isinstance(result.overlay, Overlay):
+        raise TypeError(f"overlay is {describe(result.overlay)}, not an Overlay")
+    if type(result.reward) is float and type(result.done) is bool and type(result.correct) in (bool, type(None)):
+        return result
+    return replace(
+        result,
+        reward=float(result.reward),
+        done=bool(result.done),
+        correct=None if result.correct is None else bool(result.correct),
+    )
+
+
+def _check_ids(resources: Any, what: str) -> None:
+    if not isinstance(resources, Mapping) or not all(isinstance(ids, (tuple, list)) for ids in resources.values()):
+        raise TypeError(f'{what} must map a kind to ids, such as {{"mask": ("1",)}}')
