@@ -358,19 +358,19 @@ def read(run_dir: Path) -> None:
             "correct and not action:ZOOM_IN",
             "correct or penalised",
         ):
-            fresh = [lambda e=expression: RunReader(run_dir).page(filter=e, limit=50)]
+            fresh = [lambda e=expression: _fresh(run_dir, "page", filter=e, limit=50)]
             _timed(f"filter, first page: {expression}", fresh * 3)
-            _timed("  its count", [lambda e=expression: RunReader(run_dir).count(e)] * 3)
-            _timed("  by reward", [lambda e=expression: RunReader(run_dir).page(filter=e, sort="reward", limit=50)] * 3)
+            _timed("  its count", [lambda e=expression: _fresh(run_dir, "count", e)] * 3)
+            _timed("  by reward", [lambda e=expression: _fresh(run_dir, "page", filter=e, sort="reward", limit=50)] * 3)
             _timed("  next in it", [lambda n=n, e=expression: reader.seek(n, 1, filter=e) for n in middle[:10]])
             _timed("  far page", [lambda e=expression: reader.page(filter=e, offset=total // 3, limit=50)] * 2)
             _timed("  histogram", [lambda e=expression: reader.histogram(filter=e)] * 2)
         for text in ("serendipity", "circle", '"no mask 7"', "harbour -lantern", "segm*", "SEGMENT_OBJECT_AT", "xyzzy"):
-            _timed(f"search, first page: {text}", [lambda t=text: RunReader(run_dir).page(search=t, limit=50)] * 3)
-            _timed("  its count", [lambda t=text: RunReader(run_dir).count(search=t)] * 3)
+            _timed(f"search, first page: {text}", [lambda t=text: _fresh(run_dir, "page", search=t, limit=50)] * 3)
+            _timed("  its count", [lambda t=text: _fresh(run_dir, "count", search=t)] * 3)
             _timed("  next in it", [lambda n=n, t=text: reader.seek(n, 1, search=t) for n in middle[:10]])
             _timed("  with reward<0.2", [
-                lambda t=text: RunReader(run_dir).page(search=t, filter="reward<0.2", limit=50)
+                lambda t=text: _fresh(run_dir, "page", search=t, filter="reward<0.2", limit=50)
             ] * 3)  # fmt: skip
         _timed("histogram of all", [lambda: reader.histogram()] * 3)
         _timed("group", [lambda n=n: reader.group(reader.rows([n])[0].group) for n in middle[:10]])
@@ -379,6 +379,12 @@ def read(run_dir: Path) -> None:
     _timed("latest of all metrics", [reader.latest] * 5)
     _timed("a curve of 200 points", [lambda m=m: reader.metric(m, max_points=200) for m in names[:15]])
     print(f"{'memory for all this':60} {(process.memory_info().rss - before) / 2**20:9.1f} MiB")
+
+
+def _fresh(run_dir: Path, method: str, *arguments: str, **options: object) -> None:
+    """One question to a reader that has just been opened: nothing is remembered from an earlier one."""
+    with RunReader(run_dir) as reader:
+        getattr(reader, method)(*arguments, **options)
 
 
 def _n(row: object) -> int:

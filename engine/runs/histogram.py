@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from .connection import Connection, OutOfTime
 from .errors import FilterError
@@ -63,8 +64,7 @@ def _bin(column: str, edges: list[float]) -> str:
     return f"min({len(edges) - 2}, max(0, CAST(({column} - {edges[0]!r}) / {width!r} AS INTEGER)))"
 
 
-def _of_numbers(db: Connection, column: str, edges: list[float], numbers: object) -> list[int]:
-    assert isinstance(numbers, list)
+def _of_numbers(db: Connection, column: str, edges: list[float], numbers: Sequence[int]) -> list[int]:
     counts = [0] * (len(edges) - 1)
     for first in range(0, len(numbers), 1000):
         part = numbers[first : first + 1000]

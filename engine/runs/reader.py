@@ -51,6 +51,7 @@ class RunReader:
         self._views: OrderedDict[tuple[str, str, str, bool], View] = OrderedDict()
         self._toolsets: dict[int, tuple[ToolSpec, ...]] = {}
         self._byte_level: bool | None = None
+        self._epoch: str | None = None
         self._open()
 
     def close(self) -> None:
@@ -281,6 +282,11 @@ class RunReader:
                 f"{SCHEMA_VERSION}); what can be read is shown"
             )
 
+    def _extent(self) -> tuple[int, str | None]:
+        """The number of the last trajectory, and which life of the run the numbers are of (see `truncate_after`)."""
+        rows = self._all("SELECT (SELECT max(n) FROM rows), (SELECT value FROM meta WHERE key = 'epoch')")
+        return (int(rows[0][0] or 0), rows[0][1]) if rows else (0, None)
+
     def _ready(self) -> Connection | None:
         if self._connection is None and not self.problems:
             self._open()  # a run that has just begun
@@ -325,6 +331,10 @@ class RunReader:
         labels, db = self._names(), self._ready()
         if labels is None or db is None:
             return None
+        last, epoch = self._extent()
+        if epoch != self._epoch:
+            self._views.clear()
+            self._epoch = epoch
         compiled = expression.compile(labels)
         key = (f"{compiled.sql} {compiled.params}", match, sort, descending)
         view = self._views.pop(key, None)
@@ -334,7 +344,7 @@ class RunReader:
         if len(self._views) > _VIEWS:
             self._views.popitem(last=False)
         try:
-            view.refresh(self.total())
+            view.refresh(last)
         except sqlite3.OperationalError as error:
             raise FilterError(f"this search cannot be understood ({error})") from error
         return view

@@ -63,11 +63,12 @@ CREATE VIRTUAL TABLE search USING fts5 (
 
 CREATE TABLE steps (step INTEGER PRIMARY KEY, time REAL NOT NULL);
 CREATE TABLE metric_names (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE metrics (id INTEGER PRIMARY KEY, name INTEGER NOT NULL, step INTEGER NOT NULL, value REAL);
+-- Ids only grow, also when a resumed run has removed its last rows: followers ask for what is behind the last id.
+CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, name INTEGER NOT NULL, step INTEGER NOT NULL, value REAL);
 CREATE INDEX metrics_series ON metrics (name, step, value);
 
 CREATE TABLE events (
-    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, time REAL NOT NULL, step INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, time REAL NOT NULL, step INTEGER NOT NULL,
     message TEXT NOT NULL, data TEXT NOT NULL
 );
 CREATE INDEX events_kind ON events (kind);
@@ -141,7 +142,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     for suffix in ("mode=ro", "mode=ro&immutable=1"):
         db = sqlite3.connect(f"file:{location}?{suffix}", uri=True, isolation_level=None, check_same_thread=False)
         try:
-            db.execute("PRAGMA cache_size = -8192")
+            db.execute("PRAGMA cache_size = -4096")
             db.execute("PRAGMA busy_timeout = 2000")
             db.execute("SELECT count(*) FROM sqlite_master").fetchone()
             return db

@@ -61,6 +61,7 @@ class Sink:
         self._tell = tell
         self._told = 0
         self._told_at = -TELL_AGAIN_SECONDS
+        self._quiet = False
         self._store: RecordStore | None = None
         self._inode: tuple[int, int] | None = None
         self._careful = False
@@ -208,15 +209,22 @@ class Sink:
             self._let_go()
         if self.trouble is None and not (locked and self.attempts == 1):
             self.trouble = explain(error, self.run_dir)
-            self._tell(f"{self.trouble}; training goes on without its record, which resumes when it can")
+            # A disk that is nearly full says no, yes, no, …: that is one trouble, and is told once.
+            self._quiet = self._told_lately()
+            if not self._quiet:
+                self._tell(f"{self.trouble}; training goes on without its record, which resumes when it can")
 
     def _lost_since(self) -> int:
         return self.lost + self._overflow() - self._told
 
+    def _told_lately(self) -> bool:
+        return time.monotonic() - self._told_at < TELL_AGAIN_SECONDS
+
     def _news(self, store: RecordStore) -> tuple[str, int] | None:
         """Add the event that explains a hole in the record, once for a spell of trouble, at most once a minute."""
         lost = self._lost_since()
-        if self.trouble is None and (not lost or time.monotonic() - self._told_at < TELL_AGAIN_SECONDS):
+        loud = self.trouble is not None and not self._quiet
+        if not loud and (self._told_lately() or not lost):
             return None
         reason = self.trouble or "rows came faster than the disk takes them, or could not be stored"
         message = f"{reason}: {lost} rows are missing from the record" if lost else f"{reason}, but nothing was lost"
@@ -225,14 +233,13 @@ class Sink:
         return message, lost
 
     def _after(self, news: tuple[str, int] | None) -> None:
-        self.attempts = 0
+        recovered = self.trouble is not None
+        self.trouble, self.attempts = None, 0
         if news is None:
             return
         message, lost = news
         self._told += lost
         self._told_at = time.monotonic()
-        recovered = self.trouble is not None
-        self.trouble = None
         self._tell(f"the record is written again ({message})" if recovered else message)
 
 

@@ -149,6 +149,8 @@ class RecordStore:
             self.db.execute("DELETE FROM metrics WHERE step > ?", (step,))
             self.db.execute("DELETE FROM events WHERE step > ? AND kind NOT IN ('record', 'error', 'control')", (step,))
             self.db.execute("DELETE FROM steps WHERE step > ?", (step,))
+            # Readers that have seen the removed rows begin anew when this changes.
+            self.set_meta("epoch", str(time.time_ns()))
             self.commit()
             return removed
         except BaseException:

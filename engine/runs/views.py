@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +44,36 @@ class Count(int):
         return f"{int(self):,}" if self.exact else f"≥ {int(self):,}"
 
 
+class Keys:
+    """Sorted keys of a small view, sixteen bytes each."""
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self.numbers = array("q", [n for _, _, n in keys])
+        # SQLite holds no NaN, so NaN can stand for a missing value.
+        self._values = array("d", [value if present else math.nan for present, value, _ in keys])
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, i: int) -> Key:
+        value = self._values[i]
+        return (0, 0.0, self.numbers[i]) if value != value else (1, value, self.numbers[i])
+
+    def with_more(self, keys: Sequence[Key]) -> Keys:
+        """These and others, sorted."""
+        return Keys(sorted([*(self[i] for i in range(len(self))), *keys]))
+
+    def after(self, key: Key) -> int | None:
+        """The number behind a key, which need not be one of these."""
+        i = bisect.bisect_right(self, key)
+        return self.numbers[i] if i < len(self) else None
+
+    def before(self, key: Key) -> int | None:
+        """The number in front of a key, which need not be one of these."""
+        i = bisect.bisect_left(self, key) - 1
+        return self.numbers[i] if i >= 0 else None
+
+
 @dataclass
 class View:
     """One filter, search and order over one connection."""
@@ -53,7 +85,7 @@ class View:
     sort: str
     descending: bool
     upto: int = 0
-    small: list[Key] | None = None
+    small: Keys | None = None
     resolved: bool = False
     counted: Count | None = None
     anchors: dict[int, Key] = field(default_factory=dict)
@@ -88,11 +120,11 @@ class View:
             self.upto = last_n
             return
         found = self._keys(self.upto if self.resolved else 0)
-        known = self.small or []
+        known = self.small or Keys([])
         if found is None or len(known) + len(found) > SMALL:
             self.small, self.counted = None, None
         else:
-            self.small = sorted([*known, *found])
+            self.small = known.with_more(found)
             self.counted = Count.of(len(self.small))
         self.resolved, self.upto = True, last_n
 
@@ -105,8 +137,11 @@ class View:
     def page(self, offset: int, limit: int) -> list[int]:
         """The numbers of the trajectories at `offset` … of the view."""
         if self.small is not None:
-            keys = self.small[::-1] if self.descending else self.small
-            return [n for _, _, n in keys[offset : offset + limit]]
+            numbers = self.small.numbers
+            if self.descending:
+                end = max(0, len(numbers) - offset)
+                return numbers[max(0, end - limit) : end].tolist()[::-1]
+            return numbers[offset : offset + limit].tolist()
         if self.plain and self.sort == "n":
             return self._dense(offset, limit)
         total = self.counted if self.counted is not None and self.counted.exact else None
@@ -140,11 +175,7 @@ class View:
         if here is None:
             return None
         if self.small is not None:
-            if forwards:
-                i = bisect.bisect_right(self.small, here)
-                return self.small[i][2] if i < len(self.small) else None
-            i = bisect.bisect_left(self.small, here) - 1
-            return self.small[i][2] if i >= 0 else None
+            return self.small.after(here) if forwards else self.small.before(here)
         keys = self._walk(here, forwards, AHEAD, 0)
         chain = [k[2] for k in keys]
         if len(self.ahead) > 4096:
@@ -160,7 +191,7 @@ class View:
 
     def numbers(self) -> Sequence[int] | None:
         """All numbers of a small view; None for a large one."""
-        return None if self.small is None else [n for _, _, n in self.small]
+        return None if self.small is None else self.small.numbers
 
     def condition(self) -> tuple[str, tuple[object, ...]]:
         """The view as one condition over `rows`, for other queries."""

@@ -85,7 +85,7 @@ def make(step: int, index: int, rng: random.Random | None = None, **changes: obj
     return record
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_record() -> MakeRecord:
     return make
 

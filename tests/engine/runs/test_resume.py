@@ -1,0 +1,126 @@
+"""Going on after a checkpoint: nothing of a later step stays, nothing of an earlier one is lost, numbers stay dense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.store import RecordStore
+from grpo_tui.engine.runs.writer import RunWriter
+
+
+def test_later_steps_are_removed_from_everything(run_dir: Path, make_record):
+    writer = RunWriter(run_dir)
+    for step in range(1, 8):
+        writer.trajectories(step, [make_record(step, i, answer=f"word{step}") for i in range(20)])
+        writer.metrics(step, {"a": step})
+        writer.event("alert", f"at {step}", step=step)
+    writer.close()
+    resumed = RunWriter(run_dir, resume_from_step=4)
+    for step in (5, 6):
+        resumed.trajectories(step, [make_record(step, i + 100, answer=f"again{step}") for i in range(20)])
+        resumed.metrics(step, {"a": -step})
+    resumed.event("alert", "again", step=5)
+    assert resumed.flush(20)
+    with RunReader(run_dir) as reader:
+        assert [(r.n, r.step) for r in reader.page(limit=500)] == [(n, (n - 1) // 20 + 1) for n in range(1, 121)]
+        assert reader.metric("a") == [(1, 1), (2, 2), (3, 3), (4, 4), (5, -5), (6, -6)]
+        assert [e.message for e in reader.events()] == ["at 1", "at 2", "at 3", "at 4", "again"]
+        assert reader.count(search="word4") == 20
+        assert reader.count(search="word5") == 0 and reader.count(search="word7") == 0
+        assert [r.n for r in reader.page(search="again6", limit=50)] == list(range(101, 121))
+        for n in (80, 81, 120):
+            step, index = (n - 1) // 20 + 1, (n - 1) % 20
+            assert reader.trajectory(n).trajectory.id == f"t{step}-{index + (100 if step > 4 else 0)}"
+            assert reader.tokens(n) is not None
+    resumed.close()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    steps=st.lists(st.integers(1, 6), min_size=1, max_size=6),
+    sizes=st.lists(st.integers(1, 40), min_size=6, max_size=6),
+    cut=st.integers(0, 6),
+)
+def test_any_order_of_steps_keeps_exactly_those_up_to_the_checkpoint(tmp_path_factory, make_record, steps, sizes, cut):
+    path = tmp_path_factory.mktemp("cut") / "record.sqlite"
+    store = RecordStore(path)
+    given_: list[tuple[int, object]] = []
+    for position, step in enumerate(steps):
+        records = [make_record(step, position * 100 + i, answer=f"step{step}") for i in range(sizes[position])]
+        store.begin()
+        store.add_trajectories(step, records)
+        store.commit()
+        given_.extend((step, r) for r in records)
+    kept = [(s, r) for s, r in given_ if s <= cut]
+    assert store.truncate_after(cut) == len(given_) - len(kept)
+    store.close()
+    with RunReader(path.parent) as reader:
+        assert reader.total() == len(kept)
+        assert sorted(r.id for r in reader.page(limit=500)) == sorted(r.trajectory.id for _, r in kept)  # type: ignore[attr-defined]
+        for step in range(1, 7):
+            assert reader.count(search=f"answer:step{step}") == reader.count(f"step={step}")
+            assert reader.count(f"step={step}") == sum(s == step for s, _ in kept)
+        by_id = {r.trajectory.id: r for _, r in kept}  # type: ignore[attr-defined]
+        for row in reader.page(limit=500):
+            assert reader.trajectory(row.n) == replace(by_id[row.id], tokens=None)
+
+
+def test_resuming_a_run_that_recorded_nothing_yet(run_dir: Path):
+    writer = RunWriter(run_dir, resume_from_step=0)
+    writer.metrics(1, {"a": 1})
+    assert writer.flush(10) and writer.position() == 1
+    writer.close()
+
+
+def test_position_is_the_last_step_that_lasts(run_dir: Path, make_record):
+    writer = RunWriter(run_dir)
+    assert writer.position() == 0
+    writer.trajectories(3, [make_record(3, 0)])
+    writer.metrics(4, {"a": 1})
+    assert writer.flush(10) and writer.position() == 4
+    writer.close()
+    again = RunWriter(run_dir, resume_from_step=3)
+    again.metrics(4, {"a": 1})
+    assert again.flush(10) and again.position() == 4
+    again.close()
+
+
+def test_an_older_record_is_brought_up_to_date_when_resumed(run_dir: Path, monkeypatch, make_record):
+    from grpo_tui.engine.runs import schema
+
+    writer = RunWriter(run_dir)
+    writer.trajectories(1, [make_record(1, 0)])
+    writer.close()
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(schema, "MIGRATIONS", {1: "ALTER TABLE labels ADD COLUMN note TEXT;\nCREATE TABLE more (x);"})
+    resumed = RunWriter(run_dir, resume_from_step=1)
+    resumed.metrics(2, {"a": 1})
+    assert resumed.flush(10)
+    resumed.close()
+    store = RecordStore(run_dir / "record.sqlite")
+    assert schema.version(store.db) == 2
+    assert store.db.execute("SELECT count(*) FROM more").fetchone() == (0,)
+    assert store.last_n() == 1 and store.last_step() == 2
+    store.close()
+
+
+def test_a_newer_record_is_not_written_to(run_dir: Path, make_record):
+    writer = RunWriter(run_dir)
+    writer.trajectories(1, [make_record(1, 0)])
+    writer.close()
+    store = RecordStore(run_dir / "record.sqlite")
+    store.db.execute("PRAGMA user_version = 99")
+    store.close()
+    told: list[str] = []
+    newer = RunWriter(run_dir, resume_from_step=0, on_trouble=told.append)
+    newer.metrics(2, {"a": 1})
+    assert not newer.flush(5)
+    newer.close()
+    assert len(told) == 1 and "newer grpo-tui (record version 99" in told[0]
+    with RunReader(run_dir) as reader:
+        assert reader.total() == 1

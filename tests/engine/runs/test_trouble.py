@@ -1,0 +1,153 @@
+"""A disk that is full, a folder that goes away: training goes on, it is said once, and the record resumes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.runs import writer as writer_module
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.writer import RunWriter
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch):
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", (0.05, 0.1))
+
+
+def test_a_full_disk_costs_rows_and_not_the_run(tmp_path: Path):
+    """The size limit of a process stands in for a small disk: writes beyond it fail like on a full one."""
+    script = textwrap.dedent(
+        """
+        import logging, resource, sys, time
+        from pathlib import Path
+        sys.path.insert(0, sys.argv[2])
+        from conftest import make
+        from grpo_tui.engine.runs import writer as module
+        module.RETRY_SECONDS = (0.05, 0.1)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        from grpo_tui.engine.runs.writer import RunWriter
+        writer = RunWriter(Path(sys.argv[1]), queue_bytes=300_000)
+        writer.trajectories(1, [make(1, i) for i in range(50)])
+        assert writer.flush(20)
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+        slowest = 0.0
+        for step in range(2, 200):
+            began = time.perf_counter()
+            writer.trajectories(step, [make(step, i) for i in range(50)])
+            writer.metrics(step, {"a": step})
+            writer.status("running", step=step)
+            if step % 50 == 0:
+                writer.flush(10)  # before a checkpoint: must not wait for a disk that is full
+            slowest = max(slowest, time.perf_counter() - began)
+        lost = writer.dropped
+        assert lost > 1000, lost
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        deadline = time.monotonic() + 20
+        while not writer.flush(1) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        writer.trajectories(500, [make(500, 0, id="after")])
+        writer.status("finished", exit_code=0)
+        writer.close()
+        print(writer.dropped, slowest)
+        """
+    )
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    dropped = int(done.stdout.split()[0])
+    with RunReader(folder) as reader:
+        assert reader.info().status == "finished" and not reader.problems
+        assert reader.trajectory("after").trajectory.id == "after"
+        assert [r.n for r in reader.page(limit=5000)] == list(range(1, reader.total() + 1))
+        assert reader.total() > 50
+        events = reader.events(["record"])
+        assert 1 <= len(events) <= 4
+        assert sum(e.data["dropped"] for e in events) == dropped
+        metrics = len(reader.metric("a"))
+        assert reader.total() + metrics + dropped == 50 + 198 * 51 + 1
+    said = [line for line in done.stderr.splitlines() if "training goes on" in line]
+    assert 1 <= len(said) <= 3
+    assert all("disk" in line for line in said)
+
+
+def test_a_removed_folder_is_not_made_again_and_said_once(run_dir: Path, make_record):
+    told: list[str] = []
+    writer = RunWriter(run_dir, on_trouble=told.append, queue_bytes=200_000)
+    writer.trajectories(1, [make_record(1, 0)])
+    assert writer.flush(10)
+    shutil.rmtree(run_dir)
+    for step in range(2, 60):
+        writer.trajectories(step, [make_record(step, i) for i in range(10)])
+        writer.metrics(step, {"a": 1})
+        writer.status("running", step=step)
+        writer.save_image(make_record, f"image {step}")
+        time.sleep(0.01)
+    assert not writer.flush(2)
+    assert told == [told[0]] and "was removed" in told[0] and "training goes on" in told[0]
+    assert not run_dir.exists()
+    writer.close()
+    assert writer.dropped == 58 * 10 + 58 * 2
+    assert not run_dir.exists()
+
+
+def test_a_folder_that_comes_back_is_written_again(run_dir: Path, make_record):
+    told: list[str] = []
+    writer = RunWriter(run_dir, on_trouble=told.append)
+    writer.trajectories(1, [make_record(1, i) for i in range(5)])
+    assert writer.flush(10)
+    away = run_dir.with_name("away")
+    os.rename(run_dir, away)
+    writer.trajectories(2, [make_record(2, i) for i in range(5)])
+    assert not writer.flush(5)
+    os.rename(away, run_dir)
+    deadline = time.monotonic() + 20
+    while not writer.flush(1) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    writer.close()
+    assert writer.dropped == 0 and len(told) == 2 and "written again" in told[1]
+    with RunReader(run_dir) as reader:
+        assert [r.step for r in reader.page()] == [1] * 5 + [2] * 5
+        assert len(reader.events(["record"])) == 1
+
+
+def test_a_folder_that_cannot_be_made_at_all(tmp_path: Path, make_record):
+    (tmp_path / "file").write_text("not a folder")
+    told: list[str] = []
+    writer = RunWriter(tmp_path / "file" / "run", on_trouble=told.append)
+    writer.trajectories(1, [make_record(1, 0)])
+    assert not writer.flush(5)
+    writer.status("finished", exit_code=0)
+    writer.close()
+    assert len(told) == 1 and writer.dropped == 1
+
+
+def test_another_process_that_holds_the_database_for_long_delays_and_loses_nothing(run_dir: Path, make_record):
+    import sqlite3
+
+    writer = RunWriter(run_dir)
+    writer.metrics(1, {"a": 1})
+    assert writer.flush(10)
+    other = sqlite3.connect(run_dir / "record.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    writer.metrics(2, {"a": 2})
+    assert not writer.flush(0.3)
+    other.execute("ROLLBACK")
+    other.close()
+    assert writer.flush(20)
+    writer.close()
+    with RunReader(run_dir) as reader:
+        assert reader.metric("a") == [(1, 1.0), (2, 2.0)]

@@ -1,0 +1,175 @@
+"""The writer never stands in training's way: bounded, quiet, exact about what it lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.runs import writer as writer_module
+from grpo_tui.engine.runs.null_writer import NullWriter
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.store import RecordStore
+from grpo_tui.engine.runs.writer import RunWriter, open_writer
+
+
+def test_a_full_queue_drops_counts_and_says_so_once(run_dir: Path, make_record, monkeypatch, caplog):
+    gate = threading.Event()
+    original = RecordStore.add_trajectories
+
+    def slow(self, step, records):
+        gate.wait(20)
+        return original(self, step, records)
+
+    monkeypatch.setattr(RecordStore, "add_trajectories", slow)
+    told: list[str] = []
+    writer = RunWriter(run_dir, queue_bytes=100_000, on_trouble=told.append)
+    began = time.perf_counter()
+    for step in range(1, 201):
+        writer.trajectories(step, [make_record(step, i) for i in range(8)])
+    assert time.perf_counter() - began < 15  # nobody waited for the gate
+    assert writer._bytes <= 100_000 + 100_000
+    dropped = writer.dropped
+    assert dropped > 1000
+    gate.set()
+    assert writer.flush(30)
+    writer.trajectories(300, [make_record(300, 0)])
+    writer.close()
+    with RunReader(run_dir) as reader:
+        assert reader.total() + dropped == 1601
+        assert [r.n for r in reader.page(limit=3)] == [1, 2, 3]
+        events = reader.events(["record"])
+        assert sum(e.data["dropped"] for e in events) == dropped
+    assert len(told) == len(events) <= 2
+
+
+def test_one_thing_that_cannot_be_stored_does_not_cost_the_others(run_dir: Path, make_record):
+    writer = RunWriter(run_dir)
+    bad = make_record(1, 5, rollout=2**70)  # no SQLite integer
+    worse = make_record(1, 6, steps=None)
+    writer.trajectories(1, [make_record(1, 0), bad, make_record(1, 1)])
+    writer.trajectories(2, [worse, make_record(2, 0)])
+    writer.metrics(2, {"a": 1.0})
+    assert writer.flush(10)
+    assert writer.dropped == 2
+    writer.close()
+    with RunReader(run_dir) as reader:
+        assert [r.id for r in reader.page()] == ["t1-0", "t1-1", "t2-0"]
+        assert reader.metric("a") == [(2, 1.0)]
+        assert reader.info().facts["dropped"] == 2
+
+
+def test_two_processes_of_a_run_write_to_one_record(run_dir: Path, make_record):
+    engine = RunWriter(run_dir, process="engine")
+    worker = RunWriter(run_dir, process="worker")
+    for step in range(1, 31):
+        engine.trajectories(step, [make_record(step, i) for i in range(4)])
+        worker.trajectories(step, [make_record(step, i + 50, split=f"split{step}") for i in range(3)])
+        worker.metrics(step, {"online/current_beta": 0.1})
+        engine.metrics(step, {"online/queue_depth": 1.0})
+    assert engine.flush(30) and worker.flush(30)
+    engine.close()
+    worker.close()
+    with RunReader(run_dir) as reader:
+        assert [r.n for r in reader.page(limit=500)] == list(range(1, 211))
+        assert len(reader.metric("online/current_beta")) == len(reader.metric("online/queue_depth")) == 30
+        assert reader.count("split:split7") == 3
+        assert {r.env for r in reader.page(limit=500)} <= {"grpo_tui.envs.visual.VisualEnv", "my.Env"}
+
+
+def test_secrets_never_reach_the_record(run_dir: Path):
+    writer = RunWriter(run_dir)
+    writer.event("error", "failed", where="x", config={"api_key": "abc123", "max_tokens": 5}, text="hf_" + "a" * 30)
+    assert writer.flush(10)
+    writer.close()
+    data = b"".join(p.read_bytes() for p in run_dir.rglob("*") if p.is_file())
+    assert b"abc123" not in data and b"a" * 30 not in data
+    with RunReader(run_dir) as reader:
+        assert reader.events()[0].data["config"]["max_tokens"] == 5
+
+
+def test_only_the_first_rank_writes(run_dir: Path, make_record):
+    assert isinstance(open_writer(run_dir, rank=1), NullWriter)
+    null = open_writer(run_dir, rank=3)
+    null.trajectories(1, [make_record(1, 0)])
+    null.metrics(1, {"a": 1})
+    null.event("alert", "x")
+    null.status("running")
+    null.vocabulary(["a"])
+    assert null.save_image(object(), "a b") == "images/a_b.png" and null.flush() and null.dropped == 0
+    null.close()
+    assert not run_dir.exists()
+    with_rank = open_writer(run_dir, rank=0)
+    assert isinstance(with_rank, RunWriter)
+    with_rank.close()
+
+
+def test_a_forked_child_writes_nothing_and_does_not_hang(run_dir: Path):
+    writer = RunWriter(run_dir)
+    pid = os.fork()
+    if pid == 0:
+        writer.metrics(1, {"child": 1.0})
+        writer.status("crashed")
+        writer.flush()
+        writer.close()
+        os._exit(7)
+    assert os.waitpid(pid, 0)[1] >> 8 == 7
+    writer.metrics(1, {"parent": 1.0})
+    assert writer.flush(10)
+    writer.close()
+    with RunReader(run_dir) as reader:
+        assert reader.metric_names() == ["parent"]
+        assert reader.info().status != "crashed" or reader.info().error == "the process is gone"
+
+
+def test_an_ended_status_is_on_disk_at_once_with_the_last_rows(run_dir: Path, make_record):
+    writer = RunWriter(run_dir)
+    writer.trajectories(1, [make_record(1, 0)])
+    writer.metrics(9, {"success/train": 0.5})
+    writer.status("finished", total_steps=9, exit_code=0)
+    with RunReader(run_dir) as reader:
+        info = reader.info()
+        assert (info.status, info.step, info.total_steps, info.exit_code) == ("finished", 9, 9, 0)
+        assert info.ended is not None and reader.total() == 1
+        assert info.facts["summary"]["success/train"]["last"] == 0.5
+    writer.close()
+    writer.close()
+    writer.metrics(10, {"a": 1.0})  # after the end: dropped, not raised
+    assert writer.dropped == 1
+
+
+def test_a_bug_in_the_callback_stays_out_of_the_way(run_dir: Path, monkeypatch, caplog):
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", (0.05,))
+
+    def broken(message: str) -> None:
+        raise RuntimeError("no")
+
+    run_dir.mkdir()
+    (run_dir / "record.sqlite").mkdir()  # no database can be there
+    with caplog.at_level(logging.ERROR):
+        writer = RunWriter(run_dir, on_trouble=broken)
+        writer.metrics(1, {"a": 1})
+        assert not writer.flush(5)
+    (run_dir / "record.sqlite").rmdir()
+    deadline = time.monotonic() + 10
+    while not writer.flush(1) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    writer.close()
+    with RunReader(run_dir) as reader:
+        assert reader.metric("a") == [(1, 1.0)]
+        assert len(reader.events(["record"])) == 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_flush_gives_up_in_time(run_dir: Path, monkeypatch, seconds: float, make_record):
+    gate = threading.Event()
+    monkeypatch.setattr(RecordStore, "add_metrics", lambda *a: gate.wait(20))
+    writer = RunWriter(run_dir)
+    writer.metrics(1, {"a": 1})
+    assert not writer.flush(seconds)
+    gate.set()
+    writer.close()
