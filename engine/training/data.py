@@ -44,6 +44,11 @@ def load_rows(config: EnvironmentConfig, split: str, seed: int, tokenizer: Any =
         tasks = env.make_tasks(split, number, seed)  # type: ignore[arg-type]
     except (EnvLoadError, ValueError) as problem:
         raise DataError(f"environment.class_path: {problem}") from problem
+    except Exception as problem:  # a user's own make_tasks may raise anything
+        reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
+        raise DataError(f"environment.class_path: {config.class_path} made no {split} tasks ({reason})") from problem
+    if not isinstance(tasks, list) or not all(isinstance(task, Mapping) for task in tasks):
+        raise DataError(f"environment.class_path: make_tasks of {config.class_path} must return a list of dictionaries")
     if not tasks:
         raise DataError(f"environment.class_path: {config.class_path} made no {split} tasks")
     return [Row(config.class_path, config.config, task) for task in tasks]
