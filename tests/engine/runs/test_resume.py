@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.store import RecordStore
+from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
 
 
@@ -49,7 +50,7 @@ def test_later_steps_are_removed_from_everything(run_dir: Path, make_record):
 def test_any_order_of_steps_keeps_exactly_those_up_to_the_checkpoint(tmp_path_factory, make_record, steps, sizes, cut):
     path = tmp_path_factory.mktemp("cut") / "record.sqlite"
     store = RecordStore(path)
-    given_: list[tuple[int, object]] = []
+    given_: list[tuple[int, TrajectoryRecord]] = []
     for position, step in enumerate(steps):
         records = [make_record(step, position * 100 + i, answer=f"step{step}") for i in range(sizes[position])]
         store.begin()
@@ -61,11 +62,11 @@ def test_any_order_of_steps_keeps_exactly_those_up_to_the_checkpoint(tmp_path_fa
     store.close()
     with RunReader(path.parent) as reader:
         assert reader.total() == len(kept)
-        assert sorted(r.id for r in reader.page(limit=500)) == sorted(r.trajectory.id for _, r in kept)  # type: ignore[attr-defined]
+        assert sorted(r.id for r in reader.page(limit=500)) == sorted(r.trajectory.id for _, r in kept)
         for step in range(1, 7):
             assert reader.count(search=f"answer:step{step}") == reader.count(f"step={step}")
             assert reader.count(f"step={step}") == sum(s == step for s, _ in kept)
-        by_id = {r.trajectory.id: r for _, r in kept}  # type: ignore[attr-defined]
+        by_id = {r.trajectory.id: r for _, r in kept}
         for row in reader.page(limit=500):
             assert reader.trajectory(row.n) == replace(by_id[row.id], tokens=None)
 

@@ -1,0 +1,225 @@
+"""A record that is damaged, cut off, of another version or on a read-only disk opens as far as it can."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.runs.errors import QueryInterrupted, RecordDamaged, RecordError
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.writer import RunWriter
+
+
+@pytest.fixture
+def copy(recorded, tmp_path: Path) -> Path:
+    shutil.copytree(recorded[0], tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def everything(reader: RunReader) -> int:
+    """Ask for all that a viewer asks for; only errors of one sentence may come. Returns the rows that were read."""
+    reader.info()
+    for ask in (
+        reader.metric_names,
+        reader.latest,
+        reader.events,
+        reader.total,
+        lambda: reader.metric("success/train"),
+        lambda: reader.count("reward<0.2", "circle"),
+        lambda: reader.histogram(),
+        lambda: reader.group("g3-1"),
+        lambda: reader.prompt("p2"),
+        lambda: reader.page(sort="reward"),
+        lambda: reader.seek(5, 1, filter="correct"),
+    ):
+        try:
+            ask()
+        except RecordError as error:
+            assert str(error) and "\n" not in str(error)
+    rows = 0
+    for n in range(1, 601, 20):
+        try:
+            rows += len(reader.page(offset=n - 1, limit=20))
+            reader.trajectory(n)
+            reader.tokens(n)
+        except (RecordError, LookupError) as error:
+            assert str(error)
+    return rows
+
+
+def test_garbage_instead_of_a_database(copy: Path):
+    (copy / "record.sqlite").write_bytes(os.urandom(100_000))
+    with RunReader(copy) as reader:
+        assert everything(reader) == 0
+        assert "cannot be opened" in reader.problems[0] and "config, logs and checkpoints" in reader.problems[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pages_of_garbage_cost_only_what_is_on_them(copy: Path, seed: int):
+    path = copy / "record.sqlite"
+    size = path.stat().st_size
+    rng = random.Random(seed)
+    with path.open("r+b") as file:
+        for _ in range(3):
+            file.seek(rng.randrange(2, size // 8192) * 8192)
+            file.write(rng.randbytes(8192))
+    with RunReader(copy) as reader:
+        rows = everything(reader)
+        assert rows > 0 or reader.problems
+
+
+def test_a_file_that_was_cut_off(copy: Path):
+    path = copy / "record.sqlite"
+    os.truncate(path, path.stat().st_size // 2)
+    with RunReader(copy) as reader:
+        everything(reader)
+        assert reader.problems and all("\n" not in p for p in reader.problems)
+
+
+def test_one_damaged_blob_costs_its_own_trajectories(copy: Path):
+    db = sqlite3.connect(copy / "record.sqlite")
+    db.execute("UPDATE chunks SET body = zeroblob(100) WHERE first_n = 1")
+    db.execute("DELETE FROM chunks WHERE first_n = 17")
+    db.commit()
+    db.close()
+    with RunReader(copy) as reader:
+        with pytest.raises(RecordDamaged, match=r"trajectory 3 .* cannot be read"):
+            reader.trajectory(3)
+        with pytest.raises(RecordDamaged, match="trajectory 20"):
+            reader.trajectory(20)
+        assert reader.trajectory(40).trajectory.steps
+        assert len(reader.page(limit=600)) == 600
+
+
+def test_an_empty_file_is_a_run_that_has_just_begun(run_dir: Path, make_record):
+    run_dir.mkdir()
+    (run_dir / "record.sqlite").touch()
+    with RunReader(run_dir) as reader:
+        assert reader.total() == 0 and reader.page() == [] and reader.problems == []
+        writer = RunWriter(run_dir)
+        writer.trajectories(1, [make_record(1, 0)])
+        assert writer.flush(10)
+        assert reader.total() == 1  # the same reader sees it begin
+        writer.close()
+
+
+def test_no_file_at_all(run_dir: Path):
+    with RunReader(run_dir) as reader:
+        assert reader.page() == [] and reader.count("correct") == 0 and reader.histogram() == []
+        with pytest.raises(LookupError, match="it has none yet"):
+            reader.trajectory(1)
+
+
+def test_a_later_version_is_read_as_far_as_it_goes(copy: Path):
+    db = sqlite3.connect(copy / "record.sqlite")
+    db.execute("PRAGMA user_version = 7")
+    db.execute("ALTER TABLE rows ADD COLUMN mood TEXT")
+    db.execute("ALTER TABLE events RENAME COLUMN message TO said")
+    db.commit()
+    db.close()
+    with RunReader(copy) as reader:
+        assert "newer grpo-tui (record version 7" in reader.problems[0]
+        assert len(reader.page(limit=600)) == 600 and reader.trajectory(5).trajectory.id
+        assert reader.events() == [] and len(reader.problems) == 2
+
+
+def test_a_finished_record_on_a_read_only_disk(recorded):
+    """Nobody may write there, not even the small file through which readers and writers of SQLite meet."""
+    code = (
+        "import os, sys\nfrom grpo_tui.engine.runs.reader import RunReader\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"  # root may write anywhere
+        "with RunReader(sys.argv[1]) as reader: print(int(reader.count('correct')), reader.problems)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "run"
+        shutil.copytree(recorded[0], copy, ignore=shutil.ignore_patterns("*-wal", "*-shm"))
+        with RunReader(copy) as reader:
+            expected = int(reader.count("correct"))
+        for leftover in copy.glob("record.sqlite-*"):
+            leftover.unlink()
+        for path in (Path(folder), copy, *copy.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        try:
+            done = subprocess.run([sys.executable, "-c", code, str(copy)], capture_output=True, text=True, timeout=60)
+            assert done.stdout.strip() == f"{expected} []", done.stderr
+        finally:
+            for path in (Path(folder), copy, *copy.rglob("*")):
+                path.chmod(0o755)
+
+
+def test_two_viewers_and_a_writer_at_once(run_dir: Path, make_record):
+    writer = RunWriter(run_dir)
+    writer.trajectories(1, [make_record(1, i) for i in range(20)])
+    assert writer.flush(10)
+    problems: list[str] = []
+    stop = threading.Event()
+
+    def view() -> None:
+        with RunReader(run_dir) as reader:
+            last = 0
+            while not stop.is_set():
+                count = int(reader.count("penalised or not penalised"))
+                rows = reader.page(filter="penalised or not penalised", offset=max(0, count - 10), limit=10)
+                if count < last or len(rows) < min(10, count):
+                    problems.append(f"{count} after {last}, {len(rows)} rows")
+                reader.trajectory(rows[-1].n)
+                last = count
+            problems.extend(reader.problems)
+
+    viewers = [threading.Thread(target=view) for _ in range(2)]
+    for viewer in viewers:
+        viewer.start()
+    for step in range(2, 60):
+        writer.trajectories(step, [make_record(step, i) for i in range(20)])
+        if step % 5 == 0:
+            assert writer.flush(20)
+    stop.set()
+    for viewer in viewers:
+        viewer.join(20)
+    assert writer.flush(20) and writer.dropped == 0 and problems == []
+    writer.close()
+
+
+def test_a_viewer_killed_in_the_middle_of_reading_harms_nothing(run_dir: Path, make_record):
+    writer = RunWriter(run_dir)
+    writer.trajectories(1, [make_record(1, i) for i in range(200)])
+    assert writer.flush(10)
+    code = (
+        "import sys\nfrom grpo_tui.engine.runs.reader import RunReader\n"
+        "reader = RunReader(sys.argv[1]); print('up', flush=True)\n"
+        "while True: reader.page(sort='reward', limit=200); reader.count('correct', 'circle'); reader._views.clear()"
+    )
+    for _ in range(2):
+        viewer = subprocess.Popen([sys.executable, "-c", code, str(run_dir)], stdout=subprocess.PIPE, text=True)
+        assert viewer.stdout is not None and viewer.stdout.readline() == "up\n"
+        time.sleep(0.05)
+        viewer.send_signal(signal.SIGKILL)
+        viewer.wait()
+        writer.trajectories(2, [make_record(2, 0)])
+        assert writer.flush(10)
+    with RunReader(run_dir) as reader:
+        assert reader.total() == 202 and reader.problems == []
+    writer.close()
+
+
+def test_a_query_can_be_stopped_from_another_thread(recorded, monkeypatch):
+    monkeypatch.setattr("grpo_tui.engine.runs.connection._OPCODES", 50)
+    with RunReader(recorded[0]) as reader:
+        connection = reader._connection
+        assert connection is not None
+        timer = threading.Timer(0.2, reader.interrupt)
+        timer.start()
+        with pytest.raises(QueryInterrupted):
+            connection.all("SELECT count(*) FROM rows a, rows b, rows c")
+        assert reader.count() == 600  # and goes on

@@ -1,0 +1,174 @@
+"""Status is found by looking at processes, and requests are answered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.runs import control
+from grpo_tui.engine.runs.masking import MASKED, is_secret_key, mask, mask_text
+from grpo_tui.engine.runs.status import identity, is_alive, look, read_json, write_json
+from grpo_tui.engine.runs.summary import POINTS, Summary
+
+
+def announce(run_dir: Path, **state: object) -> None:
+    write_json(run_dir / "run.json", {"id": "r", "mode": "rft", "created": time.time(), "name": "a name"})
+    write_json(run_dir / "processes" / "training.json", {"time": time.time(), **state})
+
+
+def test_running_is_believed_only_while_the_process_lives(run_dir: Path):
+    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    announce(run_dir, status="running", step=7, **identity(sleeper.pid))
+    info = look(run_dir)
+    assert (info.status, info.step, info.name, info.pid) == ("running", 7, "a name", sleeper.pid)
+    sleeper.send_signal(signal.SIGKILL)
+    time.sleep(0.2)
+    assert look(run_dir).status == "crashed"  # though it is a zombie that nobody has waited for
+    sleeper.wait()
+    info = look(run_dir)
+    assert info.status == "crashed" and info.error == "the process is gone" and info.ended is not None
+
+
+def test_another_process_with_the_same_pid_is_not_the_run(run_dir: Path):
+    mine = identity()
+    announce(run_dir, status="running", pid=mine["pid"], started=mine["started"] - 100)
+    assert look(run_dir).status == "crashed"
+    announce(run_dir, status="running", **mine)
+    assert look(run_dir).status == "running"
+    assert not is_alive(None, None) and not is_alive(2**22 + 5, None)
+
+
+@pytest.mark.parametrize("status", ["finished", "stopped", "crashed"])
+def test_an_end_that_was_announced_is_believed(run_dir: Path, status: str):
+    announce(run_dir, status=status, exit_code=0, ended=5.0, pid=1, started=1.0)
+    info = look(run_dir)
+    assert (info.status, info.exit_code, info.ended) == (status, 0, 5.0)
+
+
+def test_a_run_that_never_got_a_process(run_dir: Path):
+    write_json(run_dir / "run.json", {"id": "r", "created": time.time()})
+    assert look(run_dir).status == "starting"
+    write_json(run_dir / "run.json", {"id": "r", "created": time.time() - 1000})
+    info = look(run_dir)
+    assert info.status == "crashed" and info.error == "the process never started"
+
+
+def test_damaged_files_are_no_error(run_dir: Path):
+    run_dir.mkdir()
+    (run_dir / "run.json").write_bytes(b"\xff{")
+    (run_dir / "processes").mkdir()
+    (run_dir / "processes" / "training.json").write_text("[1]")
+    assert look(run_dir).id == "run"
+    assert look(run_dir / "none").status == "crashed"
+
+
+def test_words_from_before_a_resume_do_not_count(run_dir: Path):
+    mine = identity()
+    announce(run_dir, status="stopped", pid=1, started=1.0)
+    launched = {**mine, "time": time.time() + 1}
+    write_json(run_dir / "processes" / "training.launch.json", launched)
+    assert look(run_dir).status == "starting"
+
+
+def test_a_small_file_is_replaced_in_one_instant(tmp_path: Path):
+    path = tmp_path / "state.json"
+    code = (
+        "import sys, itertools; from pathlib import Path; from grpo_tui.engine.runs.status import write_json\n"
+        "for i in itertools.count(): write_json(Path(sys.argv[1]), {'a': i, 'pad': 'x' * 5000, 'b': i})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)])
+    try:
+        while not path.exists():
+            time.sleep(0.01)
+        for _ in range(300):
+            data = read_json(path)
+            assert data["a"] == data["b"]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_requests_are_handed_out_once_in_order_and_answered(run_dir: Path):
+    channel = control.ControlChannel(run_dir)
+    assert channel.poll() == []
+    first = control.request(run_dir, "pause")
+    second = control.request(run_dir, "checkpoint")
+    requests = channel.poll()
+    assert [(r.id, r.command) for r in requests] == [(first, "pause"), (second, "checkpoint")]
+    assert channel.poll() == [] and control.outcome(run_dir, first) is None
+    channel.acknowledge(requests[0], "paused at step 4")
+    assert control.outcome(run_dir, first) == "paused at step 4"
+    assert control.outcome(run_dir, second) is None
+    with pytest.raises(ValueError, match="use one of pause"):
+        control.request(run_dir, "explode")  # type: ignore[arg-type]
+
+
+def test_each_process_of_a_run_gets_every_request(run_dir: Path):
+    engine, worker = (control.ControlChannel(run_dir, process=p) for p in ("engine", "worker"))
+    id_ = control.request(run_dir, "stop")
+    (request,) = engine.poll()
+    engine.acknowledge(request, "stopping")
+    assert [r.id for r in worker.poll()] == [id_]
+    assert control.outcome(run_dir, id_, "worker") is None
+    # One that has answered is not asked again after a restart; one that has not is.
+    assert control.ControlChannel(run_dir, process="engine").poll() == []
+    assert [r.id for r in control.ControlChannel(run_dir, process="worker").poll()] == [id_]
+    control.clear(run_dir)
+    assert control.ControlChannel(run_dir, process="worker").poll() == []
+
+
+def test_junk_among_the_requests_is_passed_over(run_dir: Path):
+    (run_dir / "control").mkdir(parents=True)
+    (run_dir / "control" / "x.json").write_text("{")
+    (run_dir / "control" / "y.json").write_text('{"command": "rm -rf"}')
+    assert control.ControlChannel(run_dir).poll() == []
+
+
+def test_sigterm_is_a_request_to_stop(run_dir: Path):
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        channel = control.ControlChannel(run_dir, sigterm=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert [r.command for r in channel.poll()] == ["stop"]
+        assert channel.poll() == []
+        channel.acknowledge(control.Request("sigterm", "stop"), "stopping")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    "key", ["WANDB_API_KEY", "hf_token", "HF_TOKEN", "dbPassword", "client_secret", "accessKey", "Authorization"]
+)
+def test_keys_of_secrets(key: str):
+    assert is_secret_key(key)
+    assert mask({key: "abc", "deep": [{key: "abc"}]}) == {key: MASKED, "deep": [{key: MASKED}]}
+
+
+@pytest.mark.parametrize(
+    "key", ["max_tokens", "tokenizer", "record_tokens", "keyboard", "eos_token", "pad_token", "monkey", "tokens", "key"]
+)
+def test_keys_that_only_sound_like_secrets(key: str):
+    assert mask({key: "abc"}) == {key: "abc"}
+
+
+def test_values_that_look_like_secrets():
+    assert mask_text("see hf_" + "a1" * 12 + " now") == f"see {MASKED} now"
+    assert mask_text("https://me:pw123@host/x") == f"https://{MASKED}@host/x"
+    assert mask({"max_turn_token": 12, "on": True, "api_key": ""}) == {"max_turn_token": 12, "on": True, "api_key": ""}
+
+
+def test_the_summary_keeps_the_shape_of_a_long_curve():
+    summary = Summary()
+    for step in range(10_000):
+        summary.add(step, {"success/train": step / 10_000, "other": 1.0})
+    made = summary.to_json()
+    assert list(made) == ["success/train"]
+    curve = made["success/train"]["curve"]
+    assert isinstance(curve, list) and POINTS // 2 <= len(curve) <= POINTS
+    assert curve == sorted(curve) and curve[0] < 0.05 and curve[-1] > 0.9
