@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,11 @@ def base_model(vocabulary: int, seed: int = 0) -> Any:
 
 
 def lora_model(vocabulary: int = 64, seed: int = 0) -> Any:
+    return copy.deepcopy(_lora_model(vocabulary, seed))
+
+
+@functools.cache
+def _lora_model(vocabulary: int, seed: int) -> Any:
     torch.manual_seed(seed)
     model = get_peft_model(base_model(vocabulary, seed), LoraConfig(r=4, target_modules="all-linear"))
     for name, parameter in model.named_parameters():

@@ -1,0 +1,316 @@
+"""One update: its loss against an independent computation, its order, its state, and each guard on its own."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_tui.engine.online import policy_update
+from grpo_tui.engine.online.forward import forward_agent_tokens
+from grpo_tui.engine.online.policy_update import PolicyUpdater
+from grpo_tui.engine.online.update_task import OriginalLogits, TaskError, UpdateTask
+
+from .tiny import lora_model, make_task, online_config
+
+
+def updater(model: Any = None, **changes: Any) -> PolicyUpdater:
+    return PolicyUpdater(model if model is not None else lora_model(), online_config(**changes))
+
+
+def parameters(u: PolicyUpdater) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in u.parameters.values()])
+
+
+def ema(u: PolicyUpdater) -> torch.Tensor:
+    return torch.cat([p.flatten().clone() for p in u.ema.values()])
+
+
+def drifted(seed: int = 5) -> tuple[Any, UpdateTask]:
+    """A model that has moved on since it answered, and the task of that answer."""
+    model = lora_model()
+    task = make_task(model, rows=3)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name:
+                p.add_(0.05 * torch.randn(p.shape, generator=generator))
+    return model, task
+
+
+def independent_loss(model: Any, task: UpdateTask, beta: float, epsilon: float, limit: float, baseline: float) -> dict:
+    """Total_Loss in float64, by loops over tokens, from the plain logits of the whole rows."""
+    e = task.experience
+    with torch.no_grad():
+        logits = model(input_ids=e.token_ids).logits.double().numpy()
+    original = task.original_logits.full.double().numpy()  # type: ignore[union-attr]
+    rewards = task.reward_tensor.double().numpy().sum(-1)
+    rl = kl = 0.0
+    count = clipped = 0
+    for row in range(e.token_ids.shape[0]):
+        for t in range(e.token_ids.shape[1]):
+            if not e.agent_mask[row, t]:
+                continue
+            x = logits[row, t - 1]
+            logp = x - np.log(np.exp(x - x.max()).sum()) - x.max()
+            y = original[count]
+            logq = y - np.log(np.exp(y - y.max()).sum()) - y.max()
+            advantage = float(np.clip(rewards[row, int(e.turns[row, t]) :].sum() - baseline, -limit, limit))
+            ratio = math.exp(logp[int(e.token_ids[row, t])] - float(e.logprobs[row, t]))
+            bounded = min(max(ratio, 1 - epsilon), 1 + epsilon)
+            clipped += bounded * advantage < ratio * advantage
+            rl -= min(ratio * advantage, bounded * advantage)
+            kl += float((np.exp(logp) * (logp - logq)).sum())
+            count += 1
+    return {
+        "rl_loss": rl / count,
+        "kl_before": kl / count,
+        "loss": rl / count + beta * kl / count,
+        "clip": clipped / count,
+    }
+
+
+def test_the_loss_is_the_requirements_formula() -> None:
+    model, task = drifted()
+    u = updater(model, kl={"initial_beta": 0.7})
+    u.baseline.add(0.4)
+    expected = independent_loss(model, task, 0.7, 0.2, 3.0, baseline=0.4)
+    report, _ = u.apply(task)
+    assert report.baseline == pytest.approx(0.4)
+    assert report.rl_loss == pytest.approx(expected["rl_loss"], abs=1e-6)
+    assert report.kl_before == pytest.approx(expected["kl_before"], abs=1e-6)
+    assert report.loss == pytest.approx(expected["loss"], abs=1e-6)
+    assert report.clip_fraction == pytest.approx(expected["clip"])
+    assert expected["kl_before"] > 1e-3 and expected["clip"] > 0  # or this would show nothing
+
+
+def test_the_reported_kl_is_that_of_the_updated_policy() -> None:
+    model, task = drifted()
+    report, _ = updater(model).apply(task)
+    after = independent_loss(model, task, 0.0, 0.2, 3.0, 0.0)
+    assert report.kl == pytest.approx(after["kl_before"], abs=1e-6)
+
+
+def test_padding_changes_nothing() -> None:
+    model, task = drifted()
+    e = task.experience
+    wide = replace(
+        e,
+        token_ids=torch.nn.functional.pad(e.token_ids, (0, 4), value=63),
+        attention_mask=torch.nn.functional.pad(e.attention_mask, (0, 4)),
+        agent_mask=torch.nn.functional.pad(e.agent_mask, (0, 4)),
+        turns=torch.nn.functional.pad(e.turns, (0, 4), value=-1),
+        logprobs=torch.nn.functional.pad(e.logprobs, (0, 4)),
+    )
+    one, _ = updater(copy.deepcopy(model)).apply(task)
+    two, _ = updater(copy.deepcopy(model)).apply(replace(task, experience=wide))
+    assert two.loss == pytest.approx(one.loss, abs=1e-6)
+    assert two.grad_norm == pytest.approx(one.grad_norm, rel=1e-5)
+
+
+def test_chunks_give_the_same_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task = drifted()
+    one, two = updater(copy.deepcopy(model)), updater(copy.deepcopy(model))
+    report, _ = one.apply(task)
+    monkeypatch.setattr(policy_update, "DENSE_LOGITS", 1)
+    chunked, _ = two.apply(task)
+    assert chunked.loss == pytest.approx(report.loss, abs=1e-6)
+    torch.testing.assert_close(parameters(two), parameters(one), rtol=1e-4, atol=1e-6)
+
+
+def test_top_k_logits_bound_the_kl_from_below() -> None:
+    model, task = drifted()
+    top = replace(task, original_logits=OriginalLogits.of(task.original_logits.full, 8))  # type: ignore[arg-type]
+    exact, _ = updater(copy.deepcopy(model)).apply(task)
+    bound, _ = updater(copy.deepcopy(model)).apply(top)
+    assert 0 < bound.kl_before <= exact.kl_before + 1e-9
+
+
+def test_gradients_are_clipped_between_backward_and_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, task = drifted()
+    u = updater(model, max_norm=0.05)
+    seen: list[float] = []
+    step = u.optimizer.step
+
+    def spy() -> None:
+        seen.append(float(torch.nn.utils.get_total_norm([p.grad for p in u.parameters.values() if p.grad is not None])))
+        step()
+
+    monkeypatch.setattr(u.optimizer, "step", spy)
+    report, _ = u.apply(task)
+    assert report.grad_norm > 0.05
+    assert seen == [pytest.approx(0.05, rel=1e-4)] and report.clipped_grad_norm == pytest.approx(0.05, rel=1e-4)
+
+
+def test_the_ema_is_the_running_mean_of_the_parameters() -> None:
+    u = updater(ema_decay=0.8)
+    expected = ema(u).double()
+    for i in range(4):
+        u.apply(make_task(u.model, f"request-{i}", seed=i))
+        expected = 0.8 * expected + 0.2 * parameters(u).double()
+    torch.testing.assert_close(ema(u).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_learning_makes_the_rewarded_row_likelier_and_the_other_less_likely() -> None:
+    """Reward-weighted likelihood would make both likelier."""
+    u = updater(lr_correction=1e-3)
+    u.baseline.add(0.5)
+    rewards = torch.tensor([[[0.0], [1.0]], [[0.0], [0.0]]])
+    task = replace(make_task(u.model, rewards=rewards), components=("task",))
+    e = task.experience
+
+    def likelihood() -> torch.Tensor:
+        with torch.no_grad():
+            logits = forward_agent_tokens(u.model, e.token_ids, e.attention_mask, e.agent_mask).logits
+        chosen = logits.log_softmax(-1).gather(-1, e.token_ids[e.agent_mask][:, None])[:, 0]
+        return chosen.view(2, -1).sum(1)
+
+    before = likelihood()
+    for _ in range(5):
+        u.apply(task)
+    gained = likelihood() - before
+    assert gained[0] > 0 > gained[1]
+
+
+def test_state_goes_on_bit_for_bit() -> None:
+    one = updater()
+    tasks = [make_task(one.model, f"request-{i}", seed=i) for i in range(6)]
+    for task in tasks[:3]:
+        one.apply(task)
+    two = updater(lora_model(seed=9))
+    two.load_state(*one.state())
+    two.model.load_state_dict(one.model.state_dict())  # the frozen base, too
+    for task in tasks[3:]:
+        assert one.apply(task) == two.apply(task)
+    assert torch.equal(parameters(one), parameters(two)) and torch.equal(ema(one), ema(two))
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    u = updater()
+    with pytest.raises(ValueError, match="of another model"):
+        u.load_weights({"x": torch.zeros(1)})
+    wrong = {n: p.detach()[..., :1] for n, p in u.parameters.items()}
+    with pytest.raises(ValueError, match="of another model"):
+        u.load_weights(wrong)
+
+
+# ----------------------------------------------------------------------------------------------------------- guards
+
+POISON = torch.full((2, 2, 2), 1e6) * torch.tensor([1.0, -1.0])[:, None, None]
+LIMIT = 5e-3
+OFF: dict[str, Any] = {"max_norm": 1e12, "max_update_norm": 1e12, "ema_decay": 0.0, "advantage_limit": 1e12}
+
+
+def poisoned(u: PolicyUpdater, **changes: Any) -> UpdateTask:
+    return make_task(u.model, rewards=POISON, learning_rate=LIMIT, **changes)
+
+
+def kl_to_original(u: PolicyUpdater, task: UpdateTask, weights: dict[str, torch.Tensor]) -> float:
+    with torch.no_grad():
+        for n, p in u.parameters.items():
+            p.copy_(weights[n])
+    return independent_loss(u.model, task, 0.0, 0.2, 3.0, 0.0)["kl_before"]
+
+
+def test_the_behavioural_guard_alone_bounds_a_poisoned_task() -> None:
+    u = updater(**OFF, kl={"limit": 1e-5})
+    before = ema(u)
+    report, _ = u.apply(poisoned(u))
+    assert report.rejected is not None and report.kl > 1e-5
+    assert torch.equal(ema(u), before)  # taken back as a whole
+    assert u.beta.mean_kl_divergence == report.kl  # and still counted
+
+
+@pytest.mark.parametrize("limit", [1e-4, 1e-3, 1e-2])
+def test_the_served_model_stays_within_the_kl_limit(limit: float) -> None:
+    u = updater(**OFF, kl={"limit": limit})
+    task = poisoned(u)
+    u.apply(task)
+    assert kl_to_original(u, task, u.ema) <= limit
+
+
+def test_the_magnitude_guard_alone_bounds_a_poisoned_task() -> None:
+    u = updater(**{**OFF, "max_norm": 1.0, "max_update_norm": 0.02}, kl={"limit": 1e9})
+    before = ema(u)
+    report, _ = u.apply(poisoned(u))
+    assert report.rejected is None and report.grad_norm > 1e4 and report.clipped_grad_norm <= 1.0 + 1e-5
+    assert 0 < float((ema(u) - before).norm()) <= 0.02 * (1 + 1e-4)
+
+
+def test_clipping_keeps_the_optimiser_usable_after_a_poisoned_task() -> None:
+    """Without it Adam's second moments would be huge, and the next updates nothing, for thousands of steps."""
+    clipped, unclipped = (updater(**{**OFF, "max_norm": norm}, kl={"limit": 1e9}) for norm in (1.0, 1e12))
+    steps = []
+    for u in (clipped, unclipped):
+        u.apply(poisoned(u))
+        task = make_task(u.model, seed=3, rows=1, length=6, learning_rate=1e-4)
+        steps.append([u.apply(task)[0].step_norm for _ in range(25)][-1])
+    assert steps[0] > 2 * steps[1] > 0
+
+
+def test_the_temporal_guard_alone_bounds_a_poisoned_task() -> None:
+    u = updater(**{**OFF, "ema_decay": 0.99}, kl={"limit": 1e9})
+    before, served = parameters(u), ema(u)
+    u.apply(poisoned(u))
+    live_moved = float((parameters(u) - before).norm())
+    assert live_moved > 0.01
+    assert float((ema(u) - served).norm()) == pytest.approx(0.01 * live_moved, rel=1e-3)
+
+
+def test_a_single_reward_cannot_shout() -> None:
+    u = updater(advantage_limit=2.0)
+    u.baseline.add(0.0)
+    report, _ = u.apply(poisoned(u))
+    assert report.advantage == 2.0
+    assert abs(u.baseline.value(0.0)) <= 2.0
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda t: replace(t, reward_tensor=t.reward_tensor * math.nan),
+        lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full * math.nan)),
+        lambda t: replace(t, learning_rate=1.0),
+        lambda t: replace(t, reward_tensor=t.reward_tensor * math.inf),
+    ],
+)
+def test_refused_tasks_change_nothing(spoil: Any) -> None:
+    u = updater()
+    u.apply(make_task(u.model))
+    tensors, values = u.state()
+    with pytest.raises(TaskError):
+        u.apply(spoil(make_task(u.model, seed=2)))
+    after, later = u.state()
+    assert values == later
+    assert all(torch.equal(tensors[k], after[k]) for k in tensors)
+
+
+def test_a_loss_that_overflows_is_refused_before_the_step() -> None:
+    u = updater()
+    task = make_task(u.model)
+    logits = task.original_logits.full.clone()  # type: ignore[union-attr]
+    logits[:, 1:] = -math.inf  # impossible tokens of the original: the KL is infinite
+    before = parameters(u)
+    with pytest.raises(TaskError, match="its loss is inf"):
+        u.apply(replace(task, original_logits=OriginalLogits(full=logits)))
+    assert torch.equal(parameters(u), before)
+
+
+def test_an_update_that_leads_back_is_taken_even_beyond_the_limit() -> None:
+    """Else a policy that has drifted too far could never return."""
+    model, task = drifted()
+    u = updater(model, kl={"limit": 1e-6, "initial_beta": 10.0})
+    calm = replace(task, reward_tensor=torch.zeros_like(task.reward_tensor), learning_rate=1e-4)
+    report, _ = u.apply(calm)
+    assert report.rejected is None and 1e-6 < report.kl < report.kl_before
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    model = lora_model().requires_grad_(False)
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        PolicyUpdater(model, online_config())

@@ -1,0 +1,97 @@
+"""Update tasks: to bytes and back without loss, and what is wrong with one is said before it is used."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_tui.engine.online.update_task import OriginalLogits, TaskError, UpdateTask
+
+from .tiny import lora_model, make_task
+
+MODEL = lora_model()
+
+
+def flat(task: UpdateTask) -> dict[str, Any]:
+    top = task.original_logits.top
+    return {
+        **{k: v for k, v in vars(task).items() if k not in ("experience", "original_logits")},
+        **{f"experience.{k}": v for k, v in vars(task.experience).items()},
+        "full": task.original_logits.full,
+        **({} if top is None else {f"top.{k}": v for k, v in vars(top).items()}),
+    }
+
+
+@given(st.integers(0, 100), st.integers(1, 4), st.integers(6, 12), st.one_of(st.none(), st.integers(1, 70)))
+def test_to_bytes_and_back(seed: int, rows: int, length: int, top_k: int | None) -> None:
+    task = make_task(MODEL, seed=seed, rows=rows, length=length, top_k=top_k, facts={"why": "ü"})
+    again = flat(UpdateTask.from_bytes(task.to_bytes()))
+    for key, value in flat(task).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(again[key], value), key
+        else:
+            assert again[key] == value, key
+    UpdateTask.from_bytes(task.to_bytes()).check(max_learning_rate=1.0, vocabulary=64)
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"\0" * 100, pickle.dumps(Bomb()), b"\xff" * 8 + b"{}", torch.randn(3).numpy().tobytes()]
+)
+def test_other_bytes_are_no_task(data: bytes) -> None:
+    with pytest.raises(TaskError, match="not an update task"):
+        UpdateTask.from_bytes(data)
+
+
+def test_a_task_that_is_cut_short() -> None:
+    data = make_task(MODEL).to_bytes()
+    for cut in (10, 200, len(data) - 1):
+        with pytest.raises(TaskError, match="not an update task"):
+            UpdateTask.from_bytes(data[:cut])
+
+
+NAN = math.nan
+
+
+def with_experience(task: UpdateTask, **changes: Any) -> UpdateTask:
+    return replace(task, experience=replace(task.experience, **changes))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda t: replace(t, reward_tensor=t.reward_tensor * NAN), "reward tensor holds NaN"),
+        (lambda t: replace(t, reward_tensor=t.reward_tensor[:1]), "reward tensor has shape"),
+        (lambda t: replace(t, components=("task",)), "2 components"),
+        (lambda t: replace(t, learning_rate=NAN), "learning rate nan"),
+        (lambda t: replace(t, learning_rate=0.0), "learning rate 0.0 is not in"),
+        (lambda t: replace(t, learning_rate=1.1), r"not in \(0, 1.0\]"),
+        (lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full * NAN)), "logits hold NaN"),
+        (lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full[1:])), "original logits for"),
+        (lambda t: replace(t, original_logits=OriginalLogits(full=t.original_logits.full[:, 1:])), "over 63 tokens"),
+        (lambda t: with_experience(t, logprobs=t.experience.logprobs * NAN), "log-probs hold NaN"),
+        (lambda t: with_experience(t, token_ids=t.experience.token_ids + 60), "outside the vocabulary of 64"),
+        (lambda t: with_experience(t, agent_mask=torch.zeros_like(t.experience.agent_mask)), "no token of it"),
+        (lambda t: with_experience(t, agent_mask=torch.ones_like(t.experience.agent_mask)), "first token"),
+        (lambda t: with_experience(t, turns=t.experience.turns + 5), "turns do not fit"),
+        (lambda t: with_experience(t, logprobs=t.experience.logprobs[:, 1:]), "logprobs has shape"),
+    ],
+)
+def test_what_would_do_harm_is_refused(spoil: Any, reason: str) -> None:
+    task = make_task(MODEL)
+    task.check(max_learning_rate=1.0, vocabulary=64)
+    with pytest.raises(TaskError, match=reason):
+        spoil(task).check(max_learning_rate=1.0, vocabulary=64)
+    with pytest.raises(TaskError, match=reason):
+        UpdateTask.from_bytes(spoil(task).to_bytes()).check(max_learning_rate=1.0, vocabulary=64)
