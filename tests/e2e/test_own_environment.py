@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
-from .world import grpo_tui, write_world
+from .terminal import Terminal
+from .world import grpo_tui, variables, write_world
 
 
 def test_an_environment_in_a_users_file_trains_from_rows(project: Path, model: Path):
@@ -24,3 +26,12 @@ def test_an_environment_in_a_users_file_trains_from_rows(project: Path, model: P
     first = json.loads(grpo_tui(project, "inspect", "mine", "--trajectory", "1", "--json").stdout)
     assert first["trajectory"]["task"]["letter"] in "aeiou"
     assert first["breakdown"] is not None
+
+    command = [sys.executable, "-m", "grpo_tui.tui.cli", "inspect", "mine"]
+    with Terminal(command, cwd=project, env=variables()) as screen:
+        screen.see("trajectories", "route")
+        screen.press("\r")
+        screen.see("once more", "[/red][link=x]here")  # what the environment wrote, as it wrote it
+        screen.press("q")
+        assert screen.wait() == 0
+        assert b"\x1b]0;owned" not in screen.raw and b"\x1b[2J[/red]" not in screen.raw
