@@ -7,6 +7,7 @@ run. Under a filter or a search the ids of the groups that hold a match are list
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ class GroupList:
     def __init__(self, reader: RunReader, filter: str = "", search: str = "") -> None:
         self.reader = reader
         self.filter, self.search = filter, search
-        self._ids: list[int] | None = None
+        self._ids: array[int] | None = None
 
     def count(self) -> int:
         """How many groups there are."""
@@ -57,12 +58,14 @@ class GroupList:
         ids = self._matching()[offset : offset + limit]
         return self._rows(f"grp IN ({','.join('?' * len(ids))})", ids) if ids else []
 
-    def _matching(self) -> list[int]:
+    def _matching(self) -> Sequence[int]:
         if self._ids is None:
             view = self.reader._view(self.filter, self.search)
-            where, params = ("0", ()) if view is None else view.condition()
-            found = self.reader._all(f"SELECT DISTINCT grp FROM rows WHERE {where} ORDER BY grp", params)
-            self._ids = [int(id_) for (id_,) in found if id_ is not None]
+            found: list[tuple[int | None]] = []
+            if view is not None:
+                source, params, _ = view.source()
+                found = self.reader._all(f"SELECT DISTINCT grp {source}", params)
+            self._ids = array("q", sorted(id_ for (id_,) in found if id_ is not None))
         return self._ids
 
     def _rows(self, where: str, params: Sequence[int]) -> list[GroupRow]:

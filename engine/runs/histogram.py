@@ -81,7 +81,7 @@ def _by_blocks(db: Connection, view: View, column: str, edges: list[float]) -> t
     counts = [0] * (len(edges) - 1)
     blocks = max(1, -(-view.upto // BLOCK))
     stride = next(s for s in range(max(1, int(blocks * 0.618)), blocks + 2) if _coprime(s, blocks))
-    where, params, n = view._source()
+    where, params, n = view.source()
     sql = (
         f"SELECT {_bin('rows.' + column, edges)} AS b, count(rows.{column}) {where} AND {n} > ? AND {n} <= ? GROUP BY b"
     )

@@ -165,6 +165,9 @@ class RecordStore:
         ).fetchone()
         for table, key in (("rows", "n"), ("cards", "n"), ("overflow", "n"), ("chunks", "first_n")):
             self.db.execute(f"DELETE FROM {table} WHERE {key} >= ?", (cut,))
+        for table, column in (("groups", "grp"), ("prompts", "prompt")):  # pages of groups count on ids without holes
+            self.db.execute(f"DELETE FROM {table} WHERE id > (SELECT coalesce(max({column}), 0) FROM rows)")
+            self._named[table].clear()
         if head is not None:  # a blob that begins before the cut: keep its first lines
             first, _, body, tokens = head
             lines = codec.decompress(body).split(b"\n")[: cut - first]

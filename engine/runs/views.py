@@ -193,25 +193,18 @@ class View:
         """All numbers of a small view; None for a large one."""
         return None if self.small is None else self.small.numbers
 
-    def condition(self) -> tuple[str, tuple[object, ...]]:
-        """The view as one condition over `rows`, for other queries."""
-        parts, params = ["1"], []
-        if self.where:
-            parts.append(self.where)
-            params.extend(self.params)
-        if self.match:
-            parts.append("n IN (SELECT rowid FROM search WHERE search MATCH ?)")
-            params.append(self.match)
-        return " AND ".join(parts), tuple(params)
-
     def _dense(self, offset: int, limit: int) -> list[int]:
         if self.descending:
             first = self.upto - offset
             return list(range(first, max(0, first - limit), -1))
         return list(range(offset + 1, min(self.upto, offset + limit) + 1))
 
-    def _source(self, order: str = "") -> tuple[str, list[object], str]:
-        """FROM, its parameters, and the name of n. A search drives the join: its postings come in order of n."""
+    def source(self, order: str = "") -> tuple[str, list[object], str]:
+        """FROM and WHERE over `rows`, their parameters, and the name of n there.
+
+        A search drives the join: its postings come in order of n. Without one, a scan beats every index that SQLite
+        would choose for a filter, unless an order is asked for.
+        """
         if self.match:
             hits = "(SELECT rowid AS hit FROM search WHERE search MATCH ?)"
             source = f"FROM {hits} CROSS JOIN rows ON rows.n = hit WHERE {self.where or 1}"
@@ -221,13 +214,13 @@ class View:
 
     def _keys(self, after: int) -> list[Key] | None:
         """Keys of the matches after a number, unsorted; None when there are more than `SMALL`, or no time."""
-        source, params, n = self._source()
+        source, params, n = self.source()
         value = "n" if self.sort == "n" else self.sort
         found = self.connection.all(f"SELECT {value}, n {source} AND {n} > ? LIMIT ?", (*params, after, SMALL + 1))
         return None if len(found) > SMALL else [_key(v, i) for v, i in found]
 
     def _count_after(self, known: Count, after: int) -> Count:
-        source, params, n = self._source()
+        source, params, n = self.source()
         if self.match and not self.where:
             source, n = "FROM search WHERE search MATCH ?", "rowid"
         try:
@@ -247,7 +240,7 @@ class View:
         if limit <= 0:
             return []
         if self.sort == "n":
-            source, params, n = self._source()
+            source, params, n = self.source()
             op, order = (">", "ASC") if ascending else ("<", "DESC")
             edge = start[2] if start is not None else (0 if ascending else self.upto + 1)
             rows = self.connection.all(
@@ -264,7 +257,7 @@ class View:
         return self._by_scan(start, ascending, limit, skip)
 
     def _along_index(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
-        source, params, _ = self._source(f"rows_{self.sort}")
+        source, params, _ = self.source(f"rows_{self.sort}")
         keys: list[Key] = []
         for condition, more in _spans(self.sort, start, ascending):
             order = "ASC" if ascending else "DESC"
@@ -279,7 +272,7 @@ class View:
         return keys[skip:]
 
     def _by_scan(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
-        source, params, _ = self._source()
+        source, params, _ = self.source()
         order = "ASC" if ascending else "DESC"
         conditions = _spans(self.sort, start, ascending)
         either = " OR ".join(f"({c})" for c, _ in conditions)

@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_tui.engine.runs.groups import GroupList
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.store import RecordStore
 from grpo_tui.engine.runs.types import TrajectoryRecord
@@ -34,6 +35,9 @@ def test_later_steps_are_removed_from_everything(run_dir: Path, make_record):
         assert reader.count(search="word4") == 20
         assert reader.count(search="word5") == 0 and reader.count(search="word7") == 0
         assert [r.n for r in reader.page(search="again6", limit=50)] == list(range(101, 121))
+        groups = GroupList(reader).page(0, 100)
+        assert len(groups) == GroupList(reader).count() == len({r.group for r in reader.page(limit=500)})
+        assert GroupList(reader, "step=6").count() == 5
         for n in (80, 81, 120):
             step, index = (n - 1) // 20 + 1, (n - 1) % 20
             assert reader.trajectory(n).trajectory.id == f"t{step}-{index + (100 if step > 4 else 0)}"
@@ -125,3 +129,23 @@ def test_a_newer_record_is_not_written_to(run_dir: Path, make_record):
     assert len(told) == 1 and "newer grpo-tui (record version 99" in told[0]
     with RunReader(run_dir) as reader:
         assert reader.total() == 1
+
+
+def test_a_viewer_that_was_looking_sees_the_new_life_of_the_run(run_dir: Path, make_record):
+    writer = RunWriter(run_dir)
+    for step in (1, 2, 3):
+        writer.trajectories(step, [make_record(step, i) for i in range(10)])
+        writer.metrics(step, {"a": step})
+    writer.close()
+    with RunReader(run_dir) as reader:
+        seen, _ = reader.metrics_since(0)
+        assert reader.count("step>=2") == 20 and reader.page(filter="step=3", sort="reward")
+        resumed = RunWriter(run_dir, resume_from_step=1)
+        for step in (2, 3):
+            resumed.trajectories(step, [make_record(step + 10, i) for i in range(10)])
+            resumed.metrics(step, {"a": -step})
+        assert resumed.flush(20)
+        # As many rows as before: only their contents tell.
+        assert {r.id for r in reader.page(filter="step=3", sort="reward")} == {f"t13-{i}" for i in range(10)}
+        assert reader.metrics_since(seen)[1] == {"a": [(2, -2.0), (3, -3.0)]}
+        resumed.close()
