@@ -4,17 +4,24 @@ Accuracy is measured on held-out drawn scenes against the scenes' ground truth (
 see), on plain and on photographic backgrounds. Cost is measured on whole trials of 16 tasks x 8 rollouts, each with
 tasks never seen before, acted by a script that walks right and wrong routes and now and then slips in a number; the
 time is what `run_trial` counts as the environment's (wall clock), beside the processor time that its threads used.
+The share of a training step is measured in a real run of the default configuration (a process of its own, an empty
+cache folder), as `time/environment` over `time/step` of the run's record, without the first steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,6 +188,44 @@ def trial_cost(steps: int, right: float, slip: float) -> dict[str, Any]:
     }
 
 
+def share_of_step(steps: int, skip: int = 3) -> dict[str, Any]:
+    """The environment's part of the steps of a real training run, in milliseconds and as a share."""
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = {"training.max_steps": steps, "training.eval_every": 0, "training.save_every": 0}
+        command = [
+            sys.executable,
+            "-m",
+            "grpo_tui.tui.cli",
+            "train",
+            "--headless",
+            "--runs-dir",
+            folder,
+            "--run-id",
+            "x",
+        ]
+        for key, value in {**overrides, "environment.eval_tasks": 0}.items():
+            command += ["--set", f"{key}={value}"]
+        environment = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache", "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"the training run failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        from grpo_tui.engine.runs.reader import RunReader
+
+        reader = RunReader(Path(folder) / "x")
+        values = {
+            name: statistics.fmean(v for step, v in reader.metric(f"time/{name}") if step > skip)
+            for name in ("step", "environment", "generate")
+        }
+        reader.close()
+    return {
+        "steps": steps - skip,
+        "step ms": 1000 * values["step"],
+        "environment ms": 1000 * values["environment"],
+        "generate ms": 1000 * values["generate"],
+        "environment / step": values["environment"] / values["step"],
+    }
+
+
 def show(title: str, columns: Mapping[str, Mapping[str, Any]], line: Callable[[str], None] = print) -> None:
     line(f"\n{title}")
     names = list(next(iter(columns.values())))
@@ -196,11 +241,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="trials of 16 x 8 rollouts, after the first")
     parser.add_argument("--right", type=float, default=0.6, help="share of rollouts on the right route")
     parser.add_argument("--slip", type=float, default=0.1, help="share of turns with a wrong number")
+    parser.add_argument("--train", type=int, default=15, help="steps of the real training run; 0: none")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     arguments = parser.parse_args()
     result = {
         "accuracy": {b: accuracy(b, arguments.scenes) for b in ("plain", "photo")} if arguments.scenes else {},
         "cost": trial_cost(arguments.steps, arguments.right, arguments.slip) if arguments.steps else {},
+        "training": share_of_step(arguments.train) if arguments.train else {},
     }
     if arguments.json:
         print(json.dumps(result))
@@ -216,6 +263,10 @@ def main() -> None:
                     print(f"    {operation:20}" + "  ".join(f"{k} {v}" for k, v in numbers.items()))
             else:
                 print(f"  {name:52}{value:10.2f}")
+    if arguments.train:
+        print("\nIn a training run of the default configuration")
+        for name, value in result["training"].items():
+            print(f"  {name:52}{value:10.3f}")
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ class VisualEnv(MultiTurnEnv):
         works, so it really runs beside the policy; the other tools take about a millisecond and would not."""
         wanted = [task for task in tasks if isinstance(task, Mapping) and task.get("question") == "text"]
         if self.prefetches and wanted:
-            threading.Thread(target=self._read_ahead, args=(wanted,), name="read-ahead", daemon=True).start()
+            threading.Thread(target=self._read_ahead, args=(wanted,), name="read-ahead").start()
 
     def _read_ahead(self, tasks: Sequence[Mapping[str, Any]]) -> None:
         for task in tasks:
