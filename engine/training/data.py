@@ -14,6 +14,7 @@ from typing import Any
 from datasets import Dataset, load_from_disk
 
 from ...configs.sections import EnvironmentConfig
+from ...envs.guard import guarded_map
 from ...envs.loading import EnvLoadError, canonical_config, make_env
 from .rollouts import EnvKey, Row, RowError, parse_row
 
@@ -74,14 +75,14 @@ def check_rows(raw: Sequence[Mapping[str, Any]], tokenizer: Any = None, source: 
             except EnvLoadError as problem:
                 raise DataError(f"{where}: {problem}") from problem
         if time.monotonic() < until:
-            try:
-                environments[row.key].reset(row.task_data)
-            except Exception as problem:
-                reason = f"{type(problem).__name__}: {' '.join(str(problem).split())}"
+            env = environments[row.key]
+            limit = float(getattr(env, "turn_timeout_s", 30.0))
+            outcome = guarded_map(env.reset, [row.task_data], timeout_s=limit, workers=1)[0]
+            if outcome.error is not None:
                 raise DataError(
-                    f"{where}: {row.env_class_path} cannot begin this task_data ({reason}); it has the keys "
+                    f"{where}: {row.env_class_path} cannot begin this task_data ({outcome.error}); it has the keys "
                     f"{', '.join(map(str, row.task_data)) or 'none'}"
-                ) from problem
+                )
         rows.append(row)
     return rows
 
