@@ -1,0 +1,322 @@
+"""The worker: nothing lost, nothing done twice, whenever it ends; what is wrong is set aside or waits."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_tui.engine.online.folder import OnlineFolder
+from grpo_tui.engine.online.policy_update import PolicyUpdater
+from grpo_tui.engine.online.snapshots import SnapshotReader, pointed_version, published_versions
+from grpo_tui.engine.online.update_queue import UpdateQueue
+from grpo_tui.engine.online.update_worker import UpdateWorker
+from grpo_tui.engine.online.validation import append_line
+
+from .nursery import Nursery
+from .tiny import lora_model, make_task, online_config
+
+
+class Run:
+    """A run's folder with a worker that can be abandoned (as by a kill) and started again."""
+
+    def __init__(self, run_dir: Path, **changes: Any) -> None:
+        self.folder = OnlineFolder(run_dir)
+        self.config = online_config(**{"commit_every": 2, "snapshot_every": 4, **changes})
+        self.told: list[str] = []
+        self.worker = self.start()
+
+    def start(self) -> UpdateWorker:
+        updater = PolicyUpdater(lora_model(), self.config)
+        return UpdateWorker(updater, self.folder, self.config, base_model="tiny", tell=self.told.append)
+
+    def abandon(self) -> None:
+        """What a SIGKILL leaves: locks are free, memory is gone, nothing was tidied up."""
+        self.worker.writer._lock.close()
+        self.worker.queue.close()
+        self.worker = self.start()
+
+    def put(self, count: int, start: int = 0, **changes: Any) -> None:
+        for i in range(start, start + count):
+            task = make_task(self.worker.updater.model, f"request-{i}", seed=i, rows=1, length=6, **changes)
+            self.worker.queue.put(task.id, task.to_bytes(), 1)
+
+    def work(self, tasks: int) -> None:
+        for _ in range(tasks):
+            assert self.worker.step()
+
+    def contributions(self) -> list[dict[str, Any]]:
+        path = self.folder.run_dir / "update_contribution.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.worker.updater.parameters.values()])
+
+
+def test_a_first_version_is_published_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert pointed_version(run.folder.snapshots) == 1
+    with SnapshotReader(run.folder.snapshots).open(1) as snapshot:
+        for name, tensor in snapshot.tensors().items():
+            assert torch.equal(tensor, run.worker.updater.parameters[name])
+
+
+def test_uncommitted_updates_are_done_again_and_committed_ones_are_not(tmp_path: Path) -> None:
+    straight, broken = Run(tmp_path / "a"), Run(tmp_path / "b")
+    for run in (straight, broken):
+        run.put(7)
+    straight.work(7)
+    straight.worker.close()
+    for tasks in (1, 3, 1, 2):  # abandoned with 1, 1, 0 … updates in memory only
+        broken.work(tasks)
+        broken.abandon()
+    while broken.worker.step():
+        pass
+    broken.worker.close()
+    assert torch.equal(broken.weights(), straight.weights())
+    assert broken.worker.updater.update == 7
+    for run in (straight, broken):
+        rows = run.contributions()
+        assert [r["experience"] for r in rows] == [f"request-{i}" for i in range(7)]
+        assert [r["update"] for r in rows] == list(range(1, 8))
+        assert UpdateQueue(run.folder.queue).counts() == {"applied": 7}
+
+
+def test_contribution_lines_hold_what_the_requirement_asks(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.put(2)
+    run.work(2)
+    row = run.contributions()[0]
+    assert row["experience"] == "request-0"
+    assert torch.tensor(row["reward_tensor"]).shape == (1, 2, 2) and row["components"] == ["task", "penalty"]
+    assert row["kl"] > 0 and row["beta"] == 0.02 and row["learning_rate"] == 1e-3
+    assert row["grad_norm"] >= row["clipped_grad_norm"] > 0
+    assert (row["policy_version"], row["published_version"]) == (0, 1)
+    audit = (tmp_path / "update_audit.log").read_text()
+    assert " update experience=request-0 " in audit and " snapshot action=published version=1 " in audit
+
+
+def test_poison_is_refused_logged_and_set_aside_not_retried(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.put(1)
+    run.put(1, start=1, rewards=torch.full((1, 2, 2), math.nan))
+    run.worker.queue.put("request-2", b"no task at all", 1)
+    run.put(1, start=3, learning_rate=0.9)
+    run.put(1, start=4)
+    run.work(5)
+    assert not run.worker.step()
+    refused = dict(run.worker.queue.tasks("refused"))
+    assert list(refused) == ["request-1", "request-2", "request-3"]
+    assert "NaN" in refused["request-1"] and "learning rate 0.9" in refused["request-3"]
+    assert run.worker.queue.payload("request-2") == b"no task at all"
+    assert [r["experience"] for r in run.contributions()] == ["request-0", "request-4"]
+    assert "refused experience=request-1" in (tmp_path / "update_audit.log").read_text()
+    assert len([m for m in run.told if "set aside" in m]) == 3
+
+
+def test_a_task_that_kills_the_worker_is_set_aside(tmp_path: Path) -> None:
+    run = Run(tmp_path, max_attempts=2)
+    run.put(2)
+    for _ in range(2):
+        assert run.worker.queue.take() is not None  # taken, and the worker dies on it
+        run.abandon()
+    while run.worker.step():
+        pass
+    assert run.worker.queue.tasks("refused") == [("request-0", "the worker ended 2 times while it was being applied")]
+    assert run.worker.queue.tasks("applied") == [("request-1", "")]
+
+
+def test_stale_tasks_are_dropped_and_counted(tmp_path: Path) -> None:
+    run = Run(tmp_path, snapshot_every=1, staleness_limit=2)
+    run.put(5)  # all answered by version 1; each update publishes a version
+    run.work(5)
+    counts = run.worker.queue.counts()
+    assert counts == {"applied": 3, "stale": 2}
+    assert "3 versions old, the limit is 2" in dict(run.worker.queue.tasks("stale"))["request-3"]
+
+
+def test_a_full_disk_holds_updates_in_memory_until_it_is_mended(tmp_path: Path, monkeypatch: Any) -> None:
+    from grpo_tui.engine.online import update_worker
+
+    run = Run(tmp_path)
+    run.put(4)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_state = update_worker.write_state
+    monkeypatch.setattr(update_worker, "write_state", full)
+    run.work(3)
+    assert any("cannot be committed" in m for m in run.told)
+    assert pointed_version(run.folder.snapshots) == 1
+    assert run.contributions() == []
+    monkeypatch.setattr(update_worker, "write_state", write_state)
+    run.work(1)
+    assert len(run.contributions()) == 4
+    assert run.worker.queue.counts() == {"applied": 4}
+
+
+def test_a_damaged_state_falls_back_to_the_newest_snapshot(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.put(4)
+    run.work(4)
+    weights = run.worker.updater.ema
+    (state,) = run.folder.state.glob("state.*")
+    state.write_bytes(b"damaged")
+    run.abandon()
+    assert any("cannot be read" in m and "from snapshot 2" in m for m in run.told)
+    assert all(torch.equal(run.worker.updater.ema[n], weights[n]) for n in weights)
+    assert run.worker.updater.update == 4
+    run.put(2, start=4)
+    run.work(2)
+    assert [r["update"] for r in run.contributions()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_snapshot_folder_in_trouble_does_not_stop_learning(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    (run.folder.snapshots / "ema_model_snapshot.v2.safetensors.tmp").symlink_to("/dev/full")
+    run.put(8)
+    run.work(4)
+    assert any("could not be published" in m for m in run.told)
+    run.work(4)
+    assert pointed_version(run.folder.snapshots) == 2
+    assert len(run.contributions()) == 8
+
+
+# ------------------------------------------------------------------------------------------------ the publishing guard
+
+
+def result(update: int, ema: float) -> dict[str, Any]:
+    return {"update": update, "live": ema, "ema": ema, "delta": 0.0, "n": 10}
+
+
+def test_publishing_stops_when_validation_falls_and_the_last_good_version_is_served_again(tmp_path: Path) -> None:
+    run = Run(tmp_path, snapshot_every=2, keep_snapshots=2)
+    append_line(run.folder.validation, result(0, 0.8))
+    run.worker.validate()
+    run.put(12)
+    run.work(2)
+    append_line(run.folder.validation, result(2, 0.75))
+    run.worker.validate()
+    good = pointed_version(run.folder.snapshots)
+    assert good == 2
+    run.work(6)
+    assert pointed_version(run.folder.snapshots) == 5
+    append_line(run.folder.validation, result(8, 0.5))
+    run.worker.validate()
+    assert pointed_version(run.folder.snapshots) == 6  # versions only grow
+    with SnapshotReader(run.folder.snapshots).open(6) as served:
+        assert served.manifest.copy_of == good
+    run.work(4)
+    assert pointed_version(run.folder.snapshots) == 6  # held
+    assert any(
+        "Publishing is held: the smoothed model is at 50% success, 30% below its best 80%" in m for m in run.told
+    )
+
+    run.abandon()  # the hold outlives a restart
+    assert run.worker.guard.held
+    assert run.worker.release().startswith("publishing goes on")
+    assert pointed_version(run.folder.snapshots) == 7
+    actions = [line.split(" snapshot action=")[1].split()[0] for line in _audit(run) if " snapshot action=" in line]
+    assert actions == [*["published"] * 5, "held", "rolled_back", "released", "published"]
+
+
+def test_publishing_goes_on_by_itself_when_the_model_recovers(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for update, success in ((0, 0.8), (4, 0.5)):
+        append_line(run.folder.validation, result(update, success))
+    run.worker.validate()
+    assert run.worker.guard.held
+    append_line(run.folder.validation, result(8, 0.72))
+    run.worker.validate()
+    assert not run.worker.guard.held
+    assert run.worker.release() == "publishing was not held"
+
+
+def _audit(run: Run) -> list[str]:
+    return (run.folder.run_dir / "update_audit.log").read_text().splitlines()
+
+
+# ---------------------------------------------------------------------------------------------------- killed for real
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    started = Nursery()
+    yield started
+    started.close()
+
+
+def kill_again_and_again(nursery: Nursery, run_dir: Path, kills: int, longest_life: float) -> None:
+    """SIGKILL workers at random instants, tasks coming in all the while; then let one finish, and look at everything.
+
+    A reader polls beside them: it must never meet a torn state, and never a version older than the one before.
+    """
+    rng = random.Random(kills)
+    folder = OnlineFolder(run_dir)
+    queue = UpdateQueue(folder.queue, limit=10**6)
+    model = lora_model()
+    payloads = [make_task(model, f"request-{i}", seed=i, rows=1, length=5) for i in range(8)]
+    reader, version, total, done = SnapshotReader(folder.snapshots, pytest.fail), 0, 0, 0
+
+    def put(count: int) -> None:
+        nonlocal total
+        for _ in range(count):
+            task = payloads[total % 8]
+            data = task.to_bytes().replace(b'\\"id\\": \\"request-%d\\"' % (total % 8), b'\\"id\\": \\"%09d\\"' % total)
+            queue.put(f"{total:09d}", data, 1)
+            total += 1
+
+    def look() -> None:
+        nonlocal version
+        found = reader.newer_than(version)
+        if found is not None:
+            with found:
+                assert found.version > version
+                assert all(bool(t.isfinite().all()) for t in found.tensors().values())
+                version = found.version
+
+    while done < kills:
+        put(rng.randint(1, 3))
+        pid = nursery.start("work", run_dir)
+        dies = time.monotonic() + rng.uniform(0, longest_life)
+        while time.monotonic() < dies:
+            look()
+            if queue.depth() < 2:
+                put(2)
+            time.sleep(0.002)
+        done += nursery.kill(pid)
+        assert (pointed_version(folder.snapshots) or 0) >= version
+    pid = nursery.start("work", run_dir)
+    while queue.depth():
+        look()
+        time.sleep(0.01)
+    time.sleep(0.5)
+    nursery.kill(pid)
+    look()
+
+    assert queue.counts() == {"applied": total}  # none lost, none twice (an id settles once)
+    rows = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
+    assert sorted(r["experience"] for r in rows) == [f"{i:09d}" for i in range(total)]  # each logged once
+    assert [r["update"] for r in rows] == list(range(1, total + 1))  # and applied once: the state counts on
+    audit = [line for line in (run_dir / "update_audit.log").read_text().splitlines() if " update experience=" in line]
+    assert len(audit) == total
+    versions = [r.row["version"] for r in queue.journal(limit=10**6) if r.row.get("action") == "published"]
+    assert versions == sorted(set(versions))
+    assert published_versions(folder.snapshots)[-1] == pointed_version(folder.snapshots)
+
+
+def test_killed_at_random_instants(nursery: Nursery, tmp_path: Path) -> None:
+    kill_again_and_again(nursery, tmp_path, kills=8, longest_life=0.8)
+
+
+@pytest.mark.stress
+def test_killed_two_hundred_times(nursery: Nursery, tmp_path: Path) -> None:
+    kill_again_and_again(nursery, tmp_path, kills=200, longest_life=1.5)
