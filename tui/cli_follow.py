@@ -110,7 +110,7 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
     if run.status == "crashed":
         log = log_path(run)
         lines = (run.error or "").strip().splitlines() or [""]
-        if lines[-1] in VAGUE:
+        if lines[-1].startswith(VAGUE):
             lines = tail_log(run, 1) or lines
         reason = f": {literal(lines[-1].strip()[:300])}" if lines[-1] else ""
         warn(f"run {run.id} crashed at step {run.step}{reason}; its log: {log or Path(run.path) / 'logs'}")

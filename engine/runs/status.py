@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import fields
@@ -95,8 +96,16 @@ def look(run_dir: Path) -> RunInfo:
     primary = next((name for name in PRIMARY if name in names), names[0] if names else None)
     state = process_state(run_dir, primary) if primary else {}
     status, error = _status(run, state)
-    known = {f.name for f in fields(RunInfo)}
     facts = {**run.get("facts", {}), **{k: state[k] for k in ("summary", "dropped", "log") if k in state}}
+    if len(names) > 1:
+        others = {name: state if name == primary else process_state(run_dir, name) for name in names}
+        facts["processes"] = {
+            name: {k: other.get(k) for k in ("status", "pid", "alive", "error")} for name, other in others.items()
+        }
+        gone = [n for n, other in others.items() if not other["alive"] and other.get("status") not in ENDED]
+        if status not in ENDED and gone:
+            error = error or f"the process {gone[0]!r} is gone; its log is logs/{gone[0]}.log"
+    known = {f.name for f in fields(RunInfo)}
     base = {k: v for k, v in run.items() if k in known and k not in ("facts", "path", "status", "id")}
     step = int(state.get("step") or run.get("step") or 0)
     return RunInfo(
@@ -129,7 +138,19 @@ def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus
         return "stopped", error  # it was told to end while it was loading
     if not state.get("pid") and time.time() - float(run.get("created") or 0) < STARTING_SECONDS:
         return "starting", error
-    return "crashed", error or ("the process is gone" if state.get("pid") else "the process never started")
+    return "crashed", error or (_ending(state.get("exit_code")) if state.get("pid") else "the process never started")
+
+
+def _ending(exit_code: object) -> str:
+    """How a process ended that left no word of its own; only the one that started it knows its exit code."""
+    if not isinstance(exit_code, int):
+        return "the process is gone"
+    if exit_code >= 0:
+        return f"the process is gone (exit code {exit_code})"
+    try:
+        return f"the process is gone ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        return f"the process is gone (signal {-exit_code})"
 
 
 def _folder_time(run_dir: Path) -> float:
