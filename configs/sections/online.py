@@ -134,7 +134,7 @@ class OnlineConfig(Section):
     """Updates between two commits of the worker's state; what was not committed is done again after a crash."""
     poll_interval_s: float = Field(default=0.2, gt=0)
     """How often the engine looks for a new snapshot, and the worker for a task."""
-    engine_threads: int | None = Field(None, ge=1)
+    engine_threads: int | None = Field(default=None, ge=1)
     """CPU threads of the engine; null: all cores but those of the worker, at least one."""
     worker_nice: int = Field(default=10, ge=0, le=19)
     worker_threads: int = Field(default=1, ge=1)
