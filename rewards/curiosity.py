@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
 from cachetools import LRUCache
 from torch import Tensor
@@ -19,6 +20,10 @@ from .embedding import ActionEncoder
 
 Gather = Callable[[Tensor], Tensor]
 """Collects one tensor [...] of each of P processes into [P, ...], the same on every process."""
+
+
+_Key = tuple[int, bytes]
+"""Version of the model, digest of (s_t, a_t)."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class CuriosityDrivenRewardModule:
         )
         self.optimizer = torch.optim.Adam(self.model.adapters().values(), lr=self.config.learning_rate)
         self.slow = {name: p.detach().clone() for name, p in self.model.adapters().items()}
-        self.cache: LRUCache[tuple[int, bytes], Tensor] = LRUCache(self.config.cache_size)
+        self.cache: LRUCache[_Key, np.ndarray] = LRUCache(self.config.cache_size)
         self.hits = 0
         self.lookups = 0
         self.loss: float | None = None
@@ -98,39 +103,34 @@ class CuriosityDrivenRewardModule:
 
     def _predict(self, state: Tensor, action: Tensor, keys: Sequence[str]) -> Tensor:
         """Predicted changes, [M, K, D]: K is 1, or 2 in `progress` mode (now, slow). Equal rows are computed once."""
-        rows = state.numpy()
-        version = self.model.version
+        rows, version = state.numpy(), self.model.version
         digests = [
             (
                 version,
                 blake2b(
-                    key.encode("utf-8", "replace"), key=blake2b(rows[i], digest_size=32).digest(), digest_size=16
+                    key.encode("utf-8", "replace"), key=blake2b(row, digest_size=32).digest(), digest_size=16
                 ).digest(),
             )
-            for i, key in enumerate(keys)
+            for row, key in zip(rows, keys, strict=True)
         ]
-        found: dict[tuple[int, bytes], Tensor] = {}
-        missing: dict[tuple[int, bytes], int] = {}
+        found: dict[_Key, np.ndarray | None] = {}
+        missing: dict[_Key, int] = {}
         for i, digest in enumerate(digests):
-            if digest in found or digest in missing:
-                continue
-            cached = self.cache.get(digest)
-            if cached is None:
-                missing[digest] = i
-            else:
-                found[digest] = cached
+            if digest not in found:
+                found[digest] = self.cache.get(digest)
+                if found[digest] is None:
+                    missing[digest] = i
         self.lookups, self.hits = len(digests), len(digests) - len(missing)
         if missing:
             chosen = torch.tensor(list(missing.values()))
             fresh = self._forward(state[chosen], action[chosen])
-            # Copies, because a view would keep its whole batch alive for as long as it is cached.
-            found.update(zip(missing, fresh if not self.config.cache_size else map(Tensor.clone, fresh), strict=True))
-            if self.config.cache_size:
-                for digest in missing:
-                    self.cache[digest] = found[digest]
-            if len(missing) == len(digests):
+            for digest, prediction in zip(missing, fresh.numpy(), strict=True):
+                found[digest] = prediction
+                if self.config.cache_size:
+                    self.cache[digest] = prediction.copy()  # a view would keep its whole batch alive
+            if not self.hits:
                 return fresh
-        return torch.stack([found[digest] for digest in digests])
+        return torch.from_numpy(np.stack([found[digest] for digest in digests]))  # type: ignore[arg-type]
 
     def _forward(self, state: Tensor, action: Tensor) -> Tensor:
         now = self.model(state, action)
@@ -168,14 +168,14 @@ class CuriosityDrivenRewardModule:
         """At most `train_batch_size` transitions, drawn without replacement, without those that are not finite."""
         if pending is None:
             return None
-        finite = (pending.states.isfinite().all(dim=-1) & pending.changes.isfinite().all(dim=-1)).nonzero(
-            as_tuple=True
-        )[0]
-        if not finite.numel():
-            return None
-        if finite.numel() > self.config.train_batch_size:
-            finite = finite[torch.randperm(finite.numel(), generator=self._generator)[: self.config.train_batch_size]]
-        return _Transitions(pending.states[finite], pending.actions[finite], pending.changes[finite])
+        states, actions, changes = pending.states, pending.actions, pending.changes
+        if len(states) > self.config.train_batch_size:
+            chosen = torch.randperm(len(states), generator=self._generator)[: self.config.train_batch_size]
+            states, actions, changes = states[chosen], actions[chosen], changes[chosen]
+        finite = states.isfinite().all(dim=-1) & changes.isfinite().all(dim=-1)
+        if not bool(finite.all()):
+            states, actions, changes = states[finite], actions[finite], changes[finite]
+        return _Transitions(states, actions, changes) if len(states) else None
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything that has been learnt: model, slow adapters, optimiser, random state. Tensors by flat names."""

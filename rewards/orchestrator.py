@@ -11,7 +11,7 @@ import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -342,7 +342,7 @@ def _embedder(name: str) -> Embedder | None:
     if name == "hashed":
         return HashedEmbedder()
     try:
-        made: Any = load_class(name)()
+        made = load_class(name)()
     except PluginError as error:
         raise RewardError(f"rewards.embedder: {error}") from error
     except Exception as error:
@@ -350,4 +350,4 @@ def _embedder(name: str) -> Embedder | None:
         raise RewardError(f"rewards.embedder: {name} cannot be made without arguments ({reason})") from error
     if not callable(made):
         raise RewardError(f"rewards.embedder: {name} has no method __call__(self, trajectories)")
-    return made
+    return cast("Embedder", made)

@@ -13,6 +13,8 @@ from ..breakdown import Penalty
 SHOWN = 120
 """Most characters of a model's text that a penalty quotes."""
 
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str)
+
 
 class Episode:
     """One trajectory as the rules see it: its tools by name and each step's canonical action, computed once."""
@@ -56,7 +58,7 @@ class PenaltyRule:
 
 def shown(value: Any, limit: int = SHOWN) -> str:
     """A value that a model wrote, as JSON, printable and cut to `limit` characters."""
-    return printable(json.dumps(value, ensure_ascii=False, default=str), limit)
+    return printable(_JSON.encode(value), limit)
 
 
 def printable(text: str, limit: int) -> str:

@@ -33,21 +33,26 @@ def fault(argument: Argument, value: Any, context: StepContext) -> tuple[str, st
 
     Whether a well-formed reference exists is not asked here (`MissingPrerequisite`).
     """
-    name, said = argument.name, f"{argument.name} is {shown(value, 60)}"
+    right = _limit(argument, value, context)
+    return None if right is None else (f"{argument.name} is {shown(value, 60)}", right)
+
+
+def _limit(argument: Argument, value: Any, context: StepContext) -> str | None:
+    """What a value breaks, as what would be right; None if it fits."""
+    name = argument.name
     if argument.refers_to is not None:
-        return None if resource_id(value) is not None else (said, f"{name} is the id of a {argument.refers_to}")
+        return None if resource_id(value) is not None else f"{name} is the id of a {argument.refers_to}"
     if not _has_type(argument.type, value):
-        return said, f"{name} is {_WANTED[argument.type]}"
+        return f"{name} is {_WANTED[argument.type]}"
     if argument.type == "box":
-        right = _box_limit(name, value, context)
-        return (said, right) if right else None
+        return _box_limit(name, value, context)
     if argument.choices is not None and value not in argument.choices:
-        return said, f"{name} is one of {listed(argument.choices, 20)}"
+        return f"{name} is one of {listed(argument.choices, 20)}"
     if argument.type in ("integer", "number"):
         low, high = resolve_bound(argument.minimum, context.facts), resolve_bound(argument.below, context.facts)
         if (low is not None and value < low) or (high is not None and value >= high):
             left = f"{low:g} <= " if low is not None else ""
-            return said, f"{left}{name}" + (f" < {high:g}" if high is not None else "")
+            return f"{left}{name}" + (f" < {high:g}" if high is not None else "")
     return None
 
 
