@@ -50,7 +50,7 @@ bench: $(VENV)/.ready-test
 	done
 
 policy: $(VENV)/.ready
-	@$(BIN)/python -m grpo_tui.engine.training.tiny_policy $(ARGS)
+	@$(BIN)/python -m grpo_tui.engine.agents.tiny.build $(ARGS)
 
 defaults: $(VENV)/.ready
 	@$(BIN)/python -m grpo_tui.configs.writing

@@ -22,9 +22,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rewards": ("configs", "envs"),
     "engine.runs": PLAIN_DATA,
     "engine.launch": ("configs", "engine.runs"),
+    # `make policy`: a command above training, which no module imports
+    "engine.agents.tiny.build": ("configs", "envs", "engine.agents", "engine.training"),
     "engine.agents": ("configs", "envs"),
-    "engine.training": ("configs", "envs", "rewards", "engine.runs", "engine.agents"),
-    "engine.online": ("configs", "envs", "rewards", "engine.runs", "engine.agents", "engine.training"),
+    "engine.training": ("configs", "envs", "rewards", "engine.runs", "engine.launch", "engine.agents"),
+    "engine.online": ("configs", "envs", "rewards", "engine.runs", "engine.launch", "engine.agents", "engine.training"),
     "tui": ("configs", "engine.runs", "engine.launch"),
 }
 LIGHT = ("tui", "engine.runs", "engine.launch")
@@ -46,7 +48,8 @@ LIGHT_AT_IMPORT = (
 
 def modules(room: str) -> Iterator[tuple[str, Path]]:
     """Dotted names below `grpo_tui` and files of a room."""
-    for path in sorted((ROOT / room.replace(".", "/")).rglob("*.py")):
+    root = ROOT / room.replace(".", "/")
+    for path in sorted(root.rglob("*.py")) if root.is_dir() else [root.with_suffix(".py")]:
         parts = path.relative_to(ROOT).with_suffix("").parts
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
@@ -85,6 +88,8 @@ def room_of(name: str) -> str:
 def test_a_room_imports_only_the_rooms_it_may(room: str):
     wrong = []
     for name, path in modules(room):
+        if room_of(name) != room:
+            continue
         for line, target in imports(name, path):
             inner = target.removeprefix("grpo_tui.")
             if inner == target or room_of(inner) == room or inner == "engine":

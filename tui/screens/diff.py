@@ -9,8 +9,7 @@ from itertools import zip_longest
 from rich.style import Style
 
 from ...engine.runs.errors import RecordError
-from ...engine.runs.types import TrajectoryRecord, TrajectoryRow
-from ...envs.trajectory import Step
+from ...engine.runs.types import Step, TrajectoryRecord, TrajectoryRow
 from ..bindings import DIFF, bindings
 from ..data import Reads
 from ..format import fixed, mark
