@@ -18,6 +18,8 @@ from .types import SCHEMA_VERSION
 MIGRATIONS: dict[int, str] = {}
 """SQL that turns version `n` into `n + 1`; applied when a run of an older version is resumed."""
 
+SPANS = (16, 1024)
+"""Widths, in steps, of the spans of which means are kept; powers of two."""
 SEARCH_COLUMNS = ("prompt", "agent", "observation", "answer", "penalty")
 
 SCHEMA = f"""
@@ -66,6 +68,13 @@ CREATE TABLE metric_names (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 -- Ids only grow, also when a resumed run has removed its last rows: followers ask for what is behind the last id.
 CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, name INTEGER NOT NULL, step INTEGER NOT NULL, value REAL);
 CREATE INDEX metrics_series ON metrics (name, step, value);
+
+-- Means of spans of steps, kept up while metrics are written: a curve of any length is drawn from some hundred rows.
+CREATE TABLE spans (
+    name INTEGER NOT NULL, width INTEGER NOT NULL, start INTEGER NOT NULL,
+    count INTEGER NOT NULL, total REAL, low REAL, high REAL, last INTEGER NOT NULL,
+    PRIMARY KEY (name, width, start)
+) WITHOUT ROWID;
 
 CREATE TABLE events (
     id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, time REAL NOT NULL, step INTEGER NOT NULL,

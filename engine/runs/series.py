@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
 from .connection import Connection
+from .schema import SPANS
 
 
 class Band(NamedTuple):
@@ -27,10 +29,8 @@ def points(db: Connection, name: str, after_step: int, max_points: int | None) -
     id_ = _id(db, name)
     if id_ is None:
         return []
-    if max_points is not None:
-        span = _span(db, id_, after_step, max_points)
-        if span[2] > 1:
-            return [(b.step, b.mean) for b in _bands(db, id_, *span)]
+    if max_points is not None and (width := _width(db, id_, after_step, max_points)) > 1:
+        return [(b.step, b.mean) for b in _bands(db, id_, after_step, width)]
     rows = db.all("SELECT step, value FROM metrics WHERE name = ? AND step > ? ORDER BY step", (id_, after_step))
     return [(step, _value(value)) for step, value in rows]
 
@@ -38,7 +38,7 @@ def points(db: Connection, name: str, after_step: int, max_points: int | None) -
 def band(db: Connection, name: str, after_step: int, max_points: int) -> list[Band]:
     """Mean, minimum and maximum of a metric in at most `max_points` equal spans of steps."""
     id_ = _id(db, name)
-    return [] if id_ is None else _bands(db, id_, *_span(db, id_, after_step, max_points))
+    return [] if id_ is None else _bands(db, id_, after_step, _width(db, id_, after_step, max_points))
 
 
 def since(db: Connection, rowid: int, limit: int) -> tuple[int, dict[str, list[tuple[int, float]]]]:
@@ -67,23 +67,36 @@ def _id(db: Connection, name: str) -> int | None:
     return None if row is None else int(row[0])
 
 
-def _span(db: Connection, id_: int, after_step: int, max_points: int) -> tuple[int, int, int]:
-    """First step, last step, and steps to a span."""
-    ends = db.one("SELECT min(step), max(step) FROM metrics WHERE name = ? AND step > ?", (id_, after_step))
-    if ends is None or ends[0] is None:
-        return 0, -1, 1
-    first, last = int(ends[0]), int(ends[1])
-    return first, last, max(1, math.ceil((last - first + 1) / max(1, max_points)))
+def _width(db: Connection, id_: int, after_step: int, max_points: int) -> int:
+    """The least power of two of steps to a span that leaves at most `max_points` spans."""
+    first = db.one("SELECT min(step) FROM metrics WHERE name = ? AND step > ?", (id_, after_step))
+    last = db.one("SELECT max(step) FROM metrics WHERE name = ?", (id_,))
+    width = 1
+    if first is not None and last is not None and first[0] is not None:
+        while last[0] // width - first[0] // width + 1 > max(1, max_points):
+            width *= 2
+    return width
 
 
-def _bands(db: Connection, id_: int, first: int, last: int, span: int) -> list[Band]:
-    # One range of the covering index per span: SQLite adds up where Python would fetch every point.
-    sql = "SELECT max(step), avg(value), min(value), max(value) FROM metrics WHERE name = ? AND step >= ? AND step < ?"
+def _bands(db: Connection, id_: int, after_step: int, width: int) -> list[Band]:
+    kept = max((w for w in SPANS if w <= width), default=None)
+    if kept is None or after_step >= 0:  # short, or cut in the middle of a span: from the values themselves
+        sql = (
+            "SELECT step, value IS NOT NULL, value, value, value, step FROM metrics "
+            "WHERE name = ? AND step > ? ORDER BY step"
+        )
+        rows = db.all(sql, (id_, after_step))
+    else:
+        sql = "SELECT start, count, total, low, high, last FROM spans WHERE name = ? AND width = ? ORDER BY start"
+        rows = db.all(sql, (id_, kept))
     bands: list[Band] = []
-    for start in range(first, last + 1, span):
-        row = db.one(sql, (id_, start, start + span))
-        if row is not None and row[0] is not None:
-            bands.append(Band(row[0], _value(row[1]), _value(row[2]), _value(row[3])))
+    for _, group in itertools.groupby(rows, key=lambda row: row[0] // width):
+        spans = list(group)
+        number = sum(count for _, count, *_ in spans)
+        total = sum(t for _, _, t, *_ in spans if t is not None)
+        low = min((v for *_, v, _, _ in spans if v is not None), default=math.nan)
+        high = max((v for *_, v, _ in spans if v is not None), default=math.nan)
+        bands.append(Band(max(last for *_, last in spans), total / number if number else math.nan, low, high))
     return bands
 
 

@@ -18,7 +18,7 @@ import zstandard
 from ...envs.tools import ToolSpec
 from . import codec
 from .labels import Labels
-from .schema import connect_writer
+from .schema import SPANS, connect_writer
 from .types import TrajectoryRecord
 
 ANSWER_LENGTH = 200
@@ -30,6 +30,18 @@ FLAG_UNPARSED = 2
 
 _REMEMBERED = 4096  # names of groups and prompts kept in memory; others are looked up
 _ROW = f"INSERT INTO rows VALUES ({','.join('?' * 19)})"
+_SPAN = """
+INSERT INTO spans SELECT n, w, s, v IS NOT NULL, v, v, v, last
+    FROM (SELECT ?1 AS n, ?2 AS w, ?3 AS s, ?4 AS last, ?5 AS v) WHERE true
+ON CONFLICT (name, width, start) DO UPDATE SET
+    count = count + excluded.count, total = coalesce(total + excluded.total, total, excluded.total),
+    low = min(coalesce(low, excluded.low), coalesce(excluded.low, low)),
+    high = max(coalesce(high, excluded.high), coalesce(excluded.high, high)), last = max(last, excluded.last)
+"""
+_SPANS_AGAIN = """
+INSERT INTO spans SELECT name, ?1, step - step % ?2 AS s, count(value), sum(value), min(value), max(value), max(step)
+    FROM metrics WHERE step >= ?3 GROUP BY name, s
+"""
 _SEARCH = "INSERT INTO search (rowid, prompt, agent, observation, answer, penalty) VALUES (?, ?, ?, ?, ?, ?)"
 _UNSEARCH = (
     "INSERT INTO search (search, rowid, prompt, agent, observation, answer, penalty) "
@@ -76,6 +88,9 @@ class RecordStore:
         self._touch(step)
         rows = [(self._metric(name), step, value) for name, value in values.items()]
         self.db.executemany("INSERT INTO metrics (name, step, value) VALUES (?, ?, ?)", rows)
+        for width in SPANS:
+            start = step - step % width
+            self.db.executemany(_SPAN, [(name, width, start, step, value) for name, _, value in rows])
 
     def add_event(self, kind: str, message: str, step: int, when: float, data: bytes) -> None:
         """One event; `data` is JSON."""
@@ -147,6 +162,9 @@ class RecordStore:
                 for kept_step, record in kept:
                     self.add_trajectories(kept_step, [record])
             self.db.execute("DELETE FROM metrics WHERE step > ?", (step,))
+            for width in SPANS:
+                self.db.execute("DELETE FROM spans WHERE width = ? AND start + width > ?", (width, step))
+                self.db.execute(_SPANS_AGAIN, (width, width, (step + 1) - (step + 1) % width))
             self.db.execute("DELETE FROM events WHERE step > ? AND kind NOT IN ('record', 'error', 'control')", (step,))
             self.db.execute("DELETE FROM steps WHERE step > ?", (step,))
             # Readers that have seen the removed rows begin anew when this changes.

@@ -50,9 +50,9 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
     log = logging.getLogger(__name__)
     try:
         writer.status("starting", step=start[0] if start else 0)
-        from ...configs.loading import load_config
+        from ..launch.settings import read_config
 
-        config = load_config(run_dir / "config.yaml")
+        config = read_config(run_dir)
         if config.mode == "sft":
             from .sft import run_sft as train
         else:

@@ -1,0 +1,104 @@
+"""Curves of any length: the means that are kept while writing equal those of the values themselves."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.store import RecordStore
+from grpo_tui.engine.runs.writer import RunWriter
+
+values = st.one_of(st.floats(-1e6, 1e6), st.just(math.nan))
+
+
+def expected(points: list[tuple[int, float]], width: int) -> list[tuple[int, float, float, float]]:
+    """Bands by the definition, from the values."""
+    made = []
+    for span in sorted({s // width for s, _ in points}):
+        inside = [(s, v) for s, v in points if s // width == span]
+        numbers = [v for _, v in inside if not math.isnan(v)]
+        mean = statistics.fmean(numbers) if numbers else math.nan
+        low, high = (min(numbers), max(numbers)) if numbers else (math.nan, math.nan)
+        made.append((max(s for s, _ in inside), mean, low, high))
+    return made
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), values), min_size=1, max_size=120),
+    st.integers(1, 300),
+    st.none() | st.integers(0, 5000),
+)
+def test_bands_equal_the_definition_also_after_resuming(tmp_path_factory, given_points, max_points, cut):
+    path = tmp_path_factory.mktemp("series") / "record.sqlite"
+    store = RecordStore(path)
+    store.begin()
+    for step, value in given_points:
+        store.add_metrics(step, {"a": value, "other": 1.0})
+    store.commit()
+    if cut is not None:
+        store.truncate_after(cut)
+        given_points = [(s, v) for s, v in given_points if s <= cut]
+    store.close()
+    with RunReader(path.parent) as reader:
+        bands = reader.band("a", max_points=max_points)
+        assert len(bands) <= max_points
+        if not given_points:
+            assert bands == []
+            return
+        steps = [s for s, _ in given_points]
+        width = 1
+        while max(steps) // width - min(steps) // width + 1 > max_points:
+            width *= 2
+        wanted = expected(given_points, width)
+        assert [b.step for b in bands] == [w[0] for w in wanted]
+        for band, (_, mean, low, high) in zip(bands, wanted, strict=True):
+            assert band.mean == pytest.approx(mean, abs=1e-6, nan_ok=True)
+            assert (band.low, band.high) == pytest.approx((low, high), nan_ok=True)
+
+
+def test_a_long_curve_is_thinned_and_a_spike_in_it_stays_visible(writer: RunWriter, run_dir: Path):
+    for step in range(1, 3001):
+        writer.metrics(step, {"a": 100.0 if step == 1234 else 1.0})
+    assert writer.flush(30)
+    with RunReader(run_dir) as reader:
+        assert len(reader.metric("a")) == 3000
+        points = reader.metric("a", max_points=100)
+        assert 50 <= len(points) <= 100 and points[-1][0] == 3000
+        assert max(b.high for b in reader.band("a", max_points=100)) == 100.0
+        assert reader.metric("a", after_step=2990, max_points=100) == [(s, 1.0) for s in range(2991, 3001)]
+        assert reader.metric("a", max_points=5000) == reader.metric("a")
+
+
+def test_following_gets_every_value_once_in_limited_portions(writer: RunWriter, run_dir: Path):
+    with RunReader(run_dir) as reader:
+        last, seen = 0, []
+        for step in range(1, 101):
+            writer.metrics(step, {"a": step, "b": -step})
+            if step % 30 == 0:
+                assert writer.flush(10)
+                while True:
+                    before = last
+                    last, news = reader.metrics_since(last, limit=7)
+                    assert sum(map(len, news.values())) <= 7
+                    seen += [(name, *point) for name, points in news.items() for point in points]
+                    if last == before:
+                        break
+        assert sorted(seen) == sorted([("a", s, s) for s in range(1, 91)] + [("b", s, -s) for s in range(1, 91)])
+
+
+def test_when_each_step_was_recorded(writer: RunWriter, run_dir: Path):
+    for step in (1, 2, 5):
+        writer.metrics(step, {"a": 1.0})
+    assert writer.flush(10)
+    with RunReader(run_dir) as reader:
+        times = reader.step_times()
+        assert [s for s, _ in times] == [1, 2, 5]
+        assert times[0][1] <= times[-1][1]
+        assert reader.step_times(after_step=2) == times[2:] and reader.last_step() == 5
