@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import fftconvolve
+from scipy import fft
 
 from .segment import opponent
 
 SEARCH = 16
-"""Farthest that an object is looked for from where it was in the frame before, in pixels along each axis."""
+"""Farthest that an object is looked for from where its motion would have brought it, in pixels along each axis."""
 STILL = 2.5
 """Pixels from first to last frame, below which an object counts as standing still."""
 
@@ -34,17 +34,14 @@ def track_object(frames: np.ndarray, mask: np.ndarray) -> Track:
     if not len(ys):
         raise ValueError("the mask is empty")
     top, bottom, left, right = ys.min(), ys.max() + 1, xs.min(), xs.max() + 1
-    patch_mask = mask[top:bottom, left:right].astype(np.float32)
-    patch = opponent(frames[0, top:bottom, left:right])
-    centre = np.array([xs.mean(), ys.mean()])
+    template = _Template(opponent(frames[0, top:bottom, left:right]), mask[top:bottom, left:right])
+    offset = np.array([xs.mean() - left, ys.mean() - top])
     corner = np.array([left, top], dtype=float)  # of the patch, in the frame at hand
     velocity = np.zeros(2)
-    positions = [(float(centre[0]), float(centre[1]))]
-    offset = centre - corner
+    positions = [(float(xs.mean()), float(ys.mean()))]
     for frame in frames[1:]:
-        found = _find(opponent(frame), patch, patch_mask, corner + velocity, corner)
-        velocity = found - corner
-        corner = found
+        found = template.find(opponent(frame), corner + velocity)
+        corner, velocity = found, found - corner
         positions.append((float(corner[0] + offset[0]), float(corner[1] + offset[1])))
     return Track(direction_of(positions), tuple(positions))
 
@@ -59,28 +56,39 @@ def direction_of(positions: list[tuple[float, float]]) -> str:
     return "down" if dy > 0 else "up"
 
 
-def _find(
-    colours: np.ndarray, patch: np.ndarray, patch_mask: np.ndarray, guess: np.ndarray, last: np.ndarray
-) -> np.ndarray:
-    """The corner (x, y) at which the masked patch fits best, near `guess`; ties go to the place nearest to it."""
-    height, width = patch_mask.shape
-    reach = SEARCH
-    x0, y0 = (int(v) for v in np.floor(np.minimum(guess, last)) - reach)
-    x1, y1 = (int(v) for v in np.ceil(np.maximum(guess, last)) + reach)
-    # Outside the picture the nearest pixel goes on, so an object that is partly out of it can still be found.
-    rows = np.clip(np.arange(y0, y1 + height), 0, colours.shape[0] - 1)
-    columns = np.clip(np.arange(x0, x1 + width), 0, colours.shape[1] - 1)
-    window = colours[rows[:, None], columns[None]]
-    flipped_mask = patch_mask[::-1, ::-1, None]
-    flipped_patch = (patch * patch_mask[..., None])[::-1, ::-1]
-    squares = fftconvolve((window**2).sum(-1), flipped_mask[..., 0], mode="valid")
-    products = fftconvolve(window, flipped_patch, mode="valid", axes=(0, 1)).sum(-1)
-    constant = float(((patch**2).sum(-1) * patch_mask).sum())
-    cost = (squares - 2 * products + constant) / max(1.0, float(patch_mask.sum()))
-    v, u = np.mgrid[: cost.shape[0], : cost.shape[1]]
-    cost = cost + 0.05 * ((u + x0 - guess[0]) ** 2 + (v + y0 - guess[1]) ** 2)
-    row, column = np.unravel_index(int(np.argmin(cost)), cost.shape)
-    return np.array([x0 + column + _vertex(cost[row, :], column), y0 + row + _vertex(cost[:, column], row)])
+class _Template:
+    """A masked patch, ready to be looked for.
+
+    With mask m, patch p and window w the cost of a place is the sum of m (w - p)^2, which is the correlation of m
+    with w^2 minus twice that of m p with w, plus a constant: four transforms of a window and one back.
+    """
+
+    def __init__(self, patch: np.ndarray, mask: np.ndarray) -> None:
+        self.height, self.width = mask.shape
+        self.size = (self.height + 2 * SEARCH, self.width + 2 * SEARCH)
+        self.padded = (fft.next_fast_len(self.size[0], real=True), fft.next_fast_len(self.size[1], real=True))
+        inside = mask.astype(np.float32)
+        masked = patch * inside[..., None]
+        self.constant = float((masked * patch).sum())
+        self.pixels = float(inside.sum())
+        kernels = np.concatenate([-2 * masked, inside[..., None]], axis=-1)
+        self.kernels = np.conj(np.asarray(fft.rfft2(kernels, self.padded, axes=(0, 1))))
+
+    def find(self, colours: np.ndarray, guess: np.ndarray) -> np.ndarray:
+        """The corner (x, y) at which the patch fits best, near `guess`; ties go to the place nearest to it."""
+        x0, y0 = (int(v) - SEARCH for v in np.rint(guess))
+        # Outside the picture the nearest pixel goes on, so an object that is partly out of it can still be found.
+        rows = np.clip(np.arange(y0, y0 + self.size[0]), 0, colours.shape[0] - 1)
+        columns = np.clip(np.arange(x0, x0 + self.size[1]), 0, colours.shape[1] - 1)
+        window = colours[rows[:, None], columns[None]]
+        channels = np.concatenate([window, np.einsum("...i,...i->...", window, window)[..., None]], axis=-1)
+        product = (np.asarray(fft.rfft2(channels, self.padded, axes=(0, 1))) * self.kernels).sum(-1)
+        places = 2 * SEARCH + 1
+        cost = (np.asarray(fft.irfft2(product, self.padded))[:places, :places] + self.constant) / self.pixels
+        v, u = np.mgrid[:places, :places]
+        cost = cost + 0.05 * ((u + x0 - guess[0]) ** 2 + (v + y0 - guess[1]) ** 2)
+        row, column = np.unravel_index(int(np.argmin(cost)), cost.shape)
+        return np.array([x0 + column + _vertex(cost[row, :], column), y0 + row + _vertex(cost[:, column], row)])
 
 
 def _vertex(values: np.ndarray, at: int | np.intp) -> float:
