@@ -43,6 +43,7 @@ class _Rollout:
     correct: bool | None = None
     stop_reason: str | None = None
     error: str | None = None
+    detail: str = ""
     images: tuple[str, ...] = ()
     keep_images: bool = False
     seconds: float = 0.0
@@ -54,6 +55,7 @@ class _Rollout:
     def fail(self, outcome: Outcome[Any], where: str) -> None:
         self.stop_reason = "timeout" if outcome.timed_out else "error"
         self.error = f"{where}: {outcome.error}"
+        self.detail = outcome.detail
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class MultiTurnEnv(Env):
             tokens = [session.tokens(row) for row in range(len(rollouts))]
         finally:
             session.close()
+        self._log_failures(rollouts)
         trajectories = self._trajectories(rollouts, prompts, num_rollouts, step)
         return self._result(rollouts, trajectories, tokens, timings)
 
@@ -199,7 +202,6 @@ class MultiTurnEnv(Env):
         }
         if outcome.value is None:
             rollout.fail(outcome, f"step {index + 1}")
-            logger.warning("%s failed a rollout at %s\n%s", env_name(self), rollout.error, outcome.detail)
             call = rollout.call or ToolCall(None, {}, turn.text, "", "could not be read")
             rollout.steps.append(
                 Step(
@@ -253,7 +255,6 @@ class MultiTurnEnv(Env):
         for rollout, outcome in zip(rollouts, outcomes, strict=True):
             if outcome.value is None:
                 rollout.fail(outcome, "reset")
-                logger.warning("%s failed a rollout at %s\n%s", env_name(self), rollout.error, outcome.detail)
             else:
                 rollout.state, rollout.messages, rollout.context, pictures = outcome.value
                 if rollout.keep_images:
@@ -331,6 +332,16 @@ class MultiTurnEnv(Env):
                     )
                 )
         return trajectories
+
+    def _log_failures(self, rollouts: Sequence[_Rollout]) -> None:
+        """Each kind of failure once, with its traceback: a broken environment must not bury the log."""
+        failures: dict[str, list[_Rollout]] = {}
+        for rollout in rollouts:
+            if rollout.error is not None:
+                failures.setdefault(rollout.error, []).append(rollout)
+        for error, failed in failures.items():
+            count = f"{len(failed)} rollouts" if len(failed) > 1 else "a rollout"
+            logger.warning("%s failed %s at %s\n%s", env_name(self), count, error, failed[0].detail.rstrip())
 
     def _expected(self, task: Any) -> str | None:
         try:

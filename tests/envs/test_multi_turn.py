@@ -336,6 +336,13 @@ def test_what_the_agent_raises_is_raised_and_its_session_closed():
     assert agent.sessions[0].closed
 
 
+def test_one_failure_of_many_rollouts_is_logged_once_with_its_traceback(caplog: pytest.LogCaptureFixture):
+    TroubleEnv(max_turns=2).run_trial([{}], ByteAgent(lambda row, *_: do("raise" if row else "nan")), 6)
+    assert len(caplog.records) == 2
+    raised = next(r.getMessage() for r in caplog.records if "broken" in r.getMessage())
+    assert "TroubleEnv failed 5 rollouts at step 1: ValueError: broken" in raised and "Traceback" in raised
+
+
 def test_no_tasks_give_empty_arrays():
     out = CalculatorEnv().run_trial([], ByteAgent(lambda *_: ""), 2)
     assert out["padded_token_ids"].shape == (0, 0) and out["trajectories"] == []
