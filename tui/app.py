@@ -6,7 +6,8 @@ Only the first screen's modules are imported at the start, so the first paint co
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -74,6 +75,8 @@ class GrpoApp(App[None]):
         self.memory = memory or Memory()
         self._reads: dict[str, Reads] = {}
         self.failure = ""
+        self.clock: Callable[[], float] = time.time
+        """What ages are counted from."""
         for made in textual_themes():
             self.register_theme(made)
         wanted = theme or self.memory.get("theme", DEFAULT_THEME)
@@ -125,7 +128,13 @@ class GrpoApp(App[None]):
         from .screens.runs import RunsScreen
 
         if not isinstance(self.screen, RunsScreen):
-            self.switch_screen(RunsScreen(self.runs_dir))
+            self.replace(RunsScreen(self.runs_dir))
+
+    def replace(self, screen: Screen) -> None:
+        """Another screen in place of the present one."""
+        if not self.screen._result_callbacks:  # the first screen was never pushed, and switching pops what pushing left
+            self.screen._push_result_callback(self, None)
+        self.switch_screen(screen)
 
     def watch_theme(self, theme: str) -> None:
         """Paint everything in the new theme."""

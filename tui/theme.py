@@ -53,7 +53,7 @@ THEMES: dict[str, Colors] = {
     "grpo-light-safe": Colors(
         background="#fcfcfa", panel="#f1f2f4", border="#b4bcc8", faint="#7c8594", muted="#59616e", text="#1d2530",
         accent="#0072b2", good="#0072b2", bad="#b34700", warn="#7d6200", cursor="#d5e5fb", band="#e3ecf7", dark=False,
-        series=("#0072b2", "#d55e00", "#00785a", "#8c6d00", "#a8457c", "#3a7ca5", "#b34700", "#444c58"),
+        series=("#0072b2", "#b85200", "#00785a", "#8c6d00", "#a8457c", "#2f6f96", "#8f3d00", "#444c58"),
     ),
 }  # fmt: skip
 DEFAULT_THEME = "grpo-dark"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +77,7 @@ class RunsScreen(View):
         right = Line(p)
         if self.marks:
             right.add(f"● {len(self.marks)} marked  ", p.warn_bold)
-        if not self.grpo.memory.get("seen_hint", False) and self.rows and width >= 120:
+        elif not self.grpo.memory.get("seen_hint", False) and self.rows and width >= 100:
             right.add(FIRST_HINT + "  ", p.accent)
         if running:
             right.add(f"● {running} running  ", p.good)
@@ -159,7 +158,7 @@ class RunsScreen(View):
 
     def _columns(self, table: Any) -> Sequence[Column]:
         p = self.palette
-        now = time.time()
+        now = self.grpo.clock()
 
         def status(r: RunRow) -> tuple[str, Any]:
             return f"{status_sign(r.info.status)} {r.info.status}", status_style(p, r.info.status)

@@ -387,7 +387,7 @@ class TrajectoriesScreen(View):
         """The dashboard of the run."""
         from .live import LiveScreen
 
-        self.app.switch_screen(LiveScreen(self.reads))
+        self.grpo.replace(LiveScreen(self.reads))
 
     def _listing(self) -> str:
         rows = [

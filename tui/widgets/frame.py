@@ -257,6 +257,9 @@ class Frame(Widget):
         if y == 0:
             left, right = self._header(width)
             headed = bool(left.width or right.width)
+            room = width - 6 - (right.width + 3 if right.width else 0)
+            if left.width > room:
+                left = left.cropped(max(8, room))
             if left.width:
                 over.append((2, _spaced(p, left)))
             if right.width and left.width + right.width + 8 <= width:

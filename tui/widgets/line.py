@@ -99,6 +99,16 @@ class Line:
             return list(Strip(segments, self.width).crop(0, width))
         return segments
 
+    def cropped(self, width: int) -> Line:
+        """The line in at most `width` cells, with an ellipsis where it was cut."""
+        if self.width <= width:
+            return self
+        made = Line(self.palette)
+        made.segments = list(Strip(self.segments, self.width).crop(0, width - 1))
+        made.width = width - 1
+        made.hits = [(a, min(b, width - 1), what) for a, b, what in self.hits if a < width - 1]
+        return made.add("…", self.palette.muted)
+
     @property
     def plain(self) -> str:
         """The text alone, as copied and exported."""

@@ -52,8 +52,9 @@ class PromptBar(Widget):
         event.stop()
         if event.value and self._check(event.value):
             return
+        # on the screen's behalf: a dialog that `done` opens answers to whoever opened it, and the bar will be gone
+        self.screen.call_later(self._done, event.value.strip())
         self.remove()
-        self._done(event.value.strip())
 
     def action_cancel(self) -> None:
         """Leave everything as it was."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from ...engine.runs.types import Event
@@ -20,7 +19,6 @@ class SnapshotsPanel(Pane):
         super().__init__(name)
         self.latest: Mapping[str, float] = {}
         self.events: Sequence[Event] = ()
-        self.clock = time.time
 
     def put(self, latest: Mapping[str, float], events: Sequence[Event]) -> None:
         """The last values, and the events, newest last."""
@@ -31,7 +29,7 @@ class SnapshotsPanel(Pane):
         """What is published and served now, then what happened last, newest first."""
         p = self.palette
         lines: list[Line] = []
-        now = self.clock()
+        now = self.app.clock()
         actions = {}
         for event in self.events:
             if event.kind == "snapshot":

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .demo_run import make_run
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three runs; tests that use it only read."""
+    folder = tmp_path_factory.mktemp("app") / "runs"
+    make_run(folder, "ab12", steps=40)
+    make_run(folder, "cd34", steps=12, seed=1, status="stopped", total_steps=60)
+    make_run(folder, "ef56", steps=6, seed=2, status="crashed", total_steps=400)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run(runs: Path) -> Path:
+    """A finished run with 320 trajectories."""
+    return runs / "ab12"
+
+
+@pytest.fixture
+def own_runs(tmp_path: Path) -> Path:
+    """A folder with two small runs that a test may change."""
+    folder = tmp_path / "runs"
+    make_run(folder, "one", steps=3)
+    make_run(folder, "two", steps=2, seed=1, status="running", total_steps=50)
+    return folder

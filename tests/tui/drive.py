@@ -1,0 +1,94 @@
+"""Drive the app in a test: open it, wait until it has read what it shows, and read the screen as text."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from textual.pilot import Pilot
+
+from grpo_tui.tui.app import GrpoApp, Inspect, Live, RunList
+from grpo_tui.tui.remember import Memory
+
+from .demo_run import EPOCH
+
+SIZE = (150, 45)
+
+
+def make_app(
+    runs: Path, start: RunList | Live | Inspect, *, memory: Path | None = None, theme: str | None = None
+) -> GrpoApp:
+    """An app whose memory is its own and whose clock stands still."""
+    app = GrpoApp(runs, start, memory=Memory(memory or Path("/dev/null/nowhere.json")), theme=theme)
+    app.clock = lambda: EPOCH + 7200
+    return app
+
+
+def screen_text(app: GrpoApp) -> str:
+    """What is on screen, line by line."""
+    return "\n".join("".join(s.text for s in strip) for strip in app.screen._compositor.render_strips())
+
+
+async def settle(pilot: Pilot[Any]) -> None:
+    """Wait until nothing is being read or painted."""
+    for _ in range(3):
+        await pilot.pause()
+        await pilot.app.workers.wait_for_complete([w for w in pilot.app.workers if not w.is_finished])
+    await pilot.pause()
+
+
+class Driver:
+    """A running app with short names for what tests do."""
+
+    def __init__(self, app: GrpoApp, pilot: Pilot[Any]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    async def press(self, *keys: str) -> str:
+        """Press keys; the screen afterwards."""
+        await self.pilot.press(*keys)
+        await settle(self.pilot)
+        return self.text
+
+    async def type(self, text: str) -> str:
+        """Type a text; the screen afterwards."""
+        names = {" ": "space", "<": "less_than_sign", ">": "greater_than_sign", ":": "colon", "_": "underscore"}
+        return await self.press(*(names.get(c, c) for c in text))
+
+    async def click(self, text: str, offset: int = 0) -> str:
+        """Click where a text is on screen; the screen afterwards."""
+        for y, line in enumerate(self.text.splitlines()):
+            x = line.find(text)
+            if x >= 0:
+                await self.pilot.click(offset=(x + offset, y))
+                await settle(self.pilot)
+                return self.text
+        raise AssertionError(f"{text!r} is not on screen:\n{self.text}")
+
+    @property
+    def text(self) -> str:
+        """What is on screen."""
+        return screen_text(self.app)
+
+    @property
+    def screen(self) -> Any:
+        """The screen on top."""
+        return self.app.screen
+
+    @property
+    def view(self) -> str:
+        """Its name in the table of keys."""
+        return getattr(self.app.screen, "view", type(self.app.screen).__name__)
+
+
+@asynccontextmanager
+async def running(
+    runs: Path, start: RunList | Live | Inspect | None = None, size: tuple[int, int] = SIZE, **options: Any
+) -> AsyncIterator[Driver]:
+    """The app, running without a terminal."""
+    app = make_app(runs, start or RunList(), **options)
+    async with app.run_test(size=size, notifications=True) as pilot:
+        await settle(pilot)
+        yield Driver(app, pilot)

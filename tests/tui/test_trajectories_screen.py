@@ -1,0 +1,219 @@
+"""Keys of the list of trajectories, and of the groups it folds into."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.runs.groups import GroupList
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.tui.app import Inspect
+
+from .demo_run import make_run
+from .drive import running
+
+
+async def test_shows_rows_and_how_many(run: Path) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        assert "1 of 320" in app.text
+        assert "SEGMENT ▸ GET ▸ AN" in app.text
+        assert "What colour is the o" in app.text
+
+
+async def test_cursor_reaches_the_last_row_and_reads_only_pages(run: Path) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        table = app.screen.table
+        await app.press("j", "down")
+        assert table.cursor == 2 and table.current.n == 3
+        await app.press("k", "up", "up")
+        assert table.cursor == 0
+        await app.press("pagedown")
+        assert table.cursor == table.body_height - 1
+        await app.press("pageup")
+        assert table.cursor == 0
+        await app.press("ctrl+d", "ctrl+u", "ctrl+f", "ctrl+b")
+        assert table.cursor == 0
+        await app.press("G")
+        assert table.current.n == 320 and "320 of 320" in app.text
+        await app.press("home", "end", "g")
+        assert table.current.n == 1
+
+
+async def test_filter_expression(run: Path) -> None:
+    with RunReader(run) as reader:
+        expected = reader.count("penalty:missing_prerequisite and reward<0.2")
+    async with running(run.parent, Inspect(run)) as app:
+        await app.press("f")
+        await app.type("penalty:missing_prerequisite and reward<0.2")
+        text = await app.press("enter")
+        assert f"1 of {expected}" in text and 0 < expected < 320
+        assert all(app.screen.table.row(i).penalties and app.screen.table.row(i).reward < 0.2 for i in range(expected))
+        assert "1 of 320" in await app.press("c")
+
+
+async def test_a_wrong_filter_is_explained_while_typing_and_not_accepted(run: Path) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        await app.press("f")
+        text = await app.type("rewrd<0.2")
+        assert "✗" in text and "reward" in text.split("rewrd<0.2", 1)[1], "the nearest right name is given"
+        await app.press("enter")
+        assert app.screen.query("#prompt-bar"), "the bar stays until it is right"
+        assert "1 of 320" in await app.press("escape")
+
+
+async def test_search_over_everything(run: Path) -> None:
+    with RunReader(run) as reader:
+        expected = reader.count("", "no mask 7")
+    async with running(run.parent, Inspect(run)) as app:
+        await app.press("slash")
+        await app.type("no mask 7")
+        text = await app.press("enter")
+        assert f"1 of {expected}" in text and "“no mask 7”" in text and 0 < expected < 320
+        await app.press("slash")
+        await app.press(*["backspace"] * 9)
+        await app.type("zebra")
+        assert "Nothing matches." in await app.press("enter")
+
+
+async def test_sorting_by_key_click_and_reverse(run: Path) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        table = app.screen.table
+
+        def rewards() -> list[float]:
+            return [table.row(i).reward for i in range(20)]
+
+        text = await app.press("s")
+        assert "reward▲" in text and rewards() == sorted(rewards())
+        text = await app.press("r")
+        assert "reward▼" in text and rewards() == sorted(rewards(), reverse=True)
+        await app.click("turns  tokens", 2)
+        assert app.screen.asks.sort == "turns"
+        await app.click("turns▼  tokens", 2)
+        assert not app.screen.asks.descending
+
+
+async def test_histogram_hides_and_a_click_on_a_bar_filters(run: Path) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        histogram = app.screen.histogram
+        tallest = max(range(len(histogram.bins)), key=lambda i: histogram.bins[i][2])
+        bottom = histogram.region.y + histogram.region.height - 2
+        start, end, _ = next(h for h in histogram.lines[-2].hits if h[2] == ("bin", tallest))
+        await app.pilot.click(offset=(histogram.region.x + start, bottom))
+        text = await app.press("g")
+        assert "reward>=" in text and f"of {histogram.bins[tallest][2]} " in text
+        assert end > start
+        await app.press("b")
+        assert not histogram.shown
+        await app.press("b")
+        assert histogram.shown
+
+
+async def test_enter_opens_the_stepper_on_the_row_and_in_the_order_of_the_list(run: Path) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        await app.press("s", "r", "j")
+        here, following = app.screen.table.current.n, app.screen.table.row(2).n
+        await app.press("enter")
+        assert app.view == "stepper" and app.screen.n == here
+        await app.press("L")
+        assert app.screen.n == following, "next means next in the list that it was opened from"
+        await app.press("escape")
+        assert app.view == "trajectories" and app.screen.table.current.n == here
+
+
+@pytest.mark.parametrize("key", ["l", "right"])
+async def test_other_keys_that_open(run: Path, key: str) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        await app.press(key)
+        assert app.view == "stepper"
+
+
+async def test_click_selects_and_second_click_opens(run: Path) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        region = app.screen.table.region
+        await app.pilot.click(offset=(region.x + 20, region.y + 4))
+        await app.press()
+        assert app.screen.table.cursor == 3
+        await app.pilot.click(offset=(region.x + 20, region.y + 4))
+        await app.press()
+        assert app.view == "stepper" and app.screen.n == 4
+
+
+async def test_wheel_scrolls(run: Path) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        region = app.screen.table.region
+        await app.pilot._post_mouse_events(
+            [__import__("textual.events").events.MouseScrollDown], offset=(10, region.y + 5)
+        )
+        await app.press()
+        assert app.screen.table.top == 3
+
+
+async def test_folding_into_groups_and_back(run: Path) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        text = await app.press("z")
+        assert app.view == "groups" and "of 80" in text and "rollouts" in text
+        await app.press("j", "G", "g", "pagedown", "pageup", "k", "j")
+        await app.press("enter")
+        assert app.view == "stepper" and app.screen.n == 5
+        await app.press("escape", "z")
+        assert app.view == "trajectories"
+
+
+def test_groups_are_folded_exactly(run: Path) -> None:
+    with RunReader(run) as reader:
+        groups = GroupList(reader)
+        assert groups.count() == 80
+        for row in groups.page(10, 5):
+            members = reader.group(row.group)
+            rewards = [m.reward or 0.0 for m in members]
+            mean = sum(rewards) / len(rewards)
+            assert row.size == len(members) == 4
+            assert row.mean == pytest.approx(mean)
+            assert row.std == pytest.approx((sum((r - mean) ** 2 for r in rewards) / 4) ** 0.5, abs=1e-6)
+            assert row.correct == sum(bool(m.correct) for m in members)
+            assert row.first_n == min(m.n for m in members)
+        wrong = GroupList(reader, "step>=39 and not correct")
+        expected = {r.group for r in reader.page(filter="step>=39 and not correct", limit=100)}
+        assert {g.group for g in wrong.page(0, 100)} == expected and wrong.count() == len(expected)
+
+
+async def test_follow_stays_at_the_newest(tmp_path: Path) -> None:
+    from grpo_tui.engine.runs.writer import RunWriter
+
+    run = make_run(tmp_path / "runs", "growing", steps=2)
+    with RunReader(run) as reader:
+        record = reader.trajectory(1)
+    async with running(run.parent, Inspect(run)) as app:
+        await app.press("F")
+        assert "following" in app.text and app.screen.table.current.n == 16
+        writer = RunWriter(run)
+        writer.trajectories(3, [record] * 5)
+        writer.close()
+        await app.screen._poll()
+        await app.press()
+        assert app.screen.table.current.n == 21
+
+
+async def test_export_copy_and_going_to_the_dashboard(run: Path, tmp_path: Path) -> None:
+    own = make_run(tmp_path / "runs", "own", steps=2)
+    async with running(own.parent, Inspect(own)) as app:
+        await app.press("e")
+        file = next((own / "exports").iterdir())
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        assert rows[0]["n"] == 1 and len(rows) == 16
+        await app.press("y")
+        assert app.app.clipboard == rows[0]["id"]
+        await app.press("v")
+        assert app.view == "live"
+
+
+async def test_an_empty_run_says_what_will_come(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "fresh"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text('{"id": "fresh"}')
+    async with running(run.parent, Inspect(run)) as app:
+        assert "No trajectory was recorded yet." in app.text
+        await app.press("j", "k", "G", "g", "enter", "y", "e", "s", "r", "z")
+        assert "No group to show." in app.text
