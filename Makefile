@@ -5,6 +5,7 @@
 VENV ?= .venv
 ARGS ?=
 WORKERS ?= 2
+BENCHES ?= environment rewards record app grpo_step success replay online
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary --quiet -c constraints.txt
@@ -18,7 +19,7 @@ help:
 	@echo "make train    set up and train the tiny policy, about 4 minutes on 2 cores; live view on a terminal"
 	@echo "make test     style, types and tests, about 10 minutes with the first set-up"
 	@echo "make stress   the long forms of the stress tests"
-	@echo "make bench    the numbers of docs/benchmarks.md, measured again"
+	@echo "make bench    the numbers of docs/benchmarks.md, measured again; BENCHES=rewards for one of them"
 	@echo "make policy   make the built-in tiny policy again from nothing"
 	@echo "make defaults write configs/training_params.yaml from the schema"
 
@@ -45,7 +46,7 @@ stress: $(VENV)/.ready-test
 	@$(QUICK) $(BIN)/python -m pytest -m stress $(ARGS)
 
 bench: $(VENV)/.ready-test
-	@for file in environment rewards record app grpo_step online; do \
+	@for file in $(BENCHES); do \
 		if [ -f benchmarks/$$file.py ]; then echo "== $$file"; $(BIN)/python -m benchmarks.$$file $(ARGS) || exit 1; fi; \
 	done
 
@@ -60,16 +61,20 @@ clean:
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # The environment. opencv-python wants libGL, which servers lack; then its headless twin takes its place.
-$(VENV)/.ready: $(INPUTS) | $(VENV)/bin/python
+define install
 	@echo "== installing grpo-tui and its libraries into $(VENV) (some minutes the first time: torch is large)"
-	@$(PIP) -e .
+	@$(PIP) -e "$(1)"
 	@$(BIN)/python -c "import cv2" 2>/dev/null || $(PIP) --force-reinstall --no-deps opencv-python-headless
-	@touch $@
+	@touch $(VENV)/.ready $@
+endef
 
-$(VENV)/.ready-test: $(VENV)/.ready
-	@echo "== installing what the tests need into $(VENV)"
-	@$(PIP) -e ".[test,reasoning-gym]"
-	@touch $@
+$(VENV)/.ready: $(INPUTS) | $(VENV)/bin/python
+	$(call install,.)
+
+$(VENV)/.ready-test: $(INPUTS) | $(VENV)/bin/python
+	$(call install,.[test$(comma)reasoning-gym])
+
+comma := ,
 
 $(VENV)/bin/python:
 	@for python in $(PYTHON) python3 python3.11 python3.12 python3.13 python3.14; do \
