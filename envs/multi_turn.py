@@ -6,8 +6,6 @@ the answers are appended as tokens. An environment that raises, hangs or answers
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import secrets
 import time
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .agent import Agent, AgentSession, AgentTurn, Message
+from .arrays import pad_trajectories, task_id
 from .base import Env, ImageStore, Picture, Split, StepResult, env_name
 from .calls import ToolCall, clean_text
 from .checks import find_problem
@@ -400,49 +399,6 @@ class MultiTurnEnv(Env):
                 self._saved.clear()
             self._saved[picture.name] = path
         return path
-
-
-def pad_trajectories(
-    trajectories: Sequence[Trajectory], tokens: Sequence[TokenArrays], *, pad_token_id: int = 0
-) -> dict[str, np.ndarray]:
-    """Right-padded arrays [N, T] of N trajectories; see `MultiTurnEnv.run_trial`.
-
-    The reward of a turn in which the agent wrote no token goes to its last token before; without any, nowhere.
-    """
-    n, length = len(tokens), max((len(t) for t in tokens), default=0)
-    token_ids = np.full((n, length), pad_token_id, dtype=np.int64)
-    attention = np.zeros((n, length), dtype=np.int64)
-    agent_mask = np.zeros((n, length), dtype=bool)
-    logprobs = np.zeros((n, length), dtype=np.float32)
-    turn_ids = np.full((n, length), -1, dtype=np.int64)
-    rewards = np.zeros((n, length), dtype=np.float32)
-    for row, (trajectory, arrays) in enumerate(zip(trajectories, tokens, strict=True)):
-        size = len(arrays)
-        token_ids[row, :size] = arrays.token_ids
-        attention[row, :size] = 1
-        agent_mask[row, :size] = arrays.agent_mask
-        logprobs[row, :size] = np.where(arrays.agent_mask, arrays.logprobs, 0.0)
-        turn_ids[row, :size] = arrays.turn
-        last = -1
-        for step in trajectory.steps:
-            start, end = step.token_span
-            last = end - 1 if end > start else last
-            if last >= 0:
-                rewards[row, last] += step.reward
-    return {
-        "padded_token_ids": token_ids,
-        "padded_attn_mask": attention,
-        "padded_agent_mask": agent_mask,
-        "padded_rewards": rewards,
-        "padded_logprobs": logprobs,
-        "padded_turn_ids": turn_ids,
-    }
-
-
-def task_id(env: str, task: Any) -> str:
-    """A task's name over the whole run and beyond: 12 hexadecimal digits of its content."""
-    content = json.dumps([env, task], sort_keys=True, default=str)
-    return hashlib.sha1(content.encode("utf-8", "replace")).hexdigest()[:12]
 
 
 def _wrong(rollout: _Rollout) -> bool | None:
