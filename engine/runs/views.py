@@ -205,6 +205,10 @@ class View:
         A search drives the join: its postings come in order of n. Without one, a scan beats every index that SQLite
         would choose for a filter, unless an order is asked for.
         """
+        if self.match and order:  # along another order: each row is looked up among the postings
+            found = "EXISTS (SELECT 1 FROM search WHERE search MATCH ? AND rowid = n)"
+            source = f"FROM rows INDEXED BY {order} WHERE ({self.where or 1}) AND {found}"
+            return source, [*self.params, self.match], "n"
         if self.match:
             hits = "(SELECT rowid AS hit FROM search WHERE search MATCH ?)"
             source = f"FROM {hits} CROSS JOIN rows ON rows.n = hit WHERE {self.where or 1}"
@@ -248,13 +252,11 @@ class View:
                 (*params, edge, limit, skip),
             )
             return [_key(i, i) for (i,) in rows]
-        if not self.match:
-            try:
-                with self.connection.limit(None if self.plain else WALK_SECONDS):
-                    return self._along_index(start, ascending, limit, skip)
-            except OutOfTime:
-                pass  # the matches lie far along this order: one scan that keeps the best is quicker
-        return self._by_scan(start, ascending, limit, skip)
+        try:
+            with self.connection.limit(None if self.plain else WALK_SECONDS):
+                return self._along_index(start, ascending, limit, skip)
+        except OutOfTime:  # the matches lie far along this order: one scan that keeps the best is quicker
+            return self._by_scan(start, ascending, limit, skip)
 
     def _along_index(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
         source, params, _ = self.source(f"rows_{self.sort}")
