@@ -76,8 +76,14 @@ def load_serving_policy(config: RunConfig) -> tuple[Any, Any]:
 
     The engine and the worker load it alike, so that a snapshot of the one fits the other.
     """
+    import warnings
+
+    from transformers.utils import logging as transformers_logging
+
     from ..training.models import load_policy
 
+    transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
     model_config = config.model.model_copy(update={"gradient_checkpointing": False})
     model, tokenizer = load_policy(
         model_config, adapters=config.online.adapters or config.model.sft_adapters, trainable=True

@@ -1,0 +1,269 @@
+"""Answering and learning with a real (tiny) policy: labels, rewards, logits, neighbours, weights."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from grpo_tui.configs.sections.rewards import RewardsConfig
+from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.online.enqueuer import Enqueuer
+from grpo_tui.engine.online.forward import forward_agent_tokens
+from grpo_tui.engine.online.inference_engine import InferenceEngine
+from grpo_tui.engine.online.requests import Request, RequestError, RequestSource, parse_request, read_requests
+from grpo_tui.engine.online.snapshots import SnapshotReader, SnapshotWriter
+from grpo_tui.engine.online.update_queue import UpdateQueue
+from grpo_tui.engine.online.update_task import UpdateTask
+from grpo_tui.engine.online.voting import canonical
+from grpo_tui.engine.online.weights import WeightFollower
+from grpo_tui.engine.training.kl import exact_kl
+from grpo_tui.engine.training.rollouts import RolloutRunner, Row
+from grpo_tui.rewards import RewardOrchestrator
+
+from .tiny import lora_model, make_task, online_config, run_config, tokenizer
+
+WORDS = tokenizer()
+ENV = f"{Path(__file__).with_name('tiny.py')}:ParityEnv"
+
+
+def engine(**changes: Any) -> InferenceEngine:
+    config = online_config(**{"samples": 5, "min_confidence": 0.3, **changes})
+    model = lora_model(len(WORDS))
+    agent = TransformersAgent(model, WORDS, max_turn_tokens=6, max_trajectory_tokens=64)
+    runner = RolloutRunner(agent, WORDS, config.samples)
+    return InferenceEngine(model, runner, RewardOrchestrator.from_config(RewardsConfig()), config)
+
+
+def requests(count: int, start: int = 1) -> list[Request]:
+    return [
+        Request(Row(ENV, {}, {"question": f"what is it? {i}", "answer": str(i % 3)}), number=i)
+        for i in range(start, start + count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def served() -> tuple[InferenceEngine, Any, Any]:
+    """One engine with answers and what it made of them; nothing here changes it."""
+    made = engine()
+    answers = made.answer(requests(6), policy_version=3)
+    return made, answers, made.learn(answers)
+
+
+def test_the_answer_is_the_vote_of_all_candidates(served: Any) -> None:
+    _, answers, _ = served
+    for number, answer in enumerate(answers, 1):
+        given = [canonical(s.trajectory.answer) for s in answer.samples]
+        assert len(given) == 5
+        most = max(given.count(a) for a in given if a)
+        assert given.count(answer.text) == most
+        assert answer.vote.confidence == pytest.approx(most / 5)
+        assert answer.request.number == number and answer.policy_version == 3
+        assert answer.trajectory_id in {s.trajectory.id for s in answer.samples}
+
+
+def test_tasks_carry_the_multi_component_rewards_of_the_orchestrator(served: Any) -> None:
+    _, _, learned = served
+    tasks = [item.task for item in learned if item.task is not None]
+    assert tasks, "no gate opened"
+    for item in learned:
+        if item.task is None:
+            assert not item.answer.gate.open
+            continue
+        task, by_id = item.task, {r.trajectory.id: r for r in item.records}
+        assert task.id == f"request-{item.answer.request.number}" and task.policy_version == 3
+        task.check(max_learning_rate=1.0, vocabulary=len(WORDS))
+        for row, trajectory in enumerate(task.experience.trajectories):
+            breakdown = by_id[trajectory].breakdown
+            for s, step in enumerate(breakdown.steps):
+                for c, name in enumerate(task.components):
+                    known = step.components.get(name)
+                    expected = known.contribution if known is not None else 0.0
+                    assert float(task.reward_tensor[row, s, c]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_task_reward_is_the_others_label_never_the_truth_and_never_ones_own(served: Any) -> None:
+    _, _, learned = served
+    for item in learned:
+        if item.task is None:
+            continue
+        answers = [canonical(s.trajectory.answer) for s in item.answer.samples]
+        ids = [s.trajectory.id for s in item.answer.samples]
+        column = item.task.components.index("task")
+        for row, trajectory in enumerate(item.task.experience.trajectories):
+            own = ids.index(trajectory)
+            others = [a for i, a in enumerate(answers) if i != own and a is not None]
+            label = max(set(others), key=others.count)
+            assert item.task.experience.pseudo_labels[row] == label
+            assert float(item.task.reward_tensor[row, :, column].sum()) == float(answers[own] == label)
+
+
+def test_original_logits_and_log_probs_are_those_of_the_answering_policy(served: Any) -> None:
+    made, _, learned = served
+    task = next(item.task for item in learned if item.task is not None)
+    e = task.experience
+    with torch.no_grad():
+        fresh = forward_agent_tokens(made.model, e.token_ids, e.attention_mask, e.agent_mask).logits
+    assert float(exact_kl(fresh, task.original_logits.full)) < 1e-9
+    chosen = fresh.log_softmax(-1).gather(-1, e.token_ids[e.agent_mask][:, None])[:, 0]
+    torch.testing.assert_close(chosen, e.logprobs[e.agent_mask], rtol=1e-4, atol=1e-4)
+
+
+def test_learning_rates(served: Any) -> None:
+    made, _, learned = served
+    for item in learned:
+        if item.task is not None:
+            initial_wrong = canonical(item.answer.samples[0].trajectory.answer) != canonical(item.answer.text)
+            assert item.task.learning_rate_kind == ("lr_correction" if initial_wrong else "lr_adaptive")
+            if not initial_wrong:
+                assert made.config.lr_adaptive_min <= item.task.learning_rate <= made.config.lr_adaptive_max
+
+
+def test_everything_of_a_request_is_recorded(served: Any) -> None:
+    _, _, learned = served
+    for item in learned:
+        assert len(item.records) == 5
+        first = item.records[0]
+        assert first.trajectory.meta["initial"] and first.policy_version == 3 and first.split == "online"
+        assert first.trajectory.meta["ensemble_answer"] == item.answer.text
+        assert {"online/gate_rate", "online/flip_rate", "online/success"} <= item.metrics.keys()
+
+
+def test_only_the_initial_trajectory_when_asked_for() -> None:
+    made = engine(learn_from="initial")
+    learned = made.learn(made.answer(requests(8), 1))
+    tasks = [(item.answer, item.task) for item in learned if item.task is not None]
+    assert tasks
+    for answer, task in tasks:
+        initial = answer.samples[0].trajectory
+        assert initial is not None and task.experience.trajectories == (initial.id,)
+
+
+def test_a_large_vocabulary_keeps_top_k_and_a_tail() -> None:
+    made = engine(kl={"full_vocabulary": 16, "top_k": 4})
+    learned = made.learn(made.answer(requests(6), 1))
+    task = next(item.task for item in learned if item.task is not None)
+    assert task.original_logits.kind == "top-4+tail"
+    again = UpdateTask.from_bytes(task.to_bytes())
+    assert again.original_logits.kind == "top-4+tail" and len(again.original_logits) == len(task.original_logits)
+
+
+def test_nothing_is_learnt_below_the_confidence_or_with_updates_off() -> None:
+    sure = engine(min_confidence=1.0)
+    assert all(item.task is None for item in sure.learn(sure.answer(requests(4), 1)))
+    off = engine(updates=False)
+    assert all(item.task is None for item in off.learn(off.answer(requests(6), 1)))
+
+
+def test_alike_experiences_vote() -> None:
+    made = engine(neighbours=2, neighbour_similarity=0.9999, min_confidence=0.0)
+    first = made.answer(requests(1), 1)[0]
+    assert first.neighbours == ()
+    assert first.embedding is not None
+    made.buffer.add("earlier", first.embedding, "zebra")
+    again = made.answer(requests(1), 1)[0]  # the same question, the same seed: the same trajectory
+    assert [n.answer for n in again.neighbours] == ["zebra"]
+    assert again.neighbours[0].weight == pytest.approx(0.5, abs=1e-3)
+    assert again.vote.shares["zebra"] > 0
+
+
+def test_a_task_the_environment_cannot_begin_costs_only_itself() -> None:
+    made = engine()
+    good = requests(1)[0]
+    bad = Request(Row(ENV, {}, {"nonsense": 1}), number=2)
+    answers = made.answer([good, bad], 1)
+    assert answers[0].error is None and answers[0].text is not None
+    assert answers[1].text is None and "question" in str(answers[1].error)
+    assert made.learn(answers)[1].task is None
+
+
+# ---------------------------------------------------------------------------------------------------- weights, queue
+
+
+def test_weights_are_swapped_between_requests(tmp_path: Path) -> None:
+    model = lora_model()
+    writer = SnapshotWriter(tmp_path, base_model="tiny")
+    weights = {n: p.detach() + 1.0 for n, p in model.named_parameters() if p.requires_grad}
+    follower = WeightFollower(model, SnapshotReader(tmp_path), poll_s=0.005, on_problem=pytest.fail)
+    assert follower.swap() is None and follower.version == 0
+    follower.start()
+    writer.publish(weights)
+    until = time.monotonic() + 20
+    while follower.swap() is None and time.monotonic() < until:
+        time.sleep(0.005)
+    assert follower.version == 1
+    for name, parameter in model.named_parameters():
+        if name in weights:
+            assert torch.equal(parameter, weights[name])
+    follower.stop()
+    writer.close()
+
+
+def test_weights_of_another_model_are_told_and_not_served(tmp_path: Path) -> None:
+    model, told = lora_model(), []
+    writer = SnapshotWriter(tmp_path, base_model="tiny")
+    writer.publish({"other": torch.zeros(3)})
+    follower = WeightFollower(model, SnapshotReader(tmp_path), poll_s=1.0, on_problem=told.append)
+    follower.look()
+    assert follower.swap() is None and "cannot be served" in told[0]
+    writer.close()
+
+
+def test_the_engine_never_waits_for_the_queue(tmp_path: Path) -> None:
+    """Even while another process holds the database."""
+    updates = UpdateQueue(tmp_path / "queue.sqlite")
+    enqueuer = Enqueuer(updates)
+    task = make_task(lora_model())
+    locked = UpdateQueue(tmp_path / "queue.sqlite")
+    with locked._transaction():
+        began = time.perf_counter()
+        for _ in range(200):
+            enqueuer.put(task)
+        waited = time.perf_counter() - began
+        assert updates.depth() == 0
+    enqueuer.close()
+    assert enqueuer.lost > 0 and updates.depth() == 1  # the same experience, once
+    assert waited < 5  # far below the lock's 30 s
+
+
+# ---------------------------------------------------------------------------------------------------------- requests
+
+
+def test_requests_are_checked(tmp_path: Path) -> None:
+    defaults = run_config(tmp_path).environment
+    assert parse_request({"task_data": {"a": 1}, "id": "x"}, defaults).fields == {"id": "x"}
+    for raw, reason in [
+        ([], "must be a JSON object"),
+        ({"task": 1}, "unknown field 'task'"),
+        ({"id": 1}, "task_data is missing"),
+        ({"task_data": 3}, "task_data must be a mapping"),
+        ({"task_data": {}, "id": []}, "id must be"),
+    ]:
+        with pytest.raises(RequestError, match=reason):
+            parse_request(raw, defaults)
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"task_data": {}}\n\n{"task_data": {}')
+    with pytest.raises(RequestError, match="line 3: not JSON"):
+        read_requests(file, defaults)
+
+
+def test_callers_come_before_rows_and_rows_can_be_skipped() -> None:
+    source = RequestSource(requests(4), open_ended=True, max_waiting=1)
+    source.skip(2)
+    source.submit(Request(Row(ENV, {}, {}), id="caller"))
+    assert [r.id or r.number for r in source.take(3, 0.01)] == ["caller", 3, 4]
+    assert source.rows_taken == 4 and not source.ended
+    source.close()
+    assert source.take(1, 0.01) == [] and source.ended
+
+
+def test_answers_are_the_same_alone_or_together() -> None:
+    together = engine(neighbours=0)
+    alone = engine(neighbours=0)
+    first = together.answer(requests(2), 1)[0]
+    one = alone.answer(requests(1), 1)[0]
+    assert np.array_equal(first.samples[0].token_ids, one.samples[0].token_ids)

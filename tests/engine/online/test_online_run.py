@@ -1,0 +1,148 @@
+"""Whole runs in real processes: served, learnt from, recorded, stopped, resumed, piped."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from grpo_tui.configs.writing import to_yaml
+from grpo_tui.engine.launch import start_run, stop_run
+from grpo_tui.engine.online.folder import OnlineFolder
+from grpo_tui.engine.online.snapshots import pointed_version
+from grpo_tui.engine.online.update_queue import UpdateQueue
+from grpo_tui.engine.runs import control
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.status import ENDED, look
+
+from .tiny import run_config
+
+LONG = 180.0
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def wait_for(condition: Any, what: str, seconds: float = LONG) -> Any:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"waited for {what}")
+
+
+def logs(run_dir: Path) -> str:
+    return "\n".join(f"== {p.name}\n{p.read_text()[-3000:]}" for p in (run_dir / "logs").glob("*.log"))
+
+
+def test_a_run_serves_learns_validates_and_ends_by_itself(tmp_path: Path) -> None:
+    config = run_config(
+        tmp_path / "policy",
+        max_requests=24,
+        snapshot_every=4,
+        validation={"every_updates": 4, "tasks": 4, "canary_tasks": 4},
+    )
+    run_dir = Path(start_run(config, runs_dir=tmp_path / "runs", run_id="one").path)
+    status = wait_for(lambda: (i := look(run_dir)).status in ENDED and i, "the run's end")
+    assert status.status == "finished", logs(run_dir)
+    reader = RunReader(run_dir)
+    latest = reader.latest()
+    rows = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
+    queue = UpdateQueue(OnlineFolder(run_dir).queue)
+    counts = queue.counts()
+    settled = counts.get("applied", 0) + counts.get("rejected", 0)
+    assert settled == len(rows) == latest["online/updates"] > 5
+    assert counts.keys() <= {"applied", "rejected", "stale", "dropped"}
+    assert reader.count() == 24 * config.online.samples
+    for name in (
+        *("current_beta", "mean_kl", "queue_depth", "snapshot_version", "serving_version", "gate_rate", "flip_rate"),
+        *("success", "confidence"),
+    ):
+        assert f"online/{name}" in latest
+    curve = dict(reader.metric("online/current_beta"))
+    for row in rows:  # what is in the record is what the worker committed
+        assert curve[row["request"]] == row["beta"]
+    assert latest["online/snapshot_version"] == pointed_version(run_dir / "snapshots")
+    beta = reader.events(kinds=["beta"], limit=1000)
+    assert len(beta) == sum(r.row["kind"] == "beta" for r in queue.journal(limit=10_000))
+    assert all({"from", "to", "reason", "mean_kl", "target_kl"} <= e.data.keys() for e in beta)
+    actions = {e.data["action"] for e in reader.events(kinds=["snapshot"], limit=1000)}
+    assert {"published", "loaded"} <= actions
+
+
+def test_stopped_resumed_and_asked_over_http(tmp_path: Path) -> None:
+    config = run_config(tmp_path / "policy", serve="127.0.0.1:0", snapshot_every=2)
+    runs = tmp_path / "runs"
+    run_dir = Path(start_run(config, runs_dir=runs, run_id="two").path)
+
+    def ask(count: int) -> list[dict[str, Any]]:
+        address = wait_for(lambda: _address(run_dir), "the address")
+        body = {"messages": [{"role": "user", "content": "what is it?"}]}
+        return [httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).json() for _ in range(count)]
+
+    answers = ask(10)
+    assert all(a["choices"][0]["message"]["content"] in ("0", "1", "2") for a in answers)
+    assert [a["grpo_tui"]["request"] for a in answers] == list(range(1, 11))
+    wait_for(lambda: (pointed_version(run_dir / "snapshots") or 0) >= 2, "a second version")
+    paused = control.request(run_dir, "pause")
+    assert "paused" in wait_for(lambda: control.outcome(run_dir, paused, "worker"), "an answer to pause")
+    assert ask(1)  # serving goes on
+    version = pointed_version(run_dir / "snapshots")
+    assert stop_run(look(run_dir), timeout=60).status == "stopped", logs(run_dir)
+    updates = UpdateQueue(OnlineFolder(run_dir).queue).get("update")
+
+    start_run(config, runs_dir=runs, resume="two")
+    again = ask(4)
+    assert [a["grpo_tui"]["request"] for a in again] == [12, 13, 14, 15]
+    assert again[-1]["grpo_tui"]["policy_version"] >= (version or 0) - 1
+    wait_for(lambda: UpdateQueue(OnlineFolder(run_dir).queue).depth() == 0, "the queue to be used up")
+    assert stop_run(look(run_dir), timeout=60).status == "stopped", logs(run_dir)
+    rows = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
+    assert [r["update"] for r in rows] == list(range(1, len(rows) + 1)) and len(rows) >= updates
+    assert (pointed_version(run_dir / "snapshots") or 0) >= (version or 0)
+
+
+def _address(run_dir: Path) -> str | None:
+    file = OnlineFolder(run_dir).address
+    assert look(run_dir).status != "crashed", logs(run_dir)
+    try:
+        return json.loads(file.read_text())["url"]
+    except (OSError, ValueError):
+        return None
+
+
+def test_in_a_pipe(tmp_path: Path) -> None:
+    config = run_config(tmp_path / "policy")
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    command = [sys.executable, "-m", "grpo_tui.tui.cli", "online", str(tmp_path / "config.yaml"), "--requests", "-"]
+    lines = [
+        '{"id": "a", "task_data": {"question": "what is it?", "answer": "1"}}',
+        "not json",
+        '{"id": "b", "task_data": {"question": "red"}}',
+    ]
+    done = subprocess.run(
+        [*command, "--runs-dir", str(tmp_path / "runs"), "--run-id", "three"],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    out = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(out) == 3, done.stderr + logs(tmp_path / "runs" / "three")
+    by_id = {o.get("id"): o for o in out}
+    assert by_id["a"]["answer"] in ("0", "1", "2") and "trajectory_id" in by_id["b"]
+    assert "line 2: not JSON" in by_id[None]["error"]
+    assert done.returncode == 0
