@@ -10,6 +10,7 @@ from ..runs.paths import RUN_FILE
 from ..runs.status import ENDED, look, read_json, write_json
 from ..runs.types import RunInfo
 from .errors import LaunchError
+from .stop import living
 
 
 def delete_run(run: RunInfo) -> None:
@@ -18,6 +19,8 @@ def delete_run(run: RunInfo) -> None:
     info = look(path)
     if info.status not in ENDED:
         raise LaunchError(f"run {run.id} is {info.status}: stop it before deleting it")
+    if names := living(path):
+        raise LaunchError(f"the process {names[0]!r} of run {run.id} still lives: stop the run before deleting it")
     hidden = path.with_name(f".deleted-{path.name}")
     try:
         if path.is_symlink():

@@ -16,12 +16,13 @@ from typing import IO, TYPE_CHECKING, Any
 from ..runs import control
 from ..runs.masking import mask
 from ..runs.paths import LOGS, PROCESSES, RUN_FILE, new_run_id
-from ..runs.status import ENDED, identity, is_alive, look, process_names, process_state, read_json, write_json
+from ..runs.status import ENDED, identity, look, process_names, read_json, write_json
 from ..runs.types import SCHEMA_VERSION, RunInfo
 from .errors import LaunchError
 from .facts import gather
 from .find import find_run
 from .settings import write_config
+from .stop import living
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -148,10 +149,9 @@ def _resumed(runs_dir: Path, ref: str) -> Path:
     run_dir = Path(info.path)
     if info.status not in ENDED:
         raise LaunchError(f"run {info.id} is {info.status} (pid {info.pid}): stop it first, or watch it with inspect")
+    if names := living(run_dir):
+        raise LaunchError(f"the process {names[0]!r} of run {info.id} still lives: stop it first")
     for name in process_names(run_dir):
-        state = process_state(run_dir, name)
-        if is_alive(state.get("pid"), state.get("started")):
-            raise LaunchError(f"the process {name!r} of run {info.id} still runs (pid {state['pid']}): stop it first")
         (run_dir / PROCESSES / f"{name}.json").unlink(missing_ok=True)
     return run_dir
 

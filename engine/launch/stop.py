@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..runs import control
 from ..runs.paths import PROCESSES
-from ..runs.status import ENDED, is_alive, look, process_names, process_state, read_json, write_json
+from ..runs.status import ENDED, is_alive, is_elsewhere, look, process_names, process_state, read_json, write_json
 from ..runs.types import RunInfo
 from .errors import LaunchError
 
@@ -21,17 +23,18 @@ ASK_SECONDS = 3.0
 def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> RunInfo:
     """Ask a run to finish its step, save and end; wait for that, and return how it stands then.
 
-    A run that is still active in the result needs more time. `force` kills what is left after the timeout: what is
-    committed to the record and saved as a checkpoint stays. Raises LaunchError when its processes are another user's.
+    A run that is still active in the result needs more time. A run on another machine is only asked, not signalled.
+    `force` kills what is left after the timeout: what is committed to the record and saved as a checkpoint stays.
+    Raises LaunchError when its processes are another user's.
     """
     run_dir = Path(run.path)
-    if look(run_dir).status in ENDED and not _alive(run_dir):
+    if look(run_dir).status in ENDED and not living(run_dir):
         return look(run_dir)
     _mark(run_dir)
     with contextlib.suppress(OSError):  # a full disk: the signal below says the same
         control.request(run_dir, "stop")
     _wait(run_dir, min(ASK_SECONDS, timeout))
-    for name, pid in _alive(run_dir, own=True):
+    for name, pid in _pids(run_dir, own=True):
         try:
             os.kill(pid, signal.SIGTERM)
         except ProcessLookupError:
@@ -40,30 +43,40 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
             raise LaunchError(f"the process {name!r} of run {run.id} (pid {pid}) belongs to another user") from None
     _wait(run_dir, max(0.0, timeout - ASK_SECONDS))
     if force:
-        for _, pid in _alive(run_dir):
+        for _, pid in _pids(run_dir):
             _kill(pid)
         _wait(run_dir, 10.0)
     return look(run_dir)
 
 
-def _alive(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
-    """Living processes of a run; with `own`, the one that trains rather than the launcher that started it."""
+def living(run_dir: Path) -> list[str]:
+    """Names of the processes of a run that live, here or on another machine."""
     from .start import reap
 
     reap()
+    states = {name: process_state(run_dir, name) for name in process_names(run_dir)}
+    return [name for name, s in states.items() if (s["alive"] and _speaks(s)) or s["launcher_alive"]]
+
+
+def _speaks(state: Mapping[str, Any]) -> bool:
+    """One on another machine that has announced its end is not waited for until its last word grows old."""
+    return not (is_elsewhere(state) and state.get("status") in ENDED)
+
+
+def _pids(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
+    """Processes that can be signalled from here; with `own`, the one that trains rather than its launcher."""
     found: list[tuple[str, int]] = []
     for name in process_names(run_dir):
-        state = process_state(run_dir, name)
-        launched = read_json(run_dir / PROCESSES / f"{name}.launch.json")
-        candidates = [(state.get("pid"), state.get("started")), (launched.get("pid"), launched.get("started"))]
-        alive = list(dict.fromkeys(int(pid) for pid, started in candidates if pid and is_alive(pid, started)))
+        states = [process_state(run_dir, name), read_json(run_dir / PROCESSES / f"{name}.launch.json")]
+        pairs = [(s.get("pid"), s.get("started")) for s in states if not is_elsewhere(s)]
+        alive = list(dict.fromkeys(int(pid) for pid, started in pairs if pid and is_alive(pid, started)))
         found.extend((name, pid) for pid in (alive[:1] if own else alive))
     return found
 
 
 def _wait(run_dir: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while _alive(run_dir) and time.monotonic() < deadline:
+    while living(run_dir) and time.monotonic() < deadline:
         time.sleep(0.05)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import secrets
 import signal
 import time
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +27,10 @@ from .types import RunInfo, RunStatus
 ENDED = ("finished", "stopped", "crashed")
 PRIMARY = ("training", "engine")
 """Processes whose status is the run's status, in this order."""
+HEARTBEAT_SECONDS = 20.0
+"""How often a process says again that it lives, for viewers on other machines that cannot look at it."""
+SILENT_SECONDS = 90.0
+"""After this long without a word a process on another machine is taken for dead."""
 STARTING_SECONDS = 60.0
 """A run that was announced but has no process after this time never started."""
 
@@ -50,14 +56,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+@cache
+def here() -> str:
+    """This machine and its space of process ids: pids of another host or container mean nothing here."""
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    return f"{platform.node()} {space}".strip()
+
+
 def identity(pid: int | None = None) -> dict[str, Any]:
-    """A process as it can be recognised later: pid and start time in seconds since the epoch."""
+    """A process as it can be recognised later: pid, start time in seconds since the epoch, and where it is."""
     process = psutil.Process(pid)
-    return {"pid": process.pid, "started": process.create_time()}
+    return {"pid": process.pid, "started": process.create_time(), "where": here()}
 
 
 def is_alive(pid: int | None, started: float | None) -> bool:
-    """Whether that very process (not a later one with its pid) exists and is not a zombie."""
+    """Whether that very process (not a later one with its pid) exists here and is not a zombie."""
     if not pid:
         return False
     try:
@@ -69,15 +85,31 @@ def is_alive(pid: int | None, started: float | None) -> bool:
         return False
 
 
+def is_elsewhere(state: Mapping[str, Any]) -> bool:
+    """Whether a process is on another machine than this one, which shares the folder of runs."""
+    return state.get("where") not in (None, here())
+
+
 def process_state(run_dir: Path, name: str) -> dict[str, Any]:
     """What is known of one process of a run: its own words over those of its launcher, plus `alive`."""
     launched = read_json(run_dir / PROCESSES / f"{name}.launch.json")
     own = read_json(run_dir / PROCESSES / f"{name}.json")
     if own.get("time", 0) < launched.get("time", 0):
         own = {}  # words of the process before a resume
-    own_alive = is_alive(own.get("pid"), own.get("started"))
-    launched_alive = is_alive(launched.get("pid"), launched.get("started"))
-    return {**launched, **own, "alive": own_alive if own else launched_alive, "launcher_alive": launched_alive}
+    launcher_alive = _lives(launched)
+    return {
+        **launched,
+        **own,
+        "alive": _lives(own) if own else launcher_alive,
+        "launcher_alive": launcher_alive and not is_elsewhere(launched),
+    }
+
+
+def _lives(state: Mapping[str, Any]) -> bool:
+    """Look at the process; one on another machine counts as alive while its status file is kept fresh."""
+    if not is_elsewhere(state):
+        return is_alive(state.get("pid"), state.get("started"))
+    return time.time() - float(state.get("time") or 0) < SILENT_SECONDS
 
 
 def process_names(run_dir: Path) -> list[str]:

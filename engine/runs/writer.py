@@ -22,7 +22,7 @@ from .images import image_path
 from .null_writer import NullWriter, Values
 from .paths import PROCESSES, RUN_FILE
 from .sink import Item, Sink, explain
-from .status import ENDED, identity, read_json, write_json
+from .status import ENDED, HEARTBEAT_SECONDS, identity, read_json, write_json
 from .types import EventKind, RunStatus, TrajectoryRecord
 
 log = logging.getLogger(__name__)
@@ -253,8 +253,9 @@ class RunWriter:
             if self._sink.step > self._state["step"]:
                 self._state["step"] = self._sink.step
                 self._state_dirty = True
-            due = final or self._hurry or now - self._state_written >= STATUS_SECONDS
-            if not self._state_dirty or not due:
+            silent = now - self._state_written
+            due = final or self._hurry or silent >= STATUS_SECONDS
+            if not (self._state_dirty and due) and silent < HEARTBEAT_SECONDS:
                 return
             state = dict(self._state)
             self._state_dirty = False

@@ -15,6 +15,7 @@ from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.masking import MASKED, is_secret_key, mask, mask_text
 from grpo_tui.engine.runs.status import identity, is_alive, look, read_json, write_json
 from grpo_tui.engine.runs.summary import POINTS, Summary
+from grpo_tui.engine.runs.writer import RunWriter
 
 
 def announce(run_dir: Path, **state: object) -> None:
@@ -42,6 +43,28 @@ def test_another_process_with_the_same_pid_is_not_the_run(run_dir: Path):
     announce(run_dir, status="running", **mine)
     assert look(run_dir).status == "running"
     assert not is_alive(None, None) and not is_alive(2**22 + 5, None)
+
+
+def test_a_run_on_another_machine_lives_while_it_speaks(run_dir: Path):
+    """Folders of runs are shared between the node that trains and the one from which people look."""
+    away = {"pid": os.getpid(), "started": 1.0, "where": "node17 pid:[1]"}
+    announce(run_dir, status="running", **away)
+    assert look(run_dir).status == "running"
+    announce(run_dir, status="running", **{**away, "time": time.time() - 1000})
+    assert look(run_dir).status == "crashed"
+
+
+def test_a_silent_process_says_again_that_it_lives(run_dir: Path, monkeypatch):
+    monkeypatch.setattr("grpo_tui.engine.runs.writer.HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("grpo_tui.engine.runs.writer.STATUS_SECONDS", 0.05)
+    writer = RunWriter(run_dir)
+    first = read_json(run_dir / "processes" / "training.json")["time"]
+    deadline = time.monotonic() + 10
+    while (now := read_json(run_dir / "processes" / "training.json")["time"]) <= first:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert now > first
+    writer.close()
 
 
 @pytest.mark.parametrize("status", ["finished", "stopped", "crashed"])
