@@ -229,10 +229,14 @@ class DiffScreen(View):
 
     def _fill(self) -> None:
         assert self.left is not None
-        t = self.left.trajectory
-        rows = self.reads.now.prompt(t.prompt_id, 200) if self.pool_of_prompt else self.reads.now.group(t.group)
+        here = self.reads.now.rows([self.n])
+        if not here:
+            self.others, self.at = (), 0
+            return
+        row = here[0]
+        rows = self.reads.now.prompt(row.prompt_id, 200) if self.pool_of_prompt else self.reads.now.group(row.group)
         if self.pool_of_prompt:
-            rows = [r for r in rows if r.group != t.group]
+            rows = [r for r in rows if r.group != row.group]
         self.others = [r for r in rows if r.n != self.n]
 
         # the one that went most differently is the one to learn from; over the run, the newest

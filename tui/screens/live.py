@@ -243,6 +243,7 @@ class LiveScreen(View):
             made.events = list(reader.events(limit=300))
         except RecordError as error:
             made.problem = str(error)
+        made.problem = "; ".join(dict.fromkeys([made.problem, *reader.problems] if made.problem else reader.problems))
         made.log = self._log_tail(made.info)
         return made
 

@@ -133,7 +133,9 @@ class StepperScreen(View):
             self._kept.move_to_end(n)
             return self._kept[n]
         record = self.reads.now.trajectory(n)
-        rows = self.reads.now.group(record.trajectory.group)
+        # by the name as the record keeps it: what a model wrote may hold what no database takes
+        here = self.reads.now.rows([n])
+        rows = self.reads.now.group(here[0].group) if here else []
         self._kept[n] = (record, rows)
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
@@ -162,7 +164,7 @@ class StepperScreen(View):
             self.frame.replan()
         self.text.image_note = self.image.note
         self.text.find = self.find
-        self.text.put(record, self.step)
+        self.text.put(record, self.step, "; ".join(self.reads.now.problems))
         self.text.title = self.text.heading()
         self.group.title = self._group_title(record)
         self.group.put(self.rows, self.n, record, self.step)

@@ -87,6 +87,7 @@ class TrajectoriesScreen(View):
         self.note = note
         self.total: Count | None = None
         self.problem = ""
+        self.warning = ""
         self.took = 0.0
         self.following = False
         self.folded = False
@@ -124,6 +125,8 @@ class TrajectoriesScreen(View):
         if tells:
             left.add(" · ", p.faint).add(tells, p.accent, cells=max(8, min(len(tells), width - left.width - 30)))
         right = Line(p)
+        if self.warning:
+            right.add(f"⚠ {self.warning}", p.warn, cells=min(len(self.warning) + 2, width // 2)).gap(2)
         if self.problem:
             right.add(f"✗ {self.problem}", p.bad, cells=min(len(self.problem) + 2, width // 2))
         elif self.total is not None:
@@ -157,10 +160,11 @@ class TrajectoriesScreen(View):
         began = time.perf_counter()
         page = (at // PAGE) * PAGE
         try:
-            total, rows = await self.reads.later(
+            total, rows, problems = await self.reads.later(
                 lambda r: (
                     r.count(query.filter, query.search),
                     r.page(**query.arguments(), offset=page, limit=PAGE),
+                    list(r.problems),
                 )
             )
         except RecordError as error:
@@ -173,6 +177,7 @@ class TrajectoriesScreen(View):
             return
         self.took = time.perf_counter() - began
         self.total = total
+        self.warning = "; ".join(problems)
         self.table.reset(total, at)
         if rows:
             self.table.deliver(page, rows)
@@ -251,6 +256,8 @@ class TrajectoriesScreen(View):
         )
 
     def _empty(self) -> list[str]:
+        if self.warning:
+            return ["This record cannot be read.", "", *wrap(self.warning, max(20, self.table.size.width - 4))]
         if self.problem:
             return [self.problem, "", "f changes the filter · / the search · c clears both"]
         if self.total is None:

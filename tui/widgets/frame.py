@@ -62,9 +62,10 @@ def split(total: int, parts: Sequence[Part]) -> list[tuple[int, int]]:
     sizes = [p.least for p in parts]
     extra = room - sum(sizes)
     if extra < 0:
-        sizes = [max(3, round(s * room / sum(sizes))) for s in sizes]
-        sizes[-1] += room - sum(sizes)
-        extra = 0
+        sizes = [max(3, s * room // sum(sizes)) for s in sizes]
+        while sum(sizes) > room and max(sizes) > 3:
+            sizes[sizes.index(max(sizes))] -= 1
+        extra = room - sum(sizes)
     open_parts = [i for i, p in enumerate(parts) if p.grow > 0]
     while extra > 0 and open_parts:
         weight = sum(parts[i].grow for i in open_parts)

@@ -29,11 +29,12 @@ LINE_COLOR = (255, 64, 96)
 
 
 def resolve(run: Path, path: str) -> Path | None:
-    """The file of an image of a run; None when the path leads out of the run's folder."""
-    if "\x00" in path:
-        return None
+    """The file of an image of a run; None when the path leads out of the run's folder, or is no path."""
     folder = run.resolve()
-    file = (folder / path).resolve()
+    try:
+        file = (folder / path).resolve()
+    except (OSError, ValueError):
+        return None
     return file if file.is_relative_to(folder) else None
 
 
@@ -46,7 +47,7 @@ def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, in
 
     file = resolve(run, source)
     if file is None:
-        raise ValueError(f"{source} is outside the run's folder")
+        raise ValueError(f"it is outside the run's folder ({source})")
     with Image.open(file) as opened:
         natural = opened.size
         picture = opened.convert("RGB").resize(
@@ -182,7 +183,7 @@ class ImagePane(Pane):
         try:
             file = resolve(self.run, self.source)
             if file is None:
-                raise ValueError(f"{self.source} is outside the run's folder")
+                raise ValueError(f"it is outside the run's folder ({self.source})")
             with Image.open(file) as opened:
                 natural = opened.size
             width, height = self.size

@@ -12,7 +12,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from ..text import line
+from ..text import line, literal
 
 
 class PromptBar(Widget):
@@ -29,8 +29,8 @@ class PromptBar(Widget):
         hint: str,
     ) -> None:
         super().__init__(id="prompt-bar")
-        self.border_title = Text(title)  # type: ignore[assignment]
-        self._value, self._done, self._check, self._hint = value, done, check, hint
+        self.border_title = Text(line(title, 120))  # type: ignore[assignment]
+        self._value, self._done, self._check, self._hint = literal(value), done, check, hint
 
     def compose(self) -> ComposeResult:
         """The input over its hint."""

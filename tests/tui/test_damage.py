@@ -1,0 +1,124 @@
+"""Runs that were killed, damaged or half deleted open as far as they can and say so; viewers harm nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.tui.app import Inspect, Live
+
+from .demo_run import make_run
+from .drive import running
+
+ALL_VIEWS = ("live", "list", "step")
+
+
+def start(run: Path, view: str) -> Live | Inspect:
+    return Live(run) if view == "live" else Inspect(run) if view == "list" else Inspect(run, "1")
+
+
+@pytest.fixture
+def run_copy(run: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "runs" / "copy"
+    shutil.copytree(run, copy)
+    return copy
+
+
+@pytest.mark.parametrize("view", ALL_VIEWS)
+async def test_a_damaged_database_opens_with_a_sentence(run_copy: Path, view: str) -> None:
+    database = run_copy / "record.sqlite"
+    for name in ("record.sqlite-wal", "record.sqlite-shm"):
+        (run_copy / name).unlink(missing_ok=True)
+    size = database.stat().st_size
+    with database.open("r+b") as file:
+        file.seek(size // 3)
+        file.write(b"\xde\xad" * (size // 4))
+    async with running(run_copy.parent, start(run_copy, view)) as app:
+        await app.press("j", "k", "l", "h", "G", "g")
+        assert "Traceback" not in app.text
+
+
+@pytest.mark.parametrize("view", ALL_VIEWS)
+async def test_a_file_that_is_no_database_says_so(run_copy: Path, view: str) -> None:
+    for name in ("record.sqlite-wal", "record.sqlite-shm"):
+        (run_copy / name).unlink(missing_ok=True)
+    (run_copy / "record.sqlite").write_bytes(b"this is not a database at all" * 400)
+    async with running(run_copy.parent, start(run_copy, view)) as app:
+        assert "cannot be" in app.text, app.text
+
+
+@pytest.mark.parametrize("view", ALL_VIEWS)
+async def test_a_future_schema_opens_and_says_so(run_copy: Path, view: str) -> None:
+    with sqlite3.connect(run_copy / "record.sqlite") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    async with running(run_copy.parent, start(run_copy, view)) as app:
+        assert "newer grpo-tui" in app.text, app.text
+        assert "SEGMENT" in app.text, "and what can be read is shown"
+
+
+async def test_a_missing_image_is_said_in_its_place(run_copy: Path) -> None:
+    shutil.rmtree(run_copy / "images")
+    async with running(run_copy.parent, Inspect(run_copy, "1")) as app:
+        assert "is missing" in app.text and "SEGMENT_OBJECT_AT" in app.text
+
+
+async def test_a_run_without_any_file_but_its_folder_is_only_not_listed(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "empty").mkdir(parents=True)
+    make_run(tmp_path / "runs", "good", steps=1)
+    async with running(tmp_path / "runs") as app:
+        assert "1 run" in app.text and "good" in app.text
+
+
+async def test_a_run_that_is_deleted_while_it_is_shown_crashes_nothing(run_copy: Path) -> None:
+    async with running(run_copy.parent, Inspect(run_copy)) as app:
+        shutil.rmtree(run_copy)
+        await app.press("j", "enter", "L", "t", "escape", "s", "f")
+        await app.press("escape", "v")
+        assert app.view in ("trajectories", "live")
+
+
+def digest(run: Path) -> str:
+    with RunReader(run) as reader:
+        rows = reader.page(limit=1000)
+        whole = [repr(reader.trajectory(r.n)) for r in rows[::20]]
+    return hashlib.sha256("".join([*map(repr, rows), *whole]).encode()).hexdigest()
+
+
+async def test_two_viewers_at_once_and_neither_changes_the_record(run_copy: Path) -> None:
+    before = digest(run_copy)
+    async with running(run_copy.parent, Inspect(run_copy)) as one, running(run_copy.parent, Live(run_copy)) as two:
+        await one.press("j", "enter", "l")
+        await two.press("m", "w", "enter", "G")
+        assert "step" in one.text and "320 of 320" in two.text
+    assert digest(run_copy) == before
+
+
+def test_a_viewer_killed_while_it_reads_harms_nothing(run_copy: Path) -> None:
+    before = digest(run_copy)
+    code = (
+        "import sys; from pathlib import Path; from grpo_tui.engine.runs.reader import RunReader\n"
+        "r = RunReader(Path(sys.argv[1])); print('reading', flush=True)\n"
+        "while True: [r.trajectory(n) for n in range(1, 300)]; r.count('reward<0.2', 'mask')"
+    )
+    viewer = subprocess.Popen([sys.executable, "-c", code, str(run_copy)], stdout=subprocess.PIPE)
+    assert viewer.stdout is not None and viewer.stdout.readline() == b"reading\n"
+    time.sleep(0.2)
+    os.kill(viewer.pid, signal.SIGKILL)
+    viewer.wait()
+    viewer.stdout.close()
+    assert digest(run_copy) == before
+    with sqlite3.connect(run_copy / "record.sqlite") as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        db.execute("CREATE TABLE still_writable (x)")
+    db.close()
