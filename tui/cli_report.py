@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ..engine.runs.types import RunInfo
@@ -38,7 +39,8 @@ def draw(home: Path, run: RunInfo) -> str:
             await pilot.pause(1.0)
             return app.export_screenshot(title=f"grpo-tui · {run.id}")
 
-    return asyncio.run(shoot())
+    # the drawing names a web font: what is shared must not fetch anything, and `monospace` stands behind it
+    return re.sub(r"@font-face\s*{[^}]*}", "", asyncio.run(shoot()))
 
 
 def page(run: RunInfo, picture: str) -> str:

@@ -36,10 +36,9 @@ class Terminal:
         self.stream = pyte.ByteStream(self.screen)
         self.raw = bytearray()
         self.exit_code: int | None = None
-        variables = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", **(env or {})}
-        for name in ("TMUX", "NO_COLOR", "LINES", "COLUMNS", "GRPO_TUI_HOME"):
-            if name not in (env or {}):
-                variables.pop(name, None)
+        variables = {**(os.environ if env is None else env), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        for name in ("TMUX", "SSH_CONNECTION", "NO_COLOR", "LINES", "COLUMNS"):
+            variables.pop(name, None)
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             try:

@@ -93,3 +93,10 @@ def test_train_leave_come_back_stop_and_read_why_a_step_was_penalised(project: P
         assert f"Σ step {MINUS if breakdown.steps[1].total < 0 else ''}{abs(breakdown.steps[1].total):.2f}" in words
         screen.press("q")
         assert screen.wait() == 0
+
+
+def test_doctor_says_what_the_terminal_can_show(project: Path):
+    with terminal(project, "doctor") as screen:
+        assert screen.wait(within=120) == 0
+        for expected in ("terminal xterm-256color, 160 × 48", "16 million colours", "half blocks"):
+            assert expected in screen.text
