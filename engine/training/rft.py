@@ -215,6 +215,8 @@ def save_final(trainer: GRPOEnvTrainer, folder: str) -> Path:
     else:
         model.save_pretrained(str(temporary))
     trainer.tokenizer.save_pretrained(str(temporary))
+    if trainer.orchestrator is not None:  # online learning goes on with the same statistics
+        checkpoints.save_rewards(trainer.orchestrator, temporary)
     old = target.with_name(f".old-{target.name}")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
