@@ -97,10 +97,11 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
         if name in ("task", "environment") or share <= limits.advantage_share:
             continue
         strongest = sorted(batches[-1].rollouts, key=lambda r, n=name: -abs(r.contributions.get(n, 0.0)))
+        size = f"{share:.0%}" if share <= 1 else "all (others work against it)"
         found.append(
             Finding(
                 "advantage_share",
-                f"{name} makes {share:.0%} of the advantage's variance over {len(batches)} steps: the policy follows "
+                f"{name} makes {size} of the advantage's variance over {len(batches)} steps: the policy follows "
                 f"{name} more than anything else. Lower w_{name}.",
                 share,
                 limits.advantage_share,

@@ -19,7 +19,7 @@ HELP = """Run and inspect GRPO training of tool-using agents.
 Without a command: the list of runs, in the terminal app.
 
 Exit codes: 0 done · 1 the run or the command failed · 2 wrong options or configuration · 3 no such run or
-trajectory · 130 interrupted.
+trajectory · 130 interrupted by Ctrl-C, 143 by SIGTERM (the run saves first).
 """
 
 app = typer.Typer(

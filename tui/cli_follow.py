@@ -199,11 +199,16 @@ class _Progress:
                 self.step = max(self.step, step)
         for event in self.reader.events(kinds=TOLD, after_id=self.event_id):
             self.event_id = max(self.event_id, event.id)
+            if event.step >= self.step:
+                self._print_step()  # what happened after the step is told after it
             self._tell(event)
-        now = time.monotonic()
-        if self.step > max(self.printed_step, self.skip_until) and (last or now - self.printed_at >= LINE_EVERY_S):
+        if last or time.monotonic() - self.printed_at >= LINE_EVERY_S:
+            self._print_step()
+
+    def _print_step(self) -> None:
+        if self.step > max(self.printed_step, self.skip_until):
             self.out(step_line(self.mode, self.step, self.total, self.values))
-            self.printed_step, self.printed_at = self.step, now
+            self.printed_step, self.printed_at = self.step, time.monotonic()
 
     def _tell(self, event: Event) -> None:
         if event.kind == "control" and event.data.get("command") in (None, "checkpoint"):
