@@ -25,7 +25,7 @@ from ....envs.trajectory import TokenArrays
 from ....envs.visual import VisualEnv
 from ...training.demonstrations import play_demonstrations
 from ..transformers_agent import TransformersAgent
-from .curriculum import base_route, habit_route, spelling_lessons
+from .curriculum import LESSONS, base_route, habit_route, spelling_lessons
 from .lessons import teach
 from .tokenizer import train_tokenizer
 
@@ -52,7 +52,13 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
 
 
 def build(
-    output: Path, *, seed: int = 0, lessons: int = 4096, base_steps: int = 1500, habit_steps: int = 300
+    output: Path,
+    *,
+    seed: int = 0,
+    lessons: int = 3072,
+    base_steps: int = 2000,
+    habit_steps: int = 200,
+    held_out: int = 240,
 ) -> dict[str, dict[str, float]]:
     """Make everything into `output` (`base/` and `sft/`) and return success by question for both policies.
 
@@ -61,7 +67,7 @@ def build(
     set_seed(seed)
     clock = _Clock()
     env = VisualEnv()
-    tasks = env.make_tasks("train", lessons, seed)
+    tasks = VisualEnv(questions=LESSONS).make_tasks("train", lessons, seed)
     # The words of observations come from what is drawn, so the environment is played once with a byte-level
     # tokenizer to get them; the lessons are then laid out again as tokens of the real one.
     plain = train_tokenizer([])
@@ -73,21 +79,22 @@ def build(
     clock("tokenizer", f"{len(tokenizer)} tokens")
 
     base_lessons = [d.tokens for d in play_demonstrations(env, tasks, tokenizer, choose=base_route, seed=seed)]
-    base_lessons += spelling_lessons(env, lessons // 8, seed, tokenizer)
-    habits = play_demonstrations(env, tasks[: lessons // 2], tokenizer, choose=habit_route, seed=seed + 1)
+    base_lessons += spelling_lessons(env, lessons // 4, seed, tokenizer)
+    habit_tasks = env.make_tasks("train", lessons // 3, seed + 1)
+    habits = play_demonstrations(env, habit_tasks, tokenizer, choose=habit_route, seed=seed + 1)
     habit_lessons = [d.tokens for d in habits]
     clock("demonstrations", f"{len(base_lessons)} for the base, {len(habit_lessons)} for the adapters")
 
     model = Qwen3ForCausalLM(tiny_config(tokenizer))
-    loss = teach(model, base_lessons, steps=base_steps, seed=seed)
+    loss = teach(model, base_lessons, steps=base_steps, muon_learning_rate=0.02, seed=seed)
     clock("base", f"{sum(p.numel() for p in model.parameters()):,} parameters, loss {loss:.3f}")
     _save(output / "base", model, tokenizer)
-    report = {f"base {k}": v for k, v in evaluate(model, tokenizer, env, seed).items()}
+    report = {f"base {k}": v for k, v in evaluate(model, tokenizer, env, seed, held_out).items()}
 
     adapted = _adapt(model, habit_lessons, habit_steps, seed)
     clock("adapters", f"{sum(p.numel() for p in adapted.parameters() if p.requires_grad):,} parameters")
     _save_adapters(output / "sft", adapted)
-    report |= {f"sft {k}": v for k, v in evaluate(adapted, tokenizer, env, seed).items()}
+    report |= {f"sft {k}": v for k, v in evaluate(adapted, tokenizer, env, seed, held_out).items()}
     clock("evaluation", "")
 
     size = sum(f.stat().st_size for name in ("base", "sft") for f in (output / name).iterdir())
@@ -110,12 +117,12 @@ def _adapt(model: Qwen3ForCausalLM, lessons: Sequence[TokenArrays], steps: int, 
         ),
     )
     assert isinstance(adapted, PeftModel)
-    teach(adapted, lessons, steps=steps, learning_rate=2e-3, weight_decay=0.0, seed=seed)
+    teach(adapted, lessons, steps=steps, learning_rate=2e-3, seed=seed)
     return adapted
 
 
 def evaluate(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, env: VisualEnv, seed: int, n: int = 256
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, env: VisualEnv, seed: int, n: int
 ) -> dict[str, dict[str, float]]:
     """Success on `n` held-out tasks by question and in all, greedy and at temperature 1."""
     tasks = env.make_tasks("eval", n, seed)
@@ -170,9 +177,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.agents.tiny.build", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="where base/ and sft/ go")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lessons", type=int, default=4096, help="demonstrations for the base")
-    parser.add_argument("--base-steps", type=int, default=1500)
-    parser.add_argument("--habit-steps", type=int, default=300)
+    parser.add_argument("--lessons", type=int, default=3072, help="demonstrations for the base")
+    parser.add_argument("--base-steps", type=int, default=2000)
+    parser.add_argument("--habit-steps", type=int, default=200)
+    parser.add_argument("--held-out", type=int, default=240, help="tasks that success is measured on")
     given: Any = parser.parse_args(arguments)
     report = build(
         given.output,
@@ -180,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lessons=given.lessons,
         base_steps=given.base_steps,
         habit_steps=given.habit_steps,
+        held_out=given.held_out,
     )
     print(table(report))
     return 0

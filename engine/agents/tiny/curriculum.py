@@ -19,7 +19,10 @@ from ....envs.multi_turn import MultiTurnEnv
 from ....envs.trajectory import TokenArrays
 from ..scripted import ScriptedAgent
 
-BASE_RIGHT = 0.85
+LESSONS = ("colour", "shape", "motion", *2 * ("text", "bigger", "same_colour"))
+"""Kinds of questions that the base practises; the harder ones twice as often."""
+
+BASE_RIGHT = 0.9
 """Share of right routes that the base learns; the others are spread evenly over the wrong ones."""
 
 HABITS: Mapping[str, tuple[str, float, float]] = {
