@@ -36,7 +36,7 @@ def test_a_number_is_one_token_wherever_it_stands(number, where):
 def test_the_template_puts_three_tokens_between_an_agents_turn_and_its_next():
     bridge = ChatBridge(tokenizer())
     tokens = bridge.bridge(bridge.end_of_turn, "")
-    assert tokenizer().decode(tokens) == "<|user|><|end|><|assistant|>"
+    assert tokenizer().decode(list(tokens)) == "<|user|><|end|><|assistant|>"
     assert len(tokens) == 3
 
 
