@@ -42,13 +42,23 @@ def encode_body(record: TrajectoryRecord) -> bytes:
         "policy_version": record.policy_version,
         "split": record.split,
     }
-    # orjson writes NaN as null; a reward that is not a number is exactly what a person will look for.
-    if breakdown is None or math.isfinite(breakdown.total):
+    # orjson writes NaN and infinity as null; a number that is none is exactly what a person will look for.
+    if is_finite(record):
         try:
             return orjson.dumps(document, default=_default, option=_OPTIONS)
         except TypeError:
             pass  # lone surrogates, integers beyond 64 bits: the standard library writes those too
     return json.dumps(_plain(document), default=_default).encode("ascii")
+
+
+def is_finite(record: TrajectoryRecord) -> bool:
+    """Whether the reward and the advantages are numbers."""
+    numbers = [record.trajectory.env_reward, *record.step_advantages]
+    if record.breakdown is not None:
+        numbers.append(record.breakdown.total)
+    if record.advantage is not None:
+        numbers.append(record.advantage)
+    return all(map(math.isfinite, numbers))
 
 
 def decode_body(line: bytes, tools: Sequence[ToolSpec] = ()) -> TrajectoryRecord:
@@ -58,6 +68,11 @@ def decode_body(line: bytes, tools: Sequence[ToolSpec] = ()) -> TrajectoryRecord
     except orjson.JSONDecodeError:
         data = json.loads(line)
     breakdown = data.get("breakdown")
+    for step in data["trajectory"].get("steps", ()):
+        _nan_for_null(step, ("reward", "seconds"))
+    for step in breakdown["steps"] if breakdown is not None else ():
+        for component in step["components"].values():
+            _nan_for_null(component, ("raw", "normalized", "weight", "contribution"))
     return TrajectoryRecord(
         trajectory=Trajectory.from_json(data["trajectory"], tools),
         breakdown=None if breakdown is None else RewardBreakdown.from_json(breakdown),
@@ -66,6 +81,13 @@ def decode_body(line: bytes, tools: Sequence[ToolSpec] = ()) -> TrajectoryRecord
         policy_version=data.get("policy_version", 0),
         split=data.get("split", "train"),
     )
+
+
+def _nan_for_null(data: dict[str, Any], names: Sequence[str]) -> None:
+    """A number that was not finite although the total is: JSON has null for it, and what reads it expects a number."""
+    for name in names:
+        if name in data and data[name] is None:
+            data[name] = math.nan
 
 
 def encode_tokens(tokens: Sequence[TokenArrays | None]) -> bytes | None:

@@ -17,7 +17,7 @@ from typing import NoReturn
 from .errors import FilterError
 from .labels import BITS, OVERFLOW, Labels
 from .search import match_expression
-from .store import FLAG_ERROR, FLAG_UNPARSED
+from .store import FLAG_ERROR, FLAG_NAN, FLAG_UNPARSED
 
 NUMBERS = ("n", "step", "reward", "advantage", "turns", "tokens", "penalties", "rollout", "version")
 FLAGS = {
@@ -27,6 +27,7 @@ FLAGS = {
     "penalised": "penalties > 0",
     "error": f"(flags & {FLAG_ERROR}) != 0",
     "unparsed": f"(flags & {FLAG_UNPARSED}) != 0",
+    "nan": f"(flags & {FLAG_NAN}) != 0",
 }
 LABELS = {"action": "actions", "penalty": "rules", "env": "env", "split": "split", "stop": "stop"}
 NAMES = {"group": ("grp", "groups"), "prompt": ("prompt", "prompts")}

@@ -73,6 +73,11 @@ class Labels:
                 rest.append(id_)
         return mask, rest
 
+    def of_mask(self, kind: str, mask: int) -> tuple[str, ...]:
+        """The names whose bits are set; `…` stands for those that have none of their own."""
+        named = [n for n, id_ in self.of_kind(kind).items() if self.bits[id_] < BITS and mask >> self.bits[id_] & 1]
+        return (*named, "…") if mask & OVERFLOW else tuple(named)
+
     def _know(self, id_: int, kind: str, name: str, bit: int) -> None:
         self.ids[kind, name] = id_
         self.names[id_] = name

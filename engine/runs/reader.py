@@ -373,6 +373,8 @@ class RunReader:
             actions=actions,
             prompt=row[16] or "",
             answer=row[17],
+            rules=() if not row[18] or self._labels is None else self._labels.of_mask("penalty", row[18]),
+            policy_version=row[19],
         )
 
     def _load(self, n: int, tokens: bool = False) -> tuple[list[bytes], bytes | None, int]:

@@ -25,6 +25,8 @@ from .summary import Summary
 log = logging.getLogger(__name__)
 
 TELL_AGAIN_SECONDS = 60.0
+SLOW = "rows came faster than the disk takes them, or could not be stored"
+"""Why rows are missing when the folder is in no trouble."""
 _BAD_ITEM = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 
 
@@ -60,7 +62,8 @@ class Sink:
         self._overflow = overflow
         self._tell = tell
         self._told = 0
-        self._told_at = -TELL_AGAIN_SECONDS
+        self._told_at: dict[str, float] = {}
+        self._reason = SLOW
         self._quiet = False
         self._store: RecordStore | None = None
         self._inode: tuple[int, int] | None = None
@@ -98,7 +101,7 @@ class Sink:
         """Say what was lost, `left` rows that can no longer be written included, and let go of the file."""
         self.lost += left
         if self._lost_since() and self._store is not None and self.trouble is None:
-            self._told_at = -TELL_AGAIN_SECONDS
+            self._told_at.clear()
             try:
                 self._transaction(deque())
             except (sqlite3.Error, OSError) as error:
@@ -210,7 +213,9 @@ class Sink:
         if self.trouble is None and not (locked and self.attempts == 1):
             self.trouble = explain(error, self.run_dir)
             # A disk that is nearly full says no, yes, no, …: that is one trouble, and is told once.
+            self._reason = self.trouble
             self._quiet = self._told_lately()
+            self._told_at[self.trouble] = time.monotonic()
             if not self._quiet:
                 self._tell(f"{self.trouble}; training goes on without its record, which resumes when it can")
 
@@ -218,7 +223,7 @@ class Sink:
         return self.lost + self._overflow() - self._told
 
     def _told_lately(self) -> bool:
-        return time.monotonic() - self._told_at < TELL_AGAIN_SECONDS
+        return time.monotonic() - self._told_at.get(self._reason, -TELL_AGAIN_SECONDS) < TELL_AGAIN_SECONDS
 
     def _news(self, store: RecordStore) -> tuple[str, int] | None:
         """Add the event that explains a hole in the record, once for a spell of trouble, at most once a minute."""
@@ -226,9 +231,10 @@ class Sink:
         loud = self.trouble is not None and not self._quiet
         if not loud and (self._told_lately() or not lost):
             return None
-        reason = self.trouble or "rows came faster than the disk takes them, or could not be stored"
-        message = f"{reason}: {lost} rows are missing from the record" if lost else f"{reason}, but nothing was lost"
-        data = orjson.dumps({"reason": reason, "dropped": lost})
+        message = f"{self._reason}: {lost} rows are missing from the record"
+        if not lost:
+            message = f"{self._reason}, but nothing was lost"
+        data = orjson.dumps({"reason": self._reason, "dropped": lost})
         store.add_event("record", message, self.step, time.time(), data)
         return message, lost
 
@@ -239,7 +245,8 @@ class Sink:
             return
         message, lost = news
         self._told += lost
-        self._told_at = time.monotonic()
+        self._told_at[self._reason] = time.monotonic()
+        self._reason = SLOW
         self._tell(f"the record is written again ({message})" if recovered else message)
 
 

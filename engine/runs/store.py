@@ -27,6 +27,8 @@ FLAG_ERROR = 1
 """The rollout, its environment or one of its tools failed."""
 FLAG_UNPARSED = 2
 """A turn in which no call could be parsed."""
+FLAG_NAN = 4
+"""A reward or an advantage that is not a finite number."""
 
 _REMEMBERED = 4096  # names of groups and prompts kept in memory; others are looked up
 _ROW = f"INSERT INTO rows VALUES ({','.join('?' * 19)})"
@@ -212,7 +214,7 @@ class RecordStore:
         trajectory = record.trajectory
         breakdown = record.breakdown
         intern = self.labels.intern
-        actions, flags = [], FLAG_ERROR if trajectory.error else 0
+        actions, flags = [], (FLAG_ERROR if trajectory.error else 0) | (0 if codec.is_finite(record) else FLAG_NAN)
         for s in trajectory.steps:
             actions.append(intern("action", s.action or "?"))
             if s.error:

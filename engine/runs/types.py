@@ -91,7 +91,8 @@ class Event:
 class TrajectoryRow:
     """One line of a list of trajectories: what fits on a screen without opening the trajectory.
 
-    `n` is the row's number in order of recording (1-based, dense per run), the key by which pages are read.
+    `n` is the row's number in order of recording (1-based, dense per run), the key by which pages are read. `rules`
+    are the penalty rules that were broken, each once; `prompt` and `answer` may be cut.
     """
 
     n: int
@@ -112,3 +113,5 @@ class TrajectoryRow:
     actions: tuple[str, ...]
     prompt: str
     answer: str | None
+    rules: tuple[str, ...] = ()
+    policy_version: int = 0

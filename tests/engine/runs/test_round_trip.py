@@ -58,6 +58,10 @@ def test_rows_hold_what_a_list_shows(recorded, reader):
         assert (row.reward, row.advantage) == (record.breakdown.total, record.advantage)
         assert (row.correct, row.answer, row.prompt) == (t.correct, t.answer, t.prompt)
         assert (row.turns, row.tokens) == (len(t.steps), len(record.tokens))
+        assert row.rules == tuple(
+            sorted({p.rule for p in record.breakdown.penalties}, key=reader.names("penalty").index)
+        )
+        assert row.policy_version == record.policy_version
         assert (row.actions, row.penalties) == (t.actions, len(record.breakdown.penalties))
 
 
@@ -72,6 +76,28 @@ def test_metrics_are_flat_named_by_step_and_keep_nan(writer: RunWriter, run_dir:
         assert series[0] == (1, 1.0) and series[1][0] == 2 and math.isnan(series[1][1])
         assert reader.latest()["b"] == math.inf
         assert reader.metric("never recorded") == []
+
+
+def test_numbers_that_are_none_are_found_and_shown(writer: RunWriter, run_dir: Path, make_record):
+    records = [make_record(1, i) for i in range(4)]
+    bad = ComponentValue(math.nan, math.nan, 1.0, math.nan)
+    records[1] = make_record(
+        1, 1, breakdown=RewardBreakdown("t1-1", (StepReward(0, {"task": bad}, (), math.nan),), math.nan)
+    )
+    hidden = ComponentValue(math.inf, 1.0, 1.0, 1.0)  # clipped on its way into a finite total
+    records[2] = make_record(1, 2, breakdown=RewardBreakdown("t1-2", (StepReward(0, {"task": hidden}, (), 1.0),), 1.0))
+    records[3] = make_record(1, 3, advantage=math.inf)
+    writer.trajectories(1, records)
+    assert writer.flush(10)
+    with RunReader(run_dir) as reader:
+        assert [r.n for r in reader.page(filter="nan")] == [2, 4]
+        rows = reader.page()
+        assert rows[1].reward is None and rows[3].advantage == math.inf
+        breakdown = reader.trajectory(2).breakdown
+        assert breakdown is not None and math.isnan(breakdown.total)
+        shown = reader.trajectory(3).breakdown
+        assert shown is not None and math.isnan(shown.steps[0].components["task"].raw) and shown.total == 1.0
+        assert sum(c for *_, c in reader.histogram("advantage")) <= 3
 
 
 texts = st.text(st.characters(), max_size=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import pytest
 
 from grpo_tui.engine.runs import writer as writer_module
 from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.store import RecordStore
 from grpo_tui.engine.runs.writer import RunWriter
 
 
@@ -124,6 +126,41 @@ def test_a_folder_that_comes_back_is_written_again(run_dir: Path, make_record):
         assert len(reader.events(["record"])) == 1
 
 
+def test_each_reason_is_told_and_a_disk_that_wavers_is_told_once(run_dir: Path, make_record, monkeypatch):
+    """Full, not full, full, … within a minute is one trouble; another reason in between is told as well."""
+    told: list[str] = []
+    writer = RunWriter(run_dir, on_trouble=told.append)
+    writer.metrics(1, {"a": 1})
+    assert writer.flush(10)
+    original = RecordStore.begin
+    reason = ["database or disk is full"]
+
+    def begin(self) -> None:
+        if reason:
+            raise sqlite3.OperationalError(reason[0])
+        original(self)
+
+    monkeypatch.setattr(RecordStore, "begin", begin)
+    for step, why in enumerate(("database or disk is full", "database or disk is full", "disk I/O error"), 2):
+        reason[:] = [why]
+        writer.metrics(step, {"a": step})
+        assert not writer.flush(5)
+        reason.clear()
+        deadline = time.monotonic() + 20
+        while not writer.flush(1) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    writer.close()
+    assert [("is full" in t, "written again" in t) for t in told] == [
+        (True, False),
+        (True, True),
+        (False, False),
+        (False, True),
+    ]
+    with RunReader(run_dir) as reader:
+        assert reader.metric("a") == [(s, s) for s in range(1, 5)]
+        assert [e.data["dropped"] for e in reader.events(["record"])] == [0, 0]
+
+
 def test_a_folder_that_cannot_be_made_at_all(tmp_path: Path, make_record):
     (tmp_path / "file").write_text("not a folder")
     told: list[str] = []
@@ -136,8 +173,6 @@ def test_a_folder_that_cannot_be_made_at_all(tmp_path: Path, make_record):
 
 
 def test_another_process_that_holds_the_database_for_long_delays_and_loses_nothing(run_dir: Path, make_record):
-    import sqlite3
-
     writer = RunWriter(run_dir)
     writer.metrics(1, {"a": 1})
     assert writer.flush(10)
