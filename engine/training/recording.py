@@ -73,6 +73,12 @@ class StepRecorder:
         """See `RunWriter.event`."""
         self.guard("event", lambda: self.writer.event(kind, message, step=step, **data))
 
+    def vocabulary(self, tokenizer: Any) -> None:
+        """The text of every token, once, so that a viewer needs no tokenizer."""
+        texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        byte_level = any("Ġ" in t or "Ċ" in t for t in texts if isinstance(t, str))
+        self.guard("vocabulary", lambda: self.writer.vocabulary([t or "" for t in texts], byte_level=byte_level))
+
     def take_seconds(self) -> float:
         """Seconds spent recording since the last call."""
         seconds, self.seconds = self.seconds, 0.0

@@ -125,7 +125,7 @@ def build_trainer(
         on_progress=print_progress,
     )
     trainer.add_callback(callback)
-    _vocabulary(recorder, tokenizer)
+    recorder.vocabulary(tokenizer)
     return trainer, callback
 
 
@@ -230,9 +230,3 @@ def print_progress(step: int, metrics: dict[str, Any]) -> None:
     """One plain line a step, for the run's log."""
     reward, kl = metrics.get("reward", 0.0), metrics.get("kl") or 0.0
     logger.info("step %d  reward %.3f  kl %.4f  %.2f s", step, reward, kl, metrics.get("time/step", 0.0))
-
-
-def _vocabulary(recorder: StepRecorder, tokenizer: Any) -> None:
-    texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    byte_level = any("Ġ" in t or "Ċ" in t for t in texts if isinstance(t, str))
-    recorder.guard("vocabulary", lambda: recorder.writer.vocabulary([t or "" for t in texts], byte_level=byte_level))

@@ -49,6 +49,7 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any, resume:
     demonstrations = collect(config, tokenizer)
     features = [d.to_features() for d in demonstrations]
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
+    recorder.vocabulary(tokenizer)
     progress = SFTProgress(recorder, control)
     micro = sft.micro_batch_size or sft.batch_size
     trainer = ResumableSFTTrainer(
@@ -60,7 +61,7 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any, resume:
     )
     trainer.before_commit = lambda: writer.flush(timeout=30.0)
     trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
-    start = checkpoints.latest(run_dir / "checkpoints") if resume else None
+    start = checkpoints.latest(checkpoints.checkpoint_folder(run_dir)) if resume else None
 
     check = _Evaluation(config, trainer, tokenizer, recorder)
     if start is None:
@@ -110,7 +111,7 @@ def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Demon
 def _arguments(config: RunConfig, run_dir: Path, micro: int) -> TRLConfig:
     sft, cpu = config.sft, config.model.device == "cpu"
     return TRLConfig(
-        output_dir=str(run_dir / "checkpoints"),
+        output_dir=str(checkpoints.checkpoint_folder(run_dir)),
         num_train_epochs=sft.epochs,
         max_steps=sft.max_steps or -1,
         per_device_train_batch_size=micro,
