@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 from pathlib import Path
 
 from ..runs.errors import RunNotFound
@@ -66,6 +67,6 @@ def _is_run(path: Path) -> bool:
 
 
 def _reap() -> None:
-    from .start import reap
-
-    reap()
+    start = sys.modules.get(f"{__package__}.start")
+    if start is not None:  # else this process has started none
+        start.reap()

@@ -8,7 +8,6 @@ made while a run still loads is therefore honoured.
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import time
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ def request(run_dir: Path | str, command: Command) -> str:
     """Leave a request; returns its id. Raises ValueError for an unknown command, OSError when it cannot be written."""
     if command not in get_args(Command):
         raise ValueError(f"unknown command {command!r}: use one of {', '.join(get_args(Command))}")
-    id_ = f"{time.time_ns():020d}-{secrets.token_hex(3)}"
+    id_ = f"{time.time_ns():020d}-{os.urandom(3).hex()}"
     write_json(Path(run_dir) / CONTROL / f"{id_}.json", {"id": id_, "command": command, "time": time.time()})
     return id_
 

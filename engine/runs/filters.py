@@ -16,8 +16,8 @@ from typing import NoReturn
 
 from .errors import FilterError
 from .labels import BITS, OVERFLOW, Labels
+from .schema import FLAG_ERROR, FLAG_NAN, FLAG_UNPARSED
 from .search import match_expression
-from .store import FLAG_ERROR, FLAG_NAN, FLAG_UNPARSED
 
 NUMBERS = ("n", "step", "reward", "advantage", "turns", "tokens", "penalties", "rollout", "version")
 FLAGS = {

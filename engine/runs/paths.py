@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def new_run_id(folder: Path | None = None) -> str:
     """
     alphabet = "abcdefghijkmnpqrstuvwxyz23456789"  # without look-alikes: these ids are typed by people
     while True:
-        tail = "".join(secrets.choice(alphabet) for _ in range(4))
+        tail = "".join(alphabet[byte % len(alphabet)] for byte in os.urandom(4))
         run_id = f"{time.strftime('%m%d-%H%M')}-{tail}"
         if folder is None or not (folder / run_id).exists():
             return run_id

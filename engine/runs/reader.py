@@ -10,11 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import TokenArrays
-from . import codec, filters, histogram, search, series
+from . import filters, histogram, search, series
 from .connection import Connection
 from .errors import FilterError, RecordDamaged
 from .labels import Labels
@@ -216,6 +214,8 @@ class RunReader:
 
     def trajectory(self, id_or_n: str | int) -> TrajectoryRecord:
         """A whole trajectory without its tokens, by number or id. Raises LookupError or RecordDamaged."""
+        from . import codec
+
         n = self.number(id_or_n)
         lines, _, first = self._load(n)
         try:
@@ -225,6 +225,8 @@ class RunReader:
 
     def tokens(self, id_or_n: str | int) -> TokenArrays | None:
         """Token ids, agent mask, log-probs and advantages of a trajectory, or None when they were not recorded."""
+        from . import codec
+
         n = self.number(id_or_n)
         _, arrays, first = self._load(n, tokens=True)
         try:
@@ -243,7 +245,9 @@ class RunReader:
         if self._byte_level is None:
             self._byte_level = self._scalar("SELECT value FROM meta WHERE key = 'vocabulary'") == "byte-level"
         if self._byte_level:
-            texts = {i: codec.from_byte_level(t) for i, t in texts.items()}
+            from .codec import from_byte_level
+
+            texts = {i: from_byte_level(t) for i, t in texts.items()}
         return [texts.get(int(i), f"<{int(i)}>") for i in ids]
 
     def number(self, id_or_n: str | int) -> int:
@@ -379,6 +383,8 @@ class RunReader:
 
     def _load(self, n: int, tokens: bool = False) -> tuple[list[bytes], bytes | None, int]:
         """The JSON lines of the blob that holds trajectory n, its token arrays if asked for, and its first number."""
+        from . import codec
+
         row = self._all(
             f"SELECT first_n, body, {'tokens' if tokens else 'NULL'} FROM chunks WHERE first_n <= ? "
             "ORDER BY first_n DESC LIMIT 1",
@@ -399,7 +405,7 @@ class RunReader:
             return ()
         if id_ not in self._toolsets:
             text = self._scalar("SELECT tools FROM toolsets WHERE id = ?", (id_,))
-            self._toolsets[id_] = tuple(ToolSpec.from_json(t) for t in orjson.loads(text)) if text else ()
+            self._toolsets[id_] = tuple(ToolSpec.from_json(t) for t in json.loads(text)) if text else ()
         return self._toolsets[id_]
 
 

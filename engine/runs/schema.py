@@ -18,6 +18,12 @@ from .types import SCHEMA_VERSION
 MIGRATIONS: dict[int, str] = {}
 """SQL that turns version `n` into `n + 1`; applied when a run of an older version is resumed."""
 
+FLAG_ERROR = 1
+"""The rollout, its environment or one of its tools failed."""
+FLAG_UNPARSED = 2
+"""A turn in which no call could be parsed."""
+FLAG_NAN = 4
+"""A reward or an advantage that is not a finite number."""
 SPANS = (16, 1024)
 """Widths, in steps, of the spans of which means are kept; powers of two."""
 SEARCH_COLUMNS = ("prompt", "agent", "observation", "answer", "penalty")

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import secrets
 import signal
 import time
 from collections.abc import Mapping
@@ -18,8 +16,6 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
-
-import psutil
 
 from .paths import PROCESSES, RUN_FILE
 from .types import RunInfo, RunStatus
@@ -38,7 +34,7 @@ STARTING_SECONDS = 60.0
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Replace a small file in one instant: a reader sees the old or the new, never a half. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}.tmp")
     try:
         temporary.write_text(json.dumps(data, default=str, indent=1), encoding="utf-8")
         os.replace(temporary, path)
@@ -59,6 +55,8 @@ def read_json(path: Path) -> dict[str, Any]:
 @cache
 def here() -> str:
     """This machine and its space of process ids: pids of another host or container mean nothing here."""
+    import platform
+
     try:
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -68,6 +66,8 @@ def here() -> str:
 
 def identity(pid: int | None = None) -> dict[str, Any]:
     """A process as it can be recognised later: pid, start time in seconds since the epoch, and where it is."""
+    import psutil
+
     process = psutil.Process(pid)
     return {"pid": process.pid, "started": process.create_time(), "where": here()}
 
@@ -76,6 +76,8 @@ def is_alive(pid: int | None, started: float | None) -> bool:
     """Whether that very process (not a later one with its pid) exists here and is not a zombie."""
     if not pid:
         return False
+    import psutil  # here: a list of runs that have all ended needs no processes
+
     try:
         process = psutil.Process(pid)
         if started is not None and abs(process.create_time() - started) > 1.5:

@@ -18,17 +18,11 @@ import zstandard
 from ...envs.tools import ToolSpec
 from . import codec
 from .labels import Labels
-from .schema import SPANS, connect_writer
+from .schema import FLAG_ERROR, FLAG_NAN, FLAG_UNPARSED, SPANS, connect_writer
 from .types import TrajectoryRecord
 
 ANSWER_LENGTH = 200
 PROMPT_LENGTH = 400
-FLAG_ERROR = 1
-"""The rollout, its environment or one of its tools failed."""
-FLAG_UNPARSED = 2
-"""A turn in which no call could be parsed."""
-FLAG_NAN = 4
-"""A reward or an advantage that is not a finite number."""
 
 _REMEMBERED = 4096  # names of groups and prompts kept in memory; others are looked up
 _ROW = f"INSERT INTO rows VALUES ({','.join('?' * 19)})"
