@@ -1,4 +1,4 @@
-"""What recording everything costs, as a share of a training step: `python benchmarks/record.py`.
+"""What recording everything costs, as a share of a training step: `python -m benchmarks.record`.
 
 A step of the default task is 128 trajectories and takes about 0.8 s on two cores. The benchmark hands such steps to
 the record as the trainer does and prints, per step, the time in the training thread (what training waits for), the
@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from synthetic_run import batches, step_metrics
 
+from benchmarks.synthetic_run import batches, step_metrics
 from grpo_tui.engine.runs.paths import DATABASE
 from grpo_tui.engine.runs.writer import RunWriter
 

@@ -6,29 +6,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: object) -> str:
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=BENCHMARKS
-    )
+    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_a_synthetic_run_is_built_by_the_writer_and_read(tmp_path: Path):
-    built = run("synthetic_run.py", "--trajectories", 300, "--out", tmp_path)
+    built = run("benchmarks/synthetic_run.py", "--trajectories", 300, "--out", tmp_path)
     assert "bytes a trajectory" in built
-    read = run("synthetic_run.py", "--read", tmp_path / "synthetic-300")
+    read = run("benchmarks/synthetic_run.py", "--read", tmp_path / "synthetic-300")
     assert "300 trajectories" in read and "next trajectory, whole" in read and "memory for all this" in read
 
 
 def test_long_curves(tmp_path: Path):
-    run("synthetic_run.py", "--metrics", 5, "--steps", 200, "--out", tmp_path)
-    assert "a curve of 200 points" in run("synthetic_run.py", "--read", tmp_path / "synthetic-metrics-5x200")
+    run("benchmarks/synthetic_run.py", "--metrics", 5, "--steps", 200, "--out", tmp_path)
+    assert "a curve of 200 points" in run("benchmarks/synthetic_run.py", "--read", tmp_path / "synthetic-metrics-5x200")
 
 
 def test_what_recording_costs_is_printed():
-    printed = run("record.py", "--steps", 2)
+    printed = run("-m", "benchmarks.record", "--steps", 2)
     assert "in the training thread" in printed and "%" in printed
