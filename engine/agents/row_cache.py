@@ -30,8 +30,9 @@ class RowCache(Cache):
         """Rows of the current forward pass: the first `active`."""
         self.kv_length = 0
         """Slots that the current forward pass may see."""
-        self.index: torch.Tensor | None = None
-        """Flat slot of every token of the current pass, `[active * q]`."""
+        self._slots: torch.Tensor | None = None
+        """Slot of every token of the current pass, `[active, q]`."""
+        self._index: dict[int, torch.Tensor] = {}
         self._row_layers = [RowLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self._row_layers))
 
@@ -47,14 +48,24 @@ class RowCache(Cache):
         kv_length: at least one more than the largest position, at most the capacity.
         Returns: bool `[n, 1, q, kv_length]`, True where a query may attend.
         """
-        n = positions.shape[0]
-        base = torch.arange(n, device=positions.device)[:, None] * self.stride
-        slots = torch.where(positions < 0, self.capacity, positions)
-        self.index = (base + slots).flatten()
-        self.active, self.kv_length = n, kv_length
+        self._slots = torch.where(positions < 0, self.capacity, positions)
+        self._index.clear()
+        self.active, self.kv_length = positions.shape[0], kv_length
         keys = torch.arange(kv_length, device=positions.device)
         # Padding looks at slot 0: a row of the mask without any True would make NaN.
         return (keys <= positions.clamp_min(0)[..., None])[:, None]
+
+    def index(self, heads: int) -> torch.Tensor:
+        """Where the current pass writes in a storage of so many heads, flattened: int64 `[active * heads * q]`.
+
+        Layers with equally many heads share it.
+        """
+        if heads not in self._index:
+            assert self._slots is not None, "`at` comes first"
+            n = self._slots.shape[0]
+            base = torch.arange(n * heads, device=self._slots.device).view(n, heads, 1) * self.stride
+            self._index[heads] = (base + self._slots[:, None]).flatten()
+        return self._index[heads]
 
     def keep(self, rows: torch.Tensor, capacity: int) -> None:
         """Keep only these rows (int64 `[k]`; one may come several times), in this order, with room for `capacity`."""
@@ -75,7 +86,7 @@ class RowCache(Cache):
 
 
 class RowLayer(CacheLayerMixin):
-    """One layer: `keys` and `values` are `[rows, slots, heads, head_dim]`, so that a token is one contiguous write."""
+    """One layer: `keys` and `values` are `[rows, heads, slots, head_dim]`; a head's slots lie together."""
 
     is_sliding = False
 
@@ -86,8 +97,8 @@ class RowLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate, once the shapes are known. Zeros: what is masked out must still be finite."""
         rows, slots = self.cache.rows, self.cache.stride
-        self.keys = key_states.new_zeros(rows, slots, key_states.shape[1], key_states.shape[3])
-        self.values = value_states.new_zeros(rows, slots, value_states.shape[1], value_states.shape[3])
+        self.keys = key_states.new_zeros(rows, key_states.shape[1], slots, key_states.shape[3])
+        self.values = value_states.new_zeros(rows, value_states.shape[1], slots, value_states.shape[3])
         self.is_initialized = True
 
     def update(
@@ -99,10 +110,10 @@ class RowLayer(CacheLayerMixin):
         return self._write(self.keys, key_states), self._write(self.values, value_states)
 
     def _write(self, storage: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
+        assert storage is not None
         cache = self.cache
-        assert storage is not None and cache.index is not None
-        storage.flatten(0, 1).index_copy_(0, cache.index, states.transpose(1, 2).flatten(0, 1))
-        return storage[: cache.active, : cache.kv_length].transpose(1, 2)
+        storage.view(-1, storage.shape[-1]).index_copy_(0, cache.index(storage.shape[1]), states.flatten(0, 2))
+        return storage[: cache.active, :, : cache.kv_length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of what a mask covers."""
@@ -124,6 +135,6 @@ def _rounded(capacity: int) -> int:
 def _resized(storage: torch.Tensor | None, rows: torch.Tensor, kept: int, stride: int) -> torch.Tensor | None:
     if storage is None:
         return None
-    new = storage.new_zeros(rows.numel(), stride, *storage.shape[2:])
-    new[:, :kept] = storage[:, :kept][rows.to(storage.device)]
+    new = storage.new_zeros(rows.numel(), storage.shape[1], stride, storage.shape[3])
+    new[:, :, :kept] = storage[:, :, :kept][rows.to(storage.device)]
     return new
