@@ -114,7 +114,7 @@ class RunCallback(TrainerCallback):
         self.recorder.event("phase", "evaluating", step=step, name="evaluating")
         began = time.perf_counter()
         trainer = self.trainer
-        with trainer._acting():
+        with trainer._acting(), trainer.merged():
             greedy, sampled = (self._evaluate(step, temperature) for temperature in (0.0, 1.0))
         self.last_evaluation = {"success/eval_greedy": greedy.success, "success/eval_sampled": sampled.success}
         seconds = time.perf_counter() - began

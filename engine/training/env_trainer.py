@@ -31,6 +31,7 @@ from trl.trainer.utils import add_fused_lm_head
 from ...envs.agent import Agent
 from .advantages import Method
 from .frozen import FrozenPass
+from .merged import merged_weights
 from .packed import Packing, add_packed_forward, agrees_with_plain, pack, packed_mode
 from .phases import PhaseClock
 from .replay import ReplayBuffer
@@ -195,7 +196,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         seed = self.args.seed * 1_000_003 + self.state.global_step * 31 + self._round
         self.runner.num_rollouts = self.num_generations
         before = vars(self.runner.timings).copy()
-        with self._acting():
+        with self._acting(), self.merged():
             samples = self.runner.run(rows, first=first, seed=seed, step=self.state.global_step + 1)
         after = self.runner.timings
         self.phases.add("generate", after.generate - before["generate"])
@@ -251,6 +252,12 @@ class GRPOEnvTrainer(ResumableTrainer):
                 yield
         finally:
             self.model.train(training)
+
+    def merged(self, *, gradient: bool = False) -> contextlib.AbstractContextManager[Any]:
+        """Adapters that multiply once (`merged`), where weights are whole on this process."""
+        if not self.has_adapters or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return contextlib.nullcontext()
+        return merged_weights(self.accelerator.unwrap_model(self.model), gradient=gradient)
 
     def _complete(self, samples: list[Sample]) -> None:
         """Reference log-probs, step embeddings, and behaviour log-probs where the environment gave none."""
@@ -359,7 +366,9 @@ class GRPOEnvTrainer(ResumableTrainer):
         with contextlib.ExitStack() as local, self.phases("logprobs"):
             if use_packed:
                 self._packing = _packing(inputs)
-                (self._stack if self._in_step else local).enter_context(packed_mode(base))
+                whole = self._stack if self._in_step else local
+                whole.enter_context(packed_mode(base))
+                whole.enter_context(self.merged(gradient=True))
             try:
                 return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             finally:

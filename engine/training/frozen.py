@@ -61,7 +61,8 @@ class FrozenPass:
             part = samples[start : start + size]
             self.passes += 1
             run = self._packed if self.trainer.packed else self._plain
-            run(model, part, field, embeddings)
+            with self.trainer.merged():
+                run(model, part, field, embeddings)
 
     @torch.no_grad()
     def _packed(self, model: Any, samples: Sequence[Sample], field: str, embeddings: bool) -> None:

@@ -4,8 +4,11 @@ The rollouts of a group share their prompt, and rows differ in length. So the mi
 N tokens: each different prompt once, then every rollout's own tokens. All layers that work per token run on these N
 tokens; only attention looks across tokens, and is told by `Packing` who may see whom:
 
-    prompt tokens      see their own prompt, causally                       [G, P]
-    a rollout's tokens see its prompt and its own earlier tokens, causally  [B, C] over [B, P + C]
+    short prompts: each rollout as a row of its prompt and its own tokens, causally        [b, L]
+    long prompts:  each prompt as a row, causally                                          [g, P]
+                   a rollout's own tokens over its prompt and themselves, by a mask        [b, C] over [b, P + C]
+
+Rows of similar length go together, so that little of a block is padding.
 
 The result is the one of the padded forward pass, up to the order of floating-point sums; `agrees_with_plain` checks
 that for a given model, and models that do not (other attention, scaled logits) keep the padded path. Tokens after
@@ -37,24 +40,29 @@ CHUNK = 32768
 
 
 @dataclass(frozen=True)
-class Packing:
-    """How B trajectories lie in one packed row of N tokens. Indices point into the row; all tensors are long or bool.
+class Block:
+    """Some rows of attention. query: long [b, Q], key: long [b, K], positions in the packed row (padding points
+    anywhere). allowed: bool [b, 1, Q, K], or None for causal attention over the same tokens (K = Q)."""
 
-    token_ids, positions: [1, N]. prompt_index: [G, P], prompt_mask: [G, P]. rollout_index: [B, C], rollout_mask:
-    [B, C]. parent: [B], the prompt of each rollout. prompt_out, rollout_out: where the packed prompt and rollout tokens
-    lie in the flattened [G * P] and [B * C]. allowed: [B, 1, C, P + C], who a rollout's tokens may see.
-    source, target: [M], the packed token before each scored token, and the scored token itself; row, column: [M], where
-    it stands in the padded [B, T].
+    query: Tensor
+    key: Tensor
+    allowed: Tensor | None
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How B trajectories lie in one packed row of N tokens.
+
+    token_ids, positions: long [1, N]. blocks: the rows of attention; out: long [N], where each packed token's result
+    lies in the results of all blocks, flattened and one after another. source, target: long [M], the packed token
+    before each scored token, and the scored token itself; row, column: long [M], where it stands in the padded
+    [B, T] (`shape`). own: long [B + 1], where each rollout's own tokens begin.
     """
 
     token_ids: Tensor
     positions: Tensor
-    prompt_index: Tensor
-    rollout_index: Tensor
-    parent: Tensor
-    prompt_out: Tensor
-    rollout_out: Tensor
-    allowed: Tensor
+    blocks: tuple[Block, ...]
+    out: Tensor
     source: Tensor
     target: Tensor
     row: Tensor
@@ -65,6 +73,10 @@ class Packing:
     def to(self, device: torch.device | str) -> Packing:
         """The same on `device`."""
         moved: dict[str, Any] = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+        moved["blocks"] = tuple(
+            Block(b.query.to(device), b.key.to(device), None if b.allowed is None else b.allowed.to(device))
+            for b in self.blocks
+        )
         return Packing(**moved)
 
     def pad(self, values: Tensor) -> Tensor:
@@ -110,17 +122,7 @@ def pack(token_ids: Sequence[np.ndarray], agent_mask: Sequence[np.ndarray], leng
     own_lengths = np.array([len(r) for r in own])
     prompt_start = np.concatenate([[0], np.cumsum(prompt_lengths)])
     own_start = prompt_start[-1] + np.concatenate([[0], np.cumsum(own_lengths)])
-    width_p, width_c = int(prompt_lengths.max(initial=1)), max(int(own_lengths.max(initial=0)), 1)
-
-    prompt_there = np.arange(width_p) < prompt_lengths[:, None]
-    own_there = np.arange(width_c) < own_lengths[:, None]
-    prompt_index = np.where(prompt_there, prompt_start[:-1, None] + np.arange(width_p), 0)
-    rollout_index = np.where(own_there, own_start[:-1, None] + np.arange(width_c), 0)
-    causal = np.tril(np.ones((width_c, width_c), bool))
-    allowed = np.concatenate(
-        [np.broadcast_to(prompt_there[parent][:, None, :], (rows, width_c, width_p)),
-         np.broadcast_to(causal, (rows, width_c, width_c))], axis=2,
-    )  # fmt: skip
+    blocks, out = _blocks(parent, prompt_start, prompt_lengths, own_start, own_lengths)
 
     positions = [np.arange(n) for n in prompt_lengths] + [
         c + np.arange(n) for c, n in zip(cuts, own_lengths, strict=True)
@@ -145,12 +147,8 @@ def pack(token_ids: Sequence[np.ndarray], agent_mask: Sequence[np.ndarray], leng
     return Packing(
         token_ids=tensor([*prompt_rows, *own]).long()[None],
         positions=tensor([p.astype(np.int64) for p in positions])[None],
-        prompt_index=tensor(prompt_index),
-        rollout_index=tensor(rollout_index),
-        parent=tensor(parent),
-        prompt_out=tensor(np.flatnonzero(prompt_there)),
-        rollout_out=tensor(np.flatnonzero(own_there)),
-        allowed=tensor(allowed)[:, None],
+        blocks=blocks,
+        out=tensor(out),
         source=tensor(source).long(),
         target=tensor(target).long(),
         row=tensor(row).long(),
@@ -158,6 +156,85 @@ def pack(token_ids: Sequence[np.ndarray], agent_mask: Sequence[np.ndarray], leng
         own=tensor(own_start),
         shape=(rows, length or max(len(ids) for ids in token_ids)),
     )
+
+
+def _blocks(
+    parent: np.ndarray,
+    prompt_start: np.ndarray,
+    prompt_lengths: np.ndarray,
+    own_start: np.ndarray,
+    own_lengths: np.ndarray,
+) -> tuple[tuple[Block, ...], np.ndarray]:
+    """The rows of attention, in the cheaper of the two ways, and where each packed token's result is."""
+    length = prompt_lengths[parent] + own_lengths
+    whole = (length**2).sum() / 2  # a causal kernel skips half
+    apart = (prompt_lengths**2).sum() / 2 + (own_lengths * length).sum()
+    out = np.zeros(prompt_start[-1] + own_lengths.sum(), np.int64)
+    blocks: list[Block] = []
+    done = 0
+
+    def place(start: np.ndarray, count: np.ndarray, base: int, width: int, skip: np.ndarray) -> None:
+        """Row r of a block holds packed tokens start[r] … start[r] + count[r] from column skip[r] on."""
+        for r, (first, n) in enumerate(zip(start.tolist(), count.tolist(), strict=True)):
+            out[first : first + n] = base + r * width + skip[r] + np.arange(n)
+
+    if whole <= apart:
+        for rows in _alike(length):
+            width = int(length[rows].max())
+            columns = np.arange(width)
+            prompts, starts = prompt_lengths[parent[rows]], prompt_start[parent[rows]]
+            index = np.where(
+                columns < prompts[:, None],
+                starts[:, None] + columns,
+                own_start[rows][:, None] + columns - prompts[:, None],
+            )
+            index = torch.from_numpy(np.where(columns < length[rows][:, None], index, 0))
+            blocks.append(Block(index, index, None))
+            place(starts, prompts, done, width, np.zeros(len(rows), np.int64))  # each rollout's copy is the same
+            place(own_start[rows], own_lengths[rows], done, width, prompts)
+            done += len(rows) * width
+        return tuple(blocks), out
+
+    for rows in _alike(prompt_lengths):
+        width = int(prompt_lengths[rows].max())
+        columns = np.arange(width)
+        index = np.where(columns < prompt_lengths[rows][:, None], prompt_start[rows][:, None] + columns, 0)
+        blocks.append(Block(torch.from_numpy(index), torch.from_numpy(index), None))
+        place(prompt_start[rows], prompt_lengths[rows], done, width, np.zeros(len(rows), np.int64))
+        done += len(rows) * width
+    for rows in _alike(own_lengths):
+        width, prompts = int(own_lengths[rows].max()), prompt_lengths[parent[rows]]
+        if width == 0:
+            continue
+        columns, before = np.arange(width), np.arange(int(prompts.max()))
+        mine = np.where(columns < own_lengths[rows][:, None], own_start[rows][:, None] + columns, 0)
+        there = before < prompts[:, None]
+        theirs = np.where(there, prompt_start[parent[rows]][:, None] + before, 0)
+        allowed = np.concatenate(
+            [
+                np.broadcast_to(there[:, None, :], (len(rows), width, len(before))),
+                np.broadcast_to(np.tril(np.ones((width, width), bool)), (len(rows), width, width)),
+            ],
+            axis=2,
+        )
+        key = torch.from_numpy(np.concatenate([theirs, mine], 1))
+        blocks.append(Block(torch.from_numpy(mine), key, torch.from_numpy(allowed)[:, None]))
+        place(own_start[rows], own_lengths[rows], done, width, np.zeros(len(rows), np.int64))
+        done += len(rows) * width
+    return tuple(blocks), out
+
+
+def _alike(lengths: np.ndarray, ratio: float = 0.8) -> list[np.ndarray]:
+    """Rows in groups of similar length: the shortest of a group has at least `ratio` of the longest."""
+    order = np.argsort(-lengths, kind="stable")
+    groups: list[list[int]] = []
+    longest = -1.0
+    for row in order.tolist():
+        if not groups or lengths[row] < ratio * longest:
+            groups.append([])
+            longest = float(lengths[row])
+        groups[-1].append(row)
+    return [np.array(g) for g in groups]
 
 
 def packed_attention(
@@ -180,24 +257,26 @@ def packed_attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, d]
     groups = q.shape[1] // k.shape[1]
 
-    def spread(x: Tensor, index: Tensor) -> Tensor:
+    def rows(x: Tensor, index: Tensor) -> Tensor:
+        """[N, heads, d] → [b, heads, L, d]"""
         return x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:]).transpose(1, 2)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    results = []
+    for block in packing.blocks:
+        block_k, block_v = rows(k, block.key), rows(v, block.key)
         if groups > 1:
-            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, dropout_p=dropout
+            block_k, block_v = block_k.repeat_interleave(groups, 1), block_v.repeat_interleave(groups, 1)
+        attended = F.scaled_dot_product_attention(
+            rows(q, block.query),
+            block_k,
+            block_v,
+            attn_mask=block.allowed,
+            is_causal=block.allowed is None,
+            scale=scaling,
+            dropout_p=dropout,
         )
-        return out.transpose(1, 2).flatten(0, 1)  # [rows * width, h, d]
-
-    prompt_k, prompt_v = spread(k, packing.prompt_index), spread(v, packing.prompt_index)
-    of_prompts = attend(spread(q, packing.prompt_index), prompt_k, prompt_v, None)
-    all_k = torch.cat([prompt_k.index_select(0, packing.parent), spread(k, packing.rollout_index)], 2)
-    all_v = torch.cat([prompt_v.index_select(0, packing.parent), spread(v, packing.rollout_index)], 2)
-    of_rollouts = attend(spread(q, packing.rollout_index), all_k, all_v, packing.allowed)
-    out = torch.cat([of_prompts.index_select(0, packing.prompt_out), of_rollouts.index_select(0, packing.rollout_out)])
-    return out[None], None
+        results.append(attended.transpose(1, 2).flatten(0, 1))  # [b * L, heads, d]
+    return torch.cat(results).index_select(0, packing.out)[None], None
 
 
 def add_packed_forward(model: PreTrainedModel, temperature: float = 1.0) -> None:

@@ -1,0 +1,257 @@
+"""One GRPO step, ours against stock TRL: same policy, environment, prompts, batch and token budgets.
+
+    python -m benchmarks.grpo_step [--task default|long|all] [--steps 8] [--rounds 2] [--policy builtin:tiny]
+
+Stock is TRL's `GRPOTrainer` with a `rollout_func` that drives the same environment with `generate` for each turn,
+all live rollouts together, as its documentation shows. Ours is the trainer of `--mode rft` with everything that it
+does by default: shaped rewards, replay, and the run's record. Each variant runs in processes of its own, in turns;
+a row gives the median step over all rounds, and the largest resident memory (on a GPU: allocated memory) seen.
+
+Tasks: `default` is the default training (visual environment, 16 x 8 rollouts); `long` has 10 turns and about 1,000
+tokens a trajectory. `--policy random:0.5b` builds a model of 0.5B parameters from a config, for a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+VARIANTS = ("stock", "ours")
+TASKS: dict[str, dict[str, Any]] = {
+    "default": {
+        "environment": "grpo_tui.envs.visual.VisualEnv",
+        "prompts": 16,
+        "group": 8,
+        "turn_tokens": 64,
+        "trajectory_tokens": 512,
+        "turns": 8,
+    },
+    "long": {
+        "environment": "benchmarks.long_env.LongEnv",
+        "prompts": 4,
+        "group": 8,
+        "turn_tokens": 40,
+        "trajectory_tokens": 1280,
+        "turns": 10,
+    },
+}
+TARGETS = {"default": 0.60, "long": 0.35}
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=[*TASKS, "all"], default="all")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--policy", default="builtin:tiny")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.variant:
+        print("RESULT " + json.dumps(measure(given.variant, given)), flush=True)
+        return
+    for task in TASKS if given.task == "all" else [given.task]:
+        table(task, given)
+
+
+def table(task: str, given: argparse.Namespace) -> None:
+    """Both variants in turns, each in a process of its own."""
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in VARIANTS}
+    for _ in range(given.rounds):
+        for name in VARIANTS:
+            results[name].append(_run(name, task, given))
+    row = TASKS[task]
+    print(f"\n{task}: {row['prompts']} x {row['group']} rollouts, up to {row['turns']} turns, policy {given.policy}")
+    print(f"{'':8}{'s/step':>9}{'CPU s':>8}{'MiB':>8}{'tokens':>9}{'agent':>8}   phases, s")
+    medians = {}
+    for name, runs in results.items():
+        seconds = median(s for r in runs for s in r["seconds"])
+        medians[name] = seconds
+        cpu = median(r["cpu"] for r in runs)
+        phases = "  ".join(f"{k} {median(r['phases'].get(k, 0) for r in runs):.2f}" for k in runs[0]["phases"])
+        memory = max(r["memory"] for r in runs)
+        tokens, agent = (median(r[k] for r in runs) for k in ("tokens", "agent_tokens"))
+        print(f"{name:8}{seconds:9.3f}{cpu:8.2f}{memory:8.0f}{tokens:9.0f}{agent:8.0f}   {phases}")
+    ratio = medians["ours"] / medians["stock"]
+    print(f"ours / stock: {ratio:.2f} (to reach: {TARGETS[task]:.2f})")
+
+
+def _run(name: str, task: str, given: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.grpo_step", "--variant", name, "--task", task]
+    command += ["--steps", str(given.steps), "--policy", given.policy, "--device", given.device]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+def measure(variant: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Some steps of one variant in this process, after two to warm up."""
+    import torch
+    from transformers import TrainerCallback
+
+    warnings.simplefilter("ignore")
+    config = run_config(given)
+    with tempfile.TemporaryDirectory() as folder:
+        build = build_ours if variant == "ours" else build_stock
+        trainer, counts, close = build(config, Path(folder), given)
+
+        class Clock(TrainerCallback):
+            def __init__(self) -> None:
+                self.ends: list[float] = []
+                self.cpu: list[float] = []
+
+            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+                if logs and "loss" in logs:
+                    if torch.cuda.is_available():
+                        torch.cuda.synchronize()
+                    self.ends.append(time.perf_counter())
+                    self.cpu.append(time.process_time())
+
+        clock = Clock()
+        trainer.add_callback(clock)
+        trainer.train()
+        counted = counts()
+        close()
+    gpu = torch.cuda.is_available() and given.device != "cpu"
+    memory = torch.cuda.max_memory_allocated() / 2**20 if gpu else 0.0
+    return {
+        "seconds": [b - a for a, b in zip(clock.ends[1:], clock.ends[2:], strict=False)],
+        "cpu": median(b - a for a, b in zip(clock.cpu[1:], clock.cpu[2:], strict=False)),
+        "memory": memory or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        **counted,
+    }
+
+
+def run_config(given: argparse.Namespace) -> Any:
+    """The default configuration with the task's batch and budgets."""
+    from grpo_tui.configs.schema import RunConfig
+
+    task = TASKS[given.task]
+    model: dict[str, Any] = {"device": given.device}
+    if given.policy != "builtin:tiny":
+        folder = random_policy(given.policy) if given.policy.startswith("random:") else given.policy
+        model |= {"base": folder, "sft_adapters": None, "dtype": "bfloat16" if given.device != "cpu" else "float32"}
+    return RunConfig.model_validate(
+        {
+            "model": model,
+            "environment": {
+                "class_path": task["environment"],
+                "config": {"max_turns": task["turns"]},
+                "train_tasks": 512,
+                "eval_tasks": 0,
+            },
+            "training": {
+                "max_steps": given.steps + 2,
+                "prompts_per_step": task["prompts"],
+                "num_generations": task["group"],
+                "max_turn_tokens": task["turn_tokens"],
+                "max_trajectory_tokens": task["trajectory_tokens"],
+                "learning_rate": 1e-7,  # the policy stays what it is, so that all steps are alike
+                "save_every": 0,
+                "eval_every": 0,
+            },
+        }
+    )
+
+
+def build_ours(config: Any, folder: Path, given: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """The trainer of `--mode rft`, with its record."""
+    from grpo_tui.engine.runs.writer import RunWriter
+    from grpo_tui.engine.training.recording import StepRecorder
+    from grpo_tui.engine.training.rft import build_trainer
+
+    writer = RunWriter(folder)
+    seen: list[dict[str, Any]] = []
+    recorder = StepRecorder(writer)
+    trainer, callback = build_trainer(config, folder, recorder)
+    callback.on_progress = lambda step, values: seen.append(
+        {k.removeprefix("time/"): v for k, v in values.items() if k.startswith("time/")}
+        | {"tokens": sum(len(s) for s in trainer.generated)}
+        | {"agent": sum(int(s.agent_mask.sum()) for s in trainer.generated)}
+    )
+
+    def counts() -> dict[str, Any]:
+        last = seen[2:]
+        names = ("generate", "environment", "reward", "logprobs", "backward", "record")
+        return {
+            "phases": {n: median(row.get(n, 0.0) for row in last) for n in names},
+            "tokens": median(row["tokens"] for row in last),
+            "agent_tokens": median(row["agent"] for row in last),
+        }
+
+    return trainer, counts, writer.close
+
+
+def build_stock(config: Any, folder: Path, given: argparse.Namespace) -> tuple[Any, Any, Any]:
+    """TRL's `GRPOTrainer` with a `rollout_func` around the same environment."""
+    from datasets import Dataset
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    from grpo_tui.engine.training.data import load_rows
+    from grpo_tui.engine.training.models import load_policy
+    from grpo_tui.engine.training.rft import grpo_config
+
+    from .stock_rollout import StockRollout
+
+    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
+    rows = load_rows(config.environment, "train", config.seed, tokenizer)
+    rollout = StockRollout(rows, tokenizer, config)
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=lambda prompts, earned, **_: earned,
+        args=grpo_config(config, folder, 1),
+        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(len(rows))]),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+    )
+    return trainer, rollout.counts, lambda: None
+
+
+def random_policy(name: str) -> str:
+    """A Qwen3 of 0.5B parameters with random weights and the tiny policy's tokenizer, in a temporary folder."""
+    import torch
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    from grpo_tui.engine.agents import tiny
+
+    if name != "random:0.5b":
+        raise SystemExit(f"unknown policy {name}: builtin:tiny, random:0.5b, or a folder")
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(Path(tiny.__file__).parent / "base"))
+    folder = Path(tempfile.gettempdir()) / "grpo-tui-random-0.5b"
+    if not (folder / "config.json").exists():
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            vocab_size=151_936,
+            hidden_size=896,
+            intermediate_size=4864,
+            num_hidden_layers=24,
+            num_attention_heads=14,
+            num_key_value_heads=2,
+            head_dim=64,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
+        tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The `rollout_func` that stock TRL is measured with: the same environment, `generate` once a turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+from trl.models.utils import unwrap_model_for_generation
+
+from grpo_tui.engine.agents.chat import ChatBridge
+from grpo_tui.engine.training.rollouts import Row
+from grpo_tui.envs.loading import make_env
+
+
+class StockRollout:
+    """Drives all live rollouts together, turn by turn: left-pad the conversations so far, generate, let the
+    environment answer, append. This is what TRL's documentation shows for multi-turn rollouts, with all rollouts in
+    one batch (its examples go through them one by one, which is slower)."""
+
+    def __init__(self, rows: Sequence[Row], tokenizer: Any, config: Any) -> None:
+        self.rows = rows
+        self.tokenizer = tokenizer
+        self.training = config.training
+        self.max_turns = config.environment.config["max_turns"]
+        self.env: Any = make_env(rows[0].env_class_path, rows[0].env_config, tokenizer)
+        self.chat = ChatBridge(tokenizer)
+        self.measured: list[dict[str, float]] = []
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        """TRL's contract: prompt_ids, completion_ids, logprobs, env_mask, and what the reward function reads."""
+        seconds = {"generate": 0.0, "environment": 0.0}
+        began = time.perf_counter()
+        tasks = [self.rows[int(p)].task_data for p in prompts]
+        self.env.prefetch(tasks)
+        states, conversations, contexts = [], [], []
+        for task in tasks:
+            state, messages = self.env.reset(task)
+            states.append(state)
+            conversations.append(list(self.chat.prompt(messages, None)))
+        starts = [len(c) for c in conversations]
+        masks: list[list[int]] = [[] for _ in prompts]
+        resources: list[dict[str, tuple[str, ...]]] = [{} for _ in prompts]
+        earned = [0.0] * len(prompts)
+        live = list(range(len(prompts)))
+        seconds["environment"] += time.perf_counter() - began
+        for _ in range(self.max_turns):
+            if not live:
+                break
+            began = time.perf_counter()
+            written = self._generate(trainer, [conversations[i] for i in live])
+            seconds["generate"] += time.perf_counter() - began
+            began = time.perf_counter()
+            going_on = []
+            for i, ids in zip(live, written, strict=True):
+                conversations[i] += ids
+                masks[i] += [1] * len(ids)
+                result = self._answer(i, states, resources, self.chat.decode(ids))
+                earned[i] += result.reward + float(bool(result.correct))
+                if result.done:
+                    continue
+                answer = list(self.chat.bridge(ids[-1] if ids else self.tokenizer.eos_token_id, result.observation))
+                if len(conversations[i]) + len(answer) >= self.training.max_trajectory_tokens:
+                    continue
+                conversations[i] += answer
+                masks[i] += [0] * len(answer)
+                going_on.append(i)
+            live = going_on
+            seconds["environment"] += time.perf_counter() - began
+        del contexts
+        self.measured.append({**seconds, "tokens": sum(map(len, conversations)), "agent": sum(map(sum, masks))})
+        return {
+            "prompt_ids": [c[:n] for c, n in zip(conversations, starts, strict=True)],
+            "completion_ids": [c[n:] for c, n in zip(conversations, starts, strict=True)],
+            "logprobs": None,
+            "env_mask": masks,
+            "earned": earned,
+        }
+
+    def counts(self) -> dict[str, Any]:
+        """Tokens and phases of a step, medians after warming up."""
+        last = self.measured[2:]
+        return {
+            "phases": {n: median(row[n] for row in last) for n in ("generate", "environment")},
+            "tokens": median(row["tokens"] for row in last),
+            "agent_tokens": median(row["agent"] for row in last),
+        }
+
+    def _generate(self, trainer: Any, conversations: list[list[int]]) -> list[list[int]]:
+        pad = self.tokenizer.pad_token_id
+        width = max(map(len, conversations))
+        device = trainer.accelerator.device
+        ids = torch.tensor([[pad] * (width - len(c)) + c for c in conversations], device=device)
+        attention = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in conversations], device=device)
+        room = min(self.training.max_turn_tokens, self.training.max_trajectory_tokens - min(map(len, conversations)))
+        with (
+            unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator) as model,
+            torch.no_grad(),
+        ):
+            model.eval()
+            out = model.generate(
+                input_ids=ids,
+                attention_mask=attention,
+                generation_config=trainer.generation_config,
+                max_new_tokens=max(room, 1),
+                disable_compile=True,
+            )
+            model.train()
+        stop = set(trainer.eos_token_ids)
+        written = []
+        for row in out[:, width:].tolist():
+            end = next((i + 1 for i, token in enumerate(row) if token in stop), len(row))
+            written.append(row[:end])
+        return written
+
+    def _answer(self, i: int, states: list[Any], resources: list[dict[str, tuple[str, ...]]], text: str) -> Any:
+        """The environment's answer with the same checks as in a batched trial."""
+        from dataclasses import replace
+
+        from grpo_tui.envs.base import StepResult
+        from grpo_tui.envs.checks import find_problem
+
+        call = self.env.parse(text)
+        context = self.env.context(states[i])
+        merged = {k: (*context.resources.get(k, ()), *v) for k, v in resources[i].items()}
+        context = replace(context, resources={**context.resources, **merged})
+        problem = find_problem(call, self.env.tools, context) if self.env.tools else call.error
+        if problem is not None:
+            return StepResult(f"error: {problem}", error=problem)
+        result = self.env.step(states[i], call)
+        for kind, ids in result.produced.items():
+            resources[i][kind] = (*resources[i].get(kind, ()), *map(str, ids))
+        return result

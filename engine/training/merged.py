@@ -1,0 +1,98 @@
+"""LoRA layers that multiply once: y = x (W + s B A)ᵀ in place of y = x Wᵀ + s (x Aᵀ) Bᵀ.
+
+The two are equal, up to the order of floating-point sums. The second costs three products, a scaling and a sum for
+every layer and token; on small layers, and when decoding token by token, that is most of the time. Nothing is merged
+into the model's own weights, so nothing drifts:
+
+- `merged_weights(model)`, without gradient: the sums are made once and hold until the end of the block. For rollouts
+  and for the reference pass, as long as the copies stay small.
+- `merged_weights(model, gradient=True)`: each call makes the sum and autograd carries its gradient on to A and B. The
+  gradient of the sum is a dense [out, in] matrix, so this pays only where layers are small beside the number of tokens.
+
+Only plain LoRA on `nn.Linear` in float32: in half precision the sum itself would be rounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import Linear as LoraLinear
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SMALL_LAYER = 512 * 512
+"""Most elements of a weight for which a dense gradient is cheaper than the two thin products."""
+
+SMALL_COPY = 256 << 20
+"""Most bytes that merged copies may take together."""
+
+
+@contextlib.contextmanager
+def merged_weights(model: nn.Module, *, gradient: bool = False) -> Iterator[int]:
+    """LoRA layers of `model` multiply once inside; yields how many do. Adapters must not be switched inside.
+
+    With gradient checkpointing the backward pass belongs inside, too.
+    """
+    layers = [m for m in model.modules() if _mergeable(m)]
+    if gradient:
+        layers = [m for m in layers if _base(m).weight.numel() <= SMALL_LAYER and _base(m).weight.device.type == "cpu"]
+    elif sum(_base(m).weight.numel() * 4 for m in layers) > SMALL_COPY:
+        layers = []
+    for layer in layers:
+        layer.forward = _summing(layer) if gradient else _fixed(layer)
+    try:
+        yield len(layers)
+    finally:
+        for layer in layers:
+            del layer.__dict__["forward"]  # what remains is the class's own
+
+
+def _base(layer: Any) -> nn.Linear:
+    return layer.base_layer
+
+
+def _sum(layer: Any) -> Tensor:
+    """W + Σ s B A over the active adapters, [out, in]."""
+    weight = _base(layer).weight
+    if layer.disable_adapters:
+        return weight
+    for name in layer.active_adapters:
+        if name in layer.lora_A:
+            a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
+            weight = torch.addmm(weight, b, a, alpha=layer.scaling[name])
+    return weight
+
+
+def _summing(layer: Any) -> Any:
+    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return F.linear(x, _sum(layer), _base(layer).bias)
+
+    return forward
+
+
+def _fixed(layer: Any) -> Any:
+    with torch.no_grad():
+        weight, bias = _sum(layer), _base(layer).bias
+
+    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    return forward
+
+
+def _mergeable(module: nn.Module) -> bool:
+    if type(module) is not LoraLinear or type(module.base_layer) is not nn.Linear:
+        return False
+    layer: Any = module
+    names = [n for n in layer.active_adapters if n in layer.lora_A]
+    plain = all(
+        n not in layer.lora_variant
+        and not layer.lora_bias.get(n, False)
+        and isinstance(layer.lora_dropout[n], nn.Identity)
+        and layer.lora_A[n].weight.dtype == torch.float32
+        for n in names
+    )
+    return plain and not layer.merged and not layer.fan_in_fan_out and _base(layer).weight.dtype == torch.float32
