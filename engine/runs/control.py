@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from .paths import CONTROL
-from .status import read_json, write_json
+from .status import number, read_json, write_json
 
 Command = Literal["pause", "resume", "checkpoint", "stop"]
 
@@ -84,7 +84,7 @@ class ControlChannel:
             self._seen.add(id_)
             data = read_json(self.folder / name)
             if f"{id_}.{self.process}.done" not in done and data.get("command") in get_args(Command):
-                requests.append(Request(id_, cast(Command, data["command"]), float(data.get("time") or 0)))
+                requests.append(Request(id_, cast(Command, data["command"]), number(data.get("time")) or 0.0))
         if self._terminate:
             self._terminate = False
             requests.append(Request("sigterm", "stop", time.time()))

@@ -231,7 +231,7 @@ class RunReader:
         _, arrays, first = self._load(n, tokens=True)
         try:
             return None if arrays is None else codec.decode_tokens(arrays, n - first)
-        except (IndexError, KeyError, ValueError) as error:
+        except (IndexError, KeyError, TypeError, ValueError) as error:
             raise RecordDamaged(f"the tokens of trajectory {id_or_n} cannot be read ({error})") from error
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:

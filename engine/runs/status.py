@@ -12,13 +12,12 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from .paths import PROCESSES, RUN_FILE
-from .types import RunInfo, RunStatus
+from .types import SCHEMA_VERSION, RunInfo, RunStatus
 
 ENDED = ("finished", "stopped", "crashed")
 PRIMARY = ("training", "engine")
@@ -83,7 +82,7 @@ def is_alive(pid: int | None, started: float | None) -> bool:
         if started is not None and abs(process.create_time() - started) > 1.5:
             return False
         return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
+    except (psutil.Error, ValueError, OverflowError):
         return False
 
 
@@ -96,7 +95,7 @@ def process_state(run_dir: Path, name: str) -> dict[str, Any]:
     """What is known of one process of a run: its own words over those of its launcher, plus `alive`."""
     launched = read_json(run_dir / PROCESSES / f"{name}.launch.json")
     own = read_json(run_dir / PROCESSES / f"{name}.json")
-    if own.get("time", 0) < launched.get("time", 0):
+    if (number(own.get("time")) or 0) < (number(launched.get("time")) or 0):
         own = {}  # words of the process before a resume
     launcher_alive = _lives(launched)
     return {
@@ -110,8 +109,9 @@ def process_state(run_dir: Path, name: str) -> dict[str, Any]:
 def _lives(state: Mapping[str, Any]) -> bool:
     """Look at the process; one on another machine counts as alive while its status file is kept fresh."""
     if not is_elsewhere(state):
-        return is_alive(state.get("pid"), state.get("started"))
-    return time.time() - float(state.get("time") or 0) < SILENT_SECONDS
+        pid = number(state.get("pid"))
+        return is_alive(None if pid is None else int(pid), number(state.get("started")))
+    return time.time() - (number(state.get("time")) or 0) < SILENT_SECONDS
 
 
 def process_names(run_dir: Path) -> list[str]:
@@ -130,7 +130,11 @@ def look(run_dir: Path) -> RunInfo:
     primary = next((name for name in PRIMARY if name in names), names[0] if names else None)
     state = process_state(run_dir, primary) if primary else {}
     status, error = _status(run, state)
-    facts = {**run.get("facts", {}), **{k: state[k] for k in ("summary", "dropped", "log") if k in state}}
+    kept = run.get("facts")
+    facts = {
+        **(kept if isinstance(kept, dict) else {}),
+        **{k: state[k] for k in ("summary", "dropped", "log") if k in state},
+    }
     if len(names) > 1:
         others = {name: state if name == primary else process_state(run_dir, name) for name in names}
         facts["processes"] = {
@@ -139,30 +143,40 @@ def look(run_dir: Path) -> RunInfo:
         gone = [n for n, other in others.items() if not other["alive"] and other.get("status") not in ENDED]
         if status not in ENDED and gone:
             error = error or f"the process {gone[0]!r} is gone; its log is logs/{gone[0]}.log"
-    known = {f.name for f in fields(RunInfo)}
-    base = {k: v for k, v in run.items() if k in known and k not in ("facts", "path", "status", "id")}
-    step = int(state.get("step") or run.get("step") or 0)
+    total = number(state.get("total_steps") or run.get("total_steps"))
+    pid, code = number(state.get("pid")), number(state.get("exit_code"))
+    ended = number(state.get("ended")) or (number(state.get("time")) if status == "crashed" else None)
     return RunInfo(
-        **{
-            **base,
-            "id": str(run.get("id") or run_dir.name),
-            "path": str(run_dir),
-            "mode": str(run.get("mode", "")),
-            "status": status,
-            "created": float(run.get("created") or _folder_time(run_dir)),
-            "ended": state.get("ended") or (state.get("time") if status == "crashed" else None),
-            "step": step,
-            "total_steps": state.get("total_steps", run.get("total_steps")),
-            "pid": state.get("pid"),
-            "exit_code": state.get("exit_code"),
-            "error": error,
-            "facts": facts,
-        }
+        id=str(run.get("id") or run_dir.name),
+        path=str(run_dir),
+        mode=str(run.get("mode") or ""),
+        status=status,
+        name=str(run.get("name") or ""),
+        environment=str(run.get("environment") or ""),
+        model=str(run.get("model") or ""),
+        created=number(run.get("created")) or _folder_time(run_dir),
+        ended=ended,
+        step=int(number(state.get("step")) or 0),
+        total_steps=None if total is None else int(total),
+        pid=None if pid is None else int(pid),
+        exit_code=None if code is None else int(code),
+        error=None if error is None else str(error),
+        schema_version=int(number(run.get("schema_version")) or SCHEMA_VERSION),
+        facts=facts,
     )
 
 
+def number(value: object) -> float | None:
+    """A finite number of a file that may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if abs(value) < 1e18 else None
+
+
 def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus, str | None]:
-    said = str(state.get("status") or ("starting" if run else "crashed"))
+    said = state.get("status")
+    if said not in get_args(RunStatus):
+        said = "starting" if run else "crashed"
     error = state.get("error")
     if said in ENDED:
         return cast(RunStatus, said), error
@@ -170,7 +184,7 @@ def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus
         return cast(RunStatus, said), error
     if state.get("stop_requested") and said == "starting":
         return "stopped", error  # it was told to end while it was loading
-    if not state.get("pid") and time.time() - float(run.get("created") or 0) < STARTING_SECONDS:
+    if not state.get("pid") and time.time() - (number(run.get("created")) or 0) < STARTING_SECONDS:
         return "starting", error
     return "crashed", error or (_ending(state.get("exit_code")) if state.get("pid") else "the process never started")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.masking import MASKED, is_secret_key, mask, mask_text
@@ -91,6 +94,42 @@ def test_damaged_files_are_no_error(run_dir: Path):
     assert look(run_dir / "none").status == "crashed"
 
 
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+keys = st.sampled_from(
+    (
+        "id",
+        "mode",
+        "name",
+        "created",
+        "facts",
+        "status",
+        "pid",
+        "started",
+        "where",
+        "time",
+        "step",
+        "exit_code",
+        "ended",
+    )
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(keys, junk), st.dictionaries(keys, junk), st.dictionaries(keys, junk))
+def test_no_content_of_the_small_files_is_an_error(tmp_path_factory, run, own, launched):
+    run_dir = tmp_path_factory.mktemp("junk")
+    (run_dir / "processes").mkdir()
+    for name, data in (("run", run), ("processes/training", own), ("processes/training.launch", launched)):
+        (run_dir / f"{name}.json").write_text(json.dumps(data))
+    info = look(run_dir)
+    assert all(isinstance(text, str) for text in (info.id, info.mode, info.name, info.status))
+    assert isinstance(info.step, int) and isinstance(info.created, (int, float)) and isinstance(info.facts, dict)
+
+
 def test_words_from_before_a_resume_do_not_count(run_dir: Path):
     mine = identity()
     announce(run_dir, status="stopped", pid=1, started=1.0)
@@ -150,7 +189,10 @@ def test_junk_among_the_requests_is_passed_over(run_dir: Path):
     (run_dir / "control").mkdir(parents=True)
     (run_dir / "control" / "x.json").write_text("{")
     (run_dir / "control" / "y.json").write_text('{"command": "rm -rf"}')
+    (run_dir / "control" / "z.json").write_text('{"command": ["stop"]}')
     assert control.ControlChannel(run_dir).poll() == []
+    (run_dir / "control" / "w.json").write_text('{"command": "pause", "time": "soon"}')
+    assert [r.command for r in control.ControlChannel(run_dir).poll()] == ["pause"]
 
 
 def test_sigterm_is_a_request_to_stop(run_dir: Path):
