@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from ..configs.sections.rewards import CoherenceConfig
 
@@ -37,8 +36,7 @@ class TrajectoryCoherenceAnalyzer:
                 raise ValueError(
                     "coherence compares embeddings: pass them, or set rewards.coherence.similarity to false"
                 )
-            unit = normalize(embeddings.float(), dim=-1)
-            similarity[1:] = (unit[1:] * unit[:-1]).sum(dim=-1).clamp(-1, 1).double().cpu()
+            similarity[1:] = cosine_to_previous(embeddings)
         rewards = torch.where(repeated, -self.config.repetition_penalty, similarity)
         return torch.where(first, 0.0, rewards), ~first
 
@@ -55,3 +53,12 @@ class TrajectoryCoherenceAnalyzer:
                     flags.append(key in seen)
                     seen.add(key)
         return flags
+
+
+def cosine_to_previous(states: Tensor) -> Tensor:
+    """cos(s_t, s_{t-1}) of rows [N, D], float64 [N - 1]; 0 beside a row of zeros. Products of rows without a copy."""
+    states = states.float()
+    lengths = torch.linalg.vector_norm(states, dim=-1)
+    unit = states / lengths.clamp(min=1e-12)[:, None]
+    products = torch.bmm(unit[1:, None, :], unit[:-1, :, None])[:, 0, 0]
+    return products.double().clamp(-1, 1).cpu()

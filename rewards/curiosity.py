@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -22,17 +21,23 @@ Gather = Callable[[Tensor], Tensor]
 """Collects one tensor [...] of each of P processes into [P, ...], the same on every process."""
 
 
-_Key = tuple[int, bytes]
-"""Version of the model, digest of (s_t, a_t)."""
+_Key = tuple[int, bytes, str]
+"""Version of the model, all of s_t, all of a_t."""
 
 
 @dataclass(frozen=True)
 class _Transitions:
-    """What the dynamics model learns from: states [M, D], actions [M, A], changes of state [M, D]."""
+    """What the dynamics model learns from: states [M, D], actions [M, A], changes of state [M, D]; finite: bool [M],
+    whether there is neither NaN nor infinity in them."""
 
     states: Tensor
     actions: Tensor
     changes: Tensor
+    finite: Tensor
+
+    def take(self, rows: Tensor) -> _Transitions:
+        """Some of them."""
+        return _Transitions(self.states[rows], self.actions[rows], self.changes[rows], self.finite[rows])
 
 
 class CuriosityDrivenRewardModule:
@@ -43,7 +48,7 @@ class CuriosityDrivenRewardModule:
     an exponential average of past adapters minus the present error: what is being learnt, not what is unpredictable
     (Schmidhuber 1991; Oudeyer, Kaplan and Hafner 2007).
 
-    The cache is a true LRU, keyed by the model's version and a 128-bit digest of the whole (s_t, a_t).
+    The cache is a true LRU, keyed by the model's version and the whole (s_t, a_t), byte for byte.
     """
 
     def __init__(
@@ -71,17 +76,20 @@ class CuriosityDrivenRewardModule:
         embeddings: [N, D], the steps of all trajectories one after another; keys: their canonical actions; has_next:
         bool [N], False at the last step of each trajectory. Keeps the transitions for `update`.
         """
+        # The batch is large and the model small: each pass over [N, D] counts, so there are as few as can be.
         states = rms_normalized(embeddings.float().cpu())
         here = has_next.nonzero(as_tuple=True)[0]
         indices: list[int] = here.tolist()
-        state, change = states[here], states[here + 1] - states[here]
-        action = self.encode([steps[i] for i in indices], [keys[i] for i in indices])
-        self._pending = _Transitions(state, action, change)
+        keys = [keys[i] for i in indices]
+        action = self.encode([steps[i] for i in indices], keys)
+        state, change = states[here], (states[1:] - states[:-1])[here]
         rewards = torch.zeros(has_next.numel(), dtype=torch.float64)
+        finite = torch.ones(0, dtype=torch.bool)
         if indices:
-            predicted = self._predict(state, action, [keys[i] for i in indices])
-            errors = (predicted - change[:, None]).square().mean(dim=-1, dtype=torch.float64)
+            errors = _mean_squares(self._predict(state, action, keys) - change[:, None])
             rewards[here] = errors[:, 0] if self.config.mode == "error" else errors[:, 1] - errors[:, 0]
+            finite = errors[:, 0].isfinite()
+        self._pending = _Transitions(state, action, change, finite)
         return rewards
 
     def update(self) -> float | None:
@@ -103,34 +111,28 @@ class CuriosityDrivenRewardModule:
 
     def _predict(self, state: Tensor, action: Tensor, keys: Sequence[str]) -> Tensor:
         """Predicted changes, [M, K, D]: K is 1, or 2 in `progress` mode (now, slow). Equal rows are computed once."""
-        rows, version = state.numpy(), self.model.version
-        digests = [
-            (
-                version,
-                blake2b(
-                    key.encode("utf-8", "replace"), key=blake2b(row, digest_size=32).digest(), digest_size=16
-                ).digest(),
-            )
-            for row, key in zip(rows, keys, strict=True)
-        ]
+        version = self.model.version
+        pairs = [(version, row.tobytes(), key) for row, key in zip(state.numpy(), keys, strict=True)]
         found: dict[_Key, np.ndarray | None] = {}
         missing: dict[_Key, int] = {}
-        for i, digest in enumerate(digests):
-            if digest not in found:
-                found[digest] = self.cache.get(digest)
-                if found[digest] is None:
-                    missing[digest] = i
-        self.lookups, self.hits = len(digests), len(digests) - len(missing)
+        for i, pair in enumerate(pairs):
+            if pair not in found:
+                found[pair] = self.cache.get(pair)
+                if found[pair] is None:
+                    missing[pair] = i
+        self.lookups, self.hits = len(pairs), len(pairs) - len(missing)
         if missing:
-            chosen = torch.tensor(list(missing.values()))
-            fresh = self._forward(state[chosen], action[chosen])
-            for digest, prediction in zip(missing, fresh.numpy(), strict=True):
-                found[digest] = prediction
+            if len(missing) < len(pairs):
+                chosen = torch.tensor(list(missing.values()))
+                state, action = state[chosen], action[chosen]
+            fresh = self._forward(state, action)
+            for pair, prediction in zip(missing, fresh.numpy(), strict=True):
+                found[pair] = prediction
                 if self.config.cache_size:
-                    self.cache[digest] = prediction.copy()  # a view would keep its whole batch alive
+                    self.cache[pair] = prediction.copy()  # a view would keep its whole batch alive
             if not self.hits:
                 return fresh
-        return torch.from_numpy(np.stack([found[digest] for digest in digests]))  # type: ignore[arg-type]
+        return torch.from_numpy(np.stack([found[pair] for pair in pairs]))  # type: ignore[arg-type]
 
     def _forward(self, state: Tensor, action: Tensor) -> Tensor:
         now = self.model(state, action)
@@ -168,14 +170,10 @@ class CuriosityDrivenRewardModule:
         """At most `train_batch_size` transitions, drawn without replacement, without those that are not finite."""
         if pending is None:
             return None
-        states, actions, changes = pending.states, pending.actions, pending.changes
-        if len(states) > self.config.train_batch_size:
-            chosen = torch.randperm(len(states), generator=self._generator)[: self.config.train_batch_size]
-            states, actions, changes = states[chosen], actions[chosen], changes[chosen]
-        finite = states.isfinite().all(dim=-1) & changes.isfinite().all(dim=-1)
-        if not bool(finite.all()):
-            states, actions, changes = states[finite], actions[finite], changes[finite]
-        return _Transitions(states, actions, changes) if len(states) else None
+        chosen = pending.finite.nonzero(as_tuple=True)[0]
+        if len(chosen) > self.config.train_batch_size:
+            chosen = chosen[torch.randperm(len(chosen), generator=self._generator)[: self.config.train_batch_size]]
+        return None if not len(chosen) else pending.take(chosen)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything that has been learnt: model, slow adapters, optimiser, random state. Tensors by flat names."""
@@ -212,7 +210,13 @@ class CuriosityDrivenRewardModule:
 
 def rms_normalized(states: Tensor) -> Tensor:
     """Each row divided by its root mean square, [N, D]; a row of zeros stays."""
-    return states / states.square().mean(dim=-1, keepdim=True).sqrt().clamp(min=1e-8)
+    rms = torch.linalg.vector_norm(states, dim=-1, keepdim=True) / states.shape[-1] ** 0.5
+    return states / rms.clamp(min=1e-8)
+
+
+def _mean_squares(rows: Tensor) -> Tensor:
+    """Mean over the last axis of the squares, float64."""
+    return torch.linalg.vector_norm(rows, dim=-1).double().square() / rows.shape[-1]
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ class DynamicsModel(nn.Module):
     """
 
     def __init__(
-        self, embedding_dim: int, action_dim: int = 64, hidden: int = 256, lora_rank: int = 8, seed: int = 0
+        self, embedding_dim: int, action_dim: int = 64, hidden: int = 128, lora_rank: int = 8, seed: int = 0
     ) -> None:
         super().__init__()
         self.embedding_dim = embedding_dim

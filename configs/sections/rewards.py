@@ -51,7 +51,7 @@ class CuriosityConfig(Section):
 
     mode: Literal["error", "progress"] = "error"
     """`error` rewards what the model cannot predict (noise too, for ever); `progress` rewards what it is learning."""
-    hidden: int = Field(default=256, ge=64)
+    hidden: int = Field(default=128, ge=64)
     """Width of the dynamics model's hidden layer."""
     lora_rank: int = Field(default=8, ge=1)
     """Lowered where needed, so that at most a tenth of the dynamics model's parameters train."""

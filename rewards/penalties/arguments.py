@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
-from .base import Episode, PenaltyRule, call_text, kept, listed, named, signature
+from .base import Episode, PenaltyRule, call_text, kept, listed, named, nearest, signature
 from .values import fault
 
 
@@ -38,8 +36,8 @@ class InvalidArgument(PenaltyRule):
                 saw[name] = None
         for name, value in step.arguments.items():
             if name not in declared:
-                near = difflib.get_close_matches(str(name), declared, n=1)
-                hint = f" (did you mean {near[0]}?)" if near else ""
+                near = nearest(str(name), declared)
+                hint = f" (did you mean {near}?)" if near else ""
                 found.append((f"{named(name)} is no argument of {tool.name}{hint}", signature(tool)))
                 saw[named(name)] = kept(value)
         if not found:

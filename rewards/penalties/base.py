@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ...envs.tools import ToolSpec
@@ -89,6 +91,16 @@ def call_text(step: Step) -> str:
 def signature(tool: ToolSpec) -> str:
     """How a tool is called: `SEGMENT_OBJECT_AT(x, y)`; optional arguments end with a question mark."""
     return f"{tool.name}({', '.join(a.name if a.required else a.name + '?' for a in tool.arguments)})"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like a made-up one, if any is."""
+    return _nearest(name[:SHOWN], tuple(known))
+
+
+@lru_cache(maxsize=1024)
+def _nearest(name: str, known: tuple[str, ...]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
 def listed(values: Iterable[Any], limit: int = 8) -> str:

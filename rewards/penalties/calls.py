@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
-from .base import Episode, PenaltyRule, kept, listed, named, printable, signature
+from .base import Episode, PenaltyRule, kept, listed, named, nearest, printable, signature
 
 
 class UnknownTool(PenaltyRule):
@@ -20,8 +18,8 @@ class UnknownTool(PenaltyRule):
         if step.action is None or not episode.tools or step.action in episode.tools:
             return None
         name = named(step.action)
-        near = difflib.get_close_matches(step.action[:100], episode.tools, n=1)
-        call = f"Did you mean {signature(episode.tools[near[0]])}? " if near else ""
+        near = nearest(step.action, episode.tools)
+        call = f"Did you mean {signature(episode.tools[near])}? " if near else ""
         return self.penalty(
             step,
             saw={"tool": kept(step.action)},
