@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import time
@@ -25,12 +26,15 @@ from ....envs.trajectory import TokenArrays
 from ....envs.visual import VisualEnv
 from ...training.demonstrations import play_demonstrations
 from ..transformers_agent import TransformersAgent
-from .curriculum import LESSONS, base_route, habit_route, spelling_lessons
+from .curriculum import base_route, drills, habit_route
 from .lessons import teach
 from .tokenizer import train_tokenizer
 
 LARGEST = 5 * 1024 * 1024
 """Bytes that the built files may have together."""
+
+
+WORD_IN_PICTURE = re.compile(r'(?<=text )[A-Z]+|(?<="text": ")[A-Z]+')
 
 
 def tiny_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
@@ -55,7 +59,7 @@ def build(
     output: Path,
     *,
     seed: int = 0,
-    lessons: int = 3072,
+    lessons: int = 2560,
     base_steps: int = 2000,
     habit_steps: int = 200,
     held_out: int = 240,
@@ -67,20 +71,18 @@ def build(
     set_seed(seed)
     clock = _Clock()
     env = VisualEnv()
-    tasks = VisualEnv(questions=LESSONS).make_tasks("train", lessons, seed)
-    # The words of observations come from what is drawn, so the environment is played once with a byte-level
-    # tokenizer to get them; the lessons are then laid out again as tokens of the real one.
+    tasks = env.make_tasks("train", lessons, seed)
+    # What the environment says is only known by playing it, which takes a tokenizer: first one of bytes, then the real
+    # one. Words in pictures are kept out of it, so that none is a token of its own: they are there to be spelled.
     plain = train_tokenizer([])
-    texts = [
-        str(plain.decode(d.tokens.token_ids))
-        for d in play_demonstrations(env, tasks[:512], plain, choose=base_route, seed=seed)
-    ]
-    tokenizer = train_tokenizer(texts)
+    played = play_demonstrations(env, tasks[:512], plain, choose=base_route, seed=seed)
+    texts = (str(plain.decode(d.tokens.token_ids)) for d in played)
+    tokenizer = train_tokenizer(WORD_IN_PICTURE.sub("", text) for text in texts)
     clock("tokenizer", f"{len(tokenizer)} tokens")
 
     base_lessons = [d.tokens for d in play_demonstrations(env, tasks, tokenizer, choose=base_route, seed=seed)]
-    base_lessons += spelling_lessons(env, lessons // 4, seed, tokenizer)
-    habit_tasks = env.make_tasks("train", lessons // 3, seed + 1)
+    base_lessons += drills(VisualEnv(questions=("text", "bigger")), 2 * lessons, seed, tokenizer)
+    habit_tasks = env.make_tasks("train", 2 * lessons // 5, seed + 1)
     habits = play_demonstrations(env, habit_tasks, tokenizer, choose=habit_route, seed=seed + 1)
     habit_lessons = [d.tokens for d in habits]
     clock("demonstrations", f"{len(base_lessons)} for the base, {len(habit_lessons)} for the adapters")
@@ -177,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.agents.tiny.build", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="where base/ and sft/ go")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lessons", type=int, default=3072, help="demonstrations for the base")
+    parser.add_argument("--lessons", type=int, default=2560, help="demonstrations for the base")
     parser.add_argument("--base-steps", type=int, default=2000)
     parser.add_argument("--habit-steps", type=int, default=200)
     parser.add_argument("--held-out", type=int, default=240, help="tasks that success is measured on")
