@@ -5,10 +5,14 @@ TRL's `SFTTrainer` does the training; the demonstrations come to it as tokens an
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, set_seed
 from trl.trainer.sft_config import SFTConfig as TRLConfig
@@ -19,21 +23,52 @@ from ..agents.transformers_agent import TransformersAgent
 from . import checkpoints
 from .data import load_rows
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
-from .evaluate import evaluate
+from .merged import merged_weights
 from .models import load_policy, save_adapters
 from .recording import StepRecorder
 from .resumable import Resumable
 from .rollouts import RolloutRunner, Row
 from .sft_progress import SFTProgress
 
-logger = logging.getLogger(__name__)
-
 
 class ResumableSFTTrainer(Resumable, SFTTrainer):
-    """TRL's trainer with this project's checkpoints."""
+    """TRL's trainer with this project's checkpoints, and with what `RunCallback` needs to evaluate between steps.
+
+    `runner` runs the evaluation's rollouts; it is set before the training begins.
+    """
+
+    runner: RolloutRunner
+    _step_began: float | None = None
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One backward pass; the first of an optimiser step starts its clock."""
+        if self._step_began is None:
+            self._step_began = time.perf_counter()
+        return super().training_step(*args, **kwargs)
+
+    def step_seconds(self) -> float:
+        """Seconds since the current optimiser step began; the next call counts from the next step."""
+        began, self._step_began = self._step_began, None
+        return 0.0 if began is None else time.perf_counter() - began
+
+    def forget_time(self, seconds: float) -> None:
+        """Time that was spent inside a step and is not the step's: an evaluation, a pause."""
+        if self._step_began is not None:
+            self._step_began += seconds
+
+    @contextlib.contextmanager
+    def _acting(self) -> Iterator[None]:
+        """Nothing to prepare: the agent itself switches to eval mode and back."""
+        yield
+
+    def merged(self) -> contextlib.AbstractContextManager[Any]:
+        """Adapters that multiply once, where weights are whole on this process."""
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return contextlib.nullcontext()
+        return merged_weights(self.accelerator.unwrap_model(self.model))
 
 
-def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any, resume: bool = False) -> bool:
+def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, resume: bool = False) -> bool:
     """Train adapters as `config.sft` says and save them to `config.sft.output_dir`.
 
     writer: the run's record (`RunWriter`; on other ranks `NullWriter`). control: a `ControlChannel`. With `resume` the
@@ -44,36 +79,43 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any, resume:
     """
     sft, run_dir = config.sft, Path(run_dir)
     set_seed(config.seed)
-    writer.event("phase", "loading the model and the demonstrations", name="loading")
-    model, tokenizer = load_policy(config.model, adapters=None, trainable=True)
-    demonstrations = collect(config, tokenizer)
-    features = [d.to_features() for d in demonstrations]
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
+    recorder.event("phase", "loading the model and the demonstrations", name="loading")
+    model, tokenizer = load_policy(config.model, adapters=None, trainable=True)
     recorder.vocabulary(tokenizer)
-    progress = SFTProgress(recorder, control)
-    micro = sft.micro_batch_size or sft.batch_size
-    trainer = ResumableSFTTrainer(
-        model=model,
-        args=_arguments(config, run_dir, micro),
-        train_dataset=Dataset.from_list(features),
-        processing_class=tokenizer,
-        callbacks=[progress],
+    demonstrations = collect(config, tokenizer)
+    recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # TRL still uses names that transformers has renamed
+        trainer = ResumableSFTTrainer(
+            model=model,
+            args=_arguments(config, run_dir),
+            train_dataset=Dataset.from_list([d.to_features() for d in demonstrations]),
+            processing_class=tokenizer,
+        )
+    agent = TransformersAgent(
+        model,
+        tokenizer,
+        max_turn_tokens=config.training.max_turn_tokens,
+        max_trajectory_tokens=config.training.max_trajectory_tokens,
     )
-    trainer.before_commit = lambda: writer.flush(timeout=30.0)
+    trainer.runner = RolloutRunner(agent=agent, tokenizer=tokenizer, num_rollouts=1)
+    trainer.before_commit = lambda: recorder.guard("flush", lambda: writer.flush(timeout=10.0))
     trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
-    start = checkpoints.latest(checkpoints.checkpoint_folder(run_dir)) if resume else None
+    progress = SFTProgress(
+        trainer,  # type: ignore[arg-type]
+        recorder,
+        eval_rows=_held_out(config, tokenizer),
+        control=control,
+        seed=config.seed,
+    )
+    trainer.add_callback(progress)
 
-    check = _Evaluation(config, trainer, tokenizer, recorder)
-    if start is None:
-        check.measure(0)
-    writer.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
+    start = checkpoints.latest(checkpoints.checkpoint_folder(run_dir)) if resume else None
     trainer.train(resume_from_checkpoint=str(start[1]) if start else None)
     step = trainer.state.global_step
-    if trainer.last_checkpoint is None or not trainer.last_checkpoint.name.endswith(f"-{step}"):
+    if checkpoints.latest(checkpoints.checkpoint_folder(run_dir)) != (step, trainer.last_checkpoint):
         trainer._save_checkpoint(trainer.model, None)
-
-    if not progress.stopped:
-        check.measure(step)
     if trainer.accelerator.is_main_process:
         folder = save_adapters(trainer.accelerator.unwrap_model(trainer.model), sft.output_dir)
         recorder.event("checkpoint", f"saved the adapters to {folder}", step=step, path=str(folder))
@@ -108,8 +150,9 @@ def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Demon
     return found
 
 
-def _arguments(config: RunConfig, run_dir: Path, micro: int) -> TRLConfig:
+def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
     sft, cpu = config.sft, config.model.device == "cpu"
+    micro = sft.micro_batch_size or sft.batch_size
     return TRLConfig(
         output_dir=str(checkpoints.checkpoint_folder(run_dir)),
         num_train_epochs=sft.epochs,
@@ -139,43 +182,10 @@ def _arguments(config: RunConfig, run_dir: Path, micro: int) -> TRLConfig:
     )
 
 
-class _Evaluation:
-    """Success on held-out tasks, greedy and at temperature 1, where the environment has such tasks."""
-
-    def __init__(
-        self, config: RunConfig, trainer: SFTTrainer, tokenizer: PreTrainedTokenizerBase, recorder: StepRecorder
-    ):
-        self.config = config
-        self.trainer = trainer
-        self.tokenizer = tokenizer
-        self.recorder = recorder
-        n = config.sft.eval_tasks
-        environment = config.environment.model_copy(update={"eval_tasks": n})
-        self.rows = load_rows(environment, "eval", config.seed, tokenizer)[:n] if n and config.sft.data is None else []
-
-    def measure(self, step: int) -> None:
-        """Measure and record."""
-        if not self.rows:
-            return
-        accelerator, training = self.trainer.accelerator, self.config.training
-        agent = TransformersAgent(
-            accelerator.unwrap_model(self.trainer.model),
-            self.tokenizer,
-            max_turn_tokens=training.max_turn_tokens,
-            max_trajectory_tokens=training.max_trajectory_tokens,
-        )
-        runner = RolloutRunner(agent=agent, tokenizer=self.tokenizer, num_rollouts=1)
-        values: dict[str, float] = {}
-        for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-            result = evaluate(runner, self.rows, temperature=temperature, seed=self.config.seed, step=step)
-            values[name] = result.success
-            self.recorder.trajectories(step, result.samples, "eval")
-        self.recorder.values(step, {f"success/eval_{name}": value for name, value in values.items()})
-        self.recorder.event(
-            "eval",
-            f"held-out success at step {step}: {values['greedy']:.2f} greedy, {values['sampled']:.2f} at temperature 1",
-            step=step,
-            split="eval",
-            n=len(self.rows),
-            **values,
-        )
+def _held_out(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
+    """Tasks on which success is measured; none for a file of conversations, which names no environment."""
+    n = config.sft.eval_tasks
+    if n == 0 or config.sft.data is not None:
+        return []
+    environment = config.environment.model_copy(update={"eval_tasks": n})
+    return load_rows(environment, "eval", config.seed, tokenizer)[:n]

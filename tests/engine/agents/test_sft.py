@@ -193,8 +193,8 @@ def test_requests_are_answered(base, tmp_path):
     stop = request(tmp_path, "stop")
     run = config(base, tmp_path, eval_tasks=0, save_every=0)
     assert not train(run, tmp_path)
-    assert outcome(tmp_path, checkpoint) == "checkpoint saved after this step"
-    assert "saving first" in str(outcome(tmp_path, stop))
+    assert outcome(tmp_path, checkpoint) == "saved as checkpoint-1"
+    assert outcome(tmp_path, stop) == "stopping; saved as checkpoint-1"
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-1"]
     assert (tmp_path / "adapters" / "adapter_model.safetensors").is_file()
 
