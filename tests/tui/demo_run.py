@@ -249,11 +249,15 @@ def make_run(
                 trajectories=[r.trajectory.id for r in records[:5]],
             )  # fmt: skip
         writer.metrics(step, values)
+    writer.flush(30)
     said = "running" if status == "crashed" else status
     writer.status(said, step=steps, total_steps=total_steps or steps)  # type: ignore[arg-type]
     writer.close()
     state = folder / "processes" / "training.json"
     known = json.loads(state.read_text())
+    known["time"] = facts["created"] + 1860
+    if "ended" in known:
+        known["ended"] = facts["created"] + 1860
     if status == "crashed":
         known |= {"pid": 2**22 + 1, "started": EPOCH}
     state.write_text(json.dumps(known))

@@ -12,7 +12,7 @@ from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.tui.app import REDRAW_SECONDS, Live
 from grpo_tui.tui.format import fixed
-from grpo_tui.tui.screens.live import CHARTS
+from grpo_tui.tui.live_data import CHARTS
 
 from .demo_run import make_run
 from .drive import running, settle

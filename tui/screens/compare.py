@@ -12,12 +12,13 @@ from ...engine.runs.paths import CONFIG_FILE
 from ...engine.runs.types import RunInfo
 from ..bindings import COMPARE, bindings
 from ..format import number
+from ..live_data import POINTS
 from ..widgets.chart import MARKS, Chart, Series
 from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from .base import View
-from .live import POINTS, SMOOTHING
+from .live import SMOOTHING
 
 FIRST = ("rewards/total/mean", "success/train", "success/eval_greedy", "kl/mean", "train/entropy", "train/loss")
 

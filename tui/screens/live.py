@@ -7,20 +7,30 @@ second; a finished run is read once.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 from ...engine.runs.control import Command, request
 from ...engine.runs.errors import RecordError
 from ...engine.runs.reader import RunReader
-from ...engine.runs.types import Event, RunInfo
+from ...engine.runs.types import Event
 from ..bindings import LIVE, bindings
 from ..data import Query, Reads
 from ..format import count, duration, number, percent, progress
+from ..live_data import (
+    CHARTS,
+    KL,
+    Points,
+    Snapshot,
+    chart_names,
+    chart_series,
+    kl_series,
+    read_curves,
+    read_snapshot,
+)
 from ..status import status_sign, status_style
-from ..widgets.action_bars import PREFIX, ActionBars
+from ..widgets.action_bars import ActionBars
 from ..widgets.alerts import Alerts
-from ..widgets.chart import Chart, Series
+from ..widgets.chart import Chart
 from ..widgets.component_table import ComponentTable
 from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
@@ -31,55 +41,9 @@ from ..widgets.snapshots_panel import SnapshotsPanel
 from ..widgets.speed_panel import SpeedPanel
 from .base import View
 
-CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
-        "Reward mean ± std, task success",
-        ("rewards/total/mean", "success/train", "success/eval_greedy", "success/eval_sampled"),
-    ),
-    ("Components, raw", ("rewards/raw/*",)),
-    ("Components, contribution to the reward", ("rewards/contribution/*",)),
-    ("Components, running mean ± std", ("rewards/running_mean/*",)),
-    ("KL divergence and its target, nats per token", ("kl/mean", "kl/reverse", "kl/target", "online/mean_kl")),
-    ("Beta", ("kl/beta", "online/current_beta")),
-    ("Loss", ("train/loss",)),
-    ("Entropy and clipped share", ("train/entropy", "train/clip_fraction")),
-    ("Gradient norm", ("train/grad_norm",)),
-    ("Groups filtered, samples replayed", ("grpo/filtering_rate", "grpo/replay_share")),
-    ("Tokens and turns", ("tokens/agent", "tokens/total")),
-    ("Seconds a step", ("time/step", "time/generate", "time/environment", "time/logprobs", "time/backward")),
-    (
-        "Online: gate, flips, success",
-        ("online/gate_rate", "online/flip_rate", "online/success", "online/delta_validation"),
-    ),
-)
-KL = ("kl/mean", "online/mean_kl", "kl/target")
-SPREADS = {"rewards/total/mean": "rewards/total/std"}
 SMOOTHING = (0.0, 0.6, 0.9, 0.97)
-POINTS = 800
-"""Points of a curve that are read; a wide terminal shows about 400 columns of dots."""
-TREND = 40
 _LOG_LINES = 60
 _FOLLOWED = ("starting", "running", "paused", "stopping")
-
-
-@dataclass
-class Snapshot:
-    """Everything the dashboard shows, as read at one moment."""
-
-    info: RunInfo
-    names: list[str] = field(default_factory=list)
-    latest: dict[str, float] = field(default_factory=dict)
-    trends: dict[str, list[float]] = field(default_factory=dict)
-    series: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)
-    problem: str = ""
-
-
-def wanted_trends(names: list[str]) -> list[str]:
-    """Metrics whose recent course is drawn small."""
-    keep = ("rewards/raw/", PREFIX, "kl/mean", "kl/beta", "rewards/total/mean", "train/", "grpo/", "turns/", "online/")
-    return [n for n in names if n.startswith(keep)]
 
 
 class LiveScreen(View):
@@ -96,7 +60,8 @@ class LiveScreen(View):
         self.chosen: tuple[str, ...] = ()
         self.window: tuple[float, float] | None = None
         self.smoothing = 0
-        self._seen_control = 0
+        self._seen_answer: int | None = None
+        self.curves: dict[str, Points] = {}
         self._busy = False
         self.chart = Chart("chart")
         self.kl = Chart("kl")
@@ -219,7 +184,15 @@ class LiveScreen(View):
             return
         self._busy = True
         try:
-            self.shown = await self.reads.later(self._read)
+            wanted = (*self._wanted(), *KL)
+            after = self._after()
+            self.shown, fresh = await self.reads.later(
+                lambda reader: (
+                    made := read_snapshot(reader, _LOG_LINES),
+                    self._read_curves(reader, made, wanted, after),
+                )
+            )
+            self.curves.update(fresh)
         except RecordError as error:
             self.chart.put("", [], str(error))
             return
@@ -227,110 +200,84 @@ class LiveScreen(View):
             self._busy = False
         if self.is_attached:
             self._show()
+            self.run_worker(self._prefetch(), group="prefetch", exclusive=True)
 
-    def _read(self, reader: RunReader) -> Snapshot:
-        """In the reading thread."""
-        made = Snapshot(reader.info())
-        try:
-            made.names = reader.metric_names()
-            made.latest = reader.latest()
-            for name in wanted_trends(made.names):
-                made.trends[name] = [v for _, v in reader.metric(name, max_points=TREND)]
-            for name in (*self.chart_names(made.names), *(n for n in KL if n in made.names)):
-                made.series[name] = list(reader.metric(name, max_points=POINTS))
-                if name in SPREADS and SPREADS[name] in made.names:
-                    made.series[SPREADS[name]] = list(reader.metric(SPREADS[name], max_points=POINTS))
-            made.events = list(reader.events(limit=300))
-        except RecordError as error:
-            made.problem = str(error)
-        made.problem = "; ".join(dict.fromkeys([made.problem, *reader.problems] if made.problem else reader.problems))
-        made.log = self._log_tail(made.info)
-        return made
+    @staticmethod
+    def _read_curves(reader: RunReader, made: Snapshot, wanted: tuple[str, ...], after: int) -> dict[str, Points]:
+        return read_curves(reader, chart_names(wanted, made.names), after)
 
-    def _log_tail(self, info: RunInfo) -> list[str]:
-        from ...engine.launch.logs import tail_log
+    def _wanted(self) -> tuple[str, ...]:
+        return self.chosen or CHARTS[self.chart_at][1]
 
-        return tail_log(info, _LOG_LINES)
+    def _after(self) -> int:
+        """The step before the window: a part of a curve is read more finely than all of it."""
+        return int(self.window[0]) - 1 if self.window is not None else -1
 
-    def chart_names(self, names: list[str]) -> list[str]:
-        """The metrics of the present chart that were recorded."""
-        found: list[str] = []
-        for pattern in self.chosen or CHARTS[self.chart_at][1]:
-            if pattern.endswith("*"):
-                found += [n for n in names if n.startswith(pattern[:-1])]
-            elif pattern in names:
-                found.append(pattern)
-        return found
+    async def _prefetch(self) -> None:
+        """The curves of the other charts, one by one while nobody waits, so that they are there when asked for."""
+        if self.shown is None:
+            return
+        for _, wanted in CHARTS:
+            names = [n for n in chart_names(wanted, self.shown.names) if n not in self.curves]
+            if names and self.is_attached:
+                self.curves.update(await self.reads.later(lambda reader, names=names: read_curves(reader, names)))
+
+    async def _fill(self) -> None:
+        """Read what the chart lacks, then draw it."""
+        names = chart_names(self._wanted(), self.shown.names if self.shown else [])
+        after = self._after()
+        self.curves.update(await self.reads.later(lambda reader: read_curves(reader, names, after)))
+        self._show_chart()
+
+    def _reread(self) -> None:
+        """The chart shows something else: draw what is here at once, and read what is not."""
+        self._show_chart()
+        names = chart_names(self._wanted(), self.shown.names if self.shown else [])
+        if any(n not in self.curves for n in names) or self.window is not None:
+            self.run_worker(self._fill(), group="fill", exclusive=True)
 
     def _show(self) -> None:
         shown = self.shown
         assert shown is not None
-        now = shown.events
         before = len(self.components.names())
         self.components.put(shown.latest, shown.trends)
         if len(self.components.names()) != before:
             self.frame.replan()
         self._show_chart()
         self.actions.put(shown.latest, shown.trends)
-        self.policy.put(shown.latest, shown.trends, [e for e in now if e.kind == "beta"])
-        self.snapshots.put(shown.latest, [e for e in now if e.kind in ("snapshot", "checkpoint", "eval")])
+        self.policy.put(shown.latest, shown.trends, shown.betas)
+        self.snapshots.put(shown.latest, shown.versions)
         self.speed.put(shown.latest)
         self.log_panel.put(shown.log)
-        alerts = [e for e in now if e.kind in ("alert", "error", "record", "control", "phase")]
-        alerts.sort(key=lambda e: (e.kind in ("control", "phase"), -e.id))
+        alerts = shown.alerts[::-1] + shown.answers[::-1]
         if shown.problem:
             alerts.insert(0, Event("record", shown.problem))
         if shown.info.error:
             alerts.insert(0, Event("error", shown.info.error, step=shown.info.step))
         self.alerts.put(alerts)
-        acknowledged = [e for e in now if e.kind == "control"]
-        if acknowledged and acknowledged[-1].id > self._seen_control:
-            if self._seen_control:
-                self.say(acknowledged[-1].message)
-            self._seen_control = acknowledged[-1].id
-        elif not acknowledged:
-            self._seen_control = self._seen_control or -1
+        self._acknowledge([e for e in shown.answers if e.kind == "control"])
         self.frame.refresh_header()
+
+    def _acknowledge(self, answers: list[Event]) -> None:
+        """Say what the run answered since the screen was opened."""
+        last = answers[-1].id if answers else 0
+        if self._seen_answer is not None and last > self._seen_answer:
+            self.say(answers[-1].message)
+        self._seen_answer = last
 
     def _show_chart(self) -> None:
         shown = self.shown
         if shown is None:
             return
         heading = ", ".join(self.chosen) if self.chosen else CHARTS[self.chart_at][0]
-        series = []
-        for name in self.chart_names(shown.names):
-            points = shown.series.get(name, [])
-            spread = dict(shown.series.get(SPREADS.get(name, ""), []))
-            xs, ys = [float(x) for x, _ in points], [y for _, y in points]
-            wide = [spread.get(x, 0.0) for x, _ in points] if spread else None
-            label = (
-                name.removeprefix("rewards/raw/")
-                .removeprefix("rewards/contribution/")
-                .removeprefix("rewards/running_mean/")
-            )
-            label = {"rewards/total/mean": "reward", "success/train": "success"}.get(
-                name, label.replace("success/eval_", "eval ")
-            )
-            series.append(Series(label, xs, ys, wide, dots=name.startswith("success/eval")))
         if SMOOTHING[self.smoothing]:
             heading += f"  smoothed {SMOOTHING[self.smoothing]:g}"
         self.chart.window = self.window
         self.chart.smoothing = SMOOTHING[self.smoothing]
+        series = chart_series(chart_names(self._wanted(), shown.names), self.curves)
         self.chart.put(heading, series, "this metric appears with the first step; m shows the next chart")
-        self.kl.window, self.kl.smoothing = self.window, 0.0
-        self.kl.put("KL, nats per token", self._kl_series(shown), "KL appears with the first update")
-
-    def _kl_series(self, shown: Snapshot) -> list[Series]:
-        """KL, and its target with the tolerance as a band."""
-        made = []
-        for name in KL:
-            points = shown.series.get(name, [])
-            if points:
-                tolerance = shown.latest.get("kl/tolerance")
-                band = [tolerance] * len(points) if name == "kl/target" and tolerance is not None else None
-                xs, ys = [float(x) for x, _ in points], [y for _, y in points]
-                made.append(Series("target" if name == "kl/target" else "KL", xs, ys, band))
-        return made
+        self.kl.window = self.window
+        self.kl.put("KL, nats per token", kl_series(shown.latest, self.curves), "KL appears with the first update")
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
@@ -401,9 +348,6 @@ class LiveScreen(View):
         text = f"Stop {self.reads.path.name}? It ends this step, saves a checkpoint, and can be resumed."
         self.app.push_screen(confirm(text, "Yes, save and stop", "No, let it go on"), answer)
 
-    def _reread(self) -> None:
-        self.run_worker(self._update(), group="live")
-
     def action_next_chart(self) -> None:
         """The next chart that has something to show."""
         names = self.shown.names if self.shown else []
@@ -424,7 +368,7 @@ class LiveScreen(View):
         if not names:
             self.say("No metric was recorded yet.")
             return
-        checked = {names.index(n) for n in self.chart_names(names)}
+        checked = {names.index(n) for n in chart_names(self._wanted(), names)}
 
         def answer(choice: object) -> None:
             if isinstance(choice, set):
@@ -441,12 +385,10 @@ class LiveScreen(View):
         self._show_chart()
 
     def _range(self) -> tuple[float, float]:
-        xs = [
-            x
-            for name, points in (self.shown.series if self.shown else {}).items()
-            for x, _ in (points[:1] + points[-1:])
-        ]
-        return (float(min(xs)), float(max(xs))) if xs else (0.0, 1.0)
+        """The steps of the whole run."""
+        info = self.shown.info if self.shown else None
+        ends = [points[-1][0] for points in self.curves.values() if points]
+        return 1.0, float(max([info.step if info else 1, *ends], default=1))
 
     def _zoom(self, factor: float) -> None:
         low, high = self._range()
@@ -458,7 +400,7 @@ class LiveScreen(View):
             middle = min(max((a + b) / 2 if self.window else high - half, low + half), high - half)
             half = max(half, 2.0)
             self.window = (middle - half, middle + half)
-        self._show_chart()
+        self._reread()
 
     def action_zoom_in(self) -> None:
         """Half as many steps, the newest at first."""
@@ -471,7 +413,8 @@ class LiveScreen(View):
     def action_zoom_all(self) -> None:
         """All steps."""
         self.window = None
-        self._show_chart()
+        self.curves.clear()
+        self._reread()
 
     def action_pan(self, by: int) -> None:
         """Earlier or later steps, when zoomed in."""
@@ -482,7 +425,7 @@ class LiveScreen(View):
         shift = by * (b - a) / 4
         shift = max(low - a, min(shift, high - b))
         self.window = (a + shift, b + shift)
-        self._show_chart()
+        self._reread()
 
     def action_actions_over_time(self) -> None:
         """Actions now, or over time."""

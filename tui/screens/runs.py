@@ -12,13 +12,21 @@ from ...engine.runs.types import RunInfo
 from ..bindings import RUNS, bindings
 from ..format import ago, fixed, percent, sparkline
 from ..status import status_sign, status_style
-from ..widgets.frame import Box
+from ..widgets.chart import Chart, Series
+from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
 from ..widgets.pane import Pane
+from ..widgets.run_card import RunCard
 from ..widgets.table import Column, Table
 from .base import View
 
 SORTS = ("created", "status", "success", "reward", "step", "mode", "environment", "model", "id")
+CURVES = (
+    ("rewards/total/mean", "reward"),
+    ("success/train", "success"),
+    ("success/eval_greedy", "eval greedy"),
+    ("online/success", "success"),
+)
 RELOAD_SECONDS = 2.0
 FIRST_HINT = "enter opens a run · space marks two to compare · ? shows all keys"
 
@@ -53,15 +61,25 @@ class RunsScreen(View):
         self.problem = ""
         self._busy = False
         self.table = Table("table", self._columns, self._fetch, self._empty)
+        self.chart = Chart("chart")
+        self.card = RunCard()
         self.table.marked = lambda row: "●" if row.info.path in self.marks else " "
 
     def panes(self) -> list[Pane]:
-        """One table."""
-        return [self.table]
+        """The table takes the keys."""
+        return [self.table, self.chart, self.card]
 
     def plan(self, width: int, height: int) -> list[Box]:
-        """The whole screen."""
-        return [Box("table", 0, 0, width, height)]
+        """The run under the cursor is shown below from 22 lines on, beside its curves from 90 cells on."""
+        if height < 22 or not self.rows:
+            return [Box("table", 0, 0, width, height)]
+        top = min(max(7, len(self.rows) + 2), height * 3 // 5)
+        below = height - top
+        boxes = [Box("table", 0, 0, width, top + 1)]
+        if width < 90:
+            return [*boxes, Box("chart", 0, top, width, below)]
+        (cx, cw), (tx, tw) = split(width, [Part(52, 1.6), Part(36, 1.0, 80)])
+        return [*boxes, Box("chart", cx, top, cw, below), Box("card", tx, top, tw, below)]
 
     def header(self, width: int) -> tuple[Line, Line]:
         """Where the runs are, and how many."""
@@ -149,7 +167,10 @@ class RunsScreen(View):
         self.rows = rows
         self.table.sort = self.sorting
         at = next((i for i, r in enumerate(rows) if here is not None and r.info.path == here.info.path), 0)
+        if len(rows) != self.table.total:
+            self.frame.replan()
         self.table.reset(len(rows), at)
+        self._show_card()
         self.marks = [m for m in self.marks if m in self.all]
         self.frame.refresh_lines()
 
@@ -235,6 +256,24 @@ class RunsScreen(View):
     def action_last(self) -> None:
         """The last run."""
         self.table.move_to(self.table.total - 1)
+
+    def on_table_moved(self, message: Table.Moved) -> None:
+        """The run below is the one under the cursor."""
+        self._show_card()
+
+    def _show_card(self) -> None:
+        row = self.current
+        self.card.put(row.info if row is not None else None)
+        series = []
+        summary = row.info.facts.get("summary") if row is not None else None
+        if row is not None and isinstance(summary, dict):
+            last = float(max(row.info.step, 1))
+            for name, title in CURVES:
+                curve = (summary.get(name) or {}).get("curve") or []
+                if curve:
+                    xs = [last * (i + 1) / len(curve) for i in range(len(curve))]
+                    series.append(Series(title, xs, list(curve)))
+        self.chart.put(row.info.id if row is not None else "", series, "nothing recorded yet")
 
     def on_table_selected(self, message: Table.Selected) -> None:
         """A click on the run under the cursor."""

@@ -251,8 +251,8 @@ class TrajectoriesScreen(View):
             Column(
                 "", "ended by", 9, lambda r: (r.stop_reason, p.muted if r.stop_reason == "answer" else p.warn), drop=7
             ),
-            Column("", "route", 16, route, grow=1.0, drop=0),
-            Column("", "prompt", 16, lambda r: (r.prompt, p.muted), grow=1.6, drop=4),
+            Column("", "route", 22, route, grow=1.2, drop=0),
+            Column("", "prompt", 16, lambda r: (r.prompt, p.muted), grow=1.4, drop=4),
         )
 
     def _empty(self) -> list[str]:
