@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import json
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from .base import Env
+from .user_code import UserCodeError, find_module
 
 
 class EnvLoadError(ValueError):
@@ -28,14 +23,10 @@ def load_env_class(path: str) -> type[Env]:
     """
     if not isinstance(path, str) or not path.strip():
         raise EnvLoadError(f'env_class_path must be "package.module.Class" or "file.py:Class", not {path!r}')
-    if ".py:" in path:
-        file, _, class_name = path.rpartition(":")
-        module = _module_of_file(Path(file).expanduser(), path)
-    else:
-        module_name, _, class_name = path.rpartition(".")
-        if not module_name:
-            raise EnvLoadError(f'"{path}" names no module: write "package.module.{path}" or "file.py:{path}"')
-        module = _module_by_name(module_name, path)
+    try:
+        module, class_name = find_module(path)
+    except UserCodeError as problem:
+        raise EnvLoadError(str(problem)) from problem
     found = getattr(module, class_name, None)
     if found is None:
         names = [
@@ -74,43 +65,3 @@ def canonical_config(config: Mapping[str, Any] | None) -> str:
         return json.dumps(config or {}, sort_keys=True, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as problem:
         raise EnvLoadError(f"env_config must be plain JSON: {problem}") from problem
-
-
-def _module_by_name(name: str, path: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as problem:
-        missing = problem.name or name
-        if name == missing or name.startswith(f"{missing}."):
-            hint = f"there is no module {missing} here; is it installed, or on PYTHONPATH?"
-        else:
-            hint = f"{name} needs the module {missing}, which is not installed"
-        raise EnvLoadError(f'"{path}": {hint}') from problem
-    except Exception as problem:
-        raise EnvLoadError(f'"{path}": importing {name} failed: {_one_line(problem)}') from problem
-
-
-def _module_of_file(file: Path, path: str) -> ModuleType:
-    if not file.is_file():
-        raise EnvLoadError(f'"{path}": there is no file {file} (looked from {Path.cwd()})')
-    file = file.resolve()
-    # One module a file, under a name that no package can have; classes then pickle and compare as one.
-    name = f"grpo_tui_user_{file.stem}_{hashlib.sha1(str(file).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise EnvLoadError(f'"{path}": {file} is not a Python file')
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as problem:
-        del sys.modules[name]
-        raise EnvLoadError(f'"{path}": running {file.name} failed: {_one_line(problem)}') from problem
-    return module
-
-
-def _one_line(problem: BaseException) -> str:
-    text = " ".join(str(problem).split())
-    return f"{type(problem).__name__}: {text}" if text else type(problem).__name__

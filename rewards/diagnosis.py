@@ -1,4 +1,4 @@
-"""Runs the detectors while a run goes, or over what was recorded of one, and reports each finding once.
+"""Runs the detectors while a run goes, and reports each finding once.
 
 The trainer calls `observe` after each step and records what comes back as alerts; `detectors.py` says what is looked
 for. No torch here.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..configs.sections.rewards import DiagnosisConfig
 from ..envs.trajectory import Trajectory
 from .breakdown import RewardBreakdown
-from .detectors import DETECTORS, Batch, Detector, Finding, Rollout, advantage_shares, rollout_of
+from .detectors import DETECTORS, Batch, Detector, Finding, Rollout, rollout_of
 from .metrics import flat
 
-__all__ = ["Batch", "Diagnosis", "Finding", "Rollout", "advantage_shares", "batch_of", "diagnose", "rollout_of"]
+__all__ = ["Batch", "Diagnosis", "Finding", "Rollout", "batch_of", "rollout_of"]
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,3 @@ def batch_of(
     lengths = tokens if tokens is not None else [0] * len(trajectories)
     rollouts = [rollout_of(t, b, int(n)) for t, b, n in zip(trajectories, breakdowns, lengths, strict=True)]
     return Batch(step, rollouts, flat(metrics))
-
-
-def diagnose(batches: Iterable[Batch], config: DiagnosisConfig | None = None) -> list[tuple[int, Finding]]:
-    """All findings of recorded batches, oldest first, each with the step at which it was found."""
-    diagnosis = Diagnosis(config)
-    return [(batch.step, finding) for batch in batches for finding in diagnosis.observe(batch)]

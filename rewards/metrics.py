@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from ..envs.trajectory import Trajectory
 from .moments import Moments
 
 ACTION_DISTRIBUTION = "behavior/action_distribution"
-FILTERING_RATE = "grpo/filtering_rate"
 UNPARSABLE = "(unparsable)"
 UNKNOWN_TOOL = "(unknown tool)"
 
@@ -51,12 +50,6 @@ def component_metrics(
         f"rewards/running_mean/{name}": running.mean,
         f"rewards/running_std/{name}": running.std,
     }
-
-
-def filtering_rate(group_totals: Iterable[Sequence[float]], tolerance: float = 1e-6) -> float:
-    """Share of groups whose rollouts all got the same reward: they carry no gradient (`grpo/filtering_rate`)."""
-    groups = list(group_totals)
-    return sum(max(g) - min(g) <= tolerance for g in groups) / len(groups) if groups else 0.0
 
 
 def flat(values: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:

@@ -41,15 +41,6 @@ class Moments:
         return cls(int(count), float(mean), float(m2))
 
 
-def moments_of(values: Iterable[float]) -> Moments:
-    """Moments of some values (two passes, exactly rounded sums)."""
-    values = list(values)
-    if not values:
-        return Moments()
-    mean = math.fsum(values) / len(values)
-    return Moments(len(values), mean, math.fsum((v - mean) ** 2 for v in values))
-
-
 def merge(a: Moments, b: Moments) -> Moments:
     """The moments of both streams together; neither argument changes."""
     if not a.count or not b.count:

@@ -6,21 +6,17 @@ what is made of strings (actions, penalties) and for the breakdown.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..configs.sections.rewards import RewardsConfig
 from ..envs.tools import ToolSpec
 from ..envs.trajectory import Step, Trajectory
+from ..envs.user_code import UserCodeError, find_class
 from .assembly import StepBatch, assemble
 from .breakdown import Penalty
 from .coherence import TrajectoryCoherenceAnalyzer
@@ -29,7 +25,6 @@ from .embedding import Embedder, HashedEmbedder
 from .moments import Moments, merge_all
 from .normalization import RewardNormalizer
 from .penalties import Episode, PenaltyRule, PenaltyRuleError, make_rules
-from .plugins import PluginError, load_class
 from .result import RewardResult
 
 STATE_FORMAT = 1
@@ -227,30 +222,6 @@ class RewardOrchestrator:
         self.normalizer.load_json(facts["statistics"])
         self._pending = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """`{"facts": state_facts(), "tensors": state_tensors()}`."""
-        return {"facts": self.state_facts(), "tensors": self.state_tensors()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`; see `load_state`."""
-        self.load_state(state["tensors"], state["facts"])
-
-    def save(self, path: Path) -> None:
-        """Write the state as one safetensors file, whole or not at all; the facts are in its header."""
-        temporary = path.with_name(f".{path.name}.tmp")
-        save_file(self.state_tensors(), temporary, metadata={"facts": json.dumps(self.state_facts())})
-        os.replace(temporary, path)
-
-    def load(self, path: Path) -> None:
-        """Read what `save` wrote. Raises RewardError for a file that is not that."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                facts = json.loads((file.metadata() or {})["facts"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, KeyError, ValueError, SafetensorError) as error:
-            raise RewardError(f"{path} holds no saved rewards: {error}") from error
-        self.load_state(tensors, facts)
-
     @property
     def _wants_curiosity(self) -> bool:
         return self.weights.get("curiosity", 0.0) > 0
@@ -342,8 +313,8 @@ def _embedder(name: str) -> Embedder | None:
     if name == "hashed":
         return HashedEmbedder()
     try:
-        made = load_class(name)()
-    except PluginError as error:
+        made = find_class(name)()
+    except UserCodeError as error:
         raise RewardError(f"rewards.embedder: {error}") from error
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"

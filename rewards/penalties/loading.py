@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...configs.sections.rewards import PenaltyRuleConfig
-from ..plugins import PluginError, load_class
+from ...envs.user_code import UserCodeError, find_class
 from .base import PenaltyRule
 
 
@@ -18,8 +18,8 @@ def load_rule(config: PenaltyRuleConfig) -> PenaltyRule:
     """
     where = f"rewards.penalty_rules: {config.class_path}"
     try:
-        found = load_class(config.class_path)
-    except PluginError as error:
+        found = find_class(config.class_path)
+    except UserCodeError as error:
         raise PenaltyRuleError(f"rewards.penalty_rules: {error}") from error
     if not issubclass(found, PenaltyRule):
         raise PenaltyRuleError(f"{where} is no penalty rule: derive it from grpo_tui.rewards.penalties.PenaltyRule")

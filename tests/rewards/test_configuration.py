@@ -132,7 +132,7 @@ def test_an_embedder_of_the_users_own(tmp_path: Path):
     for name, said in {
         "NeedsMore": "cannot be made without arguments",
         "NotCallable": "has no method __call__",
-        "Nothing": "there is no Nothing",
+        "Nothing": "has no class Nothing",
     }.items():
         with pytest.raises(RewardError, match=rf"rewards\.embedder: .*{said}"):
             RewardOrchestrator.from_config(RewardsConfig(embedder=f"{file}:{name}"))

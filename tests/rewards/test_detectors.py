@@ -10,7 +10,7 @@ import pytest
 
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
 from grpo_tui.rewards.detectors import DETECTORS, Batch, Finding, Rollout, advantage_shares
-from grpo_tui.rewards.diagnosis import Diagnosis, batch_of, diagnose
+from grpo_tui.rewards.diagnosis import Diagnosis, batch_of
 
 from .episodes import good
 
@@ -145,11 +145,6 @@ def test_a_detector_that_fails_costs_nothing_else(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.ERROR):
         assert len(diagnosis.observe(batch(0, train__loss=math.nan))) == 1
     assert "detector broken failed at step 0" in caplog.text
-
-
-def test_recorded_batches_can_be_diagnosed_later():
-    batches = [batch(s, coherence=lambda i: 4.0 * (i % 3)) for s in range(5)]
-    assert [(s, f.detector) for s, f in diagnose(batches, WINDOW)] == [(2, "advantage_share")]
 
 
 def test_a_batch_from_trajectories_and_their_breakdowns():

@@ -17,7 +17,7 @@ from grpo_tui.configs.sections.logging import LoggingConfig
 from grpo_tui.configs.sections.rewards import CuriosityConfig, RewardsConfig
 from grpo_tui.engine.training.wandb_sink import ACTION_TABLE, WandbSink
 from grpo_tui.rewards import RewardOrchestrator
-from grpo_tui.rewards.metrics import action_distribution, filtering_rate, flat
+from grpo_tui.rewards.metrics import action_distribution, flat
 
 from .episodes import good, step, trajectory
 from .wandb_file import history
@@ -32,11 +32,6 @@ def test_the_action_distribution_is_bounded_and_adds_up():
     assert shares["TRACK_OBJECT"] == 0.0  # declared and not called
     assert action_distribution([]) == {}
     assert action_distribution([trajectory(step(0, "GO"), tools=())]) == {"GO": 1.0}
-
-
-def test_the_filtering_rate_is_the_share_of_groups_that_teach_nothing():
-    assert filtering_rate([[1.0, 1.0], [0.0, 1.0], [0.5, 0.5, 0.5], [0.1, 0.2]]) == 0.5
-    assert filtering_rate([]) == 0.0
 
 
 def test_flat_names():
