@@ -87,7 +87,15 @@ def spawn(
     before = time.time()
     log = run_dir / LOGS / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **(environment or {})}
+    env = {
+        # OpenMP threads that wait sleep instead of spinning: on a shared machine a step with spinning threads takes
+        # ten times as long, and the viewer beside it stutters.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        **(environment or {}),
+    }
     with log.open("ab") as output:
         child = subprocess.Popen(
             command,
