@@ -158,11 +158,11 @@ class RunCallback(TrainerCallback):
         if trainer.beta_controller is not None:
             measured["kl/target"] = trainer.beta_controller.config.target_kl
             measured["kl/tolerance"] = trainer.beta_controller.config.kl_tolerance
-        self.recorder.step(step, logs, measured, trainer.generated)
+        values = self.recorder.step(step, logs, measured, trainer.generated)
         self.recorder.guard("status", lambda: self.recorder.writer.status("running", step=step))
-        self._diagnose(step, {**measured, **logs})
+        self._diagnose(step, values)
         if self.on_progress is not None:
-            self.on_progress(step, {**measured, **logs})
+            self.on_progress(step, values)
 
     def _move_beta(self, step: int, logs: dict[str, Any]) -> None:
         """The same rule on every process, from the same (already averaged) KL."""

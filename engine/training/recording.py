@@ -42,8 +42,13 @@ class StepRecorder:
         """Spent here since `take_seconds`."""
         self._complained: set[str] = set()
 
-    def step(self, step: int, logs: Mapping[str, Any], measured: Mapping[str, Any], samples: Sequence[Sample]) -> None:
-        """One optimiser step: TRL's `logs`, what the trainer measured beyond them, and all rollouts it was made of."""
+    def step(
+        self, step: int, logs: Mapping[str, Any], measured: Mapping[str, Any], samples: Sequence[Sample]
+    ) -> dict[str, Any]:
+        """One optimiser step: TRL's `logs`, what the trainer measured beyond them, and all rollouts it was made of.
+
+        Returns the metrics as recorded.
+        """
         began = time.perf_counter()
         values: dict[str, Any] = {NAMES.get(k, f"trl/{k}"): v for k, v in logs.items() if isinstance(v, (int, float))}
         values |= measured
@@ -53,6 +58,7 @@ class StepRecorder:
         for sink in self.sinks:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
         self.seconds += time.perf_counter() - began
+        return values
 
     def trajectories(self, step: int, samples: Sequence[Sample], split: str) -> None:
         """Rollouts of a step, as records."""

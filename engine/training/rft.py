@@ -48,7 +48,12 @@ def run_rft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
     start = checkpoints.latest(checkpoint_folder(run_dir)) if resume else None
     trainer.before_commit = lambda: recorder.guard("flush", lambda: writer.flush(timeout=10.0))
     trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
-    trainer.train(resume_from_checkpoint=str(start[1]) if start else None)
+    sink = wandb_sink(config, run_dir, recorder) if trainer.accelerator.is_main_process else None
+    try:
+        trainer.train(resume_from_checkpoint=str(start[1]) if start else None)
+    finally:
+        if sink is not None:
+            sink.close()
     if callback.stopped:
         return False
     recorder.event("phase", "saving the adapters", step=trainer.state.global_step, name="saving")
@@ -127,6 +132,24 @@ def build_trainer(
     trainer.add_callback(callback)
     recorder.vocabulary(tokenizer)
     return trainer, callback
+
+
+def wandb_sink(config: RunConfig, run_dir: Path, recorder: StepRecorder) -> Any:
+    """Weights & Biases as a further place for the numbers, if the configuration asks for it."""
+    if config.logging.wandb == "off":
+        return None
+    from .wandb_sink import WandbSink
+
+    sink = WandbSink(
+        config.logging,
+        run_dir,
+        run_id=run_dir.name,
+        name=config.name,
+        run_config=config.model_dump(mode="json"),
+        on_problem=lambda message: recorder.event("record", message),
+    )
+    recorder.sinks.append(sink)
+    return sink
 
 
 def beta_controller(training: TrainingConfig) -> BetaController | None:
@@ -228,5 +251,5 @@ def save_final(trainer: GRPOEnvTrainer, folder: str) -> Path:
 
 def print_progress(step: int, metrics: dict[str, Any]) -> None:
     """One plain line a step, for the run's log."""
-    reward, kl = metrics.get("reward", 0.0), metrics.get("kl") or 0.0
-    logger.info("step %d  reward %.3f  kl %.4f  %.2f s", step, reward, kl, metrics.get("time/step", 0.0))
+    numbers = [metrics.get(name, float("nan")) for name in ("trl/reward", "success/train", "kl/mean", "time/step")]
+    logger.info("step %d  reward %.3f  success %.2f  kl %.4f  %.2f s", step, *numbers)

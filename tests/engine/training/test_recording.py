@@ -1,0 +1,191 @@
+"""The record has what the trainer computed; and whatever happens to it, training goes on."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import TrainerCallback
+
+from grpo_tui.configs.loading import load_config
+from grpo_tui.configs.sections import RewardsConfig
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.training.callback import RunCallback
+from grpo_tui.engine.training.recording import StepRecorder
+from grpo_tui.engine.training.rft import build_trainer, run_rft
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
+
+from .parts import make_trainer, playback_rows, policy, tokenizer
+from .runs import make_run
+
+CALCULATOR = "grpo_tui.envs.calculator.CalculatorEnv"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("model") / "base"
+
+
+class Broken:
+    """A writer whose disk has gone."""
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            raise OSError("no space left on device")
+
+        return fail
+
+
+def calculator_rows(n: int) -> list[dict[str, Any]]:
+    import json
+
+    from grpo_tui.envs.calculator import CalculatorEnv
+
+    tasks = CalculatorEnv().make_tasks("train", n, 0)
+    config = json.dumps({"max_turns": 2})
+    return [{"env_class_path": CALCULATOR, "env_config": config, "task_data": json.dumps(t)} for t in tasks]
+
+
+def acting_trainer(folder: Any, **changes: Any) -> Any:
+    model = policy(lora=True)
+    agent = TransformersAgent(model, tokenizer(), max_turn_tokens=5, max_trajectory_tokens=256)
+    return make_trainer(folder, calculator_rows(8), model=model, agent=agent, **changes)
+
+
+def test_a_record_that_fails_is_told_once_and_training_goes_on(tmp_path, caplog):
+    trainer = acting_trainer(tmp_path, max_steps=3)
+    trainer.add_callback(RunCallback(trainer, StepRecorder(Broken())))
+    with caplog.at_level(logging.ERROR):
+        trainer.train()
+    assert trainer.state.global_step == 3
+    told = [r.getMessage() for r in caplog.records if "training goes on" in r.getMessage()]
+    assert len(told) == len(set(told))
+    assert {"the record could not take metrics; training goes on"} <= set(told)
+
+
+def test_training_goes_on_when_the_runs_folder_is_removed(tmp_path, base):
+    folder = make_run(tmp_path / "run", base, max_steps=4, output_dir=str(tmp_path / "adapters"))
+    config = load_config(folder / "config.yaml")
+    told: list[str] = []
+    writer = RunWriter(folder, on_trouble=told.append)
+    recorder = StepRecorder(writer)
+    trainer, _ = build_trainer(config, folder, recorder)
+
+    class Remove(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                writer.flush(10)
+                shutil.rmtree(folder)
+
+    trainer.add_callback(Remove())
+    trainer.train()
+    writer.flush(5)
+    writer.close()
+    assert trainer.state.global_step == 4
+    assert len([t for t in told if "removed" in t]) == 1
+
+
+def test_recorded_numbers_are_those_that_were_trained_on(tmp_path, base):
+    folder = make_run(tmp_path / "run", base, max_steps=2, output_dir=str(tmp_path / "adapters"), advantages="turn")
+    config = load_config(folder / "config.yaml")
+    writer = RunWriter(folder)
+    recorder = StepRecorder(writer)
+    trainer, callback = build_trainer(config, folder, recorder)
+    kept: dict[int, list[Any]] = {}
+    callback.on_progress = lambda step, values: kept.update({step: list(trainer.generated)})
+    trainer.train()
+    writer.flush(10)
+    writer.close()
+    reader = RunReader(folder)
+    for step, samples in kept.items():
+        for sample in samples:
+            record = reader.trajectory(sample.trajectory.id)
+            tokens = reader.tokens(sample.trajectory.id)
+            assert record.breakdown is not None and tokens is not None
+            assert record.breakdown.total == pytest.approx(sample.breakdown.total, abs=1e-6)
+            assert record.breakdown.total == pytest.approx(float(sample.step_rewards.sum()), abs=1e-5)
+            assert np.array_equal(tokens.token_ids, sample.token_ids)
+            assert np.allclose(tokens.advantages, sample.advantages, atol=1e-3)
+            assert np.allclose(tokens.logprobs, sample.logprobs, atol=1e-2)
+            assert record.advantage == pytest.approx(sample.advantages[sample.agent_mask].mean(), abs=1e-5)
+            for turn, advantage in enumerate(record.step_advantages):
+                where = sample.agent_mask & (sample.turn == turn)
+                assert advantage == pytest.approx(sample.advantages[where].mean(), abs=1e-5)
+        totals = [s.breakdown.total for s in samples]
+        assert dict(reader.metric("rewards/total/mean"))[step] == pytest.approx(np.mean(totals), abs=1e-6)
+    latest = reader.latest()
+    for phase in ("generate", "environment", "reward", "logprobs", "backward", "record", "step"):
+        assert latest[f"time/{phase}"] >= 0, phase
+    for name in ("grpo/filtering_rate", "grpo/replay_share", "kl/mean", "kl/beta", "train/loss", "train/entropy"):
+        assert math.isfinite(latest[name]), name
+    reader.close()
+
+
+def test_reference_log_probs_and_embeddings_come_from_one_pass(tmp_path):
+    """Shaped rewards and the KL both on: one frozen pass a step, none of its own for the embeddings."""
+    trainer = acting_trainer(tmp_path, orchestrator=RewardOrchestrator(config=RewardsConfig()), beta=0.1, max_steps=2)
+    calls = {"backbone": 0}
+    base = trainer._base_model().base_model
+    train_forwards: list[bool] = []
+
+    def count(module: Any, inputs: Any, output: Any) -> None:
+        if output.past_key_values is None:  # not a step of decoding
+            calls["backbone"] += 1
+            train_forwards.append(module.training)
+
+    base.register_forward_hook(count)
+    trainer.train()
+    assert trainer.frozen.passes == 2  # one in each of two steps
+    assert calls["backbone"] == 4  # and one with gradient in each
+    assert train_forwards == [False, True, False, True]
+    assert all(s.embeddings is not None and s.ref_logprobs is not None for s in trainer.generated)
+
+
+def test_embeddings_are_means_of_last_hidden_states_over_a_turns_tokens(tmp_path):
+    import torch
+
+    trainer = acting_trainer(tmp_path, orchestrator=RewardOrchestrator(config=RewardsConfig()), beta=0.1, max_steps=1)
+    trainer.train()
+    model = policy(lora=True)  # as it was at the start: the reference
+    for sample in trainer.generated[:4]:
+        with torch.no_grad():
+            hidden = model(input_ids=torch.from_numpy(sample.token_ids)[None], output_hidden_states=True).hidden_states
+        last = hidden[-1][0].numpy()
+        for turn in range(sample.turns):
+            where = sample.agent_mask & (sample.turn == turn)
+            assert np.allclose(sample.embeddings[turn], last[where].mean(0), atol=1e-4)
+
+
+def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base):
+    folder = make_run(tmp_path / "run", base, max_steps=12, output_dir=str(tmp_path / "adapters"))
+    writer = RunWriter(folder)
+    run_rft(load_config(folder / "config.yaml"), folder, writer)
+    writer.flush(10)
+    writer.close()
+    reader = RunReader(folder)
+    alerts = reader.events(kinds=["alert"], limit=100)
+    reader.close()
+    assert alerts  # a random policy only writes what cannot be parsed
+    assert all({"detector", "value", "threshold", "trajectories"} <= set(a.data) for a in alerts)
+
+
+def test_playback_rollouts_without_trajectories_are_not_recorded(tmp_path):
+    trainer = make_trainer(tmp_path, playback_rows(8), max_steps=1)
+    rows: list[Any] = []
+
+    class Writer:
+        def trajectories(self, step: int, records: Any) -> None:
+            rows.extend(records)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **kwargs: None
+
+    trainer.add_callback(RunCallback(trainer, StepRecorder(Writer())))
+    trainer.train()
+    assert rows == []
