@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -18,14 +17,14 @@ MINUS = "−"
 COMMAND = (sys.executable, "-m", "grpo_tui.tui.cli")
 STEPS = 990
 """More than the test lasts."""
-
-
-def write_config(project: Path, model: Path) -> None:
-    (project / "calc.yaml").write_text(
-        f"model: {{base: {json.dumps(str(model))}, sft_adapters: null, device: cpu}}\n"
-        "environment: {class_path: grpo_tui.envs.calculator.CalculatorEnv, train_tasks: 16, eval_tasks: 0}\n"
-        f"training: {{max_steps: {STEPS}, prompts_per_step: 4, num_generations: 4, max_turn_tokens: 8}}\n"
-    )
+SMALL = {
+    "training.max_steps": STEPS,
+    "training.prompts_per_step": 4,
+    "training.num_generations": 4,
+    "environment.train_tasks": 64,
+    "environment.eval_tasks": 0,
+}
+"""The default configuration, the tiny policy on the visual environment, with little to do in a step."""
 
 
 def terminal(project: Path, *arguments: str) -> Terminal:
@@ -38,12 +37,19 @@ def step_on(screen: str) -> int:
     return int(found.group(1))
 
 
-def test_train_leave_come_back_stop_and_read_why_a_step_was_penalised(project: Path, model: Path):
-    write_config(project, model)
-    runs = project / "runs"
+def right_pane(screen: str) -> str:
+    """The words of the rightmost pane, without its borders and line breaks."""
+    lines = screen.splitlines()
+    left = lines[0].rindex("┬")
+    return " ".join(" ".join(line[left + 1 :].strip("│ ") for line in lines[1:-1]).split())
 
-    with terminal(project, "train", "calc.yaml", "--run-id", "session") as screen:
-        screen.see("running", "reward", "penalty", "ANSWER", within=120)
+
+def test_train_leave_come_back_stop_and_read_why_a_step_was_penalised(project: Path):
+    runs = project / "runs"
+    settings = [f"--set={key}={value}" for key, value in SMALL.items()]
+
+    with terminal(project, "train", "--run-id", "session", *settings) as screen:
+        screen.see("running", "reward", "penalty", "SEGMENT_OBJECT_AT", within=120)
         screen.press("q")
         assert screen.wait() == 0
         assert "run session goes on" in screen.text
@@ -73,24 +79,24 @@ def test_train_leave_come_back_stop_and_read_why_a_step_was_penalised(project: P
         screen.see("trajectories", "route")
         screen.press("f")
         screen.settle()
-        screen.press("penalty:unparsable_call\r")
+        screen.press("penalised\r")
         screen.settle()
         screen.press("\r")
         screen.see("step 1/", "reward of this step")
-        screen.press("l")  # the next step
-        screen.see("step 2/")
-        shown = screen.settle()
         with RunReader(runs / "session") as reader:
-            found = reader.page(filter="penalty:unparsable_call", limit=1)[0]
-            breakdown = reader.trajectory(found.n).breakdown
+            breakdown = reader.trajectory(reader.page(filter="penalised", limit=1)[0].n).breakdown
         assert breakdown is not None
-        (penalty,) = breakdown.steps[1].penalties
-        words = " ".join(re.sub(r"[│╭╮╰╯]", " ", shown).split())
-        assert f"✗ unparsable call {MINUS}{abs(penalty.amount):.2f}" in words
-        assert "saw: text" in words and "limit: one JSON object with name and" in words
-        assert "why: No call could be read" in words
-        assert "right: End the turn with one JSON object" in words
-        assert f"Σ step {MINUS if breakdown.steps[1].total < 0 else ''}{abs(breakdown.steps[1].total):.2f}" in words
+        step = next(i for i, reward in enumerate(breakdown.steps) if reward.penalties)
+        screen.press("l" * step)  # to the step that was penalised
+        screen.see(f"step {step + 1}/")
+        words = right_pane(screen.settle())
+        penalty, total = breakdown.steps[step].penalties[0], breakdown.steps[step].total
+        assert f"✗ {penalty.rule.replace('_', ' ')} {MINUS}{abs(penalty.amount):.2f}" in words
+        for key in penalty.saw:
+            assert f" {key} " in words[words.index("saw:") :]
+        for label, text in (("limit", penalty.limit), ("why", penalty.why), ("right", penalty.right)):
+            assert f"{label}: {' '.join(text.split())}" in words
+        assert f"Σ step {MINUS if total < 0 else ''}{abs(total):.2f}" in words
         screen.press("q")
         assert screen.wait() == 0
 
