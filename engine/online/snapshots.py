@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
+import mmap
 import os
 import re
 import time
@@ -31,10 +31,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import safetensors
 import safetensors.torch
+import xxhash
 from torch import Tensor
 
 from .durable import replace_synced, sync_folder, write_synced
@@ -42,7 +43,8 @@ from .durable import replace_synced, sync_folder, write_synced
 POINTER = "latest_model_version.txt"
 _NAME = re.compile(r"ema_model_snapshot\.v(\d+)\.safetensors")
 _MANIFEST = re.compile(r"ema_model_snapshot\.v(\d+)\.json")
-_LEFTOVER = re.compile(r"(ema_model_snapshot\.v\d+\.(safetensors|json)|latest_model_version\.txt)\.tmp")
+_LEFTOVER = re.compile(r"(ema_model_snapshot\.v\d+\.(safetensors|json)|latest_model_version\.txt)\.tmp|\.tmp\w{6}")
+"""Ours, and the temporary file that safetensors itself writes into."""
 
 
 class SnapshotError(RuntimeError):
@@ -51,7 +53,7 @@ class SnapshotError(RuntimeError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a snapshot holds and where it comes from. `size` in bytes; `checksum` is the file's SHA-256.
+    """What a snapshot holds and where it comes from. `size` in bytes; `checksum` is the file's XXH3-128.
 
     `update` is the number of the last update in it; `copy_of` is set when an older version was published again.
     """
@@ -122,6 +124,12 @@ def _pointer_text(folder: Path) -> str | None:
         return None
 
 
+def _checksum(file: BinaryIO) -> str:
+    """XXH3-128 of a file: it finds damage, at memory speed; it is no seal against people who may write here."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return xxhash.xxh3_128_hexdigest(content)
+
+
 def _manifest_path(folder: Path, version: int) -> Path:
     return folder / f"ema_model_snapshot.v{version}.json"
 
@@ -167,11 +175,16 @@ class SnapshotWriter:
 
         Raises SnapshotError (disk full, folder read-only, …): then the pointer still names the version before.
         """
-        version = self.version + 1
-        data = safetensors.torch.save(
-            {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, {"version": str(version)}
-        )
-        return self._publish(version, data, tuple(sorted(tensors)), update, copy_of, facts or {})
+        try:
+            return self._publish(
+                {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, update, copy_of, facts
+            )
+        except (OSError, safetensors.SafetensorError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise SnapshotError(
+                f"Version {self.version + 1} could not be published into {self.folder}: {reason}. "
+                f"Version {pointed_version(self.folder)} stays the served one."
+            ) from error
 
     def publish_again(self, version: int, *, facts: Mapping[str, Any] | None = None) -> Manifest:
         """Publish the content of an older version under a new number: how a bad version is taken back."""
@@ -179,42 +192,42 @@ class SnapshotWriter:
             return self.publish(old.tensors(), update=old.manifest.update, copy_of=version, facts=facts)
 
     def _publish(
-        self, version: int, data: bytes, keys: tuple[str, ...], update: int, copy_of: int | None, facts: Mapping
+        self, tensors: dict[str, Tensor], update: int, copy_of: int | None, facts: Mapping[str, Any] | None
     ) -> Manifest:
+        version = self.version + 1
         final = self.folder / file_name(version)
         manifest_final = _manifest_path(self.folder, version)
         temporary, manifest_temporary = (p.with_name(p.name + ".tmp") for p in (final, manifest_final))
-        checksum = self._hasher.submit(lambda: hashlib.sha256(data).hexdigest())  # while the disk is busy
         try:
-            write_synced(temporary, data)
-            manifest = Manifest(
-                version=version,
-                file=final.name,
-                size=len(data),
-                checksum=checksum.result(),
-                keys=keys,
-                base_model=self.base_model,
-                parent_version=self.version,
-                update=update,
-                copy_of=copy_of,
-                created=time.time(),
-                facts=facts,
-            )
+            safetensors.torch.save_file(tensors, temporary, {"version": str(version)})
+            temporary.chmod(0o644)  # safetensors leaves it to its owner alone
+            with open(temporary, "rb") as file:
+                checksum = self._hasher.submit(_checksum, file)  # while the disk is busy
+                os.fsync(file.fileno())
+                manifest = Manifest(
+                    version=version,
+                    file=final.name,
+                    size=os.fstat(file.fileno()).st_size,
+                    checksum=checksum.result(),
+                    keys=tuple(sorted(tensors)),
+                    base_model=self.base_model,
+                    parent_version=self.version,
+                    update=update,
+                    copy_of=copy_of,
+                    created=time.time(),
+                    facts=facts or {},
+                )
             write_synced(manifest_temporary, manifest.to_bytes())
             os.rename(manifest_temporary, manifest_final)
             os.rename(temporary, final)
             sync_folder(self.folder)
             self.version = version  # the number is used up, whatever happens to the pointer
             replace_synced(self.folder / POINTER, final.name.encode())
-        except OSError as error:
-            checksum.cancel()
+        except BaseException:
             for path in (temporary, manifest_temporary):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-            raise SnapshotError(
-                f"Version {version} could not be published into {self.folder}: {error.strerror or error}. "
-                f"Version {pointed_version(self.folder)} stays the served one."
-            ) from error
+            raise
         return manifest
 
     def prune(self, protect: Iterable[int] = ()) -> list[int]:
@@ -338,7 +351,7 @@ class SnapshotReader:
         size = os.fstat(file.fileno()).st_size
         if manifest.version != version or manifest.file != path.name or manifest.size != size:
             raise SnapshotError(f"Snapshot {path.name} has {size} bytes, its manifest says {manifest.size}.")
-        if hashlib.file_digest(file, "sha256").hexdigest() != manifest.checksum:
+        if _checksum(file) != manifest.checksum:
             raise SnapshotError(f"Snapshot {path.name} does not match its checksum.")
         return manifest
 

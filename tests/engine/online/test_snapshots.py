@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 
 from grpo_tui.engine.online.snapshots import (
     POINTER,
@@ -58,7 +59,7 @@ def test_names_pointer_and_manifest(writer: SnapshotWriter) -> None:
         manifest = snapshot.manifest
         assert is_whole(snapshot.tensors(), 2)
     data = (folder / "ema_model_snapshot.v2.safetensors").read_bytes()
-    assert (manifest.size, manifest.checksum) == (len(data), hashlib.sha256(data).hexdigest())
+    assert (manifest.size, manifest.checksum) == (len(data), xxhash.xxh3_128_hexdigest(data))
     assert manifest.keys == ("layer.0", "layer.1", "layer.2")
     assert (manifest.base_model, manifest.parent_version, manifest.update) == ("tiny", 1, 20)
     assert not list(folder.glob("*.tmp"))
@@ -112,7 +113,7 @@ def test_pruning_keeps_what_is_held_or_protected(writer: SnapshotWriter) -> None
 
 
 def test_leftovers_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
-    for name in ("ema_model_snapshot.v9.safetensors.tmp", "ema_model_snapshot.v9.json", f"{POINTER}.tmp"):
+    for name in ("ema_model_snapshot.v9.safetensors.tmp", "ema_model_snapshot.v9.json", f"{POINTER}.tmp", ".tmpAb3xyZ"):
         (tmp_path / name).write_text("half")
     (tmp_path / "mine.txt").write_text("kept")
     SnapshotWriter(tmp_path, base_model="tiny").close()
@@ -167,9 +168,14 @@ def test_damaged_pointer(writer: SnapshotWriter, content: bytes) -> None:
 
 def test_disk_full_while_writing_tensors(writer: SnapshotWriter) -> None:
     publish(writer)
-    (writer.folder / f"{file_name(2)}.tmp").symlink_to("/dev/full")  # every write to it fails with ENOSPC
-    with pytest.raises(SnapshotError, match=r"No space left on device\. Version 1 stays the served one"):
-        publish(writer)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # a disk on which no larger file fits
+    try:
+        with pytest.raises(SnapshotError, match=r"Version 2 could not be published .*File too large.* Version 1 stays"):
+            publish(writer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [n for n in os.listdir(writer.folder) if "tmp" in n]
     with SnapshotReader(writer.folder).newer_than(0) as found:  # type: ignore[union-attr]
         assert found.version == 1
     publish(writer)
