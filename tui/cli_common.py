@@ -40,7 +40,24 @@ RunsDir = Annotated[
     Path | None,
     typer.Option("--runs-dir", help="Where runs live; else $GRPO_TUI_HOME/runs, else ./runs.", show_default=False),
 ]
-RunReference = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, a unique beginning of it, or `latest`.")]
+
+
+def _known_runs(incomplete: str) -> list[str]:
+    """Ids of runs for the shell's completion."""
+    from ..engine.launch import list_runs
+    from ..engine.runs.paths import runs_dir
+
+    return [run.id for run in list_runs(runs_dir()) if run.id.startswith(incomplete)] + (
+        ["latest"] if "latest".startswith(incomplete) else []
+    )
+
+
+RunReference = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run's id, a unique beginning of it, or `latest`.", autocompletion=_known_runs
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="One value over the configuration, e.g. training.max_steps=50."),

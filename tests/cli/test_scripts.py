@@ -149,3 +149,8 @@ def test_stopping_a_run_that_has_ended_says_so(cli: Cli, recorded: Path):
     answer = cli("stop", RUN)
     assert answer.returncode == 0
     assert "not running" in answer.stdout
+
+
+def test_the_shell_completes_the_ids_of_runs(cli: Cli, recorded: Path):
+    answer = cli(_GRPO_TUI_COMPLETE="complete_bash", COMP_WORDS="grpo-tui inspect 11", COMP_CWORD="2")
+    assert RUN in answer.stdout.split()
