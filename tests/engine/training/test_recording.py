@@ -111,7 +111,7 @@ def test_recorded_numbers_are_those_that_were_trained_on(tmp_path, base):
             assert record.breakdown.total == pytest.approx(sample.breakdown.total, abs=1e-6)
             assert record.breakdown.total == pytest.approx(float(sample.step_rewards.sum()), abs=1e-5)
             assert np.array_equal(tokens.token_ids, sample.token_ids)
-            assert np.allclose(tokens.advantages, sample.advantages, atol=1e-3)
+            assert np.allclose(np.asarray(tokens.advantages), sample.advantages, atol=1e-3)
             assert np.allclose(tokens.logprobs, sample.logprobs, atol=1e-2)
             assert record.advantage == pytest.approx(sample.advantages[sample.agent_mask].mean(), abs=1e-5)
             for turn, advantage in enumerate(record.step_advantages):

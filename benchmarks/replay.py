@@ -1,0 +1,175 @@
+"""What replaces groups without signal: `python -m benchmarks.replay [--seeds 3] [--steps 60]`.
+
+A task on which most groups are all right or all wrong: some prompts are easy for the starting policy, most are hard,
+few are in between. Plain GRPO throws such groups' places away; selective sample replay fills them from its buffer,
+DAPO's dynamic sampling generates other prompts. The table gives, averaged over seeds, the share of the batch that
+carried a gradient, the share of groups filtered out, how many rollouts were generated, the steps until held-out
+success first reached the goal, and success at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from trl.trainer.grpo_config import GRPOConfig
+
+from grpo_tui.engine.agents.tiny.tokenizer import train_tokenizer
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
+from grpo_tui.engine.training.evaluate import evaluate
+from grpo_tui.engine.training.replay import ReplayBuffer
+from grpo_tui.engine.training.rollouts import parse_row
+
+from .lookup_env import KEYS, TEXTS, LookupEnv
+
+MODES = ("off", "ssr", "dapo")
+NAMES = {"off": "plain GRPO", "ssr": "selective replay", "dapo": "dynamic sampling"}
+
+
+def main() -> None:
+    """Train every mode with every seed, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--goal", type=float, default=0.7)
+    given = parser.parse_args()
+    goal = f"steps to {given.goal:.0%}"
+    print(f"{'':18}{'effective batch':>16}{'filtered':>10}{'rollouts':>10}{goal:>14}{'success':>9}")
+    for mode in MODES:
+        runs = [train(mode, seed, given.steps, given.goal) for seed in range(given.seeds)]
+        columns = [mean(r[k] for r in runs) for k in ("effective", "filtered", "rollouts", "steps", "success")]
+        late = "+" if any(r["late"] for r in runs) else " "
+        print(
+            f"{NAMES[mode]:18}{columns[0]:16.0%}{columns[1]:10.0%}{columns[2]:10.0f}{columns[3]:13.0f}{late}"
+            f"{columns[4]:9.2f}",
+            flush=True,
+        )
+
+
+def train(mode: str, seed: int, steps: int, goal: float) -> dict[str, float]:
+    """One training; the record of its steps."""
+    torch.manual_seed(seed)
+    tokenizer = train_tokenizer(TEXTS)
+    model = start_policy(tokenizer, seed)
+    agent = TransformersAgent(model, tokenizer, max_turn_tokens=2, max_trajectory_tokens=64)
+    path = f"{Path(__file__).with_name('lookup_env.py')}:LookupEnv"
+    rows = [{"env_class_path": path, "env_config": "{}", "task_data": json.dumps(t)} for t in LookupEnv.tasks()]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = GRPOConfig(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=False,
+            per_device_train_batch_size=64,
+            num_generations=8,
+            max_steps=steps,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            learning_rate=2e-3,
+            lr_scheduler_type="constant",
+            beta=0.0,
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            gradient_checkpointing=False,
+            seed=seed,
+        )
+        trainer = GRPOEnvTrainer(
+            agent,
+            tokenizer,
+            args=arguments,
+            train_dataset=Dataset.from_list(rows * 8),
+            model=model,
+            replay=ReplayBuffer(seed=seed) if mode == "ssr" else None,
+            dynamic_rounds=3 if mode == "dapo" else 0,
+        )
+        log = Log(trainer, [parse_row(r) for r in rows])
+        trainer.add_callback(log)
+        trainer.train()
+    reached = next((step for step, success in log.success if success >= goal), None)
+    return {
+        "effective": mean(log.effective),
+        "filtered": mean(log.filtered),
+        "rollouts": sum(log.rollouts) / len(log.rollouts),
+        "steps": float(reached if reached is not None else steps),
+        "late": float(reached is None),
+        "success": mean(s for _, s in log.success[-3:]),
+    }
+
+
+class Log(TrainerCallback):
+    """Keeps what each step did, and what the policy then knows."""
+
+    def __init__(self, trainer: GRPOEnvTrainer, rows: list[Any]) -> None:
+        self.trainer, self.rows = trainer, rows
+        self.effective: list[float] = []
+        self.filtered: list[float] = []
+        self.rollouts: list[int] = []
+        self.success: list[tuple[int, float]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """After each step."""
+        if not logs or "loss" not in logs:
+            return
+        self.effective.append(self.trainer.step_metrics["grpo/effective_batch"])
+        self.filtered.append(self.trainer.step_metrics["grpo/filtering_rate"])
+        self.rollouts.append(len(self.trainer.generated))
+        with self.trainer._acting():
+            found = evaluate(self.trainer.runner, self.rows, temperature=0.0, step=state.global_step)
+        self.success.append((state.global_step, found.success))
+
+
+def start_policy(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
+    """A small model that has seen the easy keys' answers often, the middle ones' seldom, the hard ones' hardly."""
+    made: Any = tokenizer
+    model: Any = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(made),
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=12,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=made.eos_token_id,
+            pad_token_id=made.pad_token_id,
+        )
+    )
+    agent = TransformersAgent(model, tokenizer)
+    rng = np.random.default_rng(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    answers = LookupEnv.answers()
+    end = agent.chat.stop_ids[0]
+    for _ in range(150):
+        prompts, targets = [], []
+        for _ in range(64):
+            key = int(rng.integers(len(KEYS)))
+            right = rng.random() < LookupEnv.share_known(key)
+            said = answers[key] if right else answers[int(rng.integers(len(answers)))]
+            prompts.append(list(agent.chat.prompt(LookupEnv.prompt(key), None)))
+            targets.append(tokenizer.encode(said, add_special_tokens=False)[:1])
+        width = max(len(p) + len(t) + 1 for p, t in zip(prompts, targets, strict=True))
+        ids = torch.full((64, width), end)
+        labels = torch.full((64, width), -100)
+        for i, (p, t) in enumerate(zip(prompts, targets, strict=True)):
+            ids[i, : len(p) + len(t)] = torch.tensor([*p, *t])
+            labels[i, len(p) : len(p) + len(t) + 1] = torch.tensor([*t, end])
+        loss = model(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+if __name__ == "__main__":
+    main()
