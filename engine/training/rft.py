@@ -56,7 +56,8 @@ def run_rft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
             sink.close()
     if callback.stopped:
         return False
-    recorder.event("phase", "saving the adapters", step=trainer.state.global_step, name="saving")
+    where = config.training.output_dir
+    recorder.event("phase", f"saving the adapters to {where}", step=trainer.state.global_step, name="saving")
     if trainer.accelerator.is_main_process:
         save_final(trainer, config.training.output_dir)
     trainer.accelerator.wait_for_everyone()
