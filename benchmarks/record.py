@@ -42,7 +42,6 @@ def busy(seconds: float) -> int:
 
 def measure(steps: int, pause: float, work: Callable[[float], object]) -> dict[str, float]:
     """Costs per step in seconds, with the training thread doing `work` in between."""
-    data = list(batches(steps * 128))
     with tempfile.TemporaryDirectory() as folder:
         writer = RunWriter(Path(folder) / "run")
         writer.vocabulary([f"token{i}" for i in range(2048)])
@@ -50,7 +49,7 @@ def measure(steps: int, pause: float, work: Callable[[float], object]) -> dict[s
         thread = next(t for t in threading.enumerate() if t.name == "run-record")
         before = thread_seconds(thread.native_id or 0)
         calls: list[float] = []
-        for step, records in data:
+        for step, records in batches(steps * 128):  # made just before they are recorded, as in training
             began = time.perf_counter()
             writer.trajectories(step, records)
             writer.metrics(step, step_metrics(step, steps, 40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from pathlib import Path
@@ -16,22 +17,32 @@ def image_path(name: str) -> str:
     return f"{IMAGES}/{stem}" if stem.lower().endswith((".png", ".jpg", ".jpeg")) else f"{IMAGES}/{stem}.png"
 
 
-def write_image(target: Path, image: Any) -> None:
-    """Write an array (uint8 `[H, W]` or `[H, W, 3]`, or bool `[H, W]`) or a PIL image. Raises OSError, ValueError."""
+def encode_image(name: str, image: Any) -> bytes:
+    """The bytes of a PNG (or JPEG, by the name) of an array (uint8 `[H, W]` or `[H, W, 3]`, or bool `[H, W]`) or a
+    PIL image. Raises ValueError for what is no image."""
     from PIL import Image
 
-    if not isinstance(image, Image.Image):
-        import numpy as np
+    try:
+        if not isinstance(image, Image.Image):
+            import numpy as np
 
-        array = np.asarray(image)
-        if array.dtype == bool:
-            array = array.astype(np.uint8) * 255
-        image = Image.fromarray(array)
+            array = np.asarray(image)
+            if array.dtype == bool:
+                array = array.astype(np.uint8) * 255
+            image = Image.fromarray(array)
+        buffer = io.BytesIO()
+        image.save(buffer, format="PNG" if name.lower().endswith(".png") else "JPEG")
+    except (OSError, KeyError, TypeError, AttributeError) as error:  # PIL says OSError for a mode that it cannot write
+        raise ValueError(str(error)) from error
+    return buffer.getvalue()
+
+
+def write_image(target: Path, data: bytes) -> None:
+    """Put a file in its place in one instant. Raises OSError."""
     target.parent.mkdir(exist_ok=True)  # not parents: a run's folder that was removed stays removed
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        format_ = "PNG" if target.suffix.lower() == ".png" else "JPEG"
-        image.save(temporary, format=format_, quality=92)  # of JPEG; PNG has none
+        temporary.write_bytes(data)
         os.replace(temporary, target)
     except OSError:
         temporary.unlink(missing_ok=True)

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from .images import write_image
+from .images import encode_image, write_image
 from .masking import mask
 from .paths import DATABASE
 from .store import RecordStore
-from .summary import Summary
+from .summary import NAMES, Summary
 
 log = logging.getLogger(__name__)
 
@@ -157,9 +157,11 @@ class Sink:
 
     def _image(self, path: str, image: Any) -> None:
         try:
-            write_image(self.run_dir / path, image)
-        except (ValueError, TypeError) as error:  # no image: readers say that it is missing
+            data = encode_image(path, image)
+        except ValueError as error:  # readers say that it is missing
             log.warning("the record leaves out image %s: %s", path, error)
+            return
+        write_image(self.run_dir / path, data)
 
     def _opened(self) -> RecordStore:
         path = self.run_dir / DATABASE
@@ -177,6 +179,9 @@ class Sink:
                 log.info("the record goes on after step %d (%d later trajectories removed)", self._resume, removed)
                 self._resume = None
             self.step = max(self.step, store.last_step())
+            if self._inode is None:
+                for step, name, value in store.values_of(NAMES):
+                    self.summary.add(step, {name: value})
             found = path.stat()
         except BaseException:
             store.close()

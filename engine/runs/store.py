@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,15 @@ class RecordStore:
     def last_step(self) -> int:
         """The last step of which anything is recorded; 0 when nothing is."""
         return int(self.db.execute("SELECT coalesce(max(step), 0) FROM steps").fetchone()[0])
+
+    def values_of(self, names: Sequence[str]) -> Iterator[tuple[int, str, float]]:
+        """`(step, name, value)` of some metrics in order of steps, without missing values."""
+        marks = ",".join("?" * len(names))
+        yield from self.db.execute(
+            "SELECT step, metric_names.name, value FROM metrics JOIN metric_names ON metric_names.id = metrics.name "
+            f"WHERE metric_names.name IN ({marks}) AND value IS NOT NULL ORDER BY step",
+            tuple(names),
+        )
 
     def add_trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> list[str]:
         """Append the records of one step. Returns one sentence for each that cannot be recorded, and leaves it out."""

@@ -75,6 +75,20 @@ def test_any_order_of_steps_keeps_exactly_those_up_to_the_checkpoint(tmp_path_fa
             assert reader.trajectory(row.n) == replace(by_id[row.id], tokens=None)
 
 
+def test_the_short_curve_of_the_list_goes_on_too(run_dir: Path):
+    writer = RunWriter(run_dir)
+    for step in range(1, 9):
+        writer.metrics(step, {"success/train": step / 10})
+    writer.close()
+    resumed = RunWriter(run_dir, resume_from_step=6)
+    resumed.metrics(7, {"success/train": 0.9})
+    resumed.status("stopped")
+    with RunReader(run_dir) as reader:
+        curve = reader.info().facts["summary"]["success/train"]
+        assert curve == {"last": 0.9, "curve": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.9]}
+    resumed.close()
+
+
 def test_resuming_a_run_that_recorded_nothing_yet(run_dir: Path):
     writer = RunWriter(run_dir, resume_from_step=0)
     writer.metrics(1, {"a": 1})
