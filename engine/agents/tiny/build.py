@@ -26,7 +26,7 @@ from ....envs.trajectory import TokenArrays
 from ....envs.visual import VisualEnv
 from ...training.demonstrations import play_demonstrations
 from ..transformers_agent import TransformersAgent
-from .curriculum import base_route, drills, habit_route
+from .curriculum import PRACTICE, habit_route, spelling
 from .lessons import teach
 from .tokenizer import train_tokenizer
 
@@ -59,7 +59,7 @@ def build(
     output: Path,
     *,
     seed: int = 0,
-    lessons: int = 2560,
+    lessons: int = 3072,
     base_steps: int = 2000,
     habit_steps: int = 200,
     held_out: int = 240,
@@ -71,18 +71,18 @@ def build(
     set_seed(seed)
     clock = _Clock()
     env = VisualEnv()
-    tasks = env.make_tasks("train", lessons, seed)
+    tasks = VisualEnv(questions=PRACTICE).make_tasks("train", lessons, seed)
     # What the environment says is only known by playing it, which takes a tokenizer: first one of bytes, then the real
     # one. Words in pictures are kept out of it, so that none is a token of its own: they are there to be spelled.
     plain = train_tokenizer([])
-    played = play_demonstrations(env, tasks[:512], plain, choose=base_route, seed=seed)
+    played = play_demonstrations(env, tasks[:512], plain, choose=habit_route, seed=seed)
     texts = (str(plain.decode(d.tokens.token_ids)) for d in played)
     tokenizer = train_tokenizer(WORD_IN_PICTURE.sub("", text) for text in texts)
     clock("tokenizer", f"{len(tokenizer)} tokens")
 
-    base_lessons = [d.tokens for d in play_demonstrations(env, tasks, tokenizer, choose=base_route, seed=seed)]
-    base_lessons += drills(VisualEnv(questions=("text", "bigger")), 2 * lessons, seed, tokenizer)
-    habit_tasks = env.make_tasks("train", 2 * lessons // 5, seed + 1)
+    base_lessons = [d.tokens for d in play_demonstrations(env, tasks, tokenizer)]
+    base_lessons += spelling(env, lessons // 2, seed, tokenizer)
+    habit_tasks = env.make_tasks("train", lessons // 3, seed + 1)
     habits = play_demonstrations(env, habit_tasks, tokenizer, choose=habit_route, seed=seed + 1)
     habit_lessons = [d.tokens for d in habits]
     clock("demonstrations", f"{len(base_lessons)} for the base, {len(habit_lessons)} for the adapters")
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.agents.tiny.build", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="where base/ and sft/ go")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lessons", type=int, default=2560, help="demonstrations for the base")
+    parser.add_argument("--lessons", type=int, default=3072, help="demonstrations for the base")
     parser.add_argument("--base-steps", type=int, default=2000)
     parser.add_argument("--habit-steps", type=int, default=200)
     parser.add_argument("--held-out", type=int, default=240, help="tasks that success is measured on")
