@@ -54,6 +54,7 @@ class Snapshot:
     betas: list[Event] = field(default_factory=list)
     versions: list[Event] = field(default_factory=list)
     answers: list[Event] = field(default_factory=list)
+    phase: str = ""
     log: list[str] = field(default_factory=list)
     problem: str = ""
 
@@ -92,7 +93,8 @@ def read_snapshot(reader: RunReader, log_lines: int) -> Snapshot:
         made.alerts = reader.events(("alert", "error", "record"), limit=200)
         made.betas = reader.events(("beta",), limit=5)
         made.versions = reader.events(("snapshot", "checkpoint", "eval"), limit=40)
-        made.answers = reader.events(("control", "phase"), limit=5)
+        made.answers = reader.events(("control",), limit=5)
+        made.phase = next((e.message for e in reader.events(("phase",), limit=1)), "")
     except RecordError as error:
         problems.append(str(error))
     made.problem = "; ".join(dict.fromkeys([*problems, *reader.problems]))

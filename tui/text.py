@@ -109,7 +109,7 @@ def clip(text: str, limit: int = FIELD_LIMIT) -> tuple[str, int]:
     return (text, 0) if len(text) <= limit else (text[:limit], len(text) - limit)
 
 
-def wrap(text: str, cells: int, limit: int = FIELD_LIMIT) -> list[str]:
+def wrap(text: str, cells: int, limit: int = FIELD_LIMIT, more: str = "o opens all") -> list[str]:
     """Literal lines of at most `cells` cells, broken at spaces where it can; over `limit`, a note ends them."""
     kept, left = clip(text, limit)
     lines: list[str] = []
@@ -117,7 +117,7 @@ def wrap(text: str, cells: int, limit: int = FIELD_LIMIT) -> list[str]:
     for paragraph in kept.replace("\r\n", "\n").split("\n"):
         lines.extend(_wrap_paragraph(literal(paragraph.expandtabs(4)), cells))
     if left:
-        lines.append(cut(f"✂ {left:,} more characters · o opens all", cells))
+        lines.append(cut(f"✂ {left:,} more characters · {more}", cells))
     return lines
 
 

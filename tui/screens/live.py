@@ -142,6 +142,8 @@ class LiveScreen(View):
             if text and left.width + len(text) + 3 <= width * 0.45:
                 left.add(" · ", p.faint).add(text, p.muted)
         right = Line(p).add(f"{status_sign(info.status)} {info.status}", status_style(p, info.status))
+        if width >= 130 and info.status in ("starting", "running") and self.shown.phase:
+            right.add(f" · {self.shown.phase}", p.muted, cells=min(len(self.shown.phase) + 3, 40))
         step = max(info.step, int(self.shown.latest.get("step", 0)))
         right.add("  step ", p.muted).add(count(step), p.strong)
         if info.total_steps:
@@ -255,7 +257,7 @@ class LiveScreen(View):
         if shown.info.error:
             alerts.insert(0, Event("error", shown.info.error, step=shown.info.step))
         self.alerts.put(alerts)
-        self._acknowledge([e for e in shown.answers if e.kind == "control"])
+        self._acknowledge(shown.answers)
         self.frame.refresh_header()
 
     def _acknowledge(self, answers: list[Event]) -> None:

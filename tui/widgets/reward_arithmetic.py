@@ -45,6 +45,8 @@ class RewardArithmetic(Pane):
         reward = self._reward()
         if reward is None:
             text = "No reward was recorded for this step." if record.trajectory.steps else "The agent took no step."
+            if record.split == "eval":
+                text = "A rollout on held-out tasks: judged by its answer alone, and not trained on."
             return [Line(p).add(t, p.faint) for t in wrap(text, width)]
         lines = self._components(reward, width)
         if reward.penalties:

@@ -48,9 +48,9 @@ class StepPanel(Pane):
         if record is None:
             return lines
         trajectory = record.trajectory
-        if self.whole_prompt or self.step == 0 or not trajectory.steps:
-            limit = 20_000 if self.whole_prompt else 600
-            lines += self._part("prompt", trajectory.prompt, p.muted, width, limit)
+        if self.whole_prompt or self.step == 0 or height >= 12 or not trajectory.steps:
+            limit = 20_000 if self.whole_prompt else 600 if self.step == 0 else 240
+            lines += self._part("prompt", trajectory.prompt, p.muted, width, limit, "P shows all")
             if self.whole_prompt and trajectory.task:
                 task = "\n".join(f"{k}: {v}" for k, v in trajectory.task.items())
                 lines += self._part("task", task, p.muted, width)
@@ -102,14 +102,16 @@ class StepPanel(Pane):
             lines += self._part("✗ error", t.error, p.bad, width)
         return lines
 
-    def _part(self, name: str, text: str, style: Style, width: int, limit: int = 20_000) -> list[Line]:
+    def _part(
+        self, name: str, text: str, style: Style, width: int, limit: int = 20_000, more: str = "o opens all"
+    ) -> list[Line]:
         p = self.palette
         if width < 44:
             lines = [Line(p).add(name, p.faint)]
-            lines += [self._found(Line(p).gap(), t, style) for t in wrap(text, width - 1, limit)]
+            lines += [self._found(Line(p).gap(), t, style) for t in wrap(text, width - 1, limit, more)]
             return lines
         lines = []
-        for index, part in enumerate(wrap(text, width - 13, limit)):
+        for index, part in enumerate(wrap(text, width - 13, limit, more)):
             line = Line(p).add(name if index == 0 else "", p.faint, cells=12).gap()
             lines.append(self._found(line, part, style))
         return lines

@@ -1,0 +1,78 @@
+"""Make the pictures of the README from a real run.
+
+    python docs/screenshots.py RUN [--out docs/images] [--size 150x44] [--theme grpo-dark]
+
+RUN is a run's folder; a finished run with penalties and an image shows most. Writes `runs.svg`, `live.svg`,
+`trajectories.svg`, `stepper.svg`, `tokens.svg` and `diff.svg`, drawn by the app itself without a terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+from pathlib import Path
+
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.tui.app import GrpoApp, Inspect, Live, RunList
+from grpo_tui.tui.remember import Memory
+from grpo_tui.tui.theme import DEFAULT_THEME, THEMES
+
+NOWHERE = Path("/dev/null/nothing-is-remembered.json")
+
+
+def telling_rollout(run: Path) -> int:
+    """A late rollout with a penalty in a group that learns from it, if there is one."""
+    with RunReader(run) as reader:
+        for wanted in ("penalties>0 and turns>2 and advantage<0", "penalties>0", ""):
+            rows = reader.page(filter=wanted, sort="n", descending=True, limit=1)
+            if rows:
+                return rows[0].n
+    raise SystemExit(f"{run} has no trajectories to show")
+
+
+async def shoot(app: GrpoApp, size: tuple[int, int], keys: str, out: Path) -> None:
+    """Open the app, press keys, and write what is then on screen."""
+    async with app.run_test(size=size) as pilot:
+        for key in ("", *keys):
+            if key:
+                await pilot.press(key)
+            for _ in range(3):
+                await pilot.pause(0.1)
+                await app.workers.wait_for_complete([w for w in app.workers if not w.is_finished])
+        picture = app.export_screenshot(title="grpo-tui")
+    # fonts are the reader's own: a picture fetches nothing
+    picture = re.sub(r"@font-face\s*\{.*?\}", "", picture, flags=re.DOTALL)
+    out.write_text(picture, encoding="utf-8")
+    print(out)
+
+
+def main() -> None:
+    """Write all pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
+    parser.add_argument("--size", default="150x44", help="columns x rows")
+    parser.add_argument("--theme", default=DEFAULT_THEME, choices=sorted(THEMES))
+    given = parser.parse_args()
+    run = given.run.resolve()
+    if not run.is_dir():
+        parser.error(f"{given.run} is not the folder of a run")
+    width, height = (int(part) for part in given.size.split("x"))
+    given.out.mkdir(parents=True, exist_ok=True)
+    n = str(telling_rollout(run))
+    pictures = {
+        "runs": (RunList(), ""),
+        "live": (Live(run), ""),
+        "trajectories": (Inspect(run), "jjj"),
+        "stepper": (Inspect(run, n), ""),
+        "tokens": (Inspect(run, n), "tt"),
+        "diff": (Inspect(run, n), "d"),
+    }
+    for name, (start, keys) in pictures.items():
+        app = GrpoApp(run.parent, start, memory=Memory(NOWHERE), theme=given.theme)
+        asyncio.run(shoot(app, (width, height), keys, given.out / f"{name}.svg"))
+
+
+if __name__ == "__main__":
+    main()

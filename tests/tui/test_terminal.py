@@ -1,0 +1,103 @@
+"""The app in a real pseudo-terminal: what arrives there as bytes, with and without colour and graphics."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .terminal import Terminal, until
+
+OPEN = (
+    "import sys; from pathlib import Path; from grpo_tui.tui.app import run_app; "
+    "run = Path(sys.argv[1]); run_app(run.parent, run, *sys.argv[2:])"
+)
+
+
+def terminal(
+    run: Path, *arguments: str, variables: dict[str, str] | None = None, size: tuple[int, int] = (150, 45)
+) -> Any:
+    given = {"XDG_STATE_HOME": str(run.parent / "state"), **(variables or {})}
+    command = ["env", *(f"{k}={v}" for k, v in given.items()), sys.executable, "-c", OPEN, str(run), *arguments]
+    return Terminal(command, cwd=run.parent, env=os.environ, rows=size[1], columns=size[0])
+
+
+def test_a_person_steps_through_a_run_and_leaves(run: Path) -> None:
+    with terminal(run, "inspect") as screen:
+        screen.see("1 of 320", "SEGMENT")
+        screen.press("j\r")
+        screen.see("step 1/", "reward of this step", "ab12 · 2 of 320")
+        screen.press("L")
+        screen.see("ab12 · 3 of 320", "missing prerequisite", "right:")
+        screen.press("t")
+        screen.see("tokens by who wrote it")
+        screen.press("q")
+        assert screen.wait() == 0
+        assert b"\x1b[?1049l" in screen.raw, "the terminal is given back as it was"
+
+
+def test_no_color_sends_no_colour(run: Path) -> None:
+    with terminal(run, "inspect", "3", variables={"NO_COLOR": "1"}) as screen:
+        screen.see("missing prerequisite", "✗")
+        screen.press("l")
+        screen.see("step 2/")
+        colours = [c for c in (b"38;2;", b"48;2;", b"38;5;", b"48;5;") if c in screen.raw]
+        assert colours == []
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("kitty", b"\x1b_G"), ("sixel", b"\x1bP"), ("blocks", "▀".encode())])
+def test_images_are_sent_the_way_the_terminal_shows_them(run: Path, kind: str, begins: bytes) -> None:
+    with terminal(run, "inspect", "1", variables={"GRPO_TUI_IMAGES": kind}) as screen:
+        screen.see("step 1/", "image")
+        until(screen, lambda: begins in screen.raw)
+        for other in {b"\x1b_G", b"\x1bP"} - {begins}:
+            assert other not in screen.raw
+
+
+def test_how_a_terminal_shows_images_is_read_from_its_environment() -> None:
+    from grpo_tui.tui.widgets.graphics import kind
+
+    assert kind({"TERM": "xterm-kitty"}) == "kitty"
+    assert kind({"TERM": "xterm-256color", "TERM_PROGRAM": "ghostty"}) == "kitty"
+    assert kind({"TERM": "foot"}) == "sixel" and kind({"TERM_PROGRAM": "WezTerm"}) == "sixel"
+    assert kind({"TERM": "xterm-256color"}) == "blocks"
+    assert kind({"TERM": "xterm-kitty", "TMUX": "/tmp/tmux"}) == "blocks", "a multiplexer in between"
+    assert kind({"TERM": "xterm-kitty", "GRPO_TUI_IMAGES": "blocks"}) == "blocks"
+
+
+def test_a_mistake_of_the_app_is_one_line_and_its_traceback_is_in_a_file(run: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from grpo_tui.tui import app\n"
+        "from grpo_tui.tui.screens.stepper import StepperScreen\n"
+        "def broken(self, by): raise ValueError('boom \\x1b[2J')\n"
+        "StepperScreen.action_step = broken\n"
+        "run = Path(sys.argv[1]); app.run_app(run.parent, run, 'inspect', '1')"
+    )
+    state = run.parent / "state-of-mistakes"
+    command = ["env", f"XDG_STATE_HOME={state}", sys.executable, "-c", code, str(run)]
+    with Terminal(command, cwd=run.parent, env=os.environ, rows=45, columns=150) as screen:
+        screen.see("step 1/")
+        screen.press("l")
+        assert screen.wait() == 1
+        end = screen.raw[screen.raw.rindex(b"\x1b[?1049l") :].decode("utf-8", "replace")
+        assert "the app ended by a mistake of its own (ValueError: boom ␛[2J)" in end and "Traceback" not in end
+    assert "ValueError" in (state / "grpo-tui" / "app-error.log").read_text()
+
+
+def test_starting_the_app_loads_no_heavy_library(run: Path) -> None:
+    import subprocess
+
+    code = (
+        "import asyncio, sys; from pathlib import Path; from grpo_tui.tui.app import GrpoApp, Inspect, Live\n"
+        "async def go(start):\n"
+        "    async with GrpoApp(Path('.'), start).run_test() as pilot: await pilot.pause(0.3)\n"
+        "run = Path(sys.argv[1]); asyncio.run(go(Inspect(run))); asyncio.run(go(Live(run)))\n"
+        "heavy = {'torch', 'transformers', 'trl', 'numpy', 'PIL', 'textual_image', 'pydantic', 'yaml', 'plotext'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    state = {**os.environ, "XDG_STATE_HOME": str(run.parent / "state")}
+    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, env=state, check=True)
+    assert done.stdout.strip() == "[]"
