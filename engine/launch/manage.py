@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 
 from ..runs.paths import RUN_FILE
-from ..runs.status import ENDED, look, read_json, write_json
+from ..runs.status import ENDED, look, process_names, process_state, read_json, write_json
 from ..runs.types import RunInfo
 from .errors import LaunchError
-from .stop import living
 
 
 def delete_run(run: RunInfo) -> None:
@@ -19,8 +18,10 @@ def delete_run(run: RunInfo) -> None:
     info = look(path)
     if info.status not in ENDED:
         raise LaunchError(f"run {run.id} is {info.status}: stop it before deleting it")
-    if names := living(path):
-        raise LaunchError(f"the process {names[0]!r} of run {run.id} still lives: stop the run before deleting it")
+    for name in process_names(path):  # a process of it may live on when the first has crashed
+        state = process_state(path, name)
+        if state["alive"] and state.get("status") not in ENDED:
+            raise LaunchError(f"the process {name!r} of run {run.id} still lives: stop the run before deleting it")
     hidden = path.with_name(f".deleted-{path.name}")
     try:
         if path.is_symlink():

@@ -28,7 +28,7 @@ from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.errors import RunNotFound
 from grpo_tui.engine.runs.masking import MASKED
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import look, read_json, write_json
+from grpo_tui.engine.runs.status import identity, look, read_json, write_json
 from grpo_tui.engine.runs.types import RunInfo
 
 from .conftest import until
@@ -259,6 +259,18 @@ def test_renaming_and_deleting(start_small, runs_dir: Path):
     assert [r.id for r in list_runs(runs_dir)] == [active.id]
     assert not (runs_dir / ".deleted-old").exists()
     stop_run(active, timeout=20)
+
+
+def test_a_run_with_a_process_left_is_not_deleted(runs_dir: Path):
+    made(runs_dir, "r")
+    write_json(runs_dir / "r" / "processes" / "engine.json", {"status": "crashed", "time": 5.0})
+    worker = runs_dir / "r" / "processes" / "worker.json"
+    write_json(worker, {"status": "running", "time": 5.0, **identity()})
+    with pytest.raises(LaunchError, match="the process 'worker' of run r still lives"):
+        delete_run(find_run(runs_dir, "r"))
+    write_json(worker, {"status": "stopped", "time": 5.0, **identity()})  # it is about to exit
+    delete_run(find_run(runs_dir, "r"))
+    assert list_runs(runs_dir) == []
 
 
 def test_the_tail_of_a_log_is_what_a_terminal_would_show(runs_dir: Path):
