@@ -36,7 +36,7 @@ class ReplayConfig(Section):
 class TrainingConfig(Section):
     """`--mode rft`."""
 
-    max_steps: int = Field(default=150, ge=1)
+    max_steps: int = Field(default=120, ge=1)
     prompts_per_step: int = Field(default=16, ge=1)
     """Different prompts in one optimiser step, over all processes."""
     num_generations: int = Field(default=8, ge=2)
@@ -46,7 +46,7 @@ class TrainingConfig(Section):
     micro_batch_tokens: int = Field(default=65536, ge=1)
     """Token budget of a backward pass, counted at `max_trajectory_tokens` a trajectory."""
     learning_rate: float = Field(default=3e-3, gt=0)
-    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "constant"
+    lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "linear"
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)

@@ -14,6 +14,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from grpo_tui.configs.loading import load_config
+from grpo_tui.engine.launch import start_run
 from grpo_tui.engine.runs.control import outcome, request
 from grpo_tui.engine.runs.status import look
 from grpo_tui.engine.training.__main__ import run
@@ -139,3 +141,22 @@ def test_twenty_kills_at_random_moments_lose_nothing(tmp_path, base):
     assert run(folder, resume=True) == 0
     assert recorded_steps(folder) == list(range(1, 121))
     assert set(recorded_rollouts(folder).values()) == {8}
+
+
+def test_two_processes_train_one_run_and_only_the_first_records(tmp_path, base):
+    """Through the launcher, as `grpo-tui train --num-processes 2` does."""
+    text = (make_run(tmp_path / "model", base, max_steps=3, eval_every=3) / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text)
+    info = start_run(load_config(tmp_path / "config.yaml"), runs_dir=tmp_path / "runs", num_processes=2)
+    folder = Path(info.path)
+    wait(lambda: look(folder).status in ("finished", "crashed"))
+    assert look(folder).status == "finished", look(folder).error
+    assert recorded_steps(folder) == [1, 2, 3]
+    assert recorded_rollouts(folder) == {1: 8, 2: 8, 3: 8}
+    assert sorted(p.name for p in checkpoint_folder(folder).glob("checkpoint-*/rng_*.json")) == [
+        "rng_0.json",
+        "rng_0.json",
+        "rng_1.json",
+        "rng_1.json",
+    ]
+    assert "greedy" in events(folder, "eval")[-1]
