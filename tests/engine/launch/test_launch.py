@@ -82,7 +82,8 @@ def test_a_crash_is_seen_with_its_last_lines_and_its_log(start_small):
     assert crashed.facts["log"] == "logs/training.log"
     with RunReader(run.path) as reader:
         assert reader.metric("success/train") == [(s, 0.5) for s in range(1, 6)]
-    assert find_run(Path(run.path).parent, run.id).error == "the process is gone (exit code 1)"
+    # The exit code is known once the last of its threads is gone.
+    until(lambda i: find_run(Path(run.path).parent, run.id).error == "the process is gone (exit code 1)", run)
 
 
 def test_a_killed_process_is_a_crash(start_small):
@@ -90,7 +91,7 @@ def test_a_killed_process_is_a_crash(start_small):
     assert run.pid is not None
     os.kill(run.pid, signal.SIGKILL)
     until(lambda i: i.status == "crashed", run)
-    assert find_run(Path(run.path).parent, run.id).error == "the process is gone (SIGKILL)"
+    until(lambda i: find_run(Path(run.path).parent, run.id).error == "the process is gone (SIGKILL)", run)
 
 
 def test_one_that_dies_before_it_says_anything(start_small):
