@@ -63,3 +63,58 @@ def test_four_environments_train_in_one_batch(project: Path, model: Path):
     recorded = train(project, model, "mixed", environment__train_data="rows.jsonl", training__prompts_per_step=8)
     assert {row["env"] for row in recorded} == {"visual", "calculator", "reasoning-gym"}
     assert not any(row["stop_reason"] == "error" for row in recorded)
+
+
+TROUBLE = """
+import time
+
+from grpo_tui.envs import MultiTurnEnv, StepResult
+
+
+class TroubleEnv(MultiTurnEnv):
+    name = "trouble"
+
+    def make_tasks(self, split, n, seed):
+        return [{"how": ("raise", "hang", "rubbish", "nothing")[k % 4], "n": k} for k in range(n)]
+
+    def reset(self, task):
+        return dict(task), [{"role": "user", "content": f"{task['how']} {task['n']}"}]
+
+    def step(self, state, call):
+        if state["how"] == "raise":
+            raise RuntimeError("the sandbox is gone")
+        if state["how"] == "hang":
+            time.sleep(60)
+        if state["how"] == "rubbish":
+            return {"observation": "x"}
+        return StepResult("", reward=float(len(call.text) % 2), done=True, answer="x", correct=True)
+"""
+
+
+def test_a_broken_environment_costs_its_own_rollouts_and_the_record_says_why(project: Path, model: Path):
+    (project / "trouble.py").write_text(TROUBLE)
+    rows = train(
+        project,
+        model,
+        "trouble",
+        environment__class_path="trouble.py:TroubleEnv",
+        environment__train_tasks=12,
+        environment__eval_tasks=0,
+        environment__turn_timeout_s=0.5,
+        training__prompts_per_step=4,
+        training__num_generations=2,
+    )
+    reasons: dict[str, set[str]] = {}
+    for row in rows:
+        reasons.setdefault(row["prompt"].split()[0], set()).add(row["stop_reason"])
+    wanted = {"raise": {"error"}, "hang": {"timeout"}, "rubbish": {"error"}, "nothing": {"answer"}}
+    assert len(rows) == 3 * 4 * 2 and reasons == {k: v for k, v in wanted.items() if k in reasons} and len(reasons) >= 3
+    said = {
+        json.loads(grpo_tui(project, "inspect", "trouble", "--trajectory", row["id"], "--json").stdout)["trajectory"][
+            "error"
+        ]
+        for row in rows[:8]
+    }
+    assert said & {"step 1: RuntimeError: the sandbox is gone", "step 1: took longer than 0.5 s and was given up"}
+    log = "".join(p.read_text() for p in (project / "runs" / "trouble" / "logs").glob("*.log"))
+    assert "the sandbox is gone" in log and "Traceback" in log
