@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,34 +77,24 @@ def inspect(
             _print_summary(reader, info)
 
 
-class opened:
+@contextmanager
+def opened(info: RunInfo) -> Iterator[RunReader]:
     """A reader on a run's record; what cannot be read ends the command with one line."""
+    from ..engine.runs.errors import FilterError, RecordError
+    from ..engine.runs.reader import RunReader
 
-    def __init__(self, info: RunInfo) -> None:
-        self.info = info
-
-    def __enter__(self) -> RunReader:
-        from ..engine.runs.errors import RecordError
-        from ..engine.runs.reader import RunReader
-
+    try:
+        reader = RunReader(Path(info.path))
         try:
-            self.reader = RunReader(Path(self.info.path))
-        except (RecordError, OSError) as error:
-            fail(f"the record of run {self.info.id} cannot be read: {error}")
-        return self.reader
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        for problem in self.reader.problems:
-            warn(problem)
-        self.reader.close()
-        if error is None:
-            return
-        from ..engine.runs.errors import FilterError, RecordError
-
-        if isinstance(error, FilterError):
-            fail(f"--filter: {error}", ExitCode.USAGE)
-        if isinstance(error, RecordError):
-            fail(f"the record of run {self.info.id} cannot be read: {error}")
+            yield reader
+        finally:
+            for problem in reader.problems:
+                warn(problem)
+            reader.close()
+    except FilterError as error:
+        fail(f"--filter: {error}", ExitCode.USAGE)
+    except RecordError as error:
+        fail(f"the record of run {info.id} cannot be read: {error}")
 
 
 def matching(reader: RunReader, filter_: str, search: str, limit: int | None) -> Iterator[Any]:
