@@ -22,16 +22,15 @@ def test_a_full_queue_drops_counts_and_says_so_once(run_dir: Path, make_record, 
     original = RecordStore.add_trajectories
 
     def slow(self, step, records):
-        gate.wait(20)
+        gate.wait(120)
         return original(self, step, records)
 
     monkeypatch.setattr(RecordStore, "add_trajectories", slow)
     told: list[str] = []
     writer = RunWriter(run_dir, queue_bytes=100_000, on_trouble=told.append)
-    began = time.perf_counter()
     for step in range(1, 201):
         writer.trajectories(step, [make_record(step, i) for i in range(8)])
-    assert time.perf_counter() - began < 15  # nobody waited for the gate
+    assert not gate.is_set()  # the disk has not taken anything yet, and nobody waited for it
     assert writer._bytes <= 100_000 + 100_000
     dropped = writer.dropped
     assert dropped > 1000
