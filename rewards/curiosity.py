@@ -63,6 +63,7 @@ class CuriosityDrivenRewardModule:
         self.optimizer = torch.optim.Adam(self.model.adapters().values(), lr=self.config.learning_rate)
         self.slow = {name: p.detach().clone() for name, p in self.model.adapters().items()}
         self.cache: LRUCache[_Key, np.ndarray] = LRUCache(self.config.cache_size)
+        self._fresh: dict[_Key, np.ndarray] = {}
         self.hits = 0
         self.lookups = 0
         self.loss: float | None = None
@@ -111,6 +112,7 @@ class CuriosityDrivenRewardModule:
 
     def _predict(self, state: Tensor, action: Tensor, keys: Sequence[str]) -> Tensor:
         """Predicted changes, [M, K, D]: K is 1, or 2 in `progress` mode (now, slow). Equal rows are computed once."""
+        self._store()
         version = self.model.version
         pairs = [(version, row.tobytes(), key) for row, key in zip(state.numpy(), keys, strict=True)]
         found: dict[_Key, np.ndarray | None] = {}
@@ -126,13 +128,18 @@ class CuriosityDrivenRewardModule:
                 chosen = torch.tensor(list(missing.values()))
                 state, action = state[chosen], action[chosen]
             fresh = self._forward(state, action)
-            for pair, prediction in zip(missing, fresh.numpy(), strict=True):
-                found[pair] = prediction
-                if self.config.cache_size:
-                    self.cache[pair] = prediction.copy()  # a view would keep its whole batch alive
+            self._fresh = dict(zip(missing, fresh.numpy(), strict=True))
             if not self.hits:
                 return fresh
+            found |= self._fresh
         return torch.from_numpy(np.stack([found[pair] for pair in pairs]))  # type: ignore[arg-type]
+
+    def _store(self) -> None:
+        """Cache what the last batch predicted, unless the model has changed since: then it would never be served."""
+        fresh, self._fresh = self._fresh, {}
+        if self.config.cache_size and fresh and next(iter(fresh))[0] == self.model.version:
+            for pair, prediction in fresh.items():
+                self.cache[pair] = prediction.copy()  # a view would keep its whole batch alive
 
     def _forward(self, state: Tensor, action: Tensor) -> Tensor:
         now = self.model(state, action)
@@ -205,6 +212,7 @@ class CuriosityDrivenRewardModule:
                 self.optimizer.state[parameter] = state
         self._generator.set_state(tensors["generator"])
         self._pending = None
+        self._fresh = {}
         self.cache.clear()
 
 

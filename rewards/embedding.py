@@ -15,7 +15,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from cachetools import LRUCache
 from torch import Tensor
 
 from ..envs.trajectory import Step, Trajectory
@@ -55,26 +54,44 @@ class ActionEncoder:
     """Actions as vectors by feature hashing (Weinberger et al. 2009, arXiv 0902.2206): deterministic in every
     process, equal for equal tool and arguments, near for equal tools."""
 
-    def __init__(self, dimension: int = 64, cache_size: int = 8192) -> None:
+    KNOWN = 8192
+    """Vectors that are kept; when there are more, all are forgotten (making one costs little)."""
+
+    def __init__(self, dimension: int = 64) -> None:
         self.dimension = dimension
-        self._cache: LRUCache[str, np.ndarray] = LRUCache(cache_size)
+        self._known: dict[str, np.ndarray] = {}
 
     def __call__(self, steps: Sequence[Step], keys: Sequence[str]) -> Tensor:
         """float32 [N, A], a row an action; `keys` are the canonical actions of `steps`."""
         rows = np.empty((len(steps), self.dimension), dtype=np.float32)
-        cache = self._cache
+        new: dict[str, list[int]] = {}
         for i, key in enumerate(keys):
-            vector = cache.get(key)
+            vector = self._known.get(key)
             if vector is None:
-                vector = cache[key] = self._encode(steps[i])
-            rows[i] = vector
+                new.setdefault(key, []).append(i)
+            else:
+                rows[i] = vector
+        if new:
+            if len(self._known) > self.KNOWN:
+                self._known.clear()
+            vectors = self._encode([steps[places[0]] for places in new.values()])
+            for (key, places), vector in zip(new.items(), vectors, strict=True):
+                self._known[key] = vector
+                rows[places] = vector
         return torch.from_numpy(rows)
 
-    def _encode(self, step: Step) -> np.ndarray:
-        vector = _signs(step.action or "?", self.dimension).copy()
-        for name, value in step.arguments.items():
-            vector += 0.5 * _signs(f"{step.action} {name}={value!r}", self.dimension)
-        return vector / np.sqrt(self.dimension)
+    def _encode(self, steps: Sequence[Step]) -> np.ndarray:
+        """float32 [K, A]: the tool's vector plus half of each argument's, all at once."""
+        texts: list[str] = []
+        first: list[int] = []
+        for step in steps:
+            first.append(len(texts))
+            texts.append(step.action or "?")
+            texts += [f"{step.action} {name}={value!r}" for name, value in step.arguments.items()]
+        signs = _signs(texts, self.dimension)
+        weights = np.full((len(texts), 1), 0.5, dtype=np.float32)
+        weights[first] = 1.0
+        return np.add.reduceat(signs * weights, first, axis=0) / np.float32(np.sqrt(self.dimension))
 
 
 class HashedEmbedder:
@@ -95,7 +112,7 @@ class HashedEmbedder:
         seen = trajectory.prompt
         for i, step in enumerate(trajectory.steps):
             for word in _WORD.findall(f"{seen[:2000]} {step.action_key[:500]}"):
-                rows[i] += _signs(word, self.dimension)
+                rows[i] += _word_signs(word, self.dimension)
             seen = step.observation
         length = np.linalg.norm(rows, axis=1, keepdims=True)
         return torch.from_numpy(rows / np.maximum(length, 1e-8))
@@ -105,10 +122,18 @@ _WORD = re.compile(r"\w+")
 
 
 @lru_cache(maxsize=16384)
-def _signs(text: str, dimension: int) -> np.ndarray:
-    """A fixed vector of +1 and -1 for a text, [dimension]."""
+def _word_signs(word: str, dimension: int) -> np.ndarray:
+    return _signs([word], dimension)[0]
+
+
+def _signs(texts: Sequence[str], dimension: int) -> np.ndarray:
+    """A fixed vector of +1 and -1 for each text, float32 [K, dimension]."""
+    blocks = -(-dimension // 512)
+    size = -(-dimension // (8 * blocks))
     bits = b"".join(
-        blake2b(text.encode("utf-8", "replace"), digest_size=64, salt=block.to_bytes(8, "little")).digest()
-        for block in range(-(-dimension // 512))
+        blake2b(text.encode("utf-8", "replace"), digest_size=size, salt=block.to_bytes(8, "little")).digest()
+        for text in texts
+        for block in range(blocks)
     )
-    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8))[:dimension].astype(np.float32) * 2 - 1
+    flags = np.unpackbits(np.frombuffer(bits, dtype=np.uint8).reshape(len(texts), -1), axis=1)[:, :dimension]
+    return flags.astype(np.float32) * 2 - 1

@@ -57,7 +57,7 @@ class CuriosityConfig(Section):
     """Lowered where needed, so that at most a tenth of the dynamics model's parameters train."""
     learning_rate: float = Field(default=3e-3, gt=0)
     """Of the dynamics model's own Adam."""
-    train_batch_size: int = Field(default=256, ge=1)
+    train_batch_size: int = Field(default=128, ge=1)
     """Most transitions of a batch that one training step of the dynamics model uses."""
     train_steps: int = Field(default=1, ge=0)
     """Training steps of the dynamics model after each scored batch."""
