@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..engine.runs.types import RunInfo
-from .cli_common import say
+
+ACTIVE = ("starting", "running", "paused", "stopping")
 
 
 def open_list(runs_dir: Path | None) -> None:
@@ -18,12 +19,14 @@ def open_list(runs_dir: Path | None) -> None:
 
 def open_run(runs_dir: Path, run: RunInfo, view: str, trajectory: str | None = None) -> None:
     """The app on one run: `live` or `inspect`. Leaving it leaves the run going, and says how to come back."""
-    from ..engine.launch import find_run
     from .app import run_app
-    from .cli_follow import ACTIVE
 
     run_app(runs_dir, Path(run.path), view, trajectory)
-    after = find_run(runs_dir, run.id)
+    # afterwards, so that nobody waits for Typer before the first paint
+    from ..engine.runs.status import look
+    from .cli_common import say
+
+    after = look(Path(run.path))
     if after.status in ACTIVE:
         total = f"/{after.total_steps}" if after.total_steps else ""
         say(f"run {run.id} goes on ({after.status}, step {after.step}{total})")

@@ -101,3 +101,20 @@ def test_starting_the_app_loads_no_heavy_library(run: Path) -> None:
     state = {**os.environ, "XDG_STATE_HOME": str(run.parent / "state")}
     done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, env=state, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_console_script_opens_the_app_without_waiting_for_the_command_line(run: Path) -> None:
+    state = str(run.parent / "state")
+    start = [sys.executable, "-m", "grpo_tui.tui.entry"]
+    home = ["env", f"GRPO_TUI_HOME={run.parent.parent}", f"XDG_STATE_HOME={state}"]
+    with Terminal([*home, *start, "inspect", "ab12"], cwd=run.parent, env=os.environ, rows=45, columns=150) as screen:
+        screen.see("1 of 320")
+        screen.press("q")
+        assert screen.wait() == 0
+    with Terminal([*home, *start], cwd=run.parent, env=os.environ, rows=45, columns=150) as screen:
+        screen.see("ab12", "cd34", "3 runs")
+        screen.press("q")
+        assert screen.wait() == 0
+    with Terminal([*home, *start, "inspect", "nope"], cwd=run.parent, env=os.environ, rows=45, columns=150) as screen:
+        assert screen.wait() == 3
+        assert "no run 'nope'" in screen.text and "ab12" in screen.text, "a sentence with the nearest ids"
