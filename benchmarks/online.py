@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,9 @@ from grpo_tui.engine.online.snapshots import SnapshotWriter
 from grpo_tui.engine.online.voting import Vote, canonical
 from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import ENDED, look
+from grpo_tui.engine.runs.status import ENDED, look, write_json
 
-SHIFT: dict[str, Any] = {"radii": [18.0, 26.0], "noise": 4.0}
+SHIFT: dict[str, Any] = {"radii": [14.0, 22.0], "noise": 5.0}
 """Scenes that no training saw: larger objects, noisier pixels."""
 WRONG_SHARE = 0.3
 ARMS = ("off", "on", "corrupted")
@@ -119,6 +120,7 @@ def stream(folder: Path, arm: str, seed: int, adapters: str, requests: int, sett
     run_dir = folder / f"{arm}-{seed}"
     run_dir.mkdir(parents=True)
     secrets = write_config(config, run_dir)
+    write_json(run_dir / "run.json", {"id": run_dir.name, "mode": "online", "created": time.time()})
     began = time.monotonic()
     module = ["benchmarks.online", "--engine"] if arm == "corrupted" else ["grpo_tui.engine.online.engine"]
     spawn(run_dir, "engine", [sys.executable, "-m", *module, str(run_dir)], environment=secrets)
@@ -187,6 +189,15 @@ def learning(seeds: int, requests: int, steps: int, settings: dict[str, Any], ar
 # ---------------------------------------------------------------------------------------------------------- publishing
 
 
+def plain_save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """What a worker without a protocol would do: write over the last one, and wait for the disk."""
+    target = folder / "plain.safetensors"
+    save_file(tensors, target)
+    descriptor = os.open(target, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
 def publishing(megabytes: Sequence[float], repeats: int) -> dict[str, Any]:
     """Medians of alternating measurements, and the median of their ratios."""
     print(f"{'MB':>8}{'plain save + fsync':>20}{'publish':>12}{'ratio':>8}   (required: 1.25)")
@@ -198,18 +209,11 @@ def publishing(megabytes: Sequence[float], repeats: int) -> dict[str, Any]:
             tensors = {f"layer.{i}": torch.randn(int(size * 1e6 / 4 / 20)) for i in range(20)}
             plain, published = [], []
             for i in range(repeats + 2):
-                began = time.perf_counter()
-                target = folder / f"plain-{i}.safetensors"
-                save_file(tensors, target)
-                descriptor = os.open(target, os.O_RDONLY)
-                os.fsync(descriptor)
-                os.close(descriptor)
-                middle = time.perf_counter()
-                writer.publish(tensors)
-                ended = time.perf_counter()
-                plain.append(middle - began)
-                published.append(ended - middle)
-                target.unlink()
+                ways = [(plain, partial(plain_save, tensors, folder)), (published, partial(writer.publish, tensors))]
+                for times, save in ways if i % 2 else reversed(ways):
+                    began = time.perf_counter()
+                    save()
+                    times.append(time.perf_counter() - began)
                 writer.prune()
             ratio = statistics.median(p / q for p, q in zip(published[2:], plain[2:], strict=True))
             row = (1e3 * statistics.median(plain[2:]), 1e3 * statistics.median(published[2:]), ratio)
@@ -275,7 +279,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", default="all", choices=["learning", "publishing", "latency", "all"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=600)
-    parser.add_argument("--offline-steps", type=int, default=40)
+    parser.add_argument("--offline-steps", type=int, default=4)
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--megabytes", default="1,50,400")
     parser.add_argument("--repeats", type=int, default=7)

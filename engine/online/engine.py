@@ -152,7 +152,6 @@ def _load_reward_state(orchestrator: Any, config: RunConfig, writer: RunWriter) 
 
 def _source(config: RunConfig, tokenizer: Any) -> tuple[RequestSource, bool]:
     """Where requests come from, and whether answers go to standard output."""
-    from ..training.data import load_rows
     from .requests import RequestSource, read_requests, rows_as_requests
 
     online = config.online
@@ -165,6 +164,8 @@ def _source(config: RunConfig, tokenizer: Any) -> tuple[RequestSource, bool]:
         return RequestSource(rows, open_ended=online.serve is not None), False
     if online.serve is not None:
         return RequestSource(open_ended=True), False
+    from ..training.data import load_rows
+
     return RequestSource(rows_as_requests(load_rows(config.environment, "train", config.seed, tokenizer))), False
 
 

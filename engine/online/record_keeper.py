@@ -7,6 +7,7 @@ copied once over restarts of either, as far as the record itself could be writte
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -37,6 +38,8 @@ UPDATE_METRICS = {
 }
 """Keys of an update's journal row, and the metrics that they are."""
 
+SURE_S = 5.0
+
 VALIDATION_METRICS = {
     "live": "online/validation_live",
     "ema": "online/validation_ema",
@@ -63,7 +66,8 @@ class RecordKeeper:
         self.step = 0
         self._sink_step = 0
         self.copied = int(queue.get("recorded", 0))
-        self._flushed = self.copied
+        self._mark = self._told = self.copied
+        self._marked = time.monotonic()
         self._complained: set[str] = set()
 
     def requests(self, learned: Iterable[Learned], extra: Mapping[str, Any]) -> None:
@@ -101,12 +105,25 @@ class RecordKeeper:
             self.copied = row.n
         return len(rows)
 
-    def settle(self) -> None:
-        """Note how far the journal is in the record, once it is surely there."""
-        if self.copied > self._flushed and self.writer.flush(timeout=5.0):
+    def settled(self) -> int | None:
+        """A journal number up to which everything is surely in the record; None when it has not moved.
+
+        The record commits several times a second, so what was copied `SURE_S` ago is there (or cannot be).
+        """
+        now = time.monotonic()
+        if now - self._marked < SURE_S:
+            return None
+        sure, self._mark, self._marked = self._mark, self.copied, now
+        if sure <= self._told:
+            return None
+        self._told = sure
+        return sure
+
+    def finish(self) -> None:
+        """At the end: wait for the record, and note how far the journal is in it."""
+        if self.writer.flush(timeout=5.0):
             try:
                 self.queue.set(recorded=self.copied)
-                self._flushed = self.copied
             except QueueError as error:
                 log.warning("%s", error)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...configs.sections.online import OnlineConfig
 from ..runs.control import ControlChannel, request
-from ..runs.status import process_state
+from ..runs.status import ENDED, process_state
 from ..runs.writer import RunWriter
 from .enqueuer import Enqueuer
 from .inference_engine import Answer, InferenceEngine
@@ -59,6 +59,7 @@ class Serving:
         self.answered = int(queue.get("request", 0))
         self.source.skip(int(queue.get("row", 0)))
         self._kept = 0.0
+        self._worker_missed = False
         self._stopped = False
 
     def run(self) -> bool:
@@ -159,8 +160,22 @@ class Serving:
             self._kept = now
             while self.keeper.copy_journal():
                 continue
+            sure = self.keeper.settled()
+            if sure is not None:
+                self.enqueuer.put(None, recorded=sure)
+            self._look_after_worker()
             if force:
-                self.keeper.settle()
+                self.keeper.finish()
+
+    def _look_after_worker(self) -> None:
+        """Say once when the worker has died: answers go on, but nothing is learnt any more."""
+        state = process_state(self.run_dir, "worker")
+        dead = bool(state.get("pid")) and not state["alive"] and state.get("status") not in ENDED[:2]
+        if dead and not self._worker_missed and self.config.updates:
+            message = "The update worker has died (logs/worker.log): serving goes on, but nothing is learnt."
+            self.keeper.event("alert", message, detector="update_worker")
+            log.error("%s", message)
+        self._worker_missed = dead
 
     def _drain(self) -> None:
         """No request is left: let the worker use up the queue, as long as it lives, then tell it that this is all."""

@@ -49,7 +49,7 @@ def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlCh
         if validator is not None:
             validator.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                validator.wait(timeout=20)
+                validator.wait(timeout=3)  # it holds nothing that a kill could harm
             if validator.poll() is None:
                 validator.kill()
         worker.close()
