@@ -82,9 +82,14 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
     adapters = config.model.sft_adapters
     if config.mode != "sft" and adapters and not adapters.startswith("builtin:"):
         named.append(("model.sft_adapters", adapters))
-    file, colon, _ = config.environment.class_path.rpartition(":")
-    if colon and file.endswith(".py"):
-        named.append(("environment.class_path", file))
+    classes = [("environment.class_path", config.environment.class_path), ("rewards.embedder", config.rewards.embedder)]
+    classes += [
+        (f"rewards.penalty_rules.{i}.class_path", r.class_path) for i, r in enumerate(config.rewards.penalty_rules)
+    ]
+    for key, class_path in classes:
+        file, colon, _ = class_path.rpartition(":")
+        if colon and file.endswith(".py"):
+            named.append((key, file))
     for key, path in named:
         if path is not None and not os.path.exists(os.path.expanduser(path)):
             right = f"a path that exists; relative paths start in {os.getcwd()}"

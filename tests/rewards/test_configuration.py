@@ -136,3 +136,13 @@ def test_an_embedder_of_the_users_own(tmp_path: Path):
     }.items():
         with pytest.raises(RewardError, match=rf"rewards\.embedder: .*{said}"):
             RewardOrchestrator.from_config(RewardsConfig(embedder=f"{file}:{name}"))
+
+
+def test_files_of_own_classes_that_are_not_there_are_named_before_a_run(tmp_path: Path):
+    file = tmp_path / "my.yaml"
+    file.write_text("rewards:\n  embedder: gone.py:E\n  penalty_rules:\n    - class_path: nowhere.py:Rule\n")
+    with pytest.raises(ConfigError) as refused:
+        load_config(file, paths=True)
+    first, second = str(refused.value).splitlines()
+    assert first.startswith(f"{file}:2: rewards.embedder: there is no file or folder gone.py")
+    assert "rewards.penalty_rules.0.class_path: there is no file or folder nowhere.py" in second
