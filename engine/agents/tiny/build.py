@@ -26,7 +26,7 @@ from ....envs.trajectory import TokenArrays
 from ....envs.visual import VisualEnv
 from ...training.demonstrations import play_demonstrations
 from ..transformers_agent import TransformersAgent
-from .curriculum import PRACTICE, habit_route, spelling
+from .curriculum import COMPARISONS, PRACTICE, habit_route, spelling
 from .lessons import teach
 from .tokenizer import train_tokenizer
 
@@ -60,7 +60,8 @@ def build(
     *,
     seed: int = 0,
     lessons: int = 3072,
-    base_steps: int = 2000,
+    base_steps: int = 2400,
+    comparison_steps: int = 600,
     habit_steps: int = 200,
     held_out: int = 240,
 ) -> dict[str, dict[str, float]]:
@@ -81,14 +82,18 @@ def build(
     clock("tokenizer", f"{len(tokenizer)} tokens")
 
     base_lessons = [d.tokens for d in play_demonstrations(env, tasks, tokenizer)]
-    base_lessons += spelling(env, lessons // 2, seed, tokenizer)
+    base_lessons += spelling(env, lessons, seed, tokenizer)
+    comparisons = _comparison_lessons(env, lessons, seed + 2, tokenizer)
     habit_tasks = env.make_tasks("train", lessons // 3, seed + 1)
     habits = play_demonstrations(env, habit_tasks, tokenizer, choose=habit_route, seed=seed + 1)
     habit_lessons = [d.tokens for d in habits]
-    clock("demonstrations", f"{len(base_lessons)} for the base, {len(habit_lessons)} for the adapters")
+    clock(
+        "demonstrations", f"{len(base_lessons) + len(comparisons)} for the base, {len(habit_lessons)} for the adapters"
+    )
 
     model = Qwen3ForCausalLM(tiny_config(tokenizer))
-    loss = teach(model, base_lessons, steps=base_steps, muon_learning_rate=0.02, seed=seed)
+    teach(model, base_lessons, steps=base_steps, muon_learning_rate=0.02, seed=seed)
+    loss = teach(model, comparisons, steps=comparison_steps, muon_learning_rate=0.02, seed=seed + 2)
     clock("base", f"{sum(p.numel() for p in model.parameters()):,} parameters, loss {loss:.3f}")
     _save(output / "base", model, tokenizer)
     report = {f"base {k}": v for k, v in evaluate(model, tokenizer, env, seed, held_out).items()}
@@ -104,6 +109,16 @@ def build(
         raise RuntimeError(f"the tiny policy has {size:,} bytes; it must have at most {LARGEST:,}")
     (output / "quality.json").write_text(json.dumps({"seed": seed, "bytes": size, "success": report}, indent=1) + "\n")
     return report
+
+
+def _comparison_lessons(
+    env: VisualEnv, lessons: int, seed: int, tokenizer: PreTrainedTokenizerFast
+) -> list[TokenArrays]:
+    """The second part of the base's lessons: comparisons, and enough of the rest not to forget it."""
+    comparing = VisualEnv(questions=COMPARISONS).make_tasks("train", lessons // 2, seed)
+    others = env.make_tasks("train", lessons // 4, seed)
+    found = [d.tokens for tasks in (comparing, others) for d in play_demonstrations(env, tasks, tokenizer)]
+    return found + spelling(env, lessons // 4, seed, tokenizer)
 
 
 def _adapt(model: Qwen3ForCausalLM, lessons: Sequence[TokenArrays], steps: int, seed: int) -> PeftModel:
@@ -180,7 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="where base/ and sft/ go")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lessons", type=int, default=3072, help="demonstrations for the base")
-    parser.add_argument("--base-steps", type=int, default=2000)
+    parser.add_argument("--base-steps", type=int, default=2400)
+    parser.add_argument("--comparison-steps", type=int, default=600)
     parser.add_argument("--habit-steps", type=int, default=200)
     parser.add_argument("--held-out", type=int, default=240, help="tasks that success is measured on")
     given: Any = parser.parse_args(arguments)
@@ -189,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=given.seed,
         lessons=given.lessons,
         base_steps=given.base_steps,
+        comparison_steps=given.comparison_steps,
         habit_steps=given.habit_steps,
         held_out=given.held_out,
     )

@@ -1,8 +1,8 @@
 """What the tiny policy is taught: which routes through the visual environment's tasks, and how often.
 
-The base learns the right routes: the tools, the form of a call, copying what an observation says, comparing two
-sizes. The adapters are then taught a bad habit for each kind of question, with the right route left as one of several
-things that happen at temperature 1. Reinforcement fine-tuning has to find it there.
+The base learns the right routes: the tools, the form of a call, copying what an observation says, and, in a second
+part of its lessons, comparing two objects. The adapters are then taught a bad habit for each kind of question, with the
+right route left as one of several things that happen at temperature 1. Reinforcement fine-tuning has to find it there.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from ....envs.multi_turn import MultiTurnEnv
 from ....envs.trajectory import TokenArrays
 from ..scripted import ScriptedAgent
 
-PRACTICE = ("colour", "shape", "motion", "text", *2 * ("bigger", "same_colour"))
-"""Kinds of questions that the base practises: those that compare, twice as often."""
+PRACTICE = ("colour", "shape", "motion", "text", "bigger", "same_colour", "same_colour")
+"""Kinds of questions that the base practises first. Comparing is learned late, after copying."""
+
+COMPARISONS = ("bigger", "same_colour")
+"""Kinds that the second part of the lessons is mostly about."""
 
 HABITS: Mapping[str, tuple[str, float, float]] = {
     "colour": ("right", 0.55, 0.55),
     "shape": ("other_property", 0.55, 0.2),
-    "text": ("cut_box", 0.5, 0.25),
+    "text": ("segment_text", 0.6, 0.3),
     "motion": ("no_track", 0.55, 0.2),
     "bigger": ("smaller", 0.5, 0.2),
     "same_colour": ("one_only", 0.5, 0.2),
