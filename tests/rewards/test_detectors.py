@@ -70,7 +70,7 @@ def test_a_component_that_makes_most_of_the_advantage():
     [finding] = find("advantage_share", batches)
     assert finding.subject == "coherence"
     assert finding.value > finding.threshold == 0.5
-    assert "Lower w_coherence" in finding.message
+    assert finding.message.endswith("At more than 50%, lower w_coherence.")
     assert finding.trajectories == ("4-2", "4-5", "4-1", "4-4", "4-7")  # those with most of it first
 
 
