@@ -25,9 +25,6 @@ from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
 if TYPE_CHECKING:
     pass
 
-REDRAW_SECONDS = 0.25
-"""Least time between two redraws of a screen that follows a run."""
-
 
 @dataclass(frozen=True)
 class RunList:

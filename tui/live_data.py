@@ -36,6 +36,8 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 KL = ("kl/mean", "online/mean_kl", "kl/target")
 POINTS = 400
 """Points of a curve that are read: about two a cell of a wide terminal."""
+FOLLOW_SECONDS = 1.0
+"""How often a run that goes on is read, and so the least time between two redraws of what it adds."""
 TREND = 40
 _TRENDS = ("rewards/raw/", PREFIX, "kl/mean", "kl/beta", "rewards/total/mean", "train/", "grpo/", "turns/", "online/")
 _LABELS = {"rewards/total/mean": "reward", "success/train": "success", "online/success": "success"}

@@ -10,9 +10,9 @@ import pytest
 from grpo_tui.engine.runs.control import ControlChannel
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
-from grpo_tui.tui.app import REDRAW_SECONDS, Live
+from grpo_tui.tui.app import Live
 from grpo_tui.tui.format import fixed
-from grpo_tui.tui.live_data import CHARTS
+from grpo_tui.tui.live_data import CHARTS, FOLLOW_SECONDS
 
 from .demo_run import make_run
 from .drive import running, settle
@@ -199,7 +199,7 @@ async def test_redraws_are_rare_while_following(own_runs: Path) -> None:
             app.screen._tick()
         await settle(app.pilot)
         assert len(shown) <= 2, "fifty wishes to redraw within a moment are one redraw or two"
-        assert REDRAW_SECONDS >= 0.25
+        assert FOLLOW_SECONDS >= 0.25
 
 
 async def test_export_is_a_picture(tmp_path: Path) -> None:

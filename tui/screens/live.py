@@ -18,6 +18,7 @@ from ..data import Query, Reads
 from ..format import count, duration, number, percent, progress
 from ..live_data import (
     CHARTS,
+    FOLLOW_SECONDS,
     KL,
     Points,
     Snapshot,
@@ -168,7 +169,7 @@ class LiveScreen(View):
         at = kept.get("chart", 0)
         self.chart_at = at if isinstance(at, int) and 0 <= at < len(CHARTS) else 0
         self.run_worker(self._update(), group="live")
-        self.set_interval(1.0, self._tick)
+        self.set_interval(FOLLOW_SECONDS, self._tick)
 
     def on_screen_resume(self) -> None:
         """Back from another screen: what happened meanwhile."""
