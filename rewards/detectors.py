@@ -101,8 +101,8 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
         found.append(
             Finding(
                 "advantage_share",
-                f"{name} makes {size} of the advantage's variance over {len(batches)} steps: the policy follows "
-                f"{name} more than anything else. Lower w_{name}.",
+                f"{name} makes {size} of the advantage's variance over {len(batches)} steps: this is what the policy "
+                f"is taught beside the task. At more than {limits.advantage_share:.0%}, lower w_{name}.",
                 share,
                 limits.advantage_share,
                 _ids(strongest, limits),
