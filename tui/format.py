@@ -19,7 +19,7 @@ def number(value: float | int | None, digits: int = 3, signed: bool = False) -> 
     size = abs(value)
     if size == 0:
         text = "0" if isinstance(value, int) else "0.00"
-    elif size >= 1e15:
+    elif size >= 1e12:
         text = f"{size:.1e}".replace("e+", "e")
     elif size >= 1e9:
         text = f"{size / 1e9:.1f}G"
