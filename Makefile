@@ -10,7 +10,7 @@ BENCHES ?= environment rewards record app grpo_step success replay online
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary --quiet -c constraints.txt
 INPUTS := pyproject.toml setup.py constraints.txt
-QUICK := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+QUICK := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=20000 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help train test lint types unit stress bench policy defaults clean
 .DEFAULT_GOAL := help

@@ -36,7 +36,7 @@ class ReplayConfig(Section):
 class TrainingConfig(Section):
     """`--mode rft`."""
 
-    max_steps: int = Field(default=120, ge=1)
+    max_steps: int = Field(default=75, ge=1)
     prompts_per_step: int = Field(default=16, ge=1)
     """Different prompts in one optimiser step, over all processes."""
     num_generations: int = Field(default=8, ge=2)
