@@ -167,6 +167,11 @@ class ImagePane(Pane):
         self.on_picture()
         if not self.source or not self.shown:
             return
+        file = resolve(self.run, self.source)
+        if file is not None and not file.is_file():  # known at once: no thread, and no second repaint
+            self._problem = f"the image {self.source} is missing"
+            self.changed()
+            return
         key = (self.source, self.overlay, self.size, self.app.no_color)
         kept = self._made.get(key)
         if kept is not None:
