@@ -97,9 +97,16 @@ class Pane:
         """The content is another one: build and paint it again."""
         if not keep_scroll:
             self.top = 0
+        before, self._strips = self._strips, {}
         self._built = None
-        self._strips.clear()
-        self.refresh()
+        if not self.shown or not before:
+            self.refresh()
+            return
+        # only lines that differ are sent: over ssh, and in slow terminals, the bytes are what a person waits for
+        width, height = self.size
+        other = [y for y in range(height) if before.get(y) != self.line_at(y)]
+        if other:
+            self.refresh(*(Region(0, y, width, 1) for y in other))
 
     @property
     def lines(self) -> list[Line]:
