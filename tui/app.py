@@ -10,14 +10,18 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from rich.color import ColorSystem
+from textual._ansi_sequences import SYNC_END, SYNC_START
+from textual._compositor import CompositorUpdate
 from textual.app import App, SystemCommand
 from textual.filter import Monochrome, NoColor
 from textual.screen import Screen
 
 from .bindings import helps
 from .data import Reads
+from .painter import Foreign, Painter
 from .remember import Memory
 from .text import literal
 from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
@@ -71,6 +75,7 @@ class GrpoApp(App[None]):
         self.start = start or RunList()
         self.memory = memory or Memory()
         self._reads: dict[str, Reads] = {}
+        self._painter: Painter | None = None
         self.failure = ""
         self.clock: Callable[[], float] = time.time
         """What ages are counted from."""
@@ -147,6 +152,48 @@ class GrpoApp(App[None]):
         """The next of the four themes."""
         names = list(THEMES)
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+
+    def _display(self, screen: Screen, renderable: Any) -> None:
+        """Send an update of the screen in one piece, as little of it as the terminal does not show already."""
+        if (
+            not isinstance(renderable, CompositorUpdate)
+            or self._batch_count
+            or not self._running
+            or self._closed
+            or self.is_headless
+            or self._driver is None
+            or self._driver.is_inline
+        ):
+            super()._display(screen, cast(Any, renderable))
+            return
+        painter = self._painter
+        if painter is None:
+            painter = self._painter = Painter(self.console._color_system or ColorSystem.TRUECOLOR)
+        size, cursor = self.screen.outer_size, self.screen.outer_size.clamp_offset(self.cursor_position)
+        try:
+            text = painter.paint(renderable, size, cursor)
+        except Foreign:
+            painter.forget()
+            super()._display(screen, cast(Any, renderable))
+            return
+        except Exception as error:
+            self._handle_exception(error)
+            return
+        if text:
+            self._driver.write(f"{SYNC_START}{text}{SYNC_END}" if self._sync_available else text)
+            self._driver.flush()
+        self.post_display_hook()
+
+    def action_repaint(self) -> None:
+        """Send every cell again: the terminal may show something else than was sent."""
+        if self._painter is not None:
+            self._painter.forget()
+        for screen in self.screen_stack[-1:]:
+            screen.refresh()
+
+    def on_resize(self) -> None:
+        """Another size, or back from another program: terminals rearrange or blank what they show."""
+        self.action_repaint()
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
         """The command palette: the key table of the screen, then the themes."""

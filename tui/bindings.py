@@ -126,6 +126,7 @@ TABLE: tuple[Key, ...] = (
     Key(NOT_LIVE, "question_mark,f1", "?", "help", "help", "This help", 98),
     Key(EVERYWHERE, "escape,backspace", "esc", "back", "back", "Back to the screen before", 2),
     Key(EVERYWHERE, "ctrl+t", "ctrl+t", "app.next_theme", "theme", "The next of four themes, two colour-blind-safe"),
+    Key(EVERYWHERE, "ctrl+l", "ctrl+l", "app.repaint", "repaint", "Paint the whole screen again"),
     Key(EVERYWHERE, "q", "q", "app.quit", "quit", "Leave; a run goes on", 3),
 )  # fmt: skip
 

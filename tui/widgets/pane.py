@@ -102,7 +102,7 @@ class Pane:
         if not self.shown or not before:
             self.refresh()
             return
-        # only lines that differ are sent: over ssh, and in slow terminals, the bytes are what a person waits for
+        # only lines that differ are composed: comparing costs a third of composing
         width, height = self.size
         other = [y for y in range(height) if before.get(y) != self.line_at(y)]
         if other:

@@ -1,0 +1,241 @@
+"""Sends the terminal only the cells that differ from what it shows.
+
+Textual sends every line that changed whole, with a full colour sequence before and a reset after each piece of it. Over
+ssh, in tmux and in slow terminals those bytes are what a person waits for, so the app keeps a model of the terminal's
+cells, compares, and sends the runs of cells that differ with as few colour changes as they need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import count
+from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.segment import Segment
+from rich.style import Style
+from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
+from textual.strip import Strip
+
+_SHIFT = 21
+"""A cell is one number: the character's code point (21 bits) under the number of its pen."""
+_BRIDGE = 3
+"""Equal cells between two runs that are sent again, because moving the cursor over them costs more bytes."""
+_KEPT_STYLES = 8192
+"""Styles whose pens are kept; pictures in half blocks bring ever new ones."""
+_UNSEEN_ON_BLANKS = frozenset("123")
+"""Bold, dim and italic: a blank looks the same with them and without."""
+
+
+class _Pen(NamedTuple):
+    """Select Graphic Rendition parameters. For a blank cell only the background counts, `colour` is None then."""
+
+    attributes: frozenset[str]
+    colour: str | None
+    background: str
+
+
+_PLAIN = _Pen(frozenset(), "", "")
+
+
+class Foreign(Exception):
+    """An update that is more than characters and colours, such as a picture in sixels."""
+
+
+class Painter:
+    """What a terminal shows, and what to send it so that it shows something else."""
+
+    def __init__(self, color_system: ColorSystem) -> None:
+        self._color_system = color_system
+        self._size = (0, 0)
+        self._lines: list[list[int]] = []
+        self._cursor: tuple[int, int] | None = None
+        self._pens: list[_Pen] = []
+        self._numbers: dict[_Pen, int] = {}
+        self._styles: dict[Style | None, tuple[int, int]] = {}
+        self._whole: dict[tuple[Segment, ...], int] = {}
+        self._wholes = count(2)
+
+    def forget(self) -> None:
+        """Nothing is known of what the terminal shows: everything is sent with the next updates."""
+        self._size = (0, 0)
+        self._cursor = None
+
+    def paint(self, update: CompositorUpdate, size: tuple[int, int], cursor: tuple[int, int]) -> str:
+        """What to send for an update of a screen of `size` (columns, lines); the cursor is left at `cursor`.
+
+        Raises:
+            Foreign: The update cannot be compared; nothing is known of the terminal after it was sent by other means.
+        """
+        if len(self._styles) > _KEPT_STYLES:
+            self._pens.clear()
+            self._numbers.clear()
+            self._styles.clear()
+            self.forget()
+        if size != self._size:
+            self._size = size
+            self._lines = [[-1] * size[0] for _ in range(size[1])]
+            self._cursor = None
+        out: list[str] = []
+        pen = _PLAIN
+        for x, y, strip in [*_pieces(update)]:
+            if 0 <= y < size[1] and x < size[0]:
+                pen = self._paint_piece(out, pen, x, y, strip)
+        if pen != _PLAIN:
+            out.append("\x1b[0m")
+        if out or cursor != self._cursor:
+            out.append(f"\x1b[{cursor[1] + 1};{cursor[0] + 1}H")
+            self._cursor = cursor
+        return "".join(out)
+
+    def _paint_piece(self, out: list[str], pen: _Pen, x: int, y: int, strip: Strip) -> _Pen:
+        if x + strip.cell_length > self._size[0]:
+            strip = strip.crop(0, self._size[0] - x)
+        line = self._lines[y]
+        cells = self._cells(strip)
+        if cells is None:
+            return self._paint_whole(out, pen, x, y, strip)
+        end = x + len(cells)
+        before = line[x:end]
+        if before == cells:
+            return pen
+        line[x:end] = cells
+        at = -1
+        for first, last in _runs(before, cells):
+            out.append(f"\x1b[{first - at}C" if at >= 0 else f"\x1b[{y + 1};{x + first + 1}H")
+            pen = self._write(out, pen, cells[first:last])
+            at = last if x + last < self._size[0] else -1
+        return pen
+
+    def _write(self, out: list[str], pen: _Pen, cells: list[int]) -> _Pen:
+        current = -1
+        for cell in cells:
+            if cell >> _SHIFT != current:
+                current = cell >> _SHIFT
+                turn, pen = _turn(pen, self._pens[current])
+                out.append(turn)
+            out.append(chr(cell & 0x1FFFFF))
+        return pen
+
+    def _paint_whole(self, out: list[str], pen: _Pen, x: int, y: int, strip: Strip) -> _Pen:
+        """A piece with characters of two cells or none: terminals disagree about some, so it is sent in one run."""
+        segments = tuple(Segment(text, style) for text, style, _ in strip)
+        number = self._whole.get(segments)
+        if number is None:
+            if len(self._whole) > 1000:
+                self._whole.clear()
+            number = self._whole[segments] = -next(self._wholes)
+        line, end = self._lines[y], x + strip.cell_length
+        if all(cell == number for cell in line[x:end]):
+            return pen
+        line[x:end] = [number] * strip.cell_length
+        out.append(f"\x1b[{y + 1};{x + 1}H")
+        for text, style, _ in segments:
+            turn, pen = _turn(pen, self._pens[self._numbers_of(style)[0] >> _SHIFT])
+            out += (turn, text)
+        return pen
+
+    def _cells(self, strip: Strip) -> list[int] | None:
+        """The cells of a piece; None when not every character takes one."""
+        cells: list[int] = []
+        simple = True
+        styles = self._styles
+        for text, style, control in strip:
+            if control or (style is not None and style._link):
+                raise Foreign
+            if not (text.isascii() and text.isprintable()) and not _single(text):
+                simple = False
+            pen, blank = styles.get(style) or self._numbers_of(style)
+            cells += [blank if char == " " else pen | ord(char) for char in text]
+        return cells if simple else None
+
+    def _numbers_of(self, style: Style | None) -> tuple[int, int]:
+        """The pen of a style, shifted, and the whole cell of a blank in it."""
+        found = self._styles.get(style)
+        if found is None:
+            pen = _PLAIN if style is None else self._pen(style)
+            blank = pen
+            if pen.attributes <= _UNSEEN_ON_BLANKS:
+                blank = _Pen(frozenset(), None, pen.background)
+            found = self._number(pen), self._number(blank) | ord(" ")
+            self._styles[style] = found
+        return found
+
+    def _number(self, pen: _Pen) -> int:
+        if pen not in self._numbers:
+            self._numbers[pen] = len(self._pens) << _SHIFT
+            self._pens.append(pen)
+        return self._numbers[pen]
+
+    def _pen(self, style: Style) -> _Pen:
+        attributes = Strip.render_ansi(style.without_color, self._color_system)
+        colours = [
+            ";".join(color.downgrade(self._color_system).get_ansi_codes(foreground)) if color is not None else ""
+            for color, foreground in ((style.color, True), (style.bgcolor, False))
+        ]
+        return _Pen(frozenset(attributes.split(";")) - {""}, *colours)
+
+
+def _pieces(update: CompositorUpdate) -> Iterator[tuple[int, int, Strip]]:
+    """Column, line and content of each part of an update, as Textual's own `render_segments` would send them."""
+    if isinstance(update, LayoutUpdate):
+        for y, strips in enumerate(update.strips, update.region.y):
+            x = update.region.x
+            for strip in strips:
+                yield x, y, strip
+                x += strip.cell_length
+    elif isinstance(update, ChopsUpdate):
+        for y, start, stop in update.spans:
+            for end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
+                if strip is not None and x <= stop and end > start:
+                    yield x, y, strip if start <= x < stop and end <= stop else strip.crop(0, min(end, stop) - x)
+    else:
+        raise Foreign
+
+
+@lru_cache(maxsize=4096)
+def _single(text: str) -> bool:
+    """Whether each character takes one cell.
+
+    Raises:
+        Foreign: It holds control characters.
+    """
+    if not text.isprintable() and any(ord(char) < 32 or 127 <= ord(char) < 160 for char in text):
+        raise Foreign
+    return all(cell_len(char) == 1 for char in text)
+
+
+def _runs(before: list[int], after: list[int]) -> Iterator[tuple[int, int]]:
+    """`[first, last)` of the cells to send, from left to right."""
+    start = end = -1
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old != new:
+            if start < 0:
+                start = index
+            elif index - end > _BRIDGE:
+                yield start, end
+                start = index
+            end = index + 1
+    if start >= 0:
+        yield start, end
+
+
+@lru_cache(maxsize=4096)
+def _turn(now: _Pen, wanted: _Pen) -> tuple[str, _Pen]:
+    """The shortest sequence from one pen to another, and the pen that is there afterwards."""
+    codes: list[str] = []
+    attributes, colour = wanted.attributes, wanted.colour
+    if colour is None:
+        seen = not now.attributes <= _UNSEEN_ON_BLANKS
+        attributes, colour = (frozenset(), "") if seen else (now.attributes, now.colour)
+    if not now.attributes <= attributes:
+        codes.append("0")
+        now = _PLAIN
+    codes += sorted(attributes - now.attributes)
+    if colour != now.colour:
+        codes.append(colour or "39")
+    if wanted.background != now.background:
+        codes.append(wanted.background or "49")
+    return f"\x1b[{';'.join(codes)}m" if codes else "", _Pen(attributes, colour, wanted.background)
