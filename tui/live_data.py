@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -104,14 +105,17 @@ def read_snapshot(reader: RunReader, log_lines: int) -> Snapshot:
     return made
 
 
-def read_curves(reader: RunReader, names: Iterable[str], after_step: int = -1) -> dict[str, Points]:
-    """The curves of these metrics with their spreads; a curve that cannot be read is empty."""
+def read_curves(
+    reader: RunReader, names: Iterable[str], window: tuple[float, float] | None = None
+) -> dict[str, Points]:
+    """The curves of these metrics with their spreads, in a window of steps or whole; what cannot be read is empty."""
+    after, until = (-1, None) if window is None else (math.ceil(window[0]) - 1, math.floor(window[1]))
     made: dict[str, Points] = {}
     for name in names:
         for wanted in (name, spread_of(name)):
             if wanted and wanted not in made:
                 try:
-                    made[wanted] = reader.metric(wanted, after_step=after_step, max_points=POINTS)
+                    made[wanted] = reader.metric(wanted, after_step=after, until_step=until, max_points=POINTS)
                 except RecordError:
                     made[wanted] = []
     return made

@@ -51,22 +51,34 @@ class GroupList:
             return int(self.reader._scalar("SELECT max(grp) FROM rows") or 0)
         return len(self._matching())
 
+    def first(self, limit: int) -> list[GroupRow]:
+        """The first groups without listing the others: a screen is full of them before they are counted."""
+        if (self.filter or self.search) and self._ids is None:
+            return self._of(self._ids_of_matches(limit))
+        return self.page(0, limit)
+
     def page(self, offset: int, limit: int) -> list[GroupRow]:
         """Groups `offset` … `offset + limit`. Raises FilterError for what cannot be understood."""
         if not self.filter and not self.search:
             return self._rows("grp > ? AND grp <= ?", (offset, offset + limit))
-        ids = self._matching()[offset : offset + limit]
+        return self._of(self._matching()[offset : offset + limit])
+
+    def _of(self, ids: Sequence[int]) -> list[GroupRow]:
         return self._rows(f"grp IN ({','.join('?' * len(ids))})", ids) if ids else []
 
     def _matching(self) -> Sequence[int]:
         if self._ids is None:
-            view = self.reader._view(self.filter, self.search)
-            found: list[tuple[int | None]] = []
-            if view is not None:
-                source, params, _ = view.source()
-                found = self.reader._all(f"SELECT DISTINCT grp {source}", params)
-            self._ids = array("q", sorted(id_ for (id_,) in found if id_ is not None))
+            self._ids = self._ids_of_matches(-1)
         return self._ids
+
+    def _ids_of_matches(self, limit: int) -> array[int]:
+        """The groups with a match, at most `limit` of those that were recorded first; all with -1."""
+        view = self.reader._view(self.filter, self.search)
+        found: list[tuple[int | None]] = []
+        if view is not None:
+            source, params, _ = view.source()
+            found = self.reader._all(f"SELECT DISTINCT grp {source} LIMIT ?", [*params, limit])
+        return array("q", sorted(id_ for (id_,) in found if id_ is not None))
 
     def _rows(self, where: str, params: Sequence[int]) -> list[GroupRow]:
         rows = self.reader._all(

@@ -81,10 +81,12 @@ class RunReader:
         db = self._ready()
         return [] if db is None else series.names(db)
 
-    def metric(self, name: str, *, after_step: int = -1, max_points: int | None = None) -> list[tuple[int, float]]:
+    def metric(
+        self, name: str, *, after_step: int = -1, until_step: int | None = None, max_points: int | None = None
+    ) -> list[tuple[int, float]]:
         """`[(step, value)]` in order of steps. With `max_points`, means of equal spans of steps (see `band`)."""
         db = self._ready()
-        return [] if db is None else series.points(db, name, after_step, max_points)
+        return [] if db is None else series.points(db, name, after_step, max_points, until_step)
 
     def band(self, name: str, *, after_step: int = -1, max_points: int = 400) -> list[series.Band]:
         """A long metric for drawing: per span of steps its last step, mean, minimum and maximum."""
@@ -129,6 +131,11 @@ class RunReader:
         """How many trajectories match; `exact` of the result says whether it is all or a lower bound."""
         view = self._view(filter, search)
         return Count.of(0) if view is None else view.count()
+
+    def least(self, filter: str = "", search: str = "", sort: str = "n", descending: bool = False) -> Count:
+        """The count of a view when it is known without counting, else a lower bound, at once."""
+        view = self._view(filter, search, sort, descending)
+        return Count.of(0) if view is None else view.least()
 
     def page(
         self,

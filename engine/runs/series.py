@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple
 
 from .connection import Connection
 from .schema import SPANS
+
+_FOREVER = 2**62
+"""After the last step of any run."""
 
 
 class Band(NamedTuple):
@@ -24,21 +26,26 @@ def names(db: Connection) -> list[str]:
     return [name for (name,) in db.all("SELECT name FROM metric_names ORDER BY id")]
 
 
-def points(db: Connection, name: str, after_step: int, max_points: int | None) -> list[tuple[int, float]]:
+def points(
+    db: Connection, name: str, after_step: int, max_points: int | None, until_step: int | None = None
+) -> list[tuple[int, float]]:
     """The values of a metric by step; means of spans when there are more than `max_points` steps."""
     id_ = _id(db, name)
     if id_ is None:
         return []
-    if max_points is not None and (width := _width(db, id_, after_step, max_points)) > 1:
-        return [(b.step, b.mean) for b in _bands(db, id_, after_step, width)]
-    rows = db.all("SELECT step, value FROM metrics WHERE name = ? AND step > ? ORDER BY step", (id_, after_step))
-    return [(step, _value(value)) for step, value in rows]
+    until = _FOREVER if until_step is None else until_step
+    if max_points is not None and (width := _width(db, id_, after_step, until, max_points)) > 1:
+        return [(b.step, b.mean) for b in _bands(db, id_, after_step, until, width)]
+    sql = "SELECT step, value FROM metrics WHERE name = ? AND step > ? AND step <= ? ORDER BY step"
+    return [(step, _value(value)) for step, value in db.all(sql, (id_, after_step, until))]
 
 
 def band(db: Connection, name: str, after_step: int, max_points: int) -> list[Band]:
     """Mean, minimum and maximum of a metric in at most `max_points` equal spans of steps."""
     id_ = _id(db, name)
-    return [] if id_ is None else _bands(db, id_, after_step, _width(db, id_, after_step, max_points))
+    if id_ is None:
+        return []
+    return _bands(db, id_, after_step, _FOREVER, _width(db, id_, after_step, _FOREVER, max_points))
 
 
 def since(db: Connection, rowid: int, limit: int) -> tuple[int, dict[str, list[tuple[int, float]]]]:
@@ -67,37 +74,43 @@ def _id(db: Connection, name: str) -> int | None:
     return None if row is None else int(row[0])
 
 
-def _width(db: Connection, id_: int, after_step: int, max_points: int) -> int:
+def _width(db: Connection, id_: int, after: int, until: int, max_points: int) -> int:
     """The least power of two of steps to a span that leaves at most `max_points` spans."""
-    first = db.one("SELECT min(step) FROM metrics WHERE name = ? AND step > ?", (id_, after_step))
-    last = db.one("SELECT max(step) FROM metrics WHERE name = ?", (id_,))
+    first = db.one("SELECT min(step) FROM metrics WHERE name = ? AND step > ?", (id_, after))
+    last = db.one("SELECT max(step) FROM metrics WHERE name = ? AND step <= ?", (id_, until))
     width = 1
-    if first is not None and last is not None and first[0] is not None:
+    if first is not None and last is not None and first[0] is not None and last[0] is not None:
         while last[0] // width - first[0] // width + 1 > max(1, max_points):
             width *= 2
     return width
 
 
-def _bands(db: Connection, id_: int, after_step: int, width: int) -> list[Band]:
+def _bands(db: Connection, id_: int, after: int, until: int, width: int) -> list[Band]:
+    """The spans of `width` steps in (after, until]: from kept means, but those that either end cuts from the values."""
     kept = max((w for w in SPANS if w <= width), default=None)
-    if kept is None or after_step >= 0:  # short, or cut in the middle of a span: from the values themselves
-        sql = (
-            "SELECT step, value IS NOT NULL, value, value, value, step FROM metrics "
-            "WHERE name = ? AND step > ? ORDER BY step"
-        )
-        rows = db.all(sql, (id_, after_step))
-    else:
-        sql = "SELECT start, count, total, low, high, last FROM spans WHERE name = ? AND width = ? ORDER BY start"
-        rows = db.all(sql, (id_, kept))
-    bands: list[Band] = []
-    for _, group in itertools.groupby(rows, key=lambda row: row[0] // width):
-        spans = list(group)
-        number = sum(count for _, count, *_ in spans)
-        total = sum(t for _, _, t, *_ in spans if t is not None)
-        low = min((v for *_, v, _, _ in spans if v is not None), default=math.nan)
-        high = max((v for *_, v, _ in spans if v is not None), default=math.nan)
-        bands.append(Band(max(last for *_, last in spans), total / number if number else math.nan, low, high))
-    return bands
+    start, stop = (after // width + 1) * width, (until + 1) // width * width
+    if kept is None or stop <= start:
+        return _of_values(db, id_, after, until, width)
+    sql = (
+        "SELECT max(last), sum(total) / sum(count), min(low), max(high) FROM spans "
+        "WHERE name = ? AND width = ? AND start >= ? AND start < ? GROUP BY start / ? ORDER BY start"
+    )
+    whole = [_band(*row) for row in db.all(sql, (id_, kept, start, stop, width))]
+    return [*_of_values(db, id_, after, start - 1, width), *whole, *_of_values(db, id_, stop - 1, until, width)]
+
+
+def _of_values(db: Connection, id_: int, after: int, until: int, width: int) -> list[Band]:
+    if until <= after:
+        return []
+    sql = (
+        "SELECT max(step), avg(value), min(value), max(value) FROM metrics "
+        "WHERE name = ? AND step > ? AND step <= ? GROUP BY step / ? ORDER BY step"
+    )
+    return [_band(*row) for row in db.all(sql, (id_, after, until, width))]
+
+
+def _band(step: int, mean: float | None, low: float | None, high: float | None) -> Band:
+    return Band(step, _value(mean), _value(low), _value(high))
 
 
 def _value(value: float | None) -> float:

@@ -134,6 +134,10 @@ class View:
             self.counted = self._count_after(Count.of(0), 0)
         return self.counted
 
+    def least(self) -> Count:
+        """What is known of the count without counting; a lower bound when the view is large."""
+        return self.counted if self.counted is not None else Count.of(SMALL + 1, exact=False)
+
     def page(self, offset: int, limit: int) -> list[int]:
         """The numbers of the trajectories at `offset` … of the view."""
         if self.small is not None:

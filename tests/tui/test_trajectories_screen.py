@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from grpo_tui.engine.runs import views
 from grpo_tui.engine.runs.groups import GroupList
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.tui.app import Inspect
+from grpo_tui.tui.screens import groups as groups_screen
 
 from .demo_run import make_run
 from .drive import running
@@ -217,3 +221,70 @@ async def test_an_empty_run_says_what_will_come(tmp_path: Path) -> None:
         assert "No trajectory was recorded yet." in app.text
         await app.press("j", "k", "G", "g", "enter", "y", "e", "s", "r", "z")
         assert "No group to show." in app.text
+
+
+async def test_the_histogram_says_that_it_is_read_and_when_there_is_nothing(run: Path) -> None:
+    async with running(run.parent, Inspect(run)) as app:
+        assert "█" in app.text and "reading…" not in app.text
+        app.screen.histogram.put([])
+        assert "no rewards to show" in await app.press()
+        app.screen.histogram._read = False  # as before the first answer
+        app.screen.histogram.changed()
+        text = await app.press()
+        assert "reading…" in text and "no rewards to show" not in text
+
+
+async def test_rows_are_shown_before_they_are_counted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting, may_count = threading.Event(), threading.Event()
+    count = RunReader.count
+
+    def slow(self: RunReader, *arguments: str) -> Any:
+        counting.set()
+        assert may_count.wait(20)
+        return count(self, *arguments)
+
+    monkeypatch.setattr(views, "SMALL", 20)
+    async with running(run.parent, Inspect(run)) as app:
+        monkeypatch.setattr(RunReader, "count", slow)
+        await app.press("f")
+        await app.pilot.press(*"step", "greater_than_sign", "3", "enter")
+        while not counting.is_set():
+            await app.pilot.pause()
+        assert "1 of ≥ 21" in app.text and app.screen.table.current.step == 4
+        may_count.set()
+        assert "1 of 296" in await app.press("j", "k")
+
+
+def test_the_first_groups_are_found_without_listing_all(run: Path) -> None:
+    for filter_, search in (
+        ("", ""),
+        ("reward<0.5", ""),
+        ("", "circle"),
+        ("step>=39 and not correct", ""),
+        ("n<0", ""),
+    ):
+        with RunReader(run) as reader:
+            first = GroupList(reader, filter_, search).first(7)
+            every = GroupList(reader, filter_, search)
+            assert first == every.page(0, 7) == every.first(7)
+
+
+async def test_groups_are_shown_before_they_are_counted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting, may_count = threading.Event(), threading.Event()
+    count = GroupList.count
+
+    def slow(self: GroupList) -> int:
+        counting.set()
+        assert may_count.wait(20)
+        return count(self)
+
+    monkeypatch.setattr(groups_screen, "PAGE", 16)
+    monkeypatch.setattr(GroupList, "count", slow)
+    async with running(run.parent, Inspect(run)) as app:
+        await app.pilot.press("z")
+        while not counting.is_set():
+            await app.pilot.pause()
+        assert "1 of ≥ 16" in app.text
+        await app.pilot.press("j", "j")
+        may_count.set()
+        assert "3 of 80" in await app.press()

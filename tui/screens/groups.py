@@ -8,6 +8,7 @@ from typing import Any
 from ...engine.runs.errors import RecordError
 from ...engine.runs.groups import GroupList, GroupRow
 from ...engine.runs.reader import RunReader
+from ...engine.runs.views import Count
 from ..bindings import GROUPS, bindings
 from ..data import Query, Reads
 from ..format import bar, count, fixed
@@ -29,7 +30,7 @@ class GroupsScreen(View):
         self.reads = reads
         self.asks = query
         self.problem = ""
-        self.total: int | None = None
+        self.total: Count | None = None
         self._list: GroupList | None = None
         self.table = Table("table", self._columns, self._fetch, self._empty)
 
@@ -52,9 +53,7 @@ class GroupsScreen(View):
             )
         right = Line(p)
         if self.total is not None:
-            right.add(count(self.table.cursor + 1 if self.total else 0), p.strong).add(
-                f" of {count(self.total)}", p.muted
-            )
+            right.add(count(self.table.cursor + 1 if self.total else 0), p.strong).add(f" of {self.total}", p.muted)
         return left, right
 
     def on_mount(self) -> None:
@@ -69,9 +68,17 @@ class GroupsScreen(View):
 
     async def _start(self) -> None:
         try:
+            first = await self.reads.later(lambda r: self._groups(r).first(PAGE))
+            if len(first) == PAGE:
+                self._show(Count.of(PAGE, exact=False), first)
             total, rows = await self.reads.later(lambda r: (self._groups(r).count(), self._groups(r).page(0, PAGE)))
         except RecordError as error:
             self.problem, total, rows = str(error), 0, []
+        cursor = self.table.cursor
+        self._show(Count.of(total), rows)
+        self.table.move_to(cursor)
+
+    def _show(self, total: Count, rows: Sequence[GroupRow]) -> None:
         self.total = total
         self.table.reset(total)
         self.table.deliver(0, rows)

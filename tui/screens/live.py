@@ -63,6 +63,9 @@ class LiveScreen(View):
         self.smoothing = 0
         self._seen_answer: int | None = None
         self.curves: dict[str, Points] = {}
+        """Whole curves, by metric."""
+        self.near: dict[str, Points] = {}
+        """The part of them that the window shows."""
         self._busy = False
         self.chart = Chart("chart")
         self.kl = Chart("kl")
@@ -187,34 +190,29 @@ class LiveScreen(View):
             return
         self._busy = True
         try:
-            wanted = (*self._wanted(), *KL)
-            after = self._after()
-            self.shown, fresh = await self.reads.later(
-                lambda reader: (
-                    made := read_snapshot(reader, _LOG_LINES),
-                    self._read_curves(reader, made, wanted, after),
-                )
-            )
-            self.curves.update(fresh)
+            wanted, window = (*self._wanted(), *KL), self.window
+
+            def read(reader: RunReader) -> tuple[Snapshot, dict[str, Points], dict[str, Points]]:
+                made = read_snapshot(reader, _LOG_LINES)
+                names = chart_names(wanted, made.names)
+                near = read_curves(reader, names, window) if window is not None else {}
+                return made, read_curves(reader, names), near
+
+            self.shown, whole, near = await self.reads.later(read)
         except RecordError as error:
             self.chart.put("", [], str(error))
             return
         finally:
             self._busy = False
+        self.curves.update(whole)
+        if window == self.window:
+            self.near = near
         if self.is_attached:
             self._show()
             self.run_worker(self._prefetch(), group="prefetch", exclusive=True)
 
-    @staticmethod
-    def _read_curves(reader: RunReader, made: Snapshot, wanted: tuple[str, ...], after: int) -> dict[str, Points]:
-        return read_curves(reader, chart_names(wanted, made.names), after)
-
     def _wanted(self) -> tuple[str, ...]:
         return self.chosen or CHARTS[self.chart_at][1]
-
-    def _after(self) -> int:
-        """The step before the window: a part of a curve is read more finely than all of it."""
-        return int(self.window[0]) - 1 if self.window is not None else -1
 
     async def _prefetch(self) -> None:
         """The curves of the other charts, one by one while nobody waits, so that they are there when asked for."""
@@ -225,19 +223,15 @@ class LiveScreen(View):
             if names and self.is_attached:
                 self.curves.update(await self.reads.later(lambda reader, names=names: read_curves(reader, names)))
 
-    async def _fill(self) -> None:
-        """Read what the chart lacks, then draw it."""
-        names = chart_names(self._wanted(), self.shown.names if self.shown else [])
-        after = self._after()
-        self.curves.update(await self.reads.later(lambda reader: read_curves(reader, names, after)))
-        self._show_chart()
-
     def _reread(self) -> None:
-        """The chart shows something else: draw what is here at once, and read what is not."""
+        """The chart shows something else: read what is not here (a part of a curve is read more finely than all of it).
+
+        Some hundred rows a curve are read by key, at once: a second painting would come later than they do.
+        """
+        names = chart_names((*self._wanted(), *KL), self.shown.names if self.shown else [])
+        self.near = read_curves(self.reads.now, names, self.window) if self.window is not None else {}
+        self.curves.update(read_curves(self.reads.now, [n for n in names if n not in self.curves]))
         self._show_chart()
-        names = chart_names(self._wanted(), self.shown.names if self.shown else [])
-        if any(n not in self.curves for n in names) or self.window is not None:
-            self.run_worker(self._fill(), group="fill", exclusive=True)
 
     def _show(self) -> None:
         shown = self.shown
@@ -277,10 +271,11 @@ class LiveScreen(View):
             heading += f"  smoothed {SMOOTHING[self.smoothing]:g}"
         self.chart.window = self.window
         self.chart.smoothing = SMOOTHING[self.smoothing]
-        series = chart_series(chart_names(self._wanted(), shown.names), self.curves)
+        curves = {**self.curves, **self.near}
+        series = chart_series(chart_names(self._wanted(), shown.names), curves)
         self.chart.put(heading, series, "this metric appears with the first step; m shows the next chart")
         self.kl.window = self.window
-        self.kl.put("KL, nats per token", kl_series(shown.latest, self.curves), "KL appears with the first update")
+        self.kl.put("KL, nats per token", kl_series(shown.latest, curves), "KL appears with the first update")
 
     # -- keys ---------------------------------------------------------------------------------------------------
 
@@ -416,7 +411,6 @@ class LiveScreen(View):
     def action_zoom_all(self) -> None:
         """All steps."""
         self.window = None
-        self.curves.clear()
         self._reread()
 
     def action_pan(self, by: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,9 +85,9 @@ class TrajectoriesScreen(View):
         self.asks = query or Query()
         self.note = note
         self.total: Count | None = None
+        self.recorded = 0
         self.problem = ""
         self.warning = ""
-        self.took = 0.0
         self.following = False
         self.folded = False
         self._asking = 0
@@ -157,16 +156,22 @@ class TrajectoriesScreen(View):
 
     async def _count(self, asking: int, at: int) -> None:
         query = self.asks
-        began = time.perf_counter()
         page = (at // PAGE) * PAGE
         try:
-            total, rows, problems = await self.reads.later(
+            # the page first: a screen is full of it before a million rows are counted
+            rows, total, self.recorded, problems = await self.reads.later(
                 lambda r: (
-                    r.count(query.filter, query.search),
                     r.page(**query.arguments(), offset=page, limit=PAGE),
+                    r.least(**query.arguments()),
+                    r.total(),
                     list(r.problems),
                 )
             )
+            if asking != self._asking:
+                return
+            self._show(rows, page, total, at, "; ".join(problems))
+            if not total.exact:
+                total = await self.reads.later(lambda r: r.count(query.filter, query.search))
         except RecordError as error:
             if asking == self._asking:
                 self.problem, self.total = str(error), Count.of(0)
@@ -175,15 +180,19 @@ class TrajectoriesScreen(View):
             return
         if asking != self._asking:
             return
-        self.took = time.perf_counter() - began
-        self.total = total
-        self.warning = "; ".join(problems)
+        if total is not self.total:
+            self.total = total
+            self.table.grow_to(total)
+            self.frame.refresh_header()
+        if self._histogram_wanted:
+            await self._bins(asking)
+
+    def _show(self, rows: Sequence[TrajectoryRow], page: int, total: Count, at: int, warning: str) -> None:
+        self.total, self.warning = total, warning
         self.table.reset(total, at)
         if rows:
             self.table.deliver(page, rows)
         self.frame.refresh_lines()
-        if self._histogram_wanted:
-            await self._bins(asking)
 
     async def _bins(self, asking: int) -> None:
         query = self.asks
@@ -236,7 +245,7 @@ class TrajectoriesScreen(View):
         def route(row: TrajectoryRow) -> tuple[str, Style]:
             return " ▸ ".join(short(None if a == "?" else a) for a in row.actions[:12]), p.text
 
-        size = len(count(self.total or 0))
+        size = len(str(self.recorded))
         return (
             Column("n", "#", max(4, size), lambda r: (r.n, p.muted), ">"),
             Column("step", "step", 6, lambda r: (r.step, p.muted), ">", drop=3),

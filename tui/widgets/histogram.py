@@ -17,10 +17,11 @@ class Histogram(Pane):
     def __init__(self, name: str = "histogram") -> None:
         super().__init__(name)
         self.bins: list[tuple[float, float, int]] = []
+        self._read = False
 
     def put(self, bins: list[tuple[float, float, int]]) -> None:
         """`(low, high, rows)` of each bar."""
-        self.bins = bins
+        self.bins, self._read = bins, True
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
@@ -28,7 +29,8 @@ class Histogram(Pane):
         p = self.palette
         most = max((n for _, _, n in self.bins), default=0)
         if not most:
-            return [Line(p).add("no rewards to show", p.faint, cells=width, align="^")]
+            text = "no rewards to show" if self._read else "reading…"
+            return [Line(p).add(text, p.faint, cells=width, align="^")]
         rows = max(1, height - 1)
         side = min(8, max(len(count(most)), 4))
         cells = max(1, (width - side - 1) // len(self.bins))

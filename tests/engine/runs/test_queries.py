@@ -138,6 +138,9 @@ def test_pages_neighbours_and_counts_equal_a_plain_reading(recorded, known, size
         options = {"filter": expression[0], "search": search[0], "sort": sort, "descending": descending}
         count = reader.count(expression[0], search[0])
         assert (int(count), count.exact) == (len(expected), True)
+        with RunReader(recorded[0]) as fresh:  # before anything was counted
+            least = fresh.least(**options)
+        assert least == len(expected) if least.exact else 0 < least <= len(expected)
         for offset in (0, rng.randrange(len(expected) + 1), max(0, len(expected) - 5), len(expected) + 3):
             page = reader.page(offset=offset, limit=7, **options)
             assert [r.n for r in page] == expected[offset : offset + 7]

@@ -63,6 +63,36 @@ def test_bands_equal_the_definition_also_after_resuming(tmp_path_factory, given_
             assert (band.low, band.high) == pytest.approx((low, high), nan_ok=True)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), values), min_size=1, max_size=300),
+    st.integers(1, 300),
+    st.integers(-1, 1000),
+    st.integers(0, 1200),
+)
+def test_a_part_of_a_curve_equals_the_definition(tmp_path_factory, given_points, max_points, after, until):
+    path = tmp_path_factory.mktemp("series") / "record.sqlite"
+    store = RecordStore(path)
+    store.begin()
+    for step, value in given_points:
+        store.add_metrics(step, {"a": value, "other": 1.0})
+    store.commit()
+    store.close()
+    inside = [(s, v) for s, v in given_points if after < s <= until]
+    with RunReader(path.parent) as reader:
+        points = reader.metric("a", after_step=after, until_step=until, max_points=max_points)
+    steps = [s for s, _ in inside]
+    if not steps or max(steps) - min(steps) + 1 <= max_points:
+        assert sorted(map(repr, points)) == sorted(repr((s, v)) for s, v in inside)
+        return
+    width = 1
+    while max(steps) // width - min(steps) // width + 1 > max_points:
+        width *= 2
+    wanted = [(last, mean) for last, mean, _, _ in expected(inside, width)]
+    assert [s for s, _ in points] == [s for s, _ in wanted] and len(points) <= max_points
+    assert [v for _, v in points] == pytest.approx([v for _, v in wanted], abs=1e-6, nan_ok=True)
+
+
 def test_a_long_curve_is_thinned_and_a_spike_in_it_stays_visible(writer: RunWriter, run_dir: Path):
     for step in range(1, 3001):
         writer.metrics(step, {"a": 100.0 if step == 1234 else 1.0})
