@@ -5,6 +5,7 @@ Only the first screen's modules are imported at the start, so the first paint co
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -252,6 +253,8 @@ def run_app(runs_dir: Path, run: Path | None = None, view: str = "runs", traject
     if run is not None:
         start = Live(Path(run)) if view == "live" else Inspect(Path(run), trajectory)
     app = GrpoApp(Path(runs_dir), start)
+    gc.freeze()  # what was imported stays as long as the app: collections need not look at it, and pass unnoticed
+    gc.enable()
     app.run()
     if app.failure:
         print(app.failure, file=sys.stderr)

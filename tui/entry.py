@@ -5,6 +5,7 @@ Everything else, and every error in what was typed, is the command line's (`cli.
 
 from __future__ import annotations
 
+import gc
 import sys
 
 
@@ -12,8 +13,11 @@ def main() -> None:
     """`grpo-tui` and `grpo-tui inspect RUN` on a terminal open the app; the rest is `cli.main`."""
     arguments = sys.argv[1:]
     plain = not arguments or (len(arguments) == 2 and arguments[0] == "inspect" and not arguments[1].startswith("-"))
-    if plain and _on_terminal() and _opened(arguments):
-        return
+    if plain and _on_terminal():
+        gc.disable()  # nothing to collect while modules are imported; the app enables it
+        if _opened(arguments):
+            return
+        gc.enable()
     from .cli import main as command_line
 
     command_line()
