@@ -17,6 +17,7 @@ import zstandard
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import TokenArrays, Trajectory
 from ...rewards.breakdown import RewardBreakdown
+from .storable import clean
 from .types import TrajectoryRecord
 
 CHUNK = 16
@@ -44,10 +45,7 @@ def encode_body(record: TrajectoryRecord) -> bytes:
     }
     # orjson writes NaN and infinity as null; a number that is none is exactly what a person will look for.
     if is_finite(record):
-        try:
-            return orjson.dumps(document, default=_default, option=_OPTIONS)
-        except TypeError:
-            pass  # lone surrogates, integers beyond 64 bits: the standard library writes those too
+        return encode_json(document)
     return json.dumps(_plain(document), default=_default).encode("ascii")
 
 
@@ -174,13 +172,12 @@ def search_text(record: TrajectoryRecord) -> tuple[str, str, str, str, str]:
     )
 
 
-def clean(text: str) -> str:
-    """Text that SQLite can hold: lone surrogates become question marks."""
+def encode_json(value: Any) -> bytes:
+    """Any data as JSON: what JSON has no name for as text, and halves of surrogate pairs escaped, not lost."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "replace").decode()
-    return text
+        return orjson.dumps(value, default=_default, option=_OPTIONS)
+    except TypeError:  # lone surrogates, integers beyond 64 bits: the standard library writes those too
+        return json.dumps(_plain(value), default=_default).encode("ascii")
 
 
 def _default(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from .errors import QueryInterrupted, RecordDamaged
 from .schema import connect_reader
+from .storable import clean
 
 _OPCODES = 20_000  # between two looks at the clock: well under a millisecond of work
 
@@ -57,17 +58,23 @@ class Connection:
     def all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Every row of a query."""
         with self.lock, self._errors():
-            return self.db.execute(sql, params).fetchall()
+            return self._execute(sql, params).fetchall()
 
     def one(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         """The first row of a query, or None."""
         with self.lock, self._errors():
-            return self.db.execute(sql, params).fetchone()
+            return self._execute(sql, params).fetchone()
 
     def each(self, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
         """Row after row, so that what was read before an error is kept by the caller."""
         with self.lock, self._errors():
-            yield from self.db.execute(sql, params)
+            yield from self._execute(sql, params)
+
+    def _execute(self, sql: str, params: Sequence[Any]) -> sqlite3.Cursor:
+        try:
+            return self.db.execute(sql, params)
+        except UnicodeEncodeError:  # half a surrogate pair: the record holds the text as it could be stored
+            return self.db.execute(sql, [clean(p) if isinstance(p, str) else p for p in params])
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

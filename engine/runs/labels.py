@@ -10,6 +10,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 
+from .storable import clean
+
 BITS = 62
 OVERFLOW = 1 << BITS
 MAX_NAMES = 4096
@@ -49,7 +51,7 @@ class Labels:
         known = self.ids.get((kind, name))
         if known is not None:
             return known
-        name = name[:MAX_LENGTH]
+        name = clean(name[:MAX_LENGTH])
         if self.counts.get(kind, 0) >= MAX_NAMES:
             name = OTHER
         known = self.ids.get((kind, name))

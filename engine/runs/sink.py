@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from .codec import encode_json
 from .images import encode_image, write_image
 from .masking import mask
 from .paths import DATABASE
@@ -148,8 +149,7 @@ class Sink:
     def _other(self, store: RecordStore, kind: str, payload: tuple[Any, ...]) -> None:
         if kind == "event":
             event, message, step, when, data = payload
-            options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-            store.add_event(event, message, step, when, orjson.dumps(mask(data), default=str, option=options))
+            store.add_event(event, message, step, when, encode_json(mask(data)))
         elif kind == "vocabulary":
             texts, byte_level = payload
             store.add_vocabulary(texts)

@@ -6,19 +6,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
 import zstandard
 
 from ...envs.tools import ToolSpec
 from . import codec
 from .labels import Labels
 from .schema import FLAG_ERROR, FLAG_NAN, FLAG_UNPARSED, SPANS, connect_writer
+from .storable import clean
 from .types import TrajectoryRecord
 
 ANSWER_LENGTH = 200
@@ -92,13 +93,13 @@ class RecordStore:
         """One event; `data` is JSON."""
         self.db.execute(
             "INSERT INTO events (kind, time, step, message, data) VALUES (?, ?, ?, ?, ?)",
-            (kind, when, step, codec.clean(message), data.decode("utf-8", "replace")),
+            (clean(kind), when, step, clean(message), data.decode("utf-8", "replace")),
         )
 
     def add_vocabulary(self, texts: Iterable[str]) -> None:
         """The text of every token id, from 0; once per run, a second time changes nothing."""
         if self.db.execute("SELECT 1 FROM vocabulary LIMIT 1").fetchone() is None:
-            rows = ((i, codec.clean(text)) for i, text in enumerate(texts))
+            rows = ((i, clean(text)) for i, text in enumerate(texts))
             self.db.executemany("INSERT INTO vocabulary VALUES (?, ?)", rows)
 
     def set_meta(self, key: str, value: str) -> None:
@@ -209,7 +210,7 @@ class RecordStore:
         toolset = self.db.execute(
             "SELECT tools FROM toolsets JOIN rows ON rows.toolset = toolsets.id WHERE rows.n = ?", (n,)
         ).fetchone()
-        tools = tuple(ToolSpec.from_json(t) for t in orjson.loads(toolset[0])) if toolset else ()
+        tools = tuple(ToolSpec.from_json(t) for t in json.loads(toolset[0])) if toolset else ()
         arrays = codec.decode_tokens(codec.decompress(tokens), n - first) if tokens is not None else None
         return _with(record, tools, arrays)
 
@@ -253,8 +254,8 @@ class RecordStore:
             self._named_id("prompts", trajectory.prompt_id, "INSERT INTO prompts (name, head) VALUES (?, ?)", head),
             self._toolset(trajectory.env, trajectory.tools),
         )
-        answer = None if trajectory.answer is None else codec.clean(str(trajectory.answer)[:ANSWER_LENGTH])
-        card = (n, codec.clean(trajectory.id), ",".join(map(str, actions)), answer)
+        answer = None if trajectory.answer is None else clean(str(trajectory.answer)[:ANSWER_LENGTH])
+        card = (n, clean(trajectory.id), ",".join(map(str, actions)), answer)
         return row, card, rest + more
 
     def _chunks(self, first: int, encoded: Sequence[tuple[TrajectoryRecord, bytes, tuple[str, ...]]]) -> None:
@@ -279,8 +280,9 @@ class RecordStore:
     def _metric(self, name: str) -> int:
         known = self._metric_names.get(name)
         if known is None:
-            self.db.execute("INSERT OR IGNORE INTO metric_names (name) VALUES (?)", (name,))
-            known = int(self.db.execute("SELECT id FROM metric_names WHERE name = ?", (name,)).fetchone()[0])
+            text = clean(name)
+            self.db.execute("INSERT OR IGNORE INTO metric_names (name) VALUES (?)", (text,))
+            known = int(self.db.execute("SELECT id FROM metric_names WHERE name = ?", (text,)).fetchone()[0])
             self._metric_names[name] = known
         return known
 
@@ -290,12 +292,12 @@ class RecordStore:
         if known is not None:
             names.move_to_end(name)
             return known
-        text = codec.clean(name)
+        text = clean(name)
         found = self.db.execute(f"SELECT id FROM {table} WHERE name = ?", (text,)).fetchone()
         if found is not None:
             known = int(found[0])
         else:
-            known = int(self.db.execute(insert, (text, *[codec.clean(m) for m in more])).lastrowid or 0)
+            known = int(self.db.execute(insert, (text, *[clean(m) for m in more])).lastrowid or 0)
         names[name] = known
         if len(names) > _REMEMBERED:
             names.popitem(last=False)
@@ -307,7 +309,8 @@ class RecordStore:
         known = self._toolsets.get(id(tools))
         if known is not None and known[0] is tools:
             return known[1]
-        text = orjson.dumps([t.to_json() for t in tools], default=codec._default).decode()
+        text = codec.encode_json([t.to_json() for t in tools]).decode()
+        env = clean(env)
         digest = hashlib.sha256(f"{env}\n{text}".encode()).hexdigest()
         self.db.execute("INSERT OR IGNORE INTO toolsets (digest, env, tools) VALUES (?, ?, ?)", (digest, env, text))
         id_ = int(self.db.execute("SELECT id FROM toolsets WHERE digest = ?", (digest,)).fetchone()[0])

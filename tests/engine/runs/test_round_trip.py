@@ -15,8 +15,9 @@ from grpo_tui.engine.runs import codec
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.envs.tools import Argument, ToolSpec
 from grpo_tui.envs.trajectory import Step, TokenArrays, Trajectory
-from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
+from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
 
 
 def same_tokens(a: TokenArrays | None, b: TokenArrays | None) -> None:
@@ -138,6 +139,39 @@ def test_lone_surrogates_and_control_characters_reach_the_record(writer: RunWrit
         assert reader.trajectory(1).trajectory.prompt == nasty
         assert "[/red] \x1b]0;title\x07" in reader.events()[0].message
         assert reader.count(search="title") == 1
+
+
+def test_nothing_is_lost_for_half_a_surrogate_pair_wherever_it_stands(writer: RunWriter, run_dir: Path, make_record):
+    bad, kept = "half \ud83d of a pair", "half \ufffd of a pair"
+    tool = ToolSpec(bad, bad, (Argument(bad, "integer"),))
+    penalty = Penalty(bad, -0.1, 0, {bad: bad}, bad, bad, bad)
+    value = ComponentValue(1.0, 1.0, 1.0, 1.0)
+    record = make_record(
+        1, 0, env=bad, prompt_id=bad, group=bad, id=bad, answer=bad, stop_reason=bad, split=bad, task={bad: [bad]},
+        tools=(tool,), steps=(Step(0, bad, bad, bad, {bad: bad}, observation=bad, error=bad),), prompt=bad,
+        breakdown=RewardBreakdown(bad, (StepReward(0, {bad: value}, (penalty,), 1.0),), 1.0),
+    )  # fmt: skip
+    writer.trajectories(1, [record, make_record(1, 1)])
+    writer.metrics(1, {bad: 0.5, "plain": 1.0})
+    writer.event("alert", bad, step=1, text=bad, many=[bad, {bad: 2**70}], number=math.nan, thing={1, 2})
+    writer.event("alert", "after", step=1)
+    writer.vocabulary([bad, "b"])
+    writer.status("crashed", step=1, error=bad)
+    assert writer.flush(10) and writer.dropped == 0
+    with RunReader(run_dir) as reader:
+        found = reader.trajectory(bad)
+        assert reader.total() == 2 and found.trajectory.steps[0].text == bad and found.trajectory.tools[0].name == bad
+        for row in (reader.rows([1])[0], reader.group(bad)[0], reader.prompt(bad)[0], reader.seek(2, -1)):
+            assert row is not None and (row.n, row.group, row.actions, row.rules) == (1, kept, (kept,), (kept,))
+        assert (row.split, row.stop_reason, row.env) == (kept, kept, kept)
+        assert reader.metric(bad) == reader.metric(kept) == [(1, 0.5)] and kept in reader.metric_names()
+        assert reader.count(search=bad) == 1
+        events = [e for e in reader.events() if e.kind == "alert"]
+        assert [e.message for e in events] == [kept, "after"]
+        assert events[0].data["text"] == bad and events[0].data["many"] == [bad, {bad: 2**70}]
+        assert events[0].data["thing"] == [1, 2]
+        assert reader.token_texts([0, 1]) == [kept, "b"]
+        assert reader.info().error == bad and reader.problems == []
 
 
 def test_a_huge_observation_is_kept_whole(writer: RunWriter, run_dir: Path, make_record):
