@@ -127,6 +127,13 @@ class RunReader:
         """Number of trajectories of the run; also the number `n` of the last one."""
         return int(self._scalar("SELECT max(n) FROM rows") or 0)
 
+    def first(self, split: str) -> int | None:
+        """The number of the first trajectory of a split (`train`, `eval`), or None."""
+        id_ = self._scalar("SELECT id FROM labels WHERE kind = 'split' AND name = ?", (split,))
+        return (
+            self._scalar("SELECT n FROM rows WHERE split = ? ORDER BY n LIMIT 1", (id_,)) if id_ is not None else None
+        )
+
     def count(self, filter: str = "", search: str = "") -> Count:
         """How many trajectories match; `exact` of the result says whether it is all or a lower bound."""
         view = self._view(filter, search)

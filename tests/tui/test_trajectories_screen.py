@@ -12,6 +12,9 @@ import pytest
 from grpo_tui.engine.runs import views
 from grpo_tui.engine.runs.groups import GroupList
 from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.types import TrajectoryRecord
+from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app import Inspect
 from grpo_tui.tui.screens import groups as groups_screen
 
@@ -232,6 +235,28 @@ async def test_the_histogram_says_that_it_is_read_and_when_there_is_nothing(run:
         app.screen.histogram.changed()
         text = await app.press()
         assert "reading…" in text and "no rewards to show" not in text
+
+
+async def test_opens_where_training_begins(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "evaluated"
+    writer = RunWriter(folder)
+    for step, split, many in ((0, "eval", 200), (1, "train", 40)):
+        steps = (Step(0, "It is red.", action="ANSWER"),)
+        made = [
+            Trajectory(f"{split}{i}", "visual", "p", f"{split}.{i // 4}", i % 4, "Which colour?", steps, answer="red")
+            for i in range(many)
+        ]
+        writer.trajectories(step, [TrajectoryRecord(t, split=split) for t in made])
+    assert writer.flush(20)
+    writer.close()
+    async with running(folder.parent, Inspect(folder)) as app:
+        assert app.screen.table.current.n == 201 and app.screen.table.current.split == "train"
+        assert "201 of 240" in app.text
+        assert app.screen.table.top == 200, "the rows before it are above"
+        assert "1 of 240" in await app.press("g")
+        await app.press("f")
+        await app.type("step<2")
+        assert "1 of 240" in await app.press("enter"), "what was asked for begins with its first row"
 
 
 async def test_rows_are_shown_before_they_are_counted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.style import Style
 
 from ...engine.runs.errors import RecordError
+from ...engine.runs.reader import RunReader
 from ...engine.runs.types import TrajectoryRow
 from ...engine.runs.views import Count
 from ..bindings import LIST, bindings
@@ -144,32 +145,37 @@ class TrajectoriesScreen(View):
         self._active = "table"
         remembered = self.grpo.memory.run(self.reads.path.name)
         self._histogram_wanted = remembered.get("histogram", True) is not False
-        self._restart()
+        self._restart(None if self.asks.plain and not self.asks.descending else 0)
         self.set_interval(1.0, self._poll)
 
-    def _restart(self, at: int = 0) -> None:
-        """The query is another one."""
+    def _restart(self, at: int | None = 0) -> None:
+        """The query is another one. The cursor goes to row `at`, or (None) to where training begins."""
         self._asking += 1
         self.problem = ""
         self.table.sort = (self.asks.sort, self.asks.descending)
         self.run_worker(self._count(self._asking, at), exclusive=True, group="count")
 
-    async def _count(self, asking: int, at: int) -> None:
+    async def _count(self, asking: int, at: int | None) -> None:
         query = self.asks
-        page = (at // PAGE) * PAGE
-        try:
+
+        def read(reader: RunReader) -> tuple[int, list[TrajectoryRow], Count, int, str]:
+            # None: not at the rollouts of the evaluation before the first step, which have no rewards
+            row = at if at is not None else (reader.first("train") or 1) - 1
             # the page first: a screen is full of it before a million rows are counted
-            rows, total, self.recorded, problems = await self.reads.later(
-                lambda r: (
-                    r.page(**query.arguments(), offset=page, limit=PAGE),
-                    r.least(**query.arguments()),
-                    r.total(),
-                    list(r.problems),
-                )
-            )
+            rows = reader.page(**query.arguments(), offset=row // PAGE * PAGE, limit=PAGE)
+            return row, rows, reader.least(**query.arguments()), reader.total(), "; ".join(reader.problems)
+
+        try:
+            row, rows, total, self.recorded, self.warning = await self.reads.later(read)
             if asking != self._asking:
                 return
-            self._show(rows, page, total, at, "; ".join(problems))
+            if at is None:
+                self.table.top = row
+            self.total = total
+            self.table.reset(total, row)
+            if rows:
+                self.table.deliver(row // PAGE * PAGE, rows)
+            self.frame.refresh_lines()
             if not total.exact:
                 total = await self.reads.later(lambda r: r.count(query.filter, query.search))
         except RecordError as error:
@@ -186,13 +192,6 @@ class TrajectoriesScreen(View):
             self.frame.refresh_header()
         if self._histogram_wanted:
             await self._bins(asking)
-
-    def _show(self, rows: Sequence[TrajectoryRow], page: int, total: Count, at: int, warning: str) -> None:
-        self.total, self.warning = total, warning
-        self.table.reset(total, at)
-        if rows:
-            self.table.deliver(page, rows)
-        self.frame.refresh_lines()
 
     async def _bins(self, asking: int) -> None:
         query = self.asks
