@@ -6,8 +6,6 @@ from pathlib import Path
 
 from ..engine.runs.types import RunInfo
 
-ACTIVE = ("starting", "running", "paused", "stopping")
-
 
 def open_list(runs_dir: Path | None) -> None:
     """The list of runs."""
@@ -27,7 +25,7 @@ def open_run(runs_dir: Path, run: RunInfo, view: str, trajectory: str | None = N
     from .cli_common import say
 
     after = look(Path(run.path))
-    if after.status in ACTIVE:
+    if after.active:
         total = f"/{after.total_steps}" if after.total_steps else ""
         say(f"run {run.id} goes on ({after.status}, step {after.step}{total})")
         say(f"look again: grpo-tui inspect {run.id} · save and stop: grpo-tui stop {run.id}")

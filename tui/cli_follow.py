@@ -21,7 +21,6 @@ from .cli_common import ExitCode, say, warn
 from .format import duration, number
 from .text import literal
 
-ACTIVE = ("starting", "running", "paused", "stopping")
 POLL_S = 0.25
 LINE_EVERY_S = 1.0
 """At most one progress line in this time; the last step is always printed."""
@@ -146,14 +145,14 @@ class _Progress:
             if info.pid is not None and self.process is None:
                 with suppress(psutil.Error):
                     self.process = psutil.Process(info.pid)
-            if info.status not in ACTIVE and not (self.path / RUN_FILE).exists() and self._alive():
+            if not info.active and not (self.path / RUN_FILE).exists() and self._alive():
                 self.lost = True
                 warn(f"! the folder of run {info.id} is gone; training goes on without a record")
                 return None
             self.total = info.total_steps or self.total
             self._tell_dropped(info)
-            self.print_new(last=info.status not in ACTIVE)
-            if info.status not in ACTIVE:
+            self.print_new(last=not info.active)
+            if not info.active:
                 return info
             time.sleep(POLL_S)
 

@@ -61,9 +61,8 @@ def inspect(
         return
     if not (as_json or listing or trajectory is not None) and on_terminal():
         from .cli_app import open_run
-        from .cli_follow import ACTIVE
 
-        open_run(home, info, "live" if info.status in ACTIVE else "inspect")
+        open_run(home, info, "live" if info.active else "inspect")
         return
     with opened(info) as reader:
         if trajectory is not None:

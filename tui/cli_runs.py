@@ -110,17 +110,16 @@ def stop(
     """Ask the run to finish its step, save a checkpoint and end; wait for it."""
     from ..engine.launch import LaunchError, stop_run
     from ..engine.runs.paths import runs_dir as resolve_runs_dir
-    from .cli_follow import ACTIVE
 
     info = find(resolve_runs_dir(runs_dir), run)
-    if info.status not in ACTIVE:
+    if not info.active:
         say(f"run {info.id} is not running ({info.status} at step {info.step})")
         return
     try:
         after = stop_run(info, timeout=timeout, force=force)
     except LaunchError as error:
         fail(str(error))
-    if after.status in ACTIVE:
+    if after.active:
         fail(
             f"run {info.id} has not stopped after {timeout:g} s; it still saves, or give a longer --timeout, or --force"
         )

@@ -107,10 +107,10 @@ def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None
 
     from ..engine.launch import find_run
     from .cli_app import open_run
-    from .cli_follow import ACTIVE, tell_end
+    from .cli_follow import tell_end
 
     open_run(home, run, "live")
     after = find_run(home, run.id)
-    if after.status not in ACTIVE:
+    if not after.active:
         tell_end(after, out)
         raise typer.Exit(ExitCode.FAILED if after.status == "crashed" else ExitCode.OK)

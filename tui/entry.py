@@ -30,7 +30,7 @@ def _on_terminal() -> bool:
 def _opened(arguments: list[str]) -> bool:
     """Whether the app was opened (and left again); not when there is no such run, which the command line explains."""
     from ..engine.runs.paths import runs_dir
-    from .cli_app import ACTIVE, open_list, open_run
+    from .cli_app import open_list, open_run
 
     if not arguments:
         open_list(None)
@@ -43,7 +43,7 @@ def _opened(arguments: list[str]) -> bool:
         info = find_run(home, arguments[1])
     except RecordError:
         return False
-    open_run(home, info, "live" if info.status in ACTIVE else "inspect")
+    open_run(home, info, "live" if info.active else "inspect")
     return True
 
 

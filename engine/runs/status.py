@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from .paths import PROCESSES, RUN_FILE
-from .types import SCHEMA_VERSION, RunInfo, RunStatus
+from .types import ENDED, SCHEMA_VERSION, RunInfo, RunStatus
 
-ENDED = ("finished", "stopped", "crashed")
 PRIMARY = ("training", "engine")
 """Processes whose status is the run's status, in this order."""
 HEARTBEAT_SECONDS = 20.0

@@ -22,6 +22,8 @@ from ...rewards.breakdown import StepReward as StepReward
 SCHEMA_VERSION = 1
 
 RunStatus = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "crashed"]
+ENDED = ("finished", "stopped", "crashed")
+"""A run with one of these has no process; with any other it goes on."""
 
 EventKind = Literal[
     "beta",  # data: from, to, reason, mean_kl, target_kl, tolerance
@@ -56,6 +58,11 @@ class RunInfo:
     error: str | None = None
     schema_version: int = SCHEMA_VERSION
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def active(self) -> bool:
+        """Whether it goes on: more may be recorded, and it hears requests."""
+        return self.status not in ENDED
 
 
 @dataclass(frozen=True)

@@ -192,8 +192,9 @@ class RunWriter:
             self._wait(pending=bool(batch))
             if not batch:
                 batch, cost = self._take()
+            late = bool(batch) and self._state["status"] in ENDED
             done = self._sink.write(batch)
-            self._write_state()
+            self._write_state(final=late)  # what comes after the end is in the summary, too
             with self._condition:
                 if done:
                     self._bytes -= cost

@@ -44,7 +44,6 @@ from .base import View
 
 SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 _LOG_LINES = 60
-_FOLLOWED = ("starting", "running", "paused", "stopping")
 
 
 class LiveScreen(View):
@@ -182,7 +181,7 @@ class LiveScreen(View):
     def _tick(self) -> None:
         if self.app.screen is not self or self._busy:
             return
-        if self.shown is None or self.shown.info.status in _FOLLOWED:
+        if self.shown is None or self.shown.info.active:
             self.run_worker(self._update(), group="live")
 
     async def _update(self) -> None:
@@ -312,7 +311,7 @@ class LiveScreen(View):
         ask(self, "Search all trajectories", "", found)
 
     def _request(self, command: Command) -> None:
-        if self.shown is not None and self.shown.info.status not in _FOLLOWED:
+        if self.shown is not None and not self.shown.info.active:
             self.say(f"The run is {self.shown.info.status}; nobody would hear “{command}”.", "warning")
             return
         try:
@@ -335,7 +334,7 @@ class LiveScreen(View):
         """Save and stop, when confirmed."""
         from .dialogs import confirm
 
-        if self.shown is not None and self.shown.info.status not in _FOLLOWED:
+        if self.shown is not None and not self.shown.info.active:
             self._request("stop")
             return
 

@@ -285,7 +285,7 @@ class RunsScreen(View):
         if row is None:
             return
         last = self.grpo.memory.run(row.info.id).get("view")
-        going = row.info.status in ("running", "starting", "paused", "stopping")
+        going = row.info.active
         if going or last == "live":
             self.action_live()
         else:
@@ -387,7 +387,7 @@ class RunsScreen(View):
         row = self.current
         if row is None:
             return
-        if row.info.status not in ("running", "starting", "paused"):
+        if not row.info.active or row.info.status == "stopping":
             self.say(f"{row.info.id} is {row.info.status}.")
             return
         from ...engine.runs.control import request
@@ -431,7 +431,7 @@ class RunsScreen(View):
         row = self.current
         if row is None:
             return
-        if row.info.status in ("running", "starting", "paused", "stopping"):
+        if row.info.active:
             self.say(f"{row.info.id} is {row.info.status}; stop it first (x).", "warning")
             return
         from .dialogs import confirm

@@ -7,12 +7,15 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grpo_tui.engine.runs import writer as writer_module
 from grpo_tui.engine.runs.null_writer import NullWriter
 from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.sink import Sink
+from grpo_tui.engine.runs.status import read_json
 from grpo_tui.engine.runs.store import RecordStore
 from grpo_tui.engine.runs.writer import RunWriter, open_writer
 
@@ -139,6 +142,31 @@ def test_an_ended_status_is_on_disk_at_once_with_the_last_rows(run_dir: Path, ma
     writer.close()
     writer.metrics(10, {"a": 1.0})  # after the end: dropped, not raised
     assert writer.dropped == 1
+
+
+def test_the_summary_on_disk_holds_what_was_given_before_the_end(run_dir: Path, monkeypatch):
+    taken, go_on = threading.Event(), threading.Event()
+    transaction = Sink._transaction
+
+    def slow(self: Sink, items: Any) -> None:
+        taken.set()
+        assert go_on.wait(20)
+        transaction(self, items)
+
+    monkeypatch.setattr(Sink, "_transaction", slow)
+    writer = RunWriter(run_dir)
+    writer.metrics(1, {"success/train": 0.1})
+    assert taken.wait(20)
+    writer.metrics(2, {"success/train": 0.2})  # the first step is being written: this comes with the next batch
+    ending = threading.Thread(target=lambda: writer.status("finished", step=2))
+    ending.start()
+    while writer._state["status"] != "finished":
+        time.sleep(0.001)
+    go_on.set()
+    ending.join(20)
+    state = read_json(run_dir / "processes" / "training.json")
+    assert state["status"] == "finished" and state["summary"]["success/train"]["last"] == 0.2
+    writer.close()
 
 
 def test_a_bug_in_the_callback_stays_out_of_the_way(run_dir: Path, monkeypatch, caplog):
