@@ -255,8 +255,8 @@ class RunWriter:
                 self._state["step"] = self._sink.step
                 self._state_dirty = True
             silent = now - self._state_written
-            due = final or self._hurry or silent >= STATUS_SECONDS
-            if not (self._state_dirty and due) and silent < HEARTBEAT_SECONDS:
+            due = self._state_dirty and (self._hurry or silent >= STATUS_SECONDS)
+            if not (final or due or silent >= HEARTBEAT_SECONDS):
                 return
             state = dict(self._state)
             self._state_dirty = False
