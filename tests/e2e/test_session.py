@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from .terminal import Terminal
 from .world import variables
 
 MINUS = "−"
-COMMAND = (sys.executable, "-m", "grpo_tui.tui.cli")
+COMMAND = (str(Path(sysconfig.get_path("scripts")) / "grpo-tui"),)
+"""The console script that pip installed, as a person types it."""
 STEPS = 990
 """More than the test lasts."""
 SMALL = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_starting_the_app_loads_no_heavy_library(run: Path) -> None:
 
 def test_the_console_script_opens_the_app_without_waiting_for_the_command_line(run: Path) -> None:
     state = str(run.parent / "state")
-    start = [sys.executable, "-m", "grpo_tui.tui.entry"]
+    start = [str(Path(sysconfig.get_path("scripts")) / "grpo-tui")]
     home = ["env", f"GRPO_TUI_HOME={run.parent.parent}", f"XDG_STATE_HOME={state}"]
     with Terminal([*home, *start, "inspect", "ab12"], cwd=run.parent, env=os.environ, rows=45, columns=150) as screen:
         screen.see("1 of 320")
