@@ -3,14 +3,18 @@
     python docs/screenshots.py RUN [--out docs/images] [--size 150x44] [--theme grpo-dark]
 
 RUN is a run's folder; a finished run with penalties and an image shows most. Writes `runs.svg`, `live.svg`,
-`trajectories.svg`, `stepper.svg`, `tokens.svg` and `diff.svg`, drawn by the app itself without a terminal.
+`trajectories.svg`, `stepper.svg`, `tokens.svg` and `diff.svg`, drawn by the app itself without a terminal. The folder
+of runs is shown as `runs`; a picture that would show another path of this machine is not written.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
+import tempfile
+from html import unescape
 from pathlib import Path
 
 from grpo_tui.engine.runs.reader import RunReader
@@ -19,6 +23,8 @@ from grpo_tui.tui.remember import Memory
 from grpo_tui.tui.theme import DEFAULT_THEME, THEMES
 
 NOWHERE = Path("/dev/null/nothing-is-remembered.json")
+PATHS = re.compile(r"(?<![\w/.])(?:~|/(?:home|root|Users|tmp|var|opt|mnt|srv|work|usr))/[\w./-]*")
+"""Paths that say something about the machine on which a picture was made."""
 
 
 def telling_rollout(run: Path) -> int:
@@ -43,6 +49,9 @@ async def shoot(app: GrpoApp, size: tuple[int, int], keys: str, out: Path) -> No
         picture = app.export_screenshot(title="grpo-tui")
     # fonts are the reader's own: a picture fetches nothing
     picture = re.sub(r"@font-face\s*\{.*?\}", "", picture, flags=re.DOTALL)
+    shown = unescape(re.sub(r"<[^>]*>", "", picture.partition("</style>")[2])).replace("\xa0", " ")
+    if found := PATHS.search(shown):
+        raise SystemExit(f"{out.name} is not written: it would show the path {found.group()}")
     out.write_text(picture, encoding="utf-8")
     print(out)
 
@@ -59,19 +68,25 @@ def main() -> None:
     if not run.is_dir():
         parser.error(f"{given.run} is not the folder of a run")
     width, height = (int(part) for part in given.size.split("x"))
-    given.out.mkdir(parents=True, exist_ok=True)
+    out = given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
     n = str(telling_rollout(run))
-    pictures = {
-        "runs": (RunList(), ""),
-        "live": (Live(run), ""),
-        "trajectories": (Inspect(run), "jjj"),
-        "stepper": (Inspect(run, n), ""),
-        "tokens": (Inspect(run, n), "tt"),
-        "diff": (Inspect(run, n), "d"),
-    }
-    for name, (start, keys) in pictures.items():
-        app = GrpoApp(run.parent, start, memory=Memory(NOWHERE), theme=given.theme)
-        asyncio.run(shoot(app, (width, height), keys, given.out / f"{name}.svg"))
+    with tempfile.TemporaryDirectory() as neutral:
+        os.chdir(neutral)
+        os.symlink(run.parent, "runs")
+        run = Path("runs") / run.name
+        pictures = {
+            "runs": (RunList(), ""),
+            "live": (Live(run), ""),
+            "trajectories": (Inspect(run), "jjj"),
+            "stepper": (Inspect(run, n), ""),
+            "tokens": (Inspect(run, n), "tt"),
+            "diff": (Inspect(run, n), "d"),
+        }
+        for name, (start, keys) in pictures.items():
+            app = GrpoApp(Path("runs"), start, memory=Memory(NOWHERE), theme=given.theme)
+            asyncio.run(shoot(app, (width, height), keys, out / f"{name}.svg"))
+        os.chdir(out)
 
 
 if __name__ == "__main__":
