@@ -13,6 +13,7 @@ from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.tui.app import Live
 from grpo_tui.tui.format import fixed
 from grpo_tui.tui.live_data import CHARTS, FOLLOW_SECONDS
+from grpo_tui.tui.widgets.log_panel import telling
 
 from .demo_run import make_run
 from .drive import running, settle
@@ -227,3 +228,24 @@ async def test_help_with_f1_and_back_to_the_list(run: Path) -> None:
         assert app.view == "live"
         await app.press("escape")
         assert app.view == "runs"
+
+
+def test_the_log_shows_what_a_person_wants_and_the_rest_stays_in_the_file() -> None:
+    library = "/x/lib/python3.11/site-packages/transformers/modeling_utils.py:3303: FutureWarning: `a` is deprecated."
+    step = "2026-11-21 13:27:52,372 INFO grpo_tui.engine.training.rft: step 1  reward 0.109"
+    log = [
+        "Loading weights: 100%|██████████| 35/35 [00:00<00:00, 10168.36it/s]",
+        library,
+        "  warnings.warn(",
+        "",
+        step,
+        "my_env.py:12: UserWarning: no picture",
+        '  warnings.warn("no picture")',
+        "  an indented line of a traceback",
+        "Evaluating:  40%|████      | 4/10 [00:01<00:02,  3.0it/s]",
+        "reward is up 40% | success too",
+    ]
+    kept = [step, "UserWarning: no picture (my_env.py:12)", "  an indented line of a traceback", log[-1]]
+    assert telling(log) == kept
+    assert telling(log[:-1]) == [*kept[:-1], log[-2]], "a bar that is under way is the news"
+    assert telling([]) == telling([library, "  warnings.warn("]) == []

@@ -12,9 +12,34 @@ _LOGGED = re.compile(
     r"\d{4}-\d\d-\d\d[ T](?P<time>\d\d:\d\d:\d\d)[,.]?\d* (?P<level>[A-Z]+) [\w.]+: ?(?P<message>.*)", re.DOTALL
 )
 
+_WARNED = re.compile(r"(?P<file>\S+\.py):(?P<line>\d+): (?P<what>\w*Warning: .*)", re.DOTALL)
+"""What Python's `warnings` prints, before a line of source that is indented by two."""
+_LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[.\d]*)[/\\]")
+_BAR = re.compile(r"(?P<share>\d+)%\|.*\|")
+
+
+def telling(lines: Sequence[str]) -> list[str]:
+    """The lines of a log that a person wants to see: no warnings of libraries, no progress bars but one under way."""
+    kept: list[str] = []
+    source = False
+    for at, text in enumerate(lines):
+        follows, source = source and text.startswith("  "), False
+        warned = _WARNED.fullmatch(text)
+        bar = _BAR.search(text)
+        if warned is not None:
+            source = True
+            if not _LIBRARY.search(warned["file"]):
+                kept.append(f"{warned['what']} ({warned['file'].rsplit('/', 1)[-1]}:{warned['line']})")
+        elif bar is not None:
+            if at == len(lines) - 1 and bar["share"] != "100":
+                kept.append(text)
+        elif text.strip() and not follows:
+            kept.append(text)
+    return kept
+
 
 class LogPanel(Pane):
-    """Shows the end; the whole log opens with `o`."""
+    """Shows the end of what a person wants to see; the whole log opens with `o`."""
 
     title = "Log"
 
@@ -24,8 +49,9 @@ class LogPanel(Pane):
 
     def put(self, tail: Sequence[str]) -> None:
         """The last lines, newest last."""
-        if list(tail) != list(self.tail):
-            self.tail = list(tail)
+        tail = telling(tail)
+        if tail != self.tail:
+            self.tail = tail
             self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
