@@ -13,7 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 from rich.cells import cell_len
-from rich.color import ColorSystem
+from rich.color import Color, ColorSystem
 from rich.segment import Segment
 from rich.style import Style
 from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
@@ -37,7 +37,8 @@ class _Pen(NamedTuple):
     background: str
 
 
-_PLAIN = _Pen(frozenset(), "", "")
+_NONE: frozenset[str] = frozenset()
+_PLAIN = _Pen(_NONE, "", "")
 
 
 class Foreign(Exception):
@@ -158,7 +159,7 @@ class Painter:
             pen = _PLAIN if style is None else self._pen(style)
             blank = pen
             if pen.attributes <= _UNSEEN_ON_BLANKS:
-                blank = _Pen(frozenset(), None, pen.background)
+                blank = _Pen(_NONE, None, pen.background)
             found = self._number(pen), self._number(blank) | ord(" ")
             self._styles[style] = found
         return found
@@ -170,12 +171,15 @@ class Painter:
         return self._numbers[pen]
 
     def _pen(self, style: Style) -> _Pen:
-        attributes = Strip.render_ansi(style.without_color, self._color_system)
-        colours = [
-            ";".join(color.downgrade(self._color_system).get_ansi_codes(foreground)) if color is not None else ""
-            for color, foreground in ((style.color, True), (style.bgcolor, False))
-        ]
-        return _Pen(frozenset(attributes.split(";")) - {""}, *colours)
+        attributes = _NONE
+        if style._set_attributes:
+            attributes = frozenset(Strip.render_ansi(style.without_color, self._color_system).split(";")) - {""}
+        return _Pen(attributes, self._colour(style.color, True), self._colour(style.bgcolor, False))
+
+    def _colour(self, color: Color | None, foreground: bool) -> str:
+        if color is None:
+            return ""
+        return ";".join(color.downgrade(self._color_system).get_ansi_codes(foreground))
 
 
 def _pieces(update: CompositorUpdate) -> Iterator[tuple[int, int, Strip]]:
@@ -229,7 +233,7 @@ def _turn(now: _Pen, wanted: _Pen) -> tuple[str, _Pen]:
     attributes, colour = wanted.attributes, wanted.colour
     if colour is None:
         seen = not now.attributes <= _UNSEEN_ON_BLANKS
-        attributes, colour = (frozenset(), "") if seen else (now.attributes, now.colour)
+        attributes, colour = (_NONE, "") if seen else (now.attributes, now.colour)
     if not now.attributes <= attributes:
         codes.append("0")
         now = _PLAIN

@@ -192,7 +192,7 @@ def test_after_many_keys_the_screen_is_what_painting_all_of_it_gives(
     command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-c", OPEN, str(path), "inspect"]
     with Terminal(command, cwd=tmp_path, env=os.environ, rows=size[1], columns=size[0]) as screen:
         screen.see("1 of ")
-        for keys in ("jjj", "\x04", "f", "reward<5\r", "Gk", "\r", "lL", "t", "tt", "/", "\x1b", "?"):
+        for keys in ("jjj", "\x04", "f", "reward<5\r", "Gk", "\r", "lL", "t", "tt", "y", "/", "\x1b", "\x10", "\x1b", "?"):
             screen.press(keys)
             screen.settle(0.3)
             before = cells(screen.screen)

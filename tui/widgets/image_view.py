@@ -238,7 +238,7 @@ class ImagePane(Pane):
         for row in self._rows[:height]:
             size = sum(len(s.text) for s in row)
             line = Line(p).gap(max(0, (width - size) // 2))
-            line.segments += [Segment(s.text, p.base + s.style if s.style else p.base) for s in row]
+            line.segments += [s if s.style else Segment(s.text, p.base) for s in row]
             line.width += size
             lines.append(line)
         return lines
