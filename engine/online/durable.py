@@ -25,15 +25,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def replace_synced(path: Path, data: bytes | memoryview) -> None:
-    """Replace `path` by `data` atomically: a reader sees the old content or the new one, also after a power cut."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        write_synced(temporary, data)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)

@@ -2,12 +2,12 @@
 
 Writer, for version N, in this order:
 
-1. write the tensors to `ema_model_snapshot.v<N>.safetensors.tmp` and fsync it;
-2. write the manifest (size, checksum, keys, base model, parent version) to `ema_model_snapshot.v<N>.json.tmp`, fsync;
-3. rename the manifest, then the tensors, to their final names: a version exists from its tensors' name on, and then
+1. write the tensors, the manifest (size, checksum, keys, base model, parent version) and the new pointer to temporary
+   names (`ema_model_snapshot.v<N>.safetensors.tmp`, `….json.tmp`, `latest_model_version.txt.tmp`) and fsync all three;
+2. rename the manifest, then the tensors, to their final names: a version exists from its tensors' name on, and then
    its manifest is there already;
-4. fsync the folder;
-5. replace the pointer `latest_model_version.txt` by tmp + fsync + `os.replace` + fsync of the folder.
+3. fsync the folder;
+4. `os.replace` the pointer `latest_model_version.txt`, and fsync the folder.
 
 Reader: read the pointer, take a shared lock on that file, check size and checksum against the manifest, map it. What
 fails the check is reported and the newest version that passes is served instead.
@@ -27,7 +27,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
@@ -38,7 +38,7 @@ import safetensors.torch
 import xxhash
 from torch import Tensor
 
-from .durable import replace_synced, sync_folder, write_synced
+from .durable import sync_folder, write_synced
 
 POINTER = "latest_model_version.txt"
 _NAME = re.compile(r"ema_model_snapshot\.v(\d+)\.safetensors")
@@ -161,7 +161,7 @@ class SnapshotWriter:
                 with contextlib.suppress(OSError):
                     (folder / name).unlink()
         self.version = max([pointed_version(folder) or 0, *published_versions(folder)])
-        self._hasher = ThreadPoolExecutor(1, thread_name_prefix="snapshot-checksum")
+        self._syncer = ThreadPoolExecutor(2, thread_name_prefix="snapshot-sync")
 
     def publish(
         self,
@@ -197,34 +197,45 @@ class SnapshotWriter:
         version = self.version + 1
         final = self.folder / file_name(version)
         manifest_final = _manifest_path(self.folder, version)
-        temporary, manifest_temporary = (p.with_name(p.name + ".tmp") for p in (final, manifest_final))
+        temporary, manifest_temporary, pointer_temporary = (
+            p.with_name(p.name + ".tmp") for p in (final, manifest_final, self.folder / POINTER)
+        )
         try:
             safetensors.torch.save_file(tensors, temporary, {"version": str(version)})
             temporary.chmod(0o644)  # safetensors leaves it to its owner alone
+            # Nothing has a final name yet, so these three may reach the disk in any order, together.
             with open(temporary, "rb") as file:
-                checksum = self._hasher.submit(_checksum, file)  # while the disk is busy
-                os.fsync(file.fileno())
-                manifest = Manifest(
-                    version=version,
-                    file=final.name,
-                    size=os.fstat(file.fileno()).st_size,
-                    checksum=checksum.result(),
-                    keys=tuple(sorted(tensors)),
-                    base_model=self.base_model,
-                    parent_version=self.version,
-                    update=update,
-                    copy_of=copy_of,
-                    created=time.time(),
-                    facts=facts or {},
-                )
-            write_synced(manifest_temporary, manifest.to_bytes())
+                syncing = [
+                    self._syncer.submit(os.fsync, file.fileno()),
+                    self._syncer.submit(write_synced, pointer_temporary, final.name.encode()),
+                ]
+                try:
+                    manifest = Manifest(
+                        version=version,
+                        file=final.name,
+                        size=os.fstat(file.fileno()).st_size,
+                        checksum=_checksum(file),
+                        keys=tuple(sorted(tensors)),
+                        base_model=self.base_model,
+                        parent_version=self.version,
+                        update=update,
+                        copy_of=copy_of,
+                        created=time.time(),
+                        facts=facts or {},
+                    )
+                    write_synced(manifest_temporary, manifest.to_bytes())
+                finally:
+                    wait(syncing)
+                for done in syncing:
+                    done.result()
             os.rename(manifest_temporary, manifest_final)
             os.rename(temporary, final)
             sync_folder(self.folder)
             self.version = version  # the number is used up, whatever happens to the pointer
-            replace_synced(self.folder / POINTER, final.name.encode())
+            os.replace(pointer_temporary, self.folder / POINTER)
+            sync_folder(self.folder)
         except BaseException:
-            for path in (temporary, manifest_temporary):
+            for path in (temporary, manifest_temporary, pointer_temporary):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
             raise
@@ -255,7 +266,7 @@ class SnapshotWriter:
 
     def close(self) -> None:
         """Let another writer have the folder."""
-        self._hasher.shutdown()
+        self._syncer.shutdown()
         self._lock.close()
 
 
@@ -301,10 +312,15 @@ class SnapshotReader:
         """The newest good version above `version`, held; None when there is none. Never goes back."""
         pointed = self._pointed()
         candidates = [v for v in reversed(published_versions(self.folder)) if v > version]
+        while pointed is not None and pointed > version and pointed not in candidates:
+            moved = self._pointed()
+            if moved == pointed:
+                self._report(f"Snapshot {file_name(pointed)}, to which the pointer points, is missing")
+                break
+            pointed = moved  # the writer went on, and pruned, between the two looks
+            candidates = [v for v in reversed(published_versions(self.folder)) if v > version]
         if pointed is not None:  # the pointer is the truth; what lies beyond it is not published yet
             candidates = [v for v in candidates if v <= pointed]
-            if pointed > version and pointed not in candidates:
-                self._report(f"Snapshot {file_name(pointed)}, to which the pointer points, is missing")
         for candidate in candidates:
             try:
                 identity = self._identity(candidate)
