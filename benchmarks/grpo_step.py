@@ -1,6 +1,7 @@
 """One GRPO step, ours against stock TRL: same policy, environment, prompts, batch and token budgets.
 
     python -m benchmarks.grpo_step [--task default|long|all] [--steps 8] [--rounds 2] [--policy builtin:tiny]
+                                   [--stock-checkpointing on|off]
 
 Stock is TRL's `GRPOTrainer` with a `rollout_func` that drives the same environment with `generate` for each turn,
 all live rollouts together, as its documentation shows. Ours is the trainer of `--mode rft` with everything that it
@@ -9,6 +10,9 @@ a row gives the median step over all rounds, and the largest resident memory (on
 
 Tasks: `default` is the default training (visual environment, 16 x 8 rollouts); `long` has 10 turns and about 1,000
 tokens a trajectory. `--policy random:0.5b` builds a model of 0.5B parameters from a config, for a GPU.
+
+Gradient checkpointing is on in both, as TRL has it by default; ours keeps more (`engine/training/activations.py`).
+`--stock-checkpointing off` adds a row of stock without any, to show what the ratio does not come from.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-VARIANTS = ("stock", "ours")
+STOCK, OURS, STOCK_WITHOUT = "stock", "ours", "stock, no checkpointing"
 TASKS: dict[str, dict[str, Any]] = {
     "default": {
         "environment": "grpo_tui.envs.visual.VisualEnv",
@@ -56,7 +60,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--policy", default="builtin:tiny")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--stock-checkpointing", choices=["on", "off"], default="on")
+    parser.add_argument("--variant", choices=[STOCK, OURS, STOCK_WITHOUT], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.variant:
         print("RESULT " + json.dumps(measure(given.variant, given)), flush=True)
@@ -66,14 +71,16 @@ def main() -> None:
 
 
 def table(task: str, given: argparse.Namespace) -> None:
-    """Both variants in turns, each in a process of its own."""
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in VARIANTS}
+    """The variants in turns, each in a process of its own."""
+    variants = [STOCK, OURS, *([STOCK_WITHOUT] if given.stock_checkpointing == "off" else [])]
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
     for _ in range(given.rounds):
-        for name in VARIANTS:
+        for name in variants:
             results[name].append(_run(name, task, given))
     row = TASKS[task]
     print(f"\n{task}: {row['prompts']} x {row['group']} rollouts, up to {row['turns']} turns, policy {given.policy}")
-    print(f"{'':8}{'s/step':>9}{'CPU s':>8}{'MiB':>8}{'tokens':>9}{'agent':>8}   phases, s")
+    width = max(map(len, variants)) + 2
+    print(f"{'':{width}}{'s/step':>9}{'CPU s':>8}{'MiB':>8}{'tokens':>9}{'agent':>8}   phases, s")
     medians = {}
     for name, runs in results.items():
         seconds = median(s for r in runs for s in r["seconds"])
@@ -82,8 +89,8 @@ def table(task: str, given: argparse.Namespace) -> None:
         phases = "  ".join(f"{k} {median(r['phases'].get(k, 0) for r in runs):.2f}" for k in runs[0]["phases"])
         memory = max(r["memory"] for r in runs)
         tokens, agent = (median(r[k] for r in runs) for k in ("tokens", "agent_tokens"))
-        print(f"{name:8}{seconds:9.3f}{cpu:8.2f}{memory:8.0f}{tokens:9.0f}{agent:8.0f}   {phases}")
-    ratio = medians["ours"] / medians["stock"]
+        print(f"{name:{width}}{seconds:9.3f}{cpu:8.2f}{memory:8.0f}{tokens:9.0f}{agent:8.0f}   {phases}")
+    ratio = medians[OURS] / medians[STOCK]
     print(f"ours / stock: {ratio:.2f} (to reach: {TARGETS[task]:.2f})")
 
 
@@ -106,8 +113,10 @@ def measure(variant: str, given: argparse.Namespace) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     config = run_config(given)
     with tempfile.TemporaryDirectory() as folder:
-        build = build_ours if variant == "ours" else build_stock
-        trainer, counts, close = build(config, Path(folder), given)
+        if variant == OURS:
+            trainer, counts, close = build_ours(config, Path(folder))
+        else:
+            trainer, counts, close = build_stock(config, Path(folder), checkpointing=variant == STOCK)
 
         class Clock(TrainerCallback):
             def __init__(self) -> None:
@@ -168,7 +177,7 @@ def run_config(given: argparse.Namespace) -> Any:
     )
 
 
-def build_ours(config: Any, folder: Path, given: argparse.Namespace) -> tuple[Any, Any, Any]:
+def build_ours(config: Any, folder: Path) -> tuple[Any, Any, Any]:
     """The trainer of `--mode rft`, with its record."""
     from grpo_tui.engine.runs.writer import RunWriter
     from grpo_tui.engine.training.recording import StepRecorder
@@ -196,8 +205,8 @@ def build_ours(config: Any, folder: Path, given: argparse.Namespace) -> tuple[An
     return trainer, counts, writer.close
 
 
-def build_stock(config: Any, folder: Path, given: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """TRL's `GRPOTrainer` with a `rollout_func` around the same environment."""
+def build_stock(config: Any, folder: Path, checkpointing: bool) -> tuple[Any, Any, Any]:
+    """TRL's `GRPOTrainer` with a `rollout_func` around the same environment, and its own gradient checkpointing."""
     from datasets import Dataset
     from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -207,14 +216,18 @@ def build_stock(config: Any, folder: Path, given: argparse.Namespace) -> tuple[A
 
     from .stock_rollout import StockRollout
 
-    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
+    plain = config.model.model_copy(update={"gradient_checkpointing": False})
+    model, tokenizer = load_policy(plain, adapters=config.model.sft_adapters, trainable=True)
     rows = load_rows(config.environment, "train", config.seed, tokenizer)
     rollout = StockRollout(rows, tokenizer, config)
+    args = grpo_config(config, folder, 1)
+    args.activation_checkpointing = args.gradient_checkpointing = checkpointing
+    args.activation_checkpointing_kwargs = args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=lambda prompts, earned, **_: earned,
-        args=grpo_config(config, folder, 1),
+        args=args,
         train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(len(rows))]),
         processing_class=tokenizer,
         rollout_func=rollout,

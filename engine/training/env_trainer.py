@@ -32,7 +32,9 @@ from ...envs.agent import Agent
 from .advantages import Method
 from .frozen import FrozenPass
 from .merged import merged_weights
-from .packed import Packing, add_packed_forward, agrees_with_plain, pack, packed_mode
+from .norms import use_fast_norms
+from .packed import add_packed_forward, agrees_with_plain, packed_mode
+from .packing import Packing, pack
 from .phases import PhaseClock
 from .replay import ReplayBuffer
 from .resumable import ResumableTrainer, StatePart
@@ -124,10 +126,11 @@ class GRPOEnvTrainer(ResumableTrainer):
         self._in_step = False
         self._step_began: float | None = None
         base = self._base_model()
-        add_packed_forward(base, self.temperature)
-        if self.ref_model is not None:
-            add_packed_forward(self.accelerator.unwrap_model(self.ref_model), self.temperature)
-        self.packed = packed and not self.aux_loss_enabled and agrees_with_plain(base)
+        self.packed = packed and not self.aux_loss_enabled
+        for each in [base] if self.ref_model is None else [base, self.accelerator.unwrap_model(self.ref_model)]:
+            use_fast_norms(each)
+            add_packed_forward(each, self.temperature, tail=not _sharded_weights(args))
+            self.packed = self.packed and agrees_with_plain(each)
         self.frozen = FrozenPass(self)
         if replay is not None:
             self.state_parts.append(StatePart(replay.save, replay.load))
@@ -360,7 +363,7 @@ class GRPOEnvTrainer(ResumableTrainer):
     ) -> Tensor:
         """TRL's loss over the agent's tokens of whole trajectories; every other token is masked out of each term."""
         base = self._base_model()
-        checkpointing = base.is_gradient_checkpointing and model.training
+        checkpointing = base.is_activation_checkpointing and model.training
         # A packed forward that is checkpointed must still be packed in the backward pass: inside a step it is.
         use_packed = self.packed and (self._in_step or not checkpointing)
         with contextlib.ExitStack() as local, self.phases("logprobs"):

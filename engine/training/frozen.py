@@ -17,7 +17,8 @@ from peft import PeftModel
 from torch import Tensor
 from trl.trainer.utils import use_adapter
 
-from .packed import pack, packed_mode, turn_embeddings
+from .packed import packed_mode, turn_embeddings
+from .packing import pack
 from .samples import Sample, pad_rows
 
 if TYPE_CHECKING:
@@ -72,13 +73,12 @@ class FrozenPass:
         unwrapped = trainer.accelerator.unwrap_model(model)
         base = _base(unwrapped)
         with packed_mode(base), trainer.accelerator.autocast():
-            out = unwrapped(packing=packing, keep_hidden=embeddings)
+            out = unwrapped(packing=packing)
         padded = packing.pad(out.logprobs).float().cpu().numpy()
         for row, sample in enumerate(samples):
             setattr(sample, field, padded[row, : len(sample)].copy())
         if embeddings:
-            turns = [s.turn for s in samples]
-            found = turn_embeddings(out.hidden, packing, masks, turns, [_cut(m) for m in masks])
+            found = turn_embeddings(out.hidden, packing, [s.turn for s in samples])
             for sample, embedding in zip(samples, found, strict=True):
                 sample.embeddings = embedding
 
@@ -108,12 +108,6 @@ class FrozenPass:
 
 def _base(model: Any) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-def _cut(mask: np.ndarray) -> int:
-    """Where `pack` cuts a row into prompt and rollout."""
-    scored = np.flatnonzero(mask[1:]) + 1
-    return int(scored[0]) if len(scored) else len(mask)
 
 
 def _mean_by_turn(hidden: np.ndarray, sample: Sample) -> np.ndarray:

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from ...configs.sections.model import ModelConfig
 from ..agents import tiny
+from .activations import checkpoint_activations
 
 BUILTIN_MODELS = {"builtin:tiny": "base"}
 BUILTIN_ADAPTERS = {"builtin:tiny-sft": "sft"}
@@ -59,7 +60,7 @@ def load_policy(
         model.requires_grad_(False)
         return model.eval(), tokenizer
     if config.gradient_checkpointing:
-        base.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(base)
     return model.train(), tokenizer
 
 

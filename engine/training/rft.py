@@ -19,6 +19,7 @@ from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
 from ..agents.transformers_agent import TransformersAgent
 from . import checkpoints
+from .activations import needs_plain_checkpointing
 from .callback import RunCallback
 from .checkpoints import checkpoint_folder
 from .data import load_rows, to_dataset
@@ -204,8 +205,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int) -> GRPOConfig:
         temperature=training.temperature,
         top_p=training.top_p,
         top_k=training.top_k,
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
+        activation_checkpointing=config.model.gradient_checkpointing and needs_plain_checkpointing(),
         seed=config.seed,
         logging_steps=1,
         save_strategy="steps" if training.save_every else "no",

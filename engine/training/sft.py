@@ -21,6 +21,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 from ...configs.schema import RunConfig
 from ..agents.transformers_agent import TransformersAgent
 from . import checkpoints
+from .activations import needs_plain_checkpointing
 from .data import load_rows
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
 from .merged import merged_weights
@@ -164,8 +165,7 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         warmup_steps=sft.warmup_steps,
         weight_decay=sft.weight_decay,
         max_grad_norm=sft.max_grad_norm,
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        gradient_checkpointing_kwargs={"use_reentrant": False},
+        activation_checkpointing=config.model.gradient_checkpointing and needs_plain_checkpointing(),
         bf16=False,  # the model's own dtype decides; mixing in another would change what is measured
         use_cpu=cpu,
         seed=config.seed,

@@ -7,9 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GraniteConfig, GraniteForCausalLM
 
 from grpo_tui.engine.training import packed
-from grpo_tui.engine.training.packed import add_packed_forward, agrees_with_plain, pack, packed_mode, score_tokens
+from grpo_tui.engine.training.activations import checkpoint_activations
+from grpo_tui.engine.training.packed import (
+    add_packed_forward,
+    agrees_with_plain,
+    packed_mode,
+    score_tokens,
+    turn_embeddings,
+)
+from grpo_tui.engine.training.packing import pack
+from grpo_tui.engine.training.samples import turns_of
 from tests.engine.agents import models
 
 from .parts import policy
@@ -51,16 +61,16 @@ def gradients(model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @settings(max_examples=12, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 4), st.booleans())
-def test_log_probs_and_gradients_equal_those_of_the_padded_pass(seed, groups, size, checkpointing):
+@given(st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans())
+def test_log_probs_and_gradients_equal_those_of_the_padded_pass(seed, groups, size, checkpointing, tail):
     model = policy()
-    add_packed_forward(model)
+    add_packed_forward(model, tail=tail)
     ids, masks = trajectories(seed, groups, size)
     expected = padded_log_probs(model, ids, masks)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(seed))
     wanted = gradients(model, (expected * weights).sum())
     if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
         model.train()
     packing = pack(ids, masks)
     with packed_mode(model):
@@ -85,6 +95,35 @@ def test_common_architectures_are_packed(architecture):
     model = models.model(architecture)
     add_fused(model)
     assert agrees_with_plain(model)
+    assert model.packed_tail
+
+
+def test_a_last_layer_that_is_put_together_otherwise_runs_on_all_tokens():
+    """Granite's has the same parts and multiplies what they give."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = GraniteForCausalLM(GraniteConfig(vocab_size=300, residual_multiplier=0.5, **sizes))  # type: ignore[arg-type]
+    add_fused(model)
+    assert model.packed_tail
+    assert agrees_with_plain(model)
+    assert not model.packed_tail
+
+
+def test_step_embeddings_are_means_over_each_turns_agent_tokens():
+    model = policy()
+    add_packed_forward(model)
+    ids, masks = trajectories(3, 2, 3)
+    turns = [turns_of(m) for m in masks]
+    packing = pack(ids, masks)
+    with torch.no_grad(), packed_mode(model):
+        found = turn_embeddings(model(packing=packing).hidden, packing, turns)
+    for row, mask, turn, ours in zip(ids, masks, turns, found, strict=True):
+        hidden = model.model(input_ids=torch.from_numpy(row)[None]).last_hidden_state[0].detach().numpy()
+        scored = mask & (np.arange(len(mask)) > 0)
+        for t in range(len(ours)):
+            where = scored & (turn == t)
+            assert np.allclose(ours[t], hidden[where].mean(0) if where.any() else 0.0, atol=1e-5)
+        assert len(ours) == (turn[scored].max() + 1 if scored.any() else 0)
 
 
 @pytest.mark.parametrize("architecture", ["mistral-sliding", "gemma3"])

@@ -1,0 +1,57 @@
+"""Gradient checkpointing that recomputes only what is worth its memory.
+
+Plain checkpointing keeps each layer's input and runs the whole layer again in the backward pass. Two things are not
+worth that:
+
+- the last layer: its backward pass comes first, so its activations are needed again at once;
+- attention: its output is as small as the layer's input, and at long context making it costs as much as the rest of
+  the layer together (selective activation checkpointing; Korthikanti et al., arXiv 2205.05198).
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+_KERNELS = (
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+ATTENTION = frozenset(getattr(torch.ops.aten, name).default for name in _KERNELS if hasattr(torch.ops.aten, name))
+"""What torch's `scaled_dot_product_attention` ends in; not every build has every one."""
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Switch gradient checkpointing on for all layers of `model` but the last, keeping the outputs of attention.
+
+    A trainer's own `activation_checkpointing` argument puts the plain form in its place, so it stays off wherever
+    `needs_plain_checkpointing` allows it.
+    """
+    contexts = partial(create_selective_checkpoint_contexts, _policy)
+    model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+    layers = decoder_layers(model)
+    if len(layers) > 1:
+        layers[-1].gradient_checkpointing = False
+
+
+def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
+    """The layers of `model` in the order in which they run; a vision tower's come before the language model's."""
+    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+
+
+def needs_plain_checkpointing() -> bool:
+    """Under DeepSpeed TRL asks for the reentrant form, which keeps no outputs."""
+    return os.environ.get("ACCELERATE_USE_DEEPSPEED", "false") == "true"
+
+
+def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in ATTENTION else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,79 @@
+"""RMSNorm in fewer passes over memory, with the same result.
+
+Written out in elementary operations, as models have it, a norm reads and writes its input six times forwards and some
+fourteen times backwards, and keeps three copies of it for the backward pass. On a CPU these passes, not the products,
+are what a small layer's time goes into. Here it is four forwards, five backwards, and no copy.
+
+Only float32 on the CPU; everything else goes the model's own way (in half precision it rounds in between, and a
+policy must be trained with the arithmetic that it acts with).
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+SMALL = 1 << 16
+"""Up to so many elements the number of operations counts, not their passes."""
+
+
+def use_fast_norms(model: nn.Module) -> int:
+    """Give the RMSNorms of `model` the fast form, for good; returns how many there are.
+
+    A norm is recognised by what it computes: weight · x / sqrt(mean(x²) + variance_epsilon) on a sample. Others (with
+    1 + weight, say) stay as they are.
+    """
+    found = [m for m in model.modules() if _is_plain(m)]
+    for module in found:
+        module.forward = types.MethodType(_forward, module)
+    return len(found)
+
+
+class RMSNorm(torch.autograd.Function):
+    """weight [H] · x [..., H] / sqrt(mean(x²) + eps), in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Keeps x itself and one number a row."""
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+        """With y = w x s, s = (mean(x²) + eps)^(-1/2): dx = s (g w) - x s³ mean(g w x), dw = Σ g x s."""
+        x, weight, scale = ctx.saved_tensors
+        weighted = grad * weight
+        along = torch.linalg.vecdot(weighted, x).unsqueeze_(-1).mul_(scale**3).div_(-x.shape[-1])
+        grad_weight = (grad * x).mul_(scale).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
+        return weighted.mul_(scale).addcmul_(x, along), grad_weight, None
+
+
+def _forward(self: Any, hidden_states: Tensor) -> Tensor:
+    x, weight, eps = hidden_states, self.weight, self.variance_epsilon
+    if x.dtype != torch.float32 or x.device.type != "cpu":
+        return type(self).forward(self, x)
+    if x.numel() <= SMALL:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return RMSNorm.apply(x, weight, eps)  # type: ignore[return-value]
+
+
+def _is_plain(module: nn.Module) -> bool:
+    weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    if not isinstance(weight, Tensor) or not isinstance(eps, float) or weight.dim() != 1:
+        return False
+    if weight.dtype != torch.float32 or weight.device.type != "cpu" or not weight.numel():
+        return False
+    with torch.no_grad():
+        x = torch.linspace(-2, 3, weight.numel())[None]
+        try:
+            return torch.allclose(module(x), F.rms_norm(x, weight.shape, weight, eps), rtol=1e-5, atol=1e-6)
+        except (TypeError, RuntimeError):  # takes more than one input: no norm of this kind
+            return False

@@ -1,0 +1,65 @@
+"""Gradient checkpointing recomputes all layers but the last, and no attention."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from grpo_tui.engine.training.activations import ATTENTION, checkpoint_activations
+from grpo_tui.engine.training.packed import add_packed_forward, packed_mode
+from grpo_tui.engine.training.packing import pack
+
+from .parts import policy
+
+
+class AttentionCalls(TorchDispatchMode):
+    """Counts the forward kernels of attention that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in ATTENTION
+        return func(*args, **(kwargs or {}))
+
+
+def gradients(model, backward_calls: AttentionCalls) -> dict[str, torch.Tensor]:
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(3, 250, n) for n in (30, 24)]
+    packing = pack(ids, [np.arange(len(row)) > 8 for row in ids])
+    model.train()
+    with packed_mode(model):
+        loss = (model(packing=packing).logprobs * torch.linspace(-1, 1, 36)).sum()
+        with backward_calls:
+            loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def test_attention_and_the_last_layer_are_not_computed_again():
+    plain, model = policy(layers=3), policy(layers=3)
+    for each in (plain, model):
+        add_packed_forward(each, tail=False)
+    plain.activation_checkpointing_enable({"use_reentrant": False})
+    checkpoint_activations(model)
+    runs: Counter[int] = Counter()
+    for index, layer in enumerate(model.model.layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, index=index: runs.update([index]))
+
+    everything, nothing = AttentionCalls(), AttentionCalls()
+    expected, ours = gradients(plain, everything), gradients(model, nothing)
+    assert everything.count >= 3  # plain checkpointing runs every layer's attention again
+    assert nothing.count == 0
+    assert runs == {0: 2, 1: 2, 2: 1}
+    assert model.is_activation_checkpointing
+    for name, gradient in expected.items():
+        assert torch.equal(ours[name], gradient), name
+
+
+def test_the_only_layer_of_a_model_stays_checkpointed():
+    model = policy(layers=1)
+    checkpoint_activations(model)
+    assert model.is_activation_checkpointing
