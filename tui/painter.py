@@ -7,6 +7,7 @@ cells, compares, and sends the runs of cells that differ with as few colour chan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count
@@ -25,6 +26,7 @@ _BRIDGE = 3
 """Equal cells between two runs that are sent again, because moving the cursor over them costs more bytes."""
 _KEPT_STYLES = 8192
 """Styles whose pens are kept; pictures in half blocks bring ever new ones."""
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _UNSEEN_ON_BLANKS = frozenset("123")
 """Bold, dim and italic: a blank looks the same with them and without."""
 
@@ -122,7 +124,7 @@ class Painter:
 
     def _paint_whole(self, out: list[str], pen: _Pen, x: int, y: int, strip: Strip) -> _Pen:
         """A piece with characters of two cells or none: terminals disagree about some, so it is sent in one run."""
-        segments = tuple(Segment(text, style) for text, style, _ in strip)
+        segments = tuple(Segment(_harmless(text), style) for text, style, _ in strip)
         number = self._whole.get(segments)
         if number is None:
             if len(self._whole) > 1000:
@@ -146,8 +148,9 @@ class Painter:
         for text, style, control in strip:
             if control or (style is not None and style._link):
                 raise Foreign
-            if not (text.isascii() and text.isprintable()) and not _single(text):
-                simple = False
+            if not (text.isascii() and text.isprintable()):
+                text = _harmless(text)
+                simple = simple and _single(text)
             pen, blank = styles.get(style) or self._numbers_of(style)
             cells += [blank if char == " " else pen | ord(char) for char in text]
         return cells if simple else None
@@ -199,15 +202,18 @@ def _pieces(update: CompositorUpdate) -> Iterator[tuple[int, int, Strip]]:
         raise Foreign
 
 
-@lru_cache(maxsize=4096)
-def _single(text: str) -> bool:
-    """Whether each character takes one cell.
+@lru_cache(maxsize=1024)
+def _harmless(text: str) -> str:
+    """The text without control characters: they take no cell, and a terminal would do what they say.
 
-    Raises:
-        Foreign: It holds control characters.
+    Panes make them visible long before (`text.literal`); this is the last door.
     """
-    if not text.isprintable() and any(ord(char) < 32 or 127 <= ord(char) < 160 for char in text):
-        raise Foreign
+    return _CONTROLS.sub("", text)
+
+
+@lru_cache(maxsize=1024)
+def _single(text: str) -> bool:
+    """Whether each character takes one cell."""
     return all(cell_len(char) == 1 for char in text)
 
 

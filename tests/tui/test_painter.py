@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import random
+import re
 import signal
 import struct
 import sys
@@ -162,16 +163,21 @@ def test_after_forgetting_everything_is_sent() -> None:
     "segment",
     [
         Segment("\x1b7", None, [(ControlType.CURSOR_FORWARD, 0)]),
-        Segment("\x1b[2J", STYLES[1]),
-        Segment("a\x9b5m", STYLES[1]),
         Segment("a", Style(link="http://example.org")),
     ],
-    ids=["control", "escape", "C1", "link"],
+    ids=["control", "link"],
 )
 def test_what_is_more_than_characters_and_colours_is_left_to_textual(segment: Segment) -> None:
     painter = Painter(ColorSystem.TRUECOLOR)
     with pytest.raises(Foreign):
         painter.paint(LayoutUpdate([[Strip([segment], 3)]], Region(0, 0, 3, 1)), (WIDTH, 1), (0, 0))
+
+
+@pytest.mark.parametrize("text", ["a\x1b[2Jb", "a\x9b5mb", "\x07\x08\x7f", "日\x1b]0;x\x07本"])
+def test_the_last_door_lets_no_control_character_through(text: str) -> None:
+    sent = paint(Painter(ColorSystem.TRUECOLOR), (text, STYLES[1]))
+    rest = re.sub(r"\x1b\[[0-9;]*[mHC]", "", sent)
+    assert rest == re.sub(r"[\x00-\x1f\x7f-\x9f]", "", text)
 
 
 def test_ever_new_colours_do_not_pile_up() -> None:
