@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
 
+from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.training.replay import ReplayBuffer, magnitude
+from grpo_tui.engine.training.rft import grpo_config
 from grpo_tui.engine.training.samples import Sample
 from grpo_tui.engine.training.scoring import Scored, Scorer, refill
 
-from .parts import rollout
+from .parts import make_trainer, playback_rows, rollout
 
 
 def sample(index: int, advantage: float, number: int = 0) -> Sample:
@@ -154,3 +158,43 @@ def test_scored_keeps_order():
     scored = Scorer(4).score(group(0, [0, 1, 0, 1]) + group(1, [0, 0, 1, 0]))
     assert isinstance(scored, Scored)
     assert [s.prompt for s in scored.samples] == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_kl_of_replayed_rows_is_that_of_the_present_policy(tmp_path, packed):
+    """Every token once is a sample of a uniform behaviour policy without sampling error: the mean is the exact KL."""
+    trainer = make_trainer(tmp_path, playback_rows(12), packed=packed, beta=0.5, use_bias_correction_kl=True)
+    prompt, vocabulary = [5, 3, 8], trainer.model.config.vocab_size
+    ids = torch.tensor([[*prompt, token] for token in range(vocabulary)])
+    mask = torch.zeros_like(ids)
+    mask[:, -1] = 1
+    old, reference = torch.zeros(ids.shape), torch.zeros(ids.shape)
+    old[:, -1] = -math.log(vocabulary)
+    q = torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
+    reference[:, -1] = q
+    everything = torch.ones_like(ids)
+    inputs = {
+        "prompt_ids": ids[:, :0],
+        "prompt_mask": ids[:, :0],
+        "completion_ids": ids,
+        "completion_mask": everything,
+        "tool_mask": mask,
+        "advantages": torch.zeros(ids.shape),
+        "old_per_token_logps": old,
+        "ref_per_token_logps": reference,
+        "num_items_in_batch": mask.sum(),
+    }
+    trainer.model.eval()
+    trainer.compute_loss(trainer.model, inputs)
+    with torch.no_grad():
+        logits = trainer.model(input_ids=ids[:1, :-1]).logits[0, -1].double() / trainer.temperature
+    p = logits.log_softmax(-1)
+    expected = float((p.exp() * (p - q.double())).sum())
+    [measured] = [v for values in trainer._metrics.values() for v in values.get("kl", [])]
+    assert measured == pytest.approx(expected, abs=1e-5)
+
+
+def test_only_replay_needs_the_weighted_kl(tmp_path):
+    for mode, weighted in (("ssr", True), ("off", False), ("dapo", False)):
+        config = RunConfig.model_validate({"training": {"replay": {"mode": mode}}})
+        assert grpo_config(config, tmp_path, 1).use_bias_correction_kl is weighted
