@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from .attention import IMPLEMENTATION as CACHED
 from .row_cache import RowCache
 
 
@@ -78,19 +79,17 @@ class Decoder:
         """
         training = self.model.training
         implementation = self.config._attn_implementation
-        swapped = implementation not in ("sdpa", "eager")
         if training:
             self.model.eval()
-        if swapped:
-            self.config._attn_implementation = "sdpa"
+        if implementation != "eager":
+            self.config._attn_implementation = CACHED if self.device.type == "cpu" else "sdpa"
         try:
             with torch.inference_mode():
                 yield
         finally:
             if training:
                 self.model.train()
-            if swapped:
-                self.config._attn_implementation = implementation
+            self.config._attn_implementation = implementation
 
     def _masks(
         self, mask: torch.Tensor, positions: torch.Tensor, kv_length: int
@@ -102,8 +101,8 @@ class Decoder:
         if window is not None and window < kv_length:
             keys = torch.arange(kv_length, device=mask.device)
             mask = mask & (keys > positions.clamp_min(0)[..., None] - window)[:, None]
-        if self.config._attn_implementation == "eager":
-            dtype = self.base.dtype  # type: ignore[assignment]
-            least = torch.finfo(dtype).min  # type: ignore[arg-type]
-            return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, least)  # type: ignore[arg-type]
-        return mask
+        if self.config._attn_implementation == "sdpa":
+            return mask
+        dtype = self.base.dtype  # type: ignore[assignment]
+        least = torch.finfo(dtype).min  # type: ignore[arg-type]
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, least)  # type: ignore[arg-type]

@@ -135,6 +135,8 @@ def _rounded(capacity: int) -> int:
 def _resized(storage: torch.Tensor | None, rows: torch.Tensor, kept: int, stride: int) -> torch.Tensor | None:
     if storage is None:
         return None
-    new = storage.new_zeros(rows.numel(), storage.shape[1], stride, storage.shape[3])
-    new[:, :, :kept] = storage[:, :, :kept][rows.to(storage.device)]
+    new = storage.new_empty(rows.numel(), storage.shape[1], stride, storage.shape[3])
+    stays = rows.numel() == storage.shape[0] and bool((rows == torch.arange(rows.numel())).all())
+    new[:, :, :kept] = storage[:, :, :kept] if stays else storage[:, :, :kept][rows.to(storage.device)]
+    new[:, :, kept:] = 0
     return new

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 COMPACT_BELOW = 0.75
 """Rows that have finished their turn leave the batch once at most this share still writes."""
 
+GROWTH = 1.5
+"""A cache that is too short becomes so many times as long, so that a long conversation is copied a few times only."""
+
 CHECK_EVERY = 8
 """Steps between looks at who has finished, on an accelerator, where a look waits for the device."""
 
@@ -195,6 +198,8 @@ class TransformersSession:
         cache = self._cache
         held = np.isin(rows, self._row_at)
         if not held.all() or capacity > cache.capacity or 2 * len(rows) <= len(self._row_at):
+            if capacity > cache.capacity:
+                capacity = max(capacity, min(int(GROWTH * cache.capacity), self.settings.max_trajectory_tokens))
             self._rebuild(cache, rows, held, capacity)
         else:
             front = np.isin(self._row_at, rows)
