@@ -123,6 +123,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         """What the current step measured beyond TRL's own metrics."""
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._packing: Packing | None = None
+        self._loss_inputs: dict[str, Any] | None = None
         self._in_step = False
         self._step_began: float | None = None
         base = self._base_model()
@@ -320,6 +321,8 @@ class GRPOEnvTrainer(ResumableTrainer):
             output["ref_per_token_logps"] = pad_rows([s.ref_logprobs for s in samples], length, 0.0, torch.float32).to(
                 device
             )
+            if self.replay is not None:
+                output["fresh"] = torch.tensor([not s.replayed for s in samples], device=device)
         return output
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -366,6 +369,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         checkpointing = base.is_activation_checkpointing and model.training
         # A packed forward that is checkpointed must still be packed in the backward pass: inside a step it is.
         use_packed = self.packed and (self._in_step or not checkpointing)
+        self._loss_inputs = inputs
         with contextlib.ExitStack() as local, self.phases("logprobs"):
             if use_packed:
                 self._packing = _packing(inputs)
@@ -373,9 +377,12 @@ class GRPOEnvTrainer(ResumableTrainer):
                 whole.enter_context(packed_mode(base))
                 whole.enter_context(self.merged(gradient=True))
             try:
-                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+                loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             finally:
-                self._packing = None
+                self._packing = self._loss_inputs = None
+        if "fresh" in inputs:
+            self._mean_over_fresh(inputs)
+        return loss
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -394,7 +401,9 @@ class GRPOEnvTrainer(ResumableTrainer):
         if self._packing is not None:
             with self.accelerator.autocast():
                 out = model(packing=self._packing, entropy_grad=self._entropy_bonus_enabled)
-            return self._packing.pad(out.logprobs), self._packing.pad(out.entropy), None
+            logps = self._packing.pad(out.logprobs)
+            self._without_kl_of_replayed(logps)
+            return logps, self._packing.pad(out.entropy), None
         whole = logits_to_keep == input_ids.shape[1]
         logps, entropies, aux = super()._get_per_token_logps_and_entropies(
             model,
@@ -408,7 +417,29 @@ class GRPOEnvTrainer(ResumableTrainer):
         if whole:
             logps = torch.nn.functional.pad(logps, (1, 0))
             entropies = None if entropies is None else torch.nn.functional.pad(entropies, (1, 0))
+        self._without_kl_of_replayed(logps)
         return logps, entropies, aux
+
+    def _without_kl_of_replayed(self, logps: Tensor) -> None:
+        """Let the reference of replayed rows be the policy itself: no KL and no gradient of it, which TRL takes next.
+
+        The k3 estimate holds for samples of the present policy. Rows are replayed because they were surprising: on a
+        token that is improbable by now it is exp(many nats), also when weighted by the ratio, since such rows are
+        drawn again and again.
+        """
+        inputs = self._loss_inputs
+        if inputs is not None and "fresh" in inputs:
+            inputs["ref_per_token_logps"] = torch.where(
+                inputs["fresh"][:, None], inputs["ref_per_token_logps"], logps.detach()
+            )
+
+    def _mean_over_fresh(self, inputs: Mapping[str, Any]) -> None:
+        """The KL just logged is a mean over all agent tokens: make it one over those of fresh rows."""
+        mask = inputs["tool_mask"] * inputs["completion_mask"]
+        counts = torch.stack([mask.sum(), (mask * inputs["fresh"][:, None]).sum()])
+        every, fresh = self.accelerator.reduce(counts.float(), reduction="sum").tolist()
+        measured = self._metrics["train" if self.model.training else "eval"]["kl"]
+        measured[-1] *= every / max(fresh, 1.0)
 
     # ------------------------------------------------------------------------------------------------- metrics
 

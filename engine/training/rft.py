@@ -201,9 +201,6 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int) -> GRPOConfig:
         epsilon=training.epsilon,
         epsilon_high=training.epsilon_high,
         beta=beta,
-        # Replayed rows were sampled by an older policy. Unweighted, one of its tokens that is improbable by now makes
-        # the k3 estimate of the KL explode; weighted by the ratio it is unbiased again (DeepSeek-V3.2).
-        use_bias_correction_kl=training.replay.mode == "ssr",
         scale_rewards=training.scale_advantages,
         temperature=training.temperature,
         top_p=training.top_p,

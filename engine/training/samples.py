@@ -29,7 +29,8 @@ class Sample:
     token_ids: int64 [T]. agent_mask: bool [T]. rewards: float32 [T], the environment's own. turn: int16 [T], -1 in
     the prompt. logprobs: float32 [T], of the policy that sampled each agent token (None: not known). ref_logprobs:
     float32 [T] under the reference. embeddings: float32 [S, D], mean of the reference's last hidden states over each
-    turn's agent tokens. step_rewards: float32 [S], shaped. advantages: float32 [T].
+    turn's agent tokens. step_rewards: float32 [S], shaped. advantages: float32 [T]. replayed: from the buffer, not of
+    this step.
     """
 
     token_ids: np.ndarray
@@ -47,6 +48,7 @@ class Sample:
     breakdown: RewardBreakdown | None = None
     advantages: np.ndarray | None = None
     born: int = 0
+    replayed: bool = False
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])

@@ -102,7 +102,7 @@ def refill(scored: Scored, group_size: int, buffer: ReplayBuffer, step: int) -> 
     empty = [g * group_size + r for g, signal in enumerate(scored.signal) if not signal for r in range(group_size)]
     drawn = buffer.sample(len(empty), step)
     for row, sample in zip(empty, drawn, strict=False):
-        batch[row] = dataclasses.replace(sample, trajectory=None)
+        batch[row] = dataclasses.replace(sample, trajectory=None, replayed=True)
     silence(batch, [row for row in empty[len(drawn) :]])
     kept = [s for i, s in enumerate(scored.samples) if scored.signal[i // group_size]]
     buffer.add((dataclasses.replace(s, trajectory=None, breakdown=None, embeddings=None) for s in kept), step)

@@ -103,10 +103,6 @@ def test_several_iterations_on_one_batch_equal_those_of_trl(tmp_path):
     both(tmp_path, turns=2, num_iterations=3, epsilon=0.05, learning_rate=0.5)
 
 
-def test_the_kl_that_is_weighted_by_the_ratio_equals_that_of_trl(tmp_path):
-    both(tmp_path, turns=2, lora=True, beta=0.2, num_iterations=3, learning_rate=0.5, use_bias_correction_kl=True)
-
-
 def test_accumulated_micro_batches_equal_those_of_trl(tmp_path):
     both(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, loss_type="dapo", beta=0.2)
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
 
-from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.training.replay import ReplayBuffer, magnitude
-from grpo_tui.engine.training.rft import grpo_config
 from grpo_tui.engine.training.samples import Sample
 from grpo_tui.engine.training.scoring import Scored, Scorer, refill
 
@@ -161,40 +158,49 @@ def test_scored_keeps_order():
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_the_kl_of_replayed_rows_is_that_of_the_present_policy(tmp_path, packed):
-    """Every token once is a sample of a uniform behaviour policy without sampling error: the mean is the exact KL."""
-    trainer = make_trainer(tmp_path, playback_rows(12), packed=packed, beta=0.5, use_bias_correction_kl=True)
-    prompt, vocabulary = [5, 3, 8], trainer.model.config.vocab_size
-    ids = torch.tensor([[*prompt, token] for token in range(vocabulary)])
-    mask = torch.zeros_like(ids)
-    mask[:, -1] = 1
-    old, reference = torch.zeros(ids.shape), torch.zeros(ids.shape)
-    old[:, -1] = -math.log(vocabulary)
-    q = torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
-    reference[:, -1] = q
-    everything = torch.ones_like(ids)
-    inputs = {
-        "prompt_ids": ids[:, :0],
-        "prompt_mask": ids[:, :0],
-        "completion_ids": ids,
-        "completion_mask": everything,
-        "tool_mask": mask,
-        "advantages": torch.zeros(ids.shape),
-        "old_per_token_logps": old,
-        "ref_per_token_logps": reference,
-        "num_items_in_batch": mask.sum(),
-    }
+def test_replayed_rows_have_no_kl_and_no_gradient_of_it(tmp_path, packed):
+    trainer = make_trainer(tmp_path, playback_rows(12), packed=packed, beta=0.5, replay=ReplayBuffer())
     trainer.model.eval()
-    trainer.compute_loss(trainer.model, inputs)
-    with torch.no_grad():
-        logits = trainer.model(input_ids=ids[:1, :-1]).logits[0, -1].double() / trainer.temperature
-    p = logits.log_softmax(-1)
-    expected = float((p.exp() * (p - q.double())).sum())
-    [measured] = [v for values in trainer._metrics.values() for v in values.get("kl", [])]
-    assert measured == pytest.approx(expected, abs=1e-5)
+
+    def measure(rows: list[int], fresh: list[bool]) -> tuple[float, list[torch.Tensor]]:
+        """The logged KL, and the gradient of the loss, whose only term is the KL."""
+        trainer.model.zero_grad()
+        random = torch.Generator().manual_seed(0)
+        ids = torch.randint(5, 20, (4, 9), generator=random)[rows]
+        mask = (torch.rand(4, 9, generator=random) > 0.4).long()[rows]
+        mask[:, 0] = 0
+        reference = -5 * torch.rand(4, 9, generator=random)[rows]
+        inputs = {
+            "prompt_ids": ids[:, :0],
+            "prompt_mask": ids[:, :0],
+            "completion_ids": ids,
+            "completion_mask": torch.ones_like(ids),
+            "tool_mask": mask,
+            "advantages": torch.zeros(ids.shape),
+            "old_per_token_logps": torch.full(ids.shape, -9.0),
+            "ref_per_token_logps": reference,
+            "num_items_in_batch": torch.tensor(10),
+            "fresh": torch.tensor(fresh),
+        }
+        trainer.compute_loss(trainer.model, inputs).backward()
+        gradients = [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
+        return trainer._metrics["eval"]["kl"][-1], gradients
+
+    alone, wanted = measure([0, 2], [True, True])
+    mixed, found = measure([0, 1, 2, 3], [True, False, True, False])
+    assert alone > 0.1
+    assert mixed == pytest.approx(alone, rel=1e-5)
+    assert any(g.abs().max() > 1e-3 for g in wanted)
+    for a, b in zip(wanted, found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_only_replay_needs_the_weighted_kl(tmp_path):
-    for mode, weighted in (("ssr", True), ("off", False), ("dapo", False)):
-        config = RunConfig.model_validate({"training": {"replay": {"mode": mode}}})
-        assert grpo_config(config, tmp_path, 1).use_bias_correction_kl is weighted
+def test_what_comes_from_the_buffer_says_so():
+    samples = group(0, [1.0, 0.0]) + group(1, [1.0, 1.0])
+    scored = Scorer(2, method="group").score(samples)
+    buffer = ReplayBuffer(seed=0)
+    buffer.add([sample(0, 1.0), sample(1, -1.0)], 1)
+    batch, drawn = refill(scored, 2, buffer, 2)
+    assert drawn == 2
+    assert [s.replayed for s in batch] == [False, False, True, True]
+    assert not any(s.replayed for s in buffer.entries)
