@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -128,8 +129,14 @@ def reap() -> None:
                 continue
 
 
-def exit_code(pid: int) -> int | None:
-    """How a process that this one started has ended, also when the run's folder is gone; None when not known."""
+def exit_code(pid: int, timeout: float = 5.0) -> int | None:
+    """How a process that this one started has ended, also when the run's folder is gone; None when not known.
+
+    It is waited for: a process whose first thread has ended already looks like a zombie while its others still end.
+    """
+    for child in [c for c in _children.values() if c.pid == pid]:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout)
     reap()
     return _codes.get(pid)
 

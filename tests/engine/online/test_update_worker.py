@@ -185,8 +185,12 @@ def test_a_snapshot_folder_in_trouble_does_not_stop_learning(tmp_path: Path) -> 
     run.put(8)
     run.work(4)
     assert any("could not be published" in m for m in run.told)
+    assert pointed_version(run.folder.snapshots) == 1
+    assert published_versions(run.folder.snapshots) == [1]  # nothing of the attempt has a name: its number is free
     run.work(4)
-    assert pointed_version(run.folder.snapshots) == 3
+    assert pointed_version(run.folder.snapshots) == 2
+    with SnapshotReader(run.folder.snapshots).open(2) as served:
+        assert served.manifest.update == 8
     assert len(run.contributions()) == 8
 
 
