@@ -30,6 +30,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from grpo_tui.engine.launch.start import CPU_SETTINGS
+
 STOCK, OURS, STOCK_WITHOUT = "stock", "ours", "stock, no checkpointing"
 TASKS: dict[str, dict[str, Any]] = {
     "default": {
@@ -97,7 +99,7 @@ def table(task: str, given: argparse.Namespace) -> None:
 def _run(name: str, task: str, given: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.grpo_step", "--variant", name, "--task", task]
     command += ["--steps", str(given.steps), "--policy", given.policy, "--device", given.device]
-    environment = {"GOMP_SPINCOUNT": "20000", **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:

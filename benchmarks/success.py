@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from grpo_tui.configs.loading import load_config
+from grpo_tui.engine.launch.start import CPU_SETTINGS
 from grpo_tui.engine.runs.reader import RunReader
 
 KEYS = ("success/eval_greedy", "success/eval_sampled")
@@ -61,7 +62,7 @@ def one(seed: int, given: argparse.Namespace) -> dict[str, Any]:
         overrides = [*given.overrides, f"seed={seed}", f'training.output_dir="{home}/adapters"']
         config = load_config(given.config, overrides)
         (folder / "config.yaml").write_text(yaml.safe_dump(json.loads(config.model_dump_json())))
-        environment = {"GOMP_SPINCOUNT": "20000", **os.environ, "HF_HUB_OFFLINE": "1"}
+        environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1"}
         command = [sys.executable, "-m", "grpo_tui.engine.training", str(folder)]
         began = time.time()
         with (folder / "log.txt").open("w") as log:
