@@ -1,7 +1,7 @@
 """One GRPO step, ours against stock TRL: same policy, environment, prompts, batch and token budgets.
 
     python -m benchmarks.grpo_step [--task default|long|all] [--steps 8] [--rounds 2] [--policy builtin:tiny]
-                                   [--stock-checkpointing on|off]
+                                   [--stock-checkpointing on|off] [--environment-factory on|off]
 
 Stock is TRL's `GRPOTrainer` with a `rollout_func` that drives the same environment with `generate` for each turn,
 all live rollouts together, as its documentation shows. Ours is the trainer of `--mode rft` with everything that it
@@ -13,6 +13,10 @@ tokens a trajectory. `--policy random:0.5b` builds a model of 0.5B parameters fr
 
 Gradient checkpointing is on in both, as TRL has it by default; ours keeps more (`engine/training/activations.py`).
 `--stock-checkpointing off` adds a row of stock without any, to show what the ratio does not come from.
+
+A further row is stock with TRL's own `environment_factory` around the same environment (`stock_environment.py`): the
+tools are methods, whose schemas stand in every prompt, so the column `prompt` (mean prompt tokens of a trajectory) says
+what it has to read. It makes half the steps, is not in the ratio, and `--environment-factory off` leaves it out.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from typing import Any
 from grpo_tui.engine.launch.start import CPU_SETTINGS
 
 STOCK, OURS, STOCK_WITHOUT = "stock", "ours", "stock, no checkpointing"
+STOCK_FACTORY = "stock, environment_factory"
 TASKS: dict[str, dict[str, Any]] = {
     "default": {
         "environment": "grpo_tui.envs.visual.VisualEnv",
@@ -63,7 +68,8 @@ def main() -> None:
     parser.add_argument("--policy", default="builtin:tiny")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--stock-checkpointing", choices=["on", "off"], default="on")
-    parser.add_argument("--variant", choices=[STOCK, OURS, STOCK_WITHOUT], help=argparse.SUPPRESS)
+    parser.add_argument("--environment-factory", choices=["on", "off"], default="on")
+    parser.add_argument("--variant", choices=[STOCK, OURS, STOCK_WITHOUT, STOCK_FACTORY], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.variant:
         print("RESULT " + json.dumps(measure(given.variant, given)), flush=True)
@@ -75,6 +81,9 @@ def main() -> None:
 def table(task: str, given: argparse.Namespace) -> None:
     """The variants in turns, each in a process of its own."""
     variants = [STOCK, OURS, *([STOCK_WITHOUT] if given.stock_checkpointing == "off" else [])]
+    factory = given.environment_factory == "on"
+    if factory and given.policy == "builtin:tiny":
+        variants.append(STOCK_FACTORY)
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
     for _ in range(given.rounds):
         for name in variants:
@@ -82,7 +91,7 @@ def table(task: str, given: argparse.Namespace) -> None:
     row = TASKS[task]
     print(f"\n{task}: {row['prompts']} x {row['group']} rollouts, up to {row['turns']} turns, policy {given.policy}")
     width = max(map(len, variants)) + 2
-    print(f"{'':{width}}{'s/step':>9}{'CPU s':>8}{'MiB':>8}{'tokens':>9}{'agent':>8}   phases, s")
+    print(f"{'':{width}}{'s/step':>9}{'CPU s':>8}{'MiB':>8}{'tokens':>9}{'agent':>8}{'prompt':>8}   phases, s")
     medians = {}
     for name, runs in results.items():
         seconds = median(s for r in runs for s in r["seconds"])
@@ -90,15 +99,20 @@ def table(task: str, given: argparse.Namespace) -> None:
         cpu = median(r["cpu"] for r in runs)
         phases = "  ".join(f"{k} {median(r['phases'].get(k, 0) for r in runs):.2f}" for k in runs[0]["phases"])
         memory = max(r["memory"] for r in runs)
-        tokens, agent = (median(r[k] for r in runs) for k in ("tokens", "agent_tokens"))
-        print(f"{name:{width}}{seconds:9.3f}{cpu:8.2f}{memory:8.0f}{tokens:9.0f}{agent:8.0f}   {phases}")
+        tokens, agent, prompt = (median(r[k] for r in runs) for k in ("tokens", "agent_tokens", "prompt_tokens"))
+        if "tool_calls" in runs[0]:
+            phases += f"   ({median(r['tool_calls'] for r in runs):.1f} tool calls a trajectory)"
+        print(f"{name:{width}}{seconds:9.3f}{cpu:8.2f}{memory:8.0f}{tokens:9.0f}{agent:8.0f}{prompt:8.0f}   {phases}")
+    if factory and STOCK_FACTORY not in results:
+        print(f"{STOCK_FACTORY}: not applicable, only builtin:tiny has a chat template for tools here")
     ratio = medians[OURS] / medians[STOCK]
     print(f"ours / stock: {ratio:.2f} (to reach: {TARGETS[task]:.2f})")
 
 
 def _run(name: str, task: str, given: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.grpo_step", "--variant", name, "--task", task]
-    command += ["--steps", str(given.steps), "--policy", given.policy, "--device", given.device]
+    steps = max(given.steps // 2, 1) if name == STOCK_FACTORY else given.steps
+    command += ["--steps", str(steps), "--policy", given.policy, "--device", given.device]
     environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -118,7 +132,7 @@ def measure(variant: str, given: argparse.Namespace) -> dict[str, Any]:
         if variant == OURS:
             trainer, counts, close = build_ours(config, Path(folder))
         else:
-            trainer, counts, close = build_stock(config, Path(folder), checkpointing=variant == STOCK)
+            trainer, counts, close = build_stock(config, Path(folder), variant, given.task)
 
         class Clock(TrainerCallback):
             def __init__(self) -> None:
@@ -193,6 +207,7 @@ def build_ours(config: Any, folder: Path) -> tuple[Any, Any, Any]:
         {k.removeprefix("time/"): v for k, v in values.items() if k.startswith("time/")}
         | {"tokens": sum(len(s) for s in trainer.generated)}
         | {"agent": sum(int(s.agent_mask.sum()) for s in trainer.generated)}
+        | {"prompt": sum(s.prompt_length for s in trainer.generated) / len(trainer.generated)}
     )
 
     def counts() -> dict[str, Any]:
@@ -202,13 +217,14 @@ def build_ours(config: Any, folder: Path) -> tuple[Any, Any, Any]:
             "phases": {n: median(row.get(n, 0.0) for row in last) for n in names},
             "tokens": median(row["tokens"] for row in last),
             "agent_tokens": median(row["agent"] for row in last),
+            "prompt_tokens": median(row["prompt"] for row in last),
         }
 
     return trainer, counts, writer.close
 
 
-def build_stock(config: Any, folder: Path, checkpointing: bool) -> tuple[Any, Any, Any]:
-    """TRL's `GRPOTrainer` with a `rollout_func` around the same environment, and its own gradient checkpointing."""
+def build_stock(config: Any, folder: Path, variant: str, task: str) -> tuple[Any, Any, Any]:
+    """TRL's `GRPOTrainer` around the same environment, with its own gradient checkpointing unless left out."""
     from datasets import Dataset
     from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -216,16 +232,20 @@ def build_stock(config: Any, folder: Path, checkpointing: bool) -> tuple[Any, An
     from grpo_tui.engine.training.models import load_policy
     from grpo_tui.engine.training.rft import grpo_config
 
+    from . import stock_environment
     from .stock_rollout import StockRollout
 
     plain = config.model.model_copy(update={"gradient_checkpointing": False})
     model, tokenizer = load_policy(plain, adapters=config.model.sft_adapters, trainable=True)
     rows = load_rows(config.environment, "train", config.seed, tokenizer)
-    rollout = StockRollout(rows, tokenizer, config)
     args = grpo_config(config, folder, 1)
-    args.activation_checkpointing = args.gradient_checkpointing = checkpointing
+    args.activation_checkpointing = args.gradient_checkpointing = variant != STOCK_WITHOUT
     args.activation_checkpointing_kwargs = args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    if variant == STOCK_FACTORY:
+        trainer, counts = stock_environment.build(task, model, tokenizer, rows, args, config)
+        return trainer, counts, lambda: None
+    rollout = StockRollout(rows, tokenizer, config)
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=lambda prompts, earned, **_: earned,

@@ -70,7 +70,14 @@ class StockRollout:
             live = going_on
             seconds["environment"] += time.perf_counter() - began
         del contexts
-        self.measured.append({**seconds, "tokens": sum(map(len, conversations)), "agent": sum(map(sum, masks))})
+        self.measured.append(
+            {
+                **seconds,
+                "tokens": sum(map(len, conversations)),
+                "agent": sum(map(sum, masks)),
+                "prompt": sum(starts) / len(starts),
+            }
+        )
         return {
             "prompt_ids": [c[:n] for c, n in zip(conversations, starts, strict=True)],
             "completion_ids": [c[n:] for c, n in zip(conversations, starts, strict=True)],
@@ -86,6 +93,7 @@ class StockRollout:
             "phases": {n: median(row[n] for row in last) for n in ("generate", "environment")},
             "tokens": median(row["tokens"] for row in last),
             "agent_tokens": median(row["agent"] for row in last),
+            "prompt_tokens": median(row["prompt"] for row in last),
         }
 
     def _generate(self, trainer: Any, conversations: list[list[int]]) -> list[list[int]]:
