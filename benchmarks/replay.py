@@ -79,7 +79,7 @@ def train(mode: str, seed: int, steps: int, goal: float) -> dict[str, float]:
             beta=0.0,
             disable_tqdm=True,
             remove_unused_columns=False,
-            gradient_checkpointing=False,
+            activation_checkpointing=False,
             seed=seed,
         )
         trainer = GRPOEnvTrainer(

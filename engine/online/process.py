@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..launch.process_logging import set_up_logging
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -30,11 +31,7 @@ def run_process(name: str, life: Life, arguments: list[str] | None = None) -> in
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on where the run was left")
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    for noisy in ("httpx", "urllib3", "filelock", "datasets"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    set_up_logging()
 
     from ..runs.control import ControlChannel
     from ..runs.writer import RunWriter
@@ -76,16 +73,13 @@ def load_serving_policy(config: RunConfig) -> tuple[Any, Any]:
 
     The engine and the worker load it alike, so that a snapshot of the one fits the other.
     """
-    import warnings
-
-    from transformers.utils import logging as transformers_logging
-
     from ..training.models import load_policy
+    from .forward import use_packed_forward
 
-    transformers_logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
     model_config = config.model.model_copy(update={"gradient_checkpointing": False})
     model, tokenizer = load_policy(
         model_config, adapters=config.online.adapters or config.model.sft_adapters, trainable=True
     )
-    return model.eval(), tokenizer
+    model = model.eval()
+    use_packed_forward(model)
+    return model, tokenizer

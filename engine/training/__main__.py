@@ -13,6 +13,8 @@ import time
 import traceback
 from pathlib import Path
 
+from ..launch.process_logging import set_up_logging
+
 FAILED = 1
 
 
@@ -28,12 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run(run_dir: Path, *, resume: bool = False) -> int:
     """The whole life of a training process; see `main`."""
     began = time.perf_counter()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
-    for noisy in ("httpx", "urllib3", "filelock", "datasets", "torch.distributed"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    set_up_logging()
 
     from ..runs.control import ControlChannel
     from ..runs.writer import NullWriter, RunWriter

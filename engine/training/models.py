@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from ...configs.sections.model import ModelConfig
 from ..agents import tiny
@@ -67,6 +68,7 @@ def load_policy(
 def load_base(config: ModelConfig) -> PreTrainedModel:
     """The bare base model, in float32 or as `config.dtype` says, on the CPU. Raises ModelLoadError."""
     source, revision = _base_source(config)
+    disable_progress_bar()  # a log file is no place for it
     try:
         return AutoModelForCausalLM.from_pretrained(
             source,

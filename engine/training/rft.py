@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +96,21 @@ def build_trainer(
         if hasattr(env, "turn_timeout_s") and "turn_timeout_s" not in config.environment.config:
             env.turn_timeout_s = config.environment.turn_timeout_s
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        trainer = GRPOEnvTrainer(
-            agent,
-            tokenizer,
-            args=grpo_config(config, run_dir, world),
-            train_dataset=to_dataset(rows),
-            model=model,
-            orchestrator=orchestrator,
-            advantages=training.advantages,
-            replay=buffer,
-            min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
-            dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
-            beta_controller=controller,
-            placement=training.placement,
-            prepare_env=prepare,
-        )
+    trainer = GRPOEnvTrainer(
+        agent,
+        tokenizer,
+        args=grpo_config(config, run_dir, world),
+        train_dataset=to_dataset(rows),
+        model=model,
+        orchestrator=orchestrator,
+        advantages=training.advantages,
+        replay=buffer,
+        min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
+        dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
+        beta_controller=controller,
+        placement=training.placement,
+        prepare_env=prepare,
+    )
     trainer.keep_checkpoints = training.keep_checkpoints
     trainer.state_parts.append(
         StatePart(

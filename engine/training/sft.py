@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,14 +85,12 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
     recorder.vocabulary(tokenizer)
     demonstrations = collect(config, tokenizer)
     recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # TRL still uses names that transformers has renamed
-        trainer = ResumableSFTTrainer(
-            model=model,
-            args=_arguments(config, run_dir),
-            train_dataset=Dataset.from_list([d.to_features() for d in demonstrations]),
-            processing_class=tokenizer,
-        )
+    trainer = ResumableSFTTrainer(
+        model=model,
+        args=_arguments(config, run_dir),
+        train_dataset=Dataset.from_list([d.to_features() for d in demonstrations]),
+        processing_class=tokenizer,
+    )
     agent = TransformersAgent(
         model,
         tokenizer,

@@ -110,7 +110,7 @@ def test_logprobs_are_exact_with_lora_adapters_and_training_mode_is_left_as_it_w
             torch.nn.init.normal_(parameter, std=0.2)
     net.enable_adapter_layers()
     net.train()
-    net.get_base_model().gradient_checkpointing_enable()
+    net.get_base_model().activation_checkpointing_enable()
     agent = TransformersAgent(net, tokenizer(), max_turn_tokens=8)
     session, _ = play(agent, [user("What colour?"), user("x")], 2, lambda row, turn: "red")
     assert net.training

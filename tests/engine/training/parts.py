@@ -165,7 +165,7 @@ def arguments(folder: Any, **changes: Any) -> GRPOConfig:
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "max_grad_norm": 0.0,
-        "gradient_checkpointing": False,
+        "activation_checkpointing": False,
         "max_completion_length": 64,
     }
     return GRPOConfig(**{**values, **changes})

@@ -108,7 +108,7 @@ def test_accumulated_micro_batches_equal_those_of_trl(tmp_path):
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path):
-    both(tmp_path, turns=2, lora=True, beta=0.2, gradient_checkpointing=True)
+    both(tmp_path, turns=2, lora=True, beta=0.2, activation_checkpointing=True)
 
 
 def test_sequence_level_importance_sampling_equals_that_of_trl(tmp_path):

@@ -25,7 +25,7 @@ def test_values_and_gradients_are_the_same(checkpointing):
     model = policy(lora=True)
     expected, wanted = outputs(model)
     if checkpointing:
-        model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+        model.get_base_model().activation_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
         model.train()
     with merged_weights(model, gradient=True) as layers:

@@ -1,0 +1,21 @@
+"""What the log of a run's process holds: our own lines, and of the libraries only what somebody can act on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+
+RENAMED = r"`(is_)?gradient_checkpointing\w*` is deprecated"
+"""transformers calls it activation checkpointing by now; TRL and PEFT still read the old names."""
+
+
+def set_up_logging() -> None:
+    """For the start of a process, before it imports any library that reads these variables."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    for noisy in ("httpx", "urllib3", "filelock", "datasets", "torch.distributed"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", RENAMED, FutureWarning)
