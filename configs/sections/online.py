@@ -95,6 +95,9 @@ class OnlineConfig(Section):
     """Experiences that are remembered as neighbours."""
     min_confidence: float = Field(default=0.5, ge=0, le=1)
     """The confidence gate: the ensemble answer's share of the vote below which nothing is learnt."""
+    learn_from_unanimous: bool = True
+    """Also learn from requests on which all candidates agree: against the running baseline they hold what is right
+    already in its place while other kinds of request change the policy."""
     learn_from: Literal["initial", "all"] = "all"
     """Learn from the initial trajectory of a request only, or from all that were sampled for it."""
 

@@ -22,11 +22,12 @@ from ...rewards import RewardOrchestrator
 from ...rewards.embedding import pool_step_embeddings
 from ..runs.types import TrajectoryRecord
 from ..training.kl import TopKDistribution
+from ..training.merged import merged_weights
 from ..training.rollouts import RolloutRunner
 from ..training.samples import Sample, pad_rows
 from ..training.scoring import scorable
 from .experience_buffer import ExperienceBuffer
-from .forward import forward_agent_tokens, vocabulary_of
+from .forward import forward_agent_tokens, hidden_states, vocabulary_of
 from .policy_update import DENSE_LOGITS
 from .requests import Request
 from .update_task import Experience, OriginalLogits, UpdateTask
@@ -109,9 +110,9 @@ class InferenceEngine:
     def answer(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         """Sample, vote and gate; requests are answered together. An environment that fails costs its own request."""
         k = self.config.samples
-        samples = self.runner.run(
-            [r.row for r in requests], seed=self.seed + requests[0].number, step=requests[0].number, num_rollouts=k
-        )
+        first = requests[0].number
+        with merged_weights(self.model):
+            samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=k)
         groups = [samples[i * k : (i + 1) * k] for i in range(len(requests))]
         embeddings = self._request_embeddings([g[0] for g in groups])
         answers = []
@@ -129,7 +130,7 @@ class InferenceEngine:
                 Answer(
                     request=request,
                     vote=outcome,
-                    gate=gate(outcome, self.config.min_confidence),
+                    gate=gate(outcome, self.config.min_confidence, self.config.learn_from_unanimous),
                     samples=group,
                     policy_version=policy_version,
                     correct=_correct(outcome, group),
@@ -151,12 +152,7 @@ class InferenceEngine:
         if self.config.neighbours == 0 or self.config.buffer_size == 0 or not initial:
             return [None] * len(initial)
         batch = _padded(initial)
-        nothing = torch.zeros_like(batch.agent_mask)
-        nothing[:, -1] = True  # one position through the output layer is the least there is
-        hidden = forward_agent_tokens(
-            self.model, batch.token_ids, batch.attention_mask, nothing, keep_hidden=True
-        ).hidden
-        assert hidden is not None
+        hidden = hidden_states(self.model, batch.token_ids, batch.attention_mask)
         seen = (batch.attention_mask & ~batch.agent_mask).to(hidden.device)[..., None]
         means = (hidden * seen).sum(1) / seen.sum(1).clamp(min=1)
         return list(means.float().cpu().numpy())

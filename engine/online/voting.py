@@ -1,7 +1,7 @@
 """Pseudo-labels by voting, where a candidate has no vote in its own label, and the confidence gate.
 
 If a candidate voted on its own label, a group in which everyone disagrees would still reward everyone; without its
-vote the label is what the *others* think. A group that agrees to the last candidate teaches nothing and is gated out.
+vote the label is what the *others* think.
 """
 
 from __future__ import annotations
@@ -101,13 +101,17 @@ class Gate:
     reason: str = ""
 
 
-def gate(outcome: Vote, min_confidence: float) -> Gate:
-    """Open when the ensemble is sure enough, and there is something to learn."""
+def gate(outcome: Vote, min_confidence: float, unanimous: bool = False) -> Gate:
+    """Open when the ensemble is sure enough, and there is something to learn.
+
+    unanimous: whether a group that agrees to the last candidate is learnt from as well. Within the group there is no
+    difference to learn from; against a running baseline it says that this is worth keeping.
+    """
     if outcome.answer is None:
         return Gate(False, "no candidate answered")
     if outcome.confidence < min_confidence:
         return Gate(False, f"confidence {outcome.confidence:.2f} is below {min_confidence:.2f}")
-    if outcome.unanimous:
+    if outcome.unanimous and not unanimous:
         return Gate(False, "all candidates agree: nothing to learn")
     if all(c is None for c in outcome.correct):
         return Gate(False, "the others tie for every candidate: no label")

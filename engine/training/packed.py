@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
-from trl.kernels import ChunkedLogProbFunction
 
 from .activations import decoder_layers
 from .packing import Packing, pack
@@ -102,19 +101,24 @@ def add_packed_forward(model: PreTrainedModel, temperature: float = 1.0, tail: b
     ) -> Any:
         if packing is None:
             return plain(*args, **kwargs)
-        states = self.base_model(
-            input_ids=packing.token_ids, position_ids=packing.positions, use_cache=False, packing=packing
-        ).last_hidden_state[0]
-        if not self.packed_tail:
-            states = states.index_select(0, packing.kept)
+        states = packed_states(self, packing)
         head = self.get_output_embeddings()
         chosen = states.index_select(0, packing.before)
         logprobs, entropy = score_tokens(chosen, head.weight, head.bias, packing.target, temperature, entropy_grad)
         return PackedOutput(logprobs, entropy, states)
 
     model.forward = types.MethodType(forward, model)
+    model.packed_temperature = temperature  # type: ignore[assignment]
     layers = decoder_layers(model)
     model.packed_tail = tail and bool(layers) and all(hasattr(layers[-1], n) for n in TAIL)  # type: ignore[assignment]
+
+
+def packed_states(model: Any, packing: Packing) -> Tensor:
+    """The last hidden states of `packing.kept`, [K, H]: the packed forward without its output layer."""
+    states = model.base_model(
+        input_ids=packing.token_ids, position_ids=packing.positions, use_cache=False, packing=packing
+    ).last_hidden_state[0]
+    return states if model.packed_tail else states.index_select(0, packing.kept)
 
 
 TAIL = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
@@ -135,6 +139,8 @@ def score_tokens(
     The entropy carries a gradient only when asked to: it is a number to look at unless there is an entropy bonus.
     """
     if hidden.shape[0] * weight.shape[0] > DENSE_LOGITS:
+        from trl.kernels import ChunkedLogProbFunction  # here: TRL takes seconds to import, and serving does without
+
         logprobs, entropy, *_ = ChunkedLogProbFunction.apply(  # type: ignore[misc]
             hidden, weight, bias, target, temperature, CHUNK, None, 1.0, ("log_probs", "entropy")
         )
@@ -217,8 +223,9 @@ def _agrees(model: PreTrainedModel, tokens: int) -> bool:
         for i, row in enumerate(rows):
             ids[i, : len(row)], there[i, : len(row)] = torch.from_numpy(row), 1
         ids, there = ids.to(device), there.to(device)
-        plain = model(input_ids=ids, attention_mask=there, labels=ids.masked_fill(there == 0, -100), fused_lm_head=True)
-        difference = (ours[:, 1:] - plain.log_probs)[ours[:, 1:] != 0]
+        logits = model(input_ids=ids, attention_mask=there).logits[:, :-1].float() / model.packed_temperature
+        plain = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
+        difference = (ours[:, 1:] - plain)[ours[:, 1:] != 0]
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError):
         return False
     finally:
