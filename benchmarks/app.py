@@ -44,9 +44,14 @@ BARE = """
 from textual.app import App
 from textual.widget import Widget
 class Ready(Widget):
-    def render(self): return "READY"
+    presses = 0
+    def render(self): return f"READY {self.presses}"
 class Bare(App):
     def compose(self): yield Ready()
+    def on_key(self):
+        ready = self.query_one(Ready)
+        ready.presses += 1
+        ready.refresh()
 Bare().run()
 """
 
@@ -256,7 +261,12 @@ def main() -> None:
         parser.error("--runs is needed: a folder for the synthetic runs")
     with tempfile.TemporaryDirectory() as state:
         bare = first_paint([sys.executable, "-c", BARE], "READY", state, 3)
-        print(f"a bare Textual app: first paint {bare:.2f} s\n", flush=True)
+        session = Session([sys.executable, "-c", BARE], state)
+        session.until("READY")
+        session.quiet(0.4)
+        median, p95, cpu = session.keys("L", given.count)
+        session.close()
+        print(f"a bare Textual app: first paint {bare:.2f} s, a key {median:.1f} / {p95:.1f} ms ({cpu:.1f} ms CPU)\n")
         for size in given.sizes:
             run = given.runs / f"synthetic-{size}"
             if not run.exists():
