@@ -124,6 +124,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._packing: Packing | None = None
         self._loss_inputs: dict[str, Any] | None = None
+        self._kl_sums = self._kl_of_step = torch.zeros(2)
         self._in_step = False
         self._step_began: float | None = None
         base = self._base_model()
@@ -380,8 +381,8 @@ class GRPOEnvTrainer(ResumableTrainer):
                 loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             finally:
                 self._packing = self._loss_inputs = None
-        if "fresh" in inputs:
-            self._mean_over_fresh(inputs)
+        if "ref_per_token_logps" in inputs:
+            self._log_kl()
         return loss
 
     def _get_per_token_logps_and_entropies(
@@ -402,7 +403,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             with self.accelerator.autocast():
                 out = model(packing=self._packing, entropy_grad=self._entropy_bonus_enabled)
             logps = self._packing.pad(out.logprobs)
-            self._without_kl_of_replayed(logps)
+            self._measure_kl(logps)
             return logps, self._packing.pad(out.entropy), None
         whole = logits_to_keep == input_ids.shape[1]
         logps, entropies, aux = super()._get_per_token_logps_and_entropies(
@@ -417,29 +418,41 @@ class GRPOEnvTrainer(ResumableTrainer):
         if whole:
             logps = torch.nn.functional.pad(logps, (1, 0))
             entropies = None if entropies is None else torch.nn.functional.pad(entropies, (1, 0))
-        self._without_kl_of_replayed(logps)
+        self._measure_kl(logps)
         return logps, entropies, aux
 
-    def _without_kl_of_replayed(self, logps: Tensor) -> None:
-        """Let the reference of replayed rows be the policy itself: no KL and no gradient of it, which TRL takes next.
+    def _measure_kl(self, logps: Tensor) -> None:
+        """Sum log π − log π_ref over the agent tokens of fresh rows, for `_log_kl`; then let the reference of replayed
+        rows be the policy itself: no KL and no gradient of it, which TRL takes next.
 
-        The k3 estimate holds for samples of the present policy. Rows are replayed because they were surprising: on a
-        token that is improbable by now it is exp(many nats), also when weighted by the ratio, since such rows are
+        The estimates hold for samples of the present policy. Rows are replayed because they were surprising: on a
+        token that is improbable by now k3 is exp(many nats), also when weighted by the ratio, since such rows are
         drawn again and again.
         """
         inputs = self._loss_inputs
-        if inputs is not None and "fresh" in inputs:
-            inputs["ref_per_token_logps"] = torch.where(
-                inputs["fresh"][:, None], inputs["ref_per_token_logps"], logps.detach()
-            )
+        if inputs is None or "ref_per_token_logps" not in inputs:
+            return
+        reference, now = inputs["ref_per_token_logps"], logps.detach()
+        mask = (inputs["tool_mask"] * inputs["completion_mask"]).bool()
+        if "fresh" in inputs:
+            mask = mask & inputs["fresh"][:, None]
+            inputs["ref_per_token_logps"] = torch.where(inputs["fresh"][:, None], reference, now)
+        difference = (now - reference).masked_fill(~mask, 0.0)
+        self._kl_sums = torch.stack([difference.sum(dtype=torch.float32), mask.sum(dtype=torch.float32)])
 
-    def _mean_over_fresh(self, inputs: Mapping[str, Any]) -> None:
-        """The KL just logged is a mean over all agent tokens: make it one over those of fresh rows."""
-        mask = inputs["tool_mask"] * inputs["completion_mask"]
-        counts = torch.stack([mask.sum(), (mask * inputs["fresh"][:, None]).sum()])
-        every, fresh = self.accelerator.reduce(counts.float(), reduction="sum").tolist()
+    def _log_kl(self) -> None:
+        """Put the mean of log π − log π_ref (k1) in the place of the KL that TRL has just logged, which is k3.
+
+        Both are estimates of the reverse KL, in nats per token. Where the policy has become sure, most of k3 sits in
+        tokens that are hardly ever sampled: it reads far too low, until one of them is, and then shows that token
+        alone. k1 has no such tail. (Schulman, "Approximating KL divergence", 2020.)
+        """
+        sums = self.accelerator.reduce(self._kl_sums, reduction="sum").double().cpu()
         measured = self._metrics["train" if self.model.training else "eval"]["kl"]
-        measured[-1] *= every / max(fresh, 1.0)
+        if len(measured) > 1:  # further micro-batches of a step: their tokens count, not their number
+            sums = sums + self._kl_of_step
+        self._kl_of_step = sums
+        measured[:] = [float(sums[0] / sums[1].clamp(min=1))]
 
     # ------------------------------------------------------------------------------------------------- metrics
 
