@@ -124,7 +124,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         self._packing: Packing | None = None
         self._loss_inputs: dict[str, Any] | None = None
-        self._kl_sums = self._kl_of_step = torch.zeros(2)
+        self._kl_of_rollouts: float | None = None
         self._in_step = False
         self._step_began: float | None = None
         base = self._base_model()
@@ -170,6 +170,8 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.step_metrics = metrics
         if self.accelerator.is_main_process:
             self._log_rollouts(self.generated, "train" if training else "eval")
+        if self.beta != 0.0:
+            self._kl_of_rollouts = self._broadcast(kl_of_rollouts(self.generated))
         return self._tensors(local)
 
     def _collect(self, inputs: list[dict[str, Any]]) -> Scored:
@@ -381,8 +383,8 @@ class GRPOEnvTrainer(ResumableTrainer):
                 loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             finally:
                 self._packing = self._loss_inputs = None
-        if "ref_per_token_logps" in inputs:
-            self._log_kl()
+        if self.beta != 0.0 and self._kl_of_rollouts is not None:
+            self._metrics["train" if self.model.training else "eval"]["kl"] = [self._kl_of_rollouts]
         return loss
 
     def _get_per_token_logps_and_entropies(
@@ -403,7 +405,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             with self.accelerator.autocast():
                 out = model(packing=self._packing, entropy_grad=self._entropy_bonus_enabled)
             logps = self._packing.pad(out.logprobs)
-            self._measure_kl(logps)
+            self._without_kl_of_replayed(logps)
             return logps, self._packing.pad(out.entropy), None
         whole = logits_to_keep == input_ids.shape[1]
         logps, entropies, aux = super()._get_per_token_logps_and_entropies(
@@ -418,41 +420,21 @@ class GRPOEnvTrainer(ResumableTrainer):
         if whole:
             logps = torch.nn.functional.pad(logps, (1, 0))
             entropies = None if entropies is None else torch.nn.functional.pad(entropies, (1, 0))
-        self._measure_kl(logps)
+        self._without_kl_of_replayed(logps)
         return logps, entropies, aux
 
-    def _measure_kl(self, logps: Tensor) -> None:
-        """Sum log π − log π_ref over the agent tokens of fresh rows, for `_log_kl`; then let the reference of replayed
-        rows be the policy itself: no KL and no gradient of it, which TRL takes next.
+    def _without_kl_of_replayed(self, logps: Tensor) -> None:
+        """Let the reference of replayed rows be the policy itself: no KL and no gradient of it, which TRL takes next.
 
-        The estimates hold for samples of the present policy. Rows are replayed because they were surprising: on a
-        token that is improbable by now k3 is exp(many nats), also when weighted by the ratio, since such rows are
+        The k3 estimate holds for samples of the present policy. Rows are replayed because they were surprising: on a
+        token that is improbable by now it is exp(many nats), also when weighted by the ratio, since such rows are
         drawn again and again.
         """
         inputs = self._loss_inputs
-        if inputs is None or "ref_per_token_logps" not in inputs:
-            return
-        reference, now = inputs["ref_per_token_logps"], logps.detach()
-        mask = (inputs["tool_mask"] * inputs["completion_mask"]).bool()
-        if "fresh" in inputs:
-            mask = mask & inputs["fresh"][:, None]
-            inputs["ref_per_token_logps"] = torch.where(inputs["fresh"][:, None], reference, now)
-        difference = (now - reference).masked_fill(~mask, 0.0)
-        self._kl_sums = torch.stack([difference.sum(dtype=torch.float32), mask.sum(dtype=torch.float32)])
-
-    def _log_kl(self) -> None:
-        """Put the mean of log π − log π_ref (k1) in the place of the KL that TRL has just logged, which is k3.
-
-        Both are estimates of the reverse KL, in nats per token. Where the policy has become sure, most of k3 sits in
-        tokens that are hardly ever sampled: it reads far too low, until one of them is, and then shows that token
-        alone. k1 has no such tail. (Schulman, "Approximating KL divergence", 2020.)
-        """
-        sums = self.accelerator.reduce(self._kl_sums, reduction="sum").double().cpu()
-        measured = self._metrics["train" if self.model.training else "eval"]["kl"]
-        if len(measured) > 1:  # further micro-batches of a step: their tokens count, not their number
-            sums = sums + self._kl_of_step
-        self._kl_of_step = sums
-        measured[:] = [float(sums[0] / sums[1].clamp(min=1))]
+        if inputs is not None and "fresh" in inputs:
+            inputs["ref_per_token_logps"] = torch.where(
+                inputs["fresh"][:, None], inputs["ref_per_token_logps"], logps.detach()
+            )
 
     # ------------------------------------------------------------------------------------------------- metrics
 
@@ -515,6 +497,24 @@ class GRPOEnvTrainer(ResumableTrainer):
 
     def _send_telemetry(self) -> None:
         """Training says nothing to anybody."""
+
+
+def kl_of_rollouts(samples: Sequence[Sample]) -> float:
+    """Reverse KL(π ‖ π_ref) in nats per token: the mean of log π − log π_ref (k1) over the agent's tokens.
+
+    This is the KL that is logged and that beta follows, in the place of TRL's, which is k3 over the batch. That batch
+    is a selection (groups with signal, replayed rows), where the policy is at its least typical. And where a policy
+    has become sure, most of k3 sits in tokens that are hardly ever sampled: it reads low until one of them is, and
+    then shows that token alone. k1 over all rollouts has neither fault. (Schulman, "Approximating KL divergence", 2020.)
+    """
+    total, count = 0.0, 0
+    for sample in samples:
+        if sample.logprobs is not None and sample.ref_logprobs is not None:
+            mask = sample.agent_mask.astype(bool).copy()
+            mask[:1] = False  # nothing comes before a first token
+            total += float((sample.logprobs - sample.ref_logprobs)[mask].sum(dtype=np.float64))
+            count += int(mask.sum())
+    return total / max(count, 1)
 
 
 def _sharded_weights(args: GRPOConfig) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from grpo_tui.engine.training.env_trainer import kl_of_rollouts
 from grpo_tui.engine.training.replay import ReplayBuffer, magnitude
 from grpo_tui.engine.training.samples import Sample
 from grpo_tui.engine.training.scoring import Scored, Scorer, refill
@@ -162,8 +163,8 @@ def test_replayed_rows_have_no_kl_and_no_gradient_of_it(tmp_path, packed):
     trainer = make_trainer(tmp_path, playback_rows(12), packed=packed, beta=0.5, replay=ReplayBuffer())
     trainer.model.eval()
 
-    def measure(rows: list[int], fresh: list[bool]) -> tuple[float, float, list[torch.Tensor]]:
-        """The logged KL, what it should be, and the gradient of the loss, whose only term is the KL."""
+    def measure(rows: list[int], fresh: list[bool]) -> list[torch.Tensor]:
+        """The gradient of the loss, whose only term is the KL."""
         trainer.model.zero_grad()
         random = torch.Generator().manual_seed(0)
         ids = torch.randint(5, 20, (4, 9), generator=random)[rows]
@@ -184,36 +185,37 @@ def test_replayed_rows_have_no_kl_and_no_gradient_of_it(tmp_path, packed):
         }
         trainer.compute_loss(trainer.model, inputs).backward()
         gradients = [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
-        with torch.no_grad():
-            logits = trainer.model(input_ids=ids).logits[:, :-1].double()
-        now = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
-        counted = (mask[:, 1:] * torch.tensor(fresh)[:, None]).bool()
-        expected = float((now - reference[:, 1:].double())[counted].mean())
-        (logged,) = trainer._metrics["eval"].pop("kl")
-        return logged, expected, gradients
+        return gradients
 
-    alone, should, wanted = measure([0, 2], [True, True])
-    mixed, also, found = measure([0, 1, 2, 3], [True, False, True, False])
-    assert abs(should) > 0.1 and also == pytest.approx(should)
-    assert alone == pytest.approx(should, rel=1e-5) and mixed == pytest.approx(should, rel=1e-5)
+    wanted = measure([0, 2], [True, True])
+    found = measure([0, 1, 2, 3], [True, False, True, False])
     assert any(g.abs().max() > 1e-3 for g in wanted)
     for a, b in zip(wanted, found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_the_kl_of_a_step_is_one_mean_over_the_tokens_of_all_its_micro_batches(tmp_path):
-    trainer = make_trainer(tmp_path, playback_rows(12), beta=0.5, replay=ReplayBuffer())
-    trainer.model.train()
-    for total, count in ((1.0, 10.0), (0.0, 0.0), (5.0, 2.0)):
-        trainer._metrics["train"]["kl"].append(123.0)  # TRL's
-        trainer._kl_sums = torch.tensor([total, count])
-        trainer._log_kl()
-    assert trainer._metrics["train"]["kl"] == [pytest.approx(6 / 12)]
-    trainer._metrics["train"].clear()  # as after logging
-    trainer._metrics["train"]["kl"].append(123.0)
-    trainer._kl_sums = torch.tensor([0.0, 0.0])
-    trainer._log_kl()
-    assert trainer._metrics["train"]["kl"] == [0.0]
+def test_the_logged_kl_is_the_mean_log_ratio_over_all_rollouts_of_the_step(tmp_path):
+    trainer = make_trainer(
+        tmp_path, playback_rows(12), beta=0.5, replay=ReplayBuffer(), max_steps=3, learning_rate=0.05
+    )
+    expected = []
+    complete = trainer._complete
+
+    def watched(samples):
+        complete(samples)
+        ratios = [
+            float(s.logprobs[t]) - float(s.ref_logprobs[t])
+            for s in samples
+            for t in range(1, len(s))
+            if s.agent_mask[t]
+        ]
+        expected.append(sum(ratios) / len(ratios))
+
+    trainer._complete = watched
+    trainer.train()
+    logged = [entry["kl"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert len({round(v, 6) for v in logged}) == 3 and kl_of_rollouts([]) == 0.0
 
 
 def test_what_comes_from_the_buffer_says_so():
