@@ -505,7 +505,8 @@ def kl_of_rollouts(samples: Sequence[Sample]) -> float:
     This is the KL that is logged and that beta follows, in the place of TRL's, which is k3 over the batch. That batch
     is a selection (groups with signal, replayed rows), where the policy is at its least typical. And where a policy
     has become sure, most of k3 sits in tokens that are hardly ever sampled: it reads low until one of them is, and
-    then shows that token alone. k1 over all rollouts has neither fault. (Schulman, "Approximating KL divergence", 2020.)
+    then shows that token alone. k1 over all rollouts has neither fault.
+    (Schulman, "Approximating KL divergence", 2020.)
     """
     total, count = 0.0, 0
     for sample in samples:
