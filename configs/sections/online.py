@@ -80,6 +80,9 @@ class OnlineConfig(Section):
 
     samples: int = Field(default=8, ge=2)
     """Trajectories sampled for a request; they vote."""
+    samples_to_learn: int = Field(default=0, ge=0)
+    """Further trajectories of a request, sampled after its answer went out: they join the vote that labels, and are
+    learnt from. Better labels for more work in the engine; 0 with `updates` off."""
     batch_requests: int = Field(default=4, ge=1)
     """Requests that wait together are answered together, up to so many."""
     temperature: float = Field(default=1.0, gt=0)

@@ -40,11 +40,13 @@ log = logging.getLogger(__name__)
 class Answer:
     """The answer to one request, with everything it came from. `samples[0]` is the initial trajectory.
 
-    `seconds`: from arrival to answer. `correct` where the task's answer is known, else None.
+    `vote` gave the answer, `ballot` gives the labels and the gate: the same vote, or that of more samples which were
+    drawn after the answer. `seconds`: from arrival to answer. `correct` where the task's answer is known, else None.
     """
 
     request: Request
     vote: Vote
+    ballot: Vote
     gate: Gate
     samples: list[Sample]
     policy_version: int
@@ -130,6 +132,7 @@ class InferenceEngine:
                 Answer(
                     request=request,
                     vote=outcome,
+                    ballot=outcome,
                     gate=gate(outcome, self.config.min_confidence, self.config.learn_from_unanimous),
                     samples=group,
                     policy_version=policy_version,
@@ -161,12 +164,15 @@ class InferenceEngine:
 
     def learn(self, answers: Sequence[Answer]) -> list[Learned]:
         """Rewards, record rows and update tasks of answers that were given. Not on anyone's way to an answer."""
+        answers = self._widened(answers)
         samples = [s for a in answers for s in a.samples if s.trajectory is not None]
         if not samples:
             return [Learned(a, metrics=self._metrics(a)) for a in answers]
         wanted = [a.gate.open for a in answers for s in a.samples if s.trajectory is not None]
         embeddings, logits = self._score(samples, wanted)
-        correctness = [bool(c) for a in answers for s, c in zip(a.samples, a.vote.correct, strict=True) if s.trajectory]
+        correctness = [
+            bool(c) for a in answers for s, c in zip(a.samples, a.ballot.correct, strict=True) if s.trajectory
+        ]
         result = self.orchestrator.calculate_total_reward(
             [s.trajectory for s in samples if s.trajectory is not None],
             correctness,
@@ -197,6 +203,29 @@ class InferenceEngine:
             learned[-1].metrics |= dict(result.metrics)
         return learned
 
+    def _widened(self, answers: Sequence[Answer]) -> list[Answer]:
+        """The same answers with `samples_to_learn` further trajectories each, and the labels that all of them give.
+
+        More votes make better labels, and more trajectories a steadier gradient, at no cost to who waits for an answer.
+        """
+        extra = self.config.samples_to_learn
+        able = [a for a in answers if a.error is None]
+        if not extra or not self.config.updates or not able:
+            return list(answers)
+        first = able[0].request.number
+        with merged_weights(self.model):
+            drawn = self.runner.run(
+                [a.request.row for a in able], seed=-1 - self.seed - first, step=first, num_rollouts=extra
+            )
+        wider = []
+        for i, answer in enumerate(able):
+            samples = [*answer.samples, *_joining(answer.samples, drawn[i * extra : (i + 1) * extra])]
+            ballot = self.vote(answer.request, samples, answer.neighbours)
+            opened = gate(ballot, self.config.min_confidence, self.config.learn_from_unanimous)
+            wider.append(replace(answer, samples=samples, ballot=ballot, gate=opened))
+        found = {a.request.number: a for a in wider}
+        return [found.get(a.request.number, a) for a in answers]
+
     def _task(
         self,
         answer: Answer,
@@ -206,7 +235,7 @@ class InferenceEngine:
         logits: dict[int, OriginalLogits],
     ) -> UpdateTask | None:
         """The update that this answer suggests; None when no candidate has a label and tokens of its own."""
-        outcome = answer.vote
+        outcome = answer.ballot
         candidates = range(len(samples)) if self.config.learn_from == "all" else range(1)
         rows = [
             i
@@ -284,8 +313,8 @@ class InferenceEngine:
     def _metrics(self, answer: Answer) -> dict[str, Any]:
         values: dict[str, Any] = {
             "online/gate_rate": float(answer.gate.open),
-            "online/flip_rate": float(answer.vote.flipped),
-            "online/confidence": answer.vote.confidence,
+            "online/flip_rate": float(answer.ballot.flipped),
+            "online/confidence": answer.ballot.confidence,
             "online/latency_s": answer.seconds,
             "online/neighbours": float(len(answer.neighbours)),
         }
@@ -332,6 +361,18 @@ def _joined(parts: Sequence[OriginalLogits]) -> OriginalLogits:
     )
 
 
+def _joining(group: Sequence[Sample], drawn: Sequence[Sample]) -> list[Sample]:
+    """Samples that were drawn later as further rollouts of the same group, for the record."""
+    first = next((s.trajectory for s in group if s.trajectory is not None), None)
+    joined = []
+    for number, sample in enumerate(drawn, len(group)):
+        if sample.trajectory is not None and first is not None:
+            named = {"id": f"{first.group}-{number}", "group": first.group, "rollout": number}
+            sample = replace(sample, trajectory=replace(sample.trajectory, **named))
+        joined.append(sample)
+    return joined
+
+
 def _answer_of(sample: Sample) -> str | None:
     return sample.trajectory.answer if sample.trajectory is not None else None
 
@@ -356,14 +397,14 @@ def _failure(samples: Sequence[Sample]) -> str | None:
 
 def _annotated(answer: Answer, sample: Sample, row: int) -> Any:
     """The trajectory with what the vote made of it."""
-    outcome = answer.vote
+    outcome = answer.ballot
     assert sample.trajectory is not None
     meta = {
         "request": answer.request.number,
         "initial": row == 0,
         "pseudo_label": outcome.labels[row],
         "label_agrees": outcome.correct[row],
-        "ensemble_answer": outcome.answer,
+        "ensemble_answer": answer.text,
         "confidence": round(outcome.confidence, 4),
         "gate": answer.gate.reason or "open",
         "neighbours": [n.id for n in answer.neighbours],

@@ -261,6 +261,34 @@ def test_callers_come_before_rows_and_rows_can_be_skipped() -> None:
     assert source.take(1, 0.01) == [] and source.ended
 
 
+def test_samples_to_learn_join_the_label_and_the_task_but_not_the_answer() -> None:
+    made, plain = engine(samples=3, samples_to_learn=6), engine(samples=3)
+    answers = made.answer(requests(4), policy_version=2)
+    for answer, usual in zip(answers, plain.answer(requests(4), policy_version=2), strict=True):
+        assert answer.text == usual.text and len(answer.samples) == 3 and answer.ballot is answer.vote
+    learned = made.learn(answers)
+    assert any(item.task is not None for item in learned)
+    for answer, item in zip(answers, learned, strict=True):
+        assert item.answer.vote is answer.vote and item.answer.samples[:3] == answer.samples
+        given = [canonical(s.trajectory.answer) for s in item.answer.samples]
+        assert len(given) == 9 and item.answer.ballot.confidence == pytest.approx(max(map(given.count, given)) / 9)
+        assert item.metrics["online/confidence"] == item.answer.ballot.confidence
+        ids = [r.trajectory.id for r in item.records]
+        assert len(set(ids)) == 9 and [r.trajectory.rollout for r in item.records] == list(range(9))
+        assert {r.trajectory.group for r in item.records} == {item.records[0].trajectory.group}
+        drawn = {tuple(s.token_ids.tolist()) for s in item.answer.samples}
+        assert len(drawn) > 3  # other random numbers than the first ones
+        if item.task is not None:
+            assert item.task.experience.token_ids.shape[0] > 3
+            assert set(item.task.experience.trajectories) <= set(ids)
+
+
+def test_nothing_more_is_sampled_when_nothing_is_learnt() -> None:
+    made = engine(samples=3, samples_to_learn=6, updates=False)
+    (item,) = made.learn(made.answer(requests(1), 1))
+    assert len(item.records) == 3 and item.task is None
+
+
 def test_answers_are_the_same_alone_or_together() -> None:
     together = engine(neighbours=0)
     alone = engine(neighbours=0)

@@ -53,7 +53,9 @@ class World:
                 outcome = vote(["red", "red", "blue"])
                 assert request.reply is not None
                 request.reply(
-                    Answer(request, outcome, gate(outcome, 0.5), [], 7, None, 0.1, error=self.error)  # samples: none
+                    Answer(
+                        request, outcome, outcome, gate(outcome, 0.5), [], 7, None, 0.1, error=self.error
+                    )  # samples: none
                 )
 
     def close(self) -> None:
