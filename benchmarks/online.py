@@ -1,9 +1,10 @@
 """Learning while serving, measured: `python -m benchmarks.online [learning|publishing|latency|all]`.
 
-learning: a policy from a short offline training on the usual scenes serves a stream of *shifted* scenes (larger objects,
-noisier pictures). The same stream with the same seeds three times: updates off, updates on, and updates on with 30 % of
-the pseudo-labels forced wrong. Served success (the vote of 4) in the first and in the last quarter. Candidates are drawn
-at temperature 1.5: a vote is worth something where its voters differ, and at 1.0 this policy's errors are alike.
+learning: a policy from a short offline training on the usual scenes serves a stream of *shifted* scenes (larger
+objects, noisier pictures). The same stream with the same seeds three times: updates off, updates on, and updates on
+with 30 % of the pseudo-labels forced wrong. Served success (the vote of 4) in the first and in the last quarter.
+Candidates are drawn at temperature 1.5: a vote is worth something where its voters differ; at 1.0 this policy's errors
+are alike.
 Required: at least 10 points above updates off at the end, mean of 3 seeds; with wrong labels not below the start.
 
 publishing: `SnapshotWriter.publish` against a plain safetensors save and fsync of the same tensors. Required: 1.25×.
@@ -50,6 +51,7 @@ LEARNING: dict[str, Any] = {
     "temperature": 1.5,
     "samples": 4,
     "samples_to_learn": 8,
+    "batch_requests": 8,
     "neighbours": 0,
     "lr_adaptive_min": 5e-4,
     "ema_decay": 0.8,

@@ -270,7 +270,7 @@ def test_samples_to_learn_join_the_label_and_the_task_but_not_the_answer() -> No
     assert any(item.task is not None for item in learned)
     for answer, item in zip(answers, learned, strict=True):
         assert item.answer.vote is answer.vote and item.answer.samples[:3] == answer.samples
-        given = [canonical(s.trajectory.answer) for s in item.answer.samples]
+        given = [canonical(r.trajectory.answer) for r in item.records]
         assert len(given) == 9 and item.answer.ballot.confidence == pytest.approx(max(map(given.count, given)) / 9)
         assert item.metrics["online/confidence"] == item.answer.ballot.confidence
         ids = [r.trajectory.id for r in item.records]
