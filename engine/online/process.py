@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..launch.life import live
 from ..launch.process_logging import set_up_logging
 
 if TYPE_CHECKING:
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from ..runs.writer import RunWriter
 
     Life = Callable[[RunConfig, Path, RunWriter, ControlChannel, bool], bool]
-
-FAILED = 1
 
 
 def run_process(name: str, life: Life, arguments: list[str] | None = None) -> int:
@@ -38,34 +34,13 @@ def run_process(name: str, life: Life, arguments: list[str] | None = None) -> in
 
     writer = RunWriter(given.run_dir, process=name)
     control = ControlChannel(given.run_dir, process=name, sigterm=True)
-    log = logging.getLogger(__name__)
-    try:
-        writer.status("starting")
+
+    def whole_life() -> bool:
         from ..launch.settings import read_config
 
-        finished = life(read_config(given.run_dir), given.run_dir, writer, control, given.resume)
-        writer.status("finished" if finished else "stopped", exit_code=0)
-        return 0
-    except KeyboardInterrupt:
-        writer.status("stopped", error="interrupted from the keyboard", exit_code=130)
-        return 130
-    except BaseException as problem:
-        message = one_sentence(problem)
-        log.error("%s", traceback.format_exc())
-        writer.event("error", message, where=name, traceback=traceback.format_exc())
-        writer.status("crashed", error=message, exit_code=FAILED)
-        print(f"error: {message}", file=sys.stderr)
-        return FAILED
-    finally:
-        writer.close()
+        return life(read_config(given.run_dir), given.run_dir, writer, control, given.resume)
 
-
-def one_sentence(problem: BaseException) -> str:
-    """An error for a person: our own errors are sentences already; others say what kind they are."""
-    text = " ".join(str(problem).split())
-    if type(problem).__module__.startswith("grpo_tui."):
-        return text
-    return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
+    return live(writer, name, whole_life)
 
 
 def load_serving_policy(config: RunConfig) -> tuple[Any, Any]:

@@ -10,12 +10,10 @@ import logging
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 
+from ..launch.life import live
 from ..launch.process_logging import set_up_logging
-
-FAILED = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,9 +42,8 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
         else NullWriter()
     )
     control = ControlChannel(run_dir, sigterm=True)
-    log = logging.getLogger(__name__)
-    try:
-        writer.status("starting", step=start[0] if start else 0)
+
+    def life() -> bool | None:
         from ..launch.settings import read_config
 
         config = read_config(run_dir)
@@ -54,30 +51,10 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
             from .sft import run_sft as train
         else:
             from .rft import run_rft as train
-        log.info("loaded in %.1f s", time.perf_counter() - began)
-        finished = train(config, run_dir, writer, control, resume)
-        writer.status("stopped" if finished is False else "finished", exit_code=0)
-        return 0
-    except KeyboardInterrupt:
-        writer.status("stopped", error="interrupted from the keyboard", exit_code=130)
-        return 130
-    except BaseException as problem:
-        message = one_sentence(problem)
-        log.error("%s", traceback.format_exc())
-        writer.event("error", message, where="training", traceback=traceback.format_exc())
-        writer.status("crashed", error=message, exit_code=FAILED)
-        print(f"error: {message}", file=sys.stderr)
-        return FAILED
-    finally:
-        writer.close()
+        logging.getLogger(__name__).info("loaded in %.1f s", time.perf_counter() - began)
+        return train(config, run_dir, writer, control, resume)
 
-
-def one_sentence(problem: BaseException) -> str:
-    """An error for a person: our own errors are sentences already; others say what kind they are."""
-    text = " ".join(str(problem).split())
-    if type(problem).__module__.startswith("grpo_tui."):
-        return text
-    return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
+    return live(writer, "training", life, step=start[0] if start else 0)
 
 
 if __name__ == "__main__":

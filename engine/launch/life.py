@@ -1,0 +1,48 @@
+"""The life of a run's process: whatever happens in it, the record and the terminal hear of it in one sentence."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..runs.writer import NullWriter, RunWriter
+
+FAILED = 1
+log = logging.getLogger(__name__)
+
+
+def live(writer: RunWriter | NullWriter, where: str, life: Callable[[], bool | None], step: int | None = None) -> int:
+    """Run `life` and write down how it ended; gives the process's exit code and closes `writer`.
+
+    0: finished, or stopped (`life` gave False); 130: interrupted; 1: failed, with one sentence on standard error and in
+    the record, and the traceback in the log.
+    """
+    try:
+        writer.status("starting", step=step)
+        finished = life()
+        writer.status("stopped" if finished is False else "finished", exit_code=0)
+        return 0
+    except KeyboardInterrupt:
+        writer.status("stopped", error="interrupted from the keyboard", exit_code=130)
+        return 130
+    except BaseException as problem:
+        message = one_sentence(problem)
+        log.error("%s", traceback.format_exc())
+        writer.event("error", message, where=where, traceback=traceback.format_exc())
+        writer.status("crashed", error=message, exit_code=FAILED)
+        print(f"error: {message}", file=sys.stderr)
+        return FAILED
+    finally:
+        writer.close()
+
+
+def one_sentence(problem: BaseException) -> str:
+    """An error for a person: our own errors are sentences already; others say what kind they are."""
+    text = " ".join(str(problem).split())
+    if type(problem).__module__.startswith("grpo_tui."):
+        return text
+    return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
