@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=320)
     parser.add_argument("--offline-steps", type=int, default=15)
     parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--megabytes", default="1,50,400")
+    parser.add_argument("--megabytes", default="0.4,1,4,50,400")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--stretches", type=int, default=4)
     parser.add_argument("--set", default="{}", help="JSON merged into the configuration")
