@@ -80,7 +80,14 @@ def work(run_dir: Path) -> None:
     from .tiny import lora_model, online_config
 
     torch.set_num_threads(1)
-    config = online_config(commit_every=3, snapshot_every=2, keep_snapshots=2, max_attempts=1000, staleness_limit=10**6)
+    config = online_config(
+        commit_every=3,
+        snapshot_every=2,
+        keep_snapshots=2,
+        max_attempts=1000,
+        staleness_limit=10**6,
+        kl={"limit": 1e6},  # thousands of updates on eight tasks may go far; here each must count as applied
+    )
     worker = UpdateWorker(PolicyUpdater(lora_model(), config), OnlineFolder(run_dir), config, base_model="tiny")
     while worker.step():
         pass
