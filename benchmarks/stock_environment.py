@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -26,10 +26,10 @@ import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from grpo_tui.engine.training.rollouts import Row
-from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.calls import ToolCall
-from grpo_tui.envs.checks import find_problem
 from grpo_tui.envs.loading import make_env
+
+from .stock_rollout import carry_out
 
 CHAT_TEMPLATE = """\
 {%- if tools -%}
@@ -103,16 +103,9 @@ class Rollout:
         return messages[-1]["content"]
 
     def _take(self, call: ToolCall) -> str:
-        """Carry out a call with the same checks as in a batched trial."""
+        """Carry out a call."""
         began = time.perf_counter()
-        env = self._shared.env
-        context = env.context(self._state)
-        merged = {k: (*context.resources.get(k, ()), *v) for k, v in self._resources.items()}
-        context = replace(context, resources={**context.resources, **merged})
-        problem = find_problem(call, env.tools, context) if env.tools else call.error
-        result = StepResult(f"error: {problem}") if problem is not None else env.step(self._state, call)
-        for kind, ids in result.produced.items():
-            self._resources[kind] = (*self._resources.get(kind, ()), *map(str, ids))
+        result = carry_out(self._shared.env, self._state, self._resources, call)
         self._turns += 1
         self._earned += result.reward + float(bool(result.correct))
         self._shared.seconds += time.perf_counter() - began

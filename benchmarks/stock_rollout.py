@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -12,6 +13,9 @@ from trl.models.utils import unwrap_model_for_generation
 
 from grpo_tui.engine.agents.chat import ChatBridge
 from grpo_tui.engine.training.rollouts import Row
+from grpo_tui.envs.base import StepResult
+from grpo_tui.envs.calls import ToolCall
+from grpo_tui.envs.checks import find_problem
 from grpo_tui.envs.loading import make_env
 
 
@@ -57,7 +61,8 @@ class StockRollout:
             for i, ids in zip(live, written, strict=True):
                 conversations[i] += ids
                 masks[i] += [1] * len(ids)
-                result = self._answer(i, states, resources, self.chat.decode(ids))
+                call = self.env.parse(self.chat.decode(ids))
+                result = carry_out(self.env, states[i], resources[i], call)
                 earned[i] += result.reward + float(bool(result.correct))
                 if result.done:
                     continue
@@ -123,21 +128,16 @@ class StockRollout:
             written.append(row[:end])
         return written
 
-    def _answer(self, i: int, states: list[Any], resources: list[dict[str, tuple[str, ...]]], text: str) -> Any:
-        """The environment's answer with the same checks as in a batched trial."""
-        from dataclasses import replace
 
-        from grpo_tui.envs.base import StepResult
-        from grpo_tui.envs.checks import find_problem
-
-        call = self.env.parse(text)
-        context = self.env.context(states[i])
-        merged = {k: (*context.resources.get(k, ()), *v) for k, v in resources[i].items()}
-        context = replace(context, resources={**context.resources, **merged})
-        problem = find_problem(call, self.env.tools, context) if self.env.tools else call.error
-        if problem is not None:
-            return StepResult(f"error: {problem}", error=problem)
-        result = self.env.step(states[i], call)
-        for kind, ids in result.produced.items():
-            resources[i][kind] = (*resources[i].get(kind, ()), *map(str, ids))
-        return result
+def carry_out(env: Any, state: Any, resources: dict[str, tuple[str, ...]], call: ToolCall) -> StepResult:
+    """The environment's answer to a call, with the same checks as in a batched trial; `resources` grows by it."""
+    context = env.context(state)
+    merged = {k: (*context.resources.get(k, ()), *v) for k, v in resources.items()}
+    context = replace(context, resources={**context.resources, **merged})
+    problem = find_problem(call, env.tools, context) if env.tools else call.error
+    if problem is not None:
+        return StepResult(f"error: {problem}", error=problem)
+    result = env.step(state, call)
+    for kind, ids in result.produced.items():
+        resources[kind] = (*resources.get(kind, ()), *map(str, ids))
+    return result

@@ -207,16 +207,20 @@ class InferenceEngine:
         """The same answers with `samples_to_learn` further trajectories each, and the labels that all of them give.
 
         More votes make better labels, and more trajectories a steadier gradient, at no cost to who waits for an answer.
+        Should drawing them fail, what was answered with is learnt from.
         """
         extra = self.config.samples_to_learn
         able = [a for a in answers if a.error is None]
         if not extra or not self.config.updates or not able:
             return list(answers)
         first = able[0].request.number
-        with merged_weights(self.model):
-            drawn = self.runner.run(
-                [a.request.row for a in able], seed=-1 - self.seed - first, step=first, num_rollouts=extra
-            )
+        rows = [a.request.row for a in able]
+        try:
+            with merged_weights(self.model):
+                drawn = self.runner.run(rows, seed=-1 - self.seed - first, step=first, num_rollouts=extra)
+        except Exception:
+            log.exception("no further samples of %d requests could be drawn", len(able))
+            return list(answers)
         wider = []
         for i, answer in enumerate(able):
             samples = [*answer.samples, *_joining(answer.samples, drawn[i * extra : (i + 1) * extra])]

@@ -54,7 +54,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
         first = math.ceil(low / step - 1e-9)
         last = math.floor(high / step + 1e-9)
         if last - first + 1 <= most:
-            return [i * step for i in range(first, last + 1)]
+            return [min(max(i * step, low), high) for i in range(first, last + 1)]  # a multiple is rounded, too
     return []
 
 

@@ -283,6 +283,21 @@ def test_samples_to_learn_join_the_label_and_the_task_but_not_the_answer() -> No
             assert set(item.task.experience.trajectories) <= set(ids)
 
 
+def test_what_was_answered_with_is_learnt_from_when_no_more_can_be_sampled(caplog: pytest.LogCaptureFixture) -> None:
+    made = engine(samples=5, samples_to_learn=6)
+    answers = made.answer(requests(6), policy_version=3)
+    made.runner.env_cache.clear()
+
+    def broken(env: Any) -> None:
+        raise OSError("the environment's server is gone")
+
+    made.runner.prepare = broken
+    learned = made.learn(answers)
+    assert [len(item.records) for item in learned] == [5] * 6
+    assert any(item.task is not None for item in learned)
+    assert "server is gone" in caplog.text
+
+
 def test_nothing_more_is_sampled_when_nothing_is_learnt() -> None:
     made = engine(samples=3, samples_to_learn=6, updates=False)
     (item,) = made.learn(made.answer(requests(1), 1))

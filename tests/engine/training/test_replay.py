@@ -163,8 +163,8 @@ def test_replayed_rows_have_no_kl_and_no_gradient_of_it(tmp_path, packed):
     trainer = make_trainer(tmp_path, playback_rows(12), packed=packed, beta=0.5, replay=ReplayBuffer())
     trainer.model.eval()
 
-    def measure(rows: list[int], fresh: list[bool]) -> list[torch.Tensor]:
-        """The gradient of the loss, whose only term is the KL."""
+    def measure(rows: list[int], fresh: list[bool]) -> tuple[float, list[torch.Tensor]]:
+        """The loss, whose only term is the KL, and its gradient."""
         trainer.model.zero_grad()
         random = torch.Generator().manual_seed(0)
         ids = torch.randint(5, 20, (4, 9), generator=random)[rows]
@@ -183,12 +183,14 @@ def test_replayed_rows_have_no_kl_and_no_gradient_of_it(tmp_path, packed):
             "num_items_in_batch": torch.tensor(10),
             "fresh": torch.tensor(fresh),
         }
-        trainer.compute_loss(trainer.model, inputs).backward()
-        gradients = [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
-        return gradients
+        loss = trainer.compute_loss(trainer.model, inputs)
+        loss.backward()
+        return float(loss.detach()), [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
 
-    wanted = measure([0, 2], [True, True])
-    found = measure([0, 1, 2, 3], [True, False, True, False])
+    alone, wanted = measure([0, 2], [True, True])
+    mixed, found = measure([0, 1, 2, 3], [True, False, True, False])
+    assert alone > 0.1
+    assert mixed == pytest.approx(alone, rel=1e-5)
     assert any(g.abs().max() > 1e-3 for g in wanted)
     for a, b in zip(wanted, found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
