@@ -51,7 +51,7 @@ bench: $(VENV)/.ready-test
 	done
 
 policy: $(VENV)/.ready
-	@$(BIN)/python -m grpo_tui.engine.agents.tiny.build $(ARGS)
+	@$(BIN)/python -m grpo_tui.engine.training.tiny.build $(ARGS)
 
 defaults: $(VENV)/.ready
 	@$(BIN)/python -m grpo_tui.configs.writing

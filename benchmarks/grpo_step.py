@@ -11,7 +11,7 @@ a row gives the median step over all rounds, and the largest resident memory (on
 Tasks: `default` is the default training (visual environment, 16 x 8 rollouts); `long` has 10 turns and about 1,000
 tokens a trajectory. `--policy random:0.5b` builds a model of 0.5B parameters from a config, for a GPU.
 
-Gradient checkpointing is on in both, as TRL has it by default; ours keeps more (`engine/training/activations.py`).
+Gradient checkpointing is on in both, as TRL has it by default; ours keeps more (`engine/policy/activations.py`).
 `--stock-checkpointing off` adds a row of stock without any, to show what the ratio does not come from.
 
 A further row is stock with TRL's own `environment_factory` around the same environment (`stock_environment.py`): the
@@ -195,8 +195,8 @@ def run_config(given: argparse.Namespace) -> Any:
 
 def build_ours(config: Any, folder: Path) -> tuple[Any, Any, Any]:
     """The trainer of `--mode rft`, with its record."""
+    from grpo_tui.engine.record.step_recorder import StepRecorder
     from grpo_tui.engine.runs.writer import RunWriter
-    from grpo_tui.engine.training.recording import StepRecorder
     from grpo_tui.engine.training.rft import build_trainer
 
     writer = RunWriter(folder)
@@ -228,8 +228,8 @@ def build_stock(config: Any, folder: Path, variant: str, task: str) -> tuple[Any
     from datasets import Dataset
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    from grpo_tui.engine.training.data import load_rows
-    from grpo_tui.engine.training.models import load_policy
+    from grpo_tui.engine.policy.models import load_policy
+    from grpo_tui.engine.rollouts.dataset import load_rows
     from grpo_tui.engine.training.rft import grpo_config
 
     from . import stock_environment

@@ -37,10 +37,10 @@ from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch import start_run, stop_run
 from grpo_tui.engine.launch.settings import write_config
 from grpo_tui.engine.launch.start import spawn
-from grpo_tui.engine.online.inference_engine import InferenceEngine
 from grpo_tui.engine.online.process import run_process
-from grpo_tui.engine.online.snapshots import SnapshotWriter
-from grpo_tui.engine.online.voting import Vote, canonical
+from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
+from grpo_tui.engine.online.serve.voting import Vote, canonical
+from grpo_tui.engine.online.store.snapshots import SnapshotWriter
 from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import ENDED, look, write_json
@@ -136,10 +136,10 @@ def stream(folder: Path, arm: str, seed: int, adapters: str, requests: int, sett
     secrets = write_config(config, run_dir)
     write_json(run_dir / "run.json", {"id": run_dir.name, "mode": "online", "created": time.time()})
     began = time.monotonic()
-    module = ["benchmarks.online", "--engine"] if arm == "corrupted" else ["grpo_tui.engine.online.engine"]
+    module = ["benchmarks.online", "--engine"] if arm == "corrupted" else ["grpo_tui.engine.online.serve.engine"]
     spawn(run_dir, "engine", [sys.executable, "-m", *module, str(run_dir)], environment=secrets)
     if arm != "off":
-        worker = [sys.executable, "-m", "grpo_tui.engine.online.worker", str(run_dir)]
+        worker = [sys.executable, "-m", "grpo_tui.engine.online.learn.worker", str(run_dir)]
         spawn(run_dir, "worker", worker, environment=secrets)
     finished(run_dir, 1200)
     reader = RunReader(run_dir)
@@ -303,7 +303,7 @@ def main() -> None:
     parser.add_argument("--engine", metavar="RUN_DIR", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engine:
-        from grpo_tui.engine.online.engine import serve
+        from grpo_tui.engine.online.serve.engine import serve
 
         def corrupted(*arguments: Any) -> bool:
             return serve(*arguments, engine_class=CorruptedEngine)

@@ -22,12 +22,12 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
-from grpo_tui.engine.agents.tiny.tokenizer import train_tokenizer
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.rollouts.evaluation import evaluate
+from grpo_tui.engine.rollouts.replay import ReplayBuffer
+from grpo_tui.engine.rollouts.runner import parse_row
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
-from grpo_tui.engine.training.evaluate import evaluate
-from grpo_tui.engine.training.replay import ReplayBuffer
-from grpo_tui.engine.training.rollouts import parse_row
+from grpo_tui.engine.training.tiny.tokenizer import train_tokenizer
 
 from .lookup_env import KEYS, TEXTS, LookupEnv
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from grpo_tui.engine.training.rollouts import Row
+from grpo_tui.engine.rollouts.runner import Row
 from grpo_tui.envs.calls import ToolCall
 from grpo_tui.envs.loading import make_env
 

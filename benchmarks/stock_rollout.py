@@ -12,7 +12,7 @@ import torch
 from trl.models.utils import unwrap_model_for_generation
 
 from grpo_tui.engine.agents.chat import ChatBridge
-from grpo_tui.engine.training.rollouts import Row
+from grpo_tui.engine.rollouts.runner import Row
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.calls import ToolCall
 from grpo_tui.envs.checks import find_problem

@@ -18,9 +18,9 @@ from html import unescape
 from pathlib import Path
 
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.tui.app import GrpoApp, Inspect, Live, RunList
-from grpo_tui.tui.remember import Memory
-from grpo_tui.tui.theme import DEFAULT_THEME, THEMES
+from grpo_tui.tui.app.app import GrpoApp, Inspect, Live, RunList
+from grpo_tui.tui.app.remember import Memory
+from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES
 
 NOWHERE = Path("/dev/null/nothing-is-remembered.json")
 PATHS = re.compile(r"(?<![\w/.])(?:~|/(?:home|root|Users|tmp|var|opt|mnt|srv|work|usr))/[\w./-]*")

@@ -18,7 +18,7 @@ def main() -> None:
         if _opened(arguments):
             return
         gc.enable()
-    from .cli import main as command_line
+    from .cli.main import main as command_line
 
     command_line()
 
@@ -30,7 +30,7 @@ def _on_terminal() -> bool:
 def _opened(arguments: list[str]) -> bool:
     """Whether the app was opened (and left again); not when there is no such run, which the command line explains."""
     from ..engine.runs.paths import runs_dir
-    from .cli_app import open_list, open_run
+    from .cli.app import open_list, open_run
 
     if not arguments:
         open_list(None)

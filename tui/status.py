@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.style import Style
 
-from .theme import Palette
+from .app.theme import Palette
 
 _SIGNS = {
     "starting": "◌", "running": "●", "paused": "‖", "stopping": "◍", "finished": "✓", "stopped": "■", "crashed": "✗",

@@ -37,7 +37,7 @@ CPU_SETTINGS = {
 }
 """What the libraries read from the environment when a process starts; the user's own settings go first."""
 MODULES = {"training": "grpo_tui.engine.training"}
-ONLINE_MODULES = {"engine": "grpo_tui.engine.online.engine", "worker": "grpo_tui.engine.online.worker"}
+ONLINE_MODULES = {"engine": "grpo_tui.engine.online.serve.engine", "worker": "grpo_tui.engine.online.learn.worker"}
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
 _codes: dict[int, int] = {}

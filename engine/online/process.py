@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     Life = Callable[[RunConfig, Path, RunWriter, ControlChannel, bool], bool]
 
 
-def run_process(name: str, life: Life, arguments: list[str] | None = None) -> int:
-    """`python -m grpo_tui.engine.online.<name> RUN_DIR [--resume]`: 0 when finished or stopped, 1 when failed.
+def run_process(module: str, life: Life, arguments: list[str] | None = None) -> int:
+    """`python -m grpo_tui.engine.online.<module> RUN_DIR [--resume]`: 0 when finished or stopped, 1 when failed.
 
     `life(config, run_dir, writer, control, resume)` returns whether it finished by itself (else it was stopped).
     """
-    parser = argparse.ArgumentParser(prog=f"python -m grpo_tui.engine.online.{name}")
+    parser = argparse.ArgumentParser(prog=f"python -m grpo_tui.engine.online.{module}")
+    name = module.rpartition(".")[2]
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on where the run was left")
     given = parser.parse_args(arguments)
@@ -48,8 +49,8 @@ def load_serving_policy(config: RunConfig) -> tuple[Any, Any]:
 
     The engine and the worker load it alike, so that a snapshot of the one fits the other.
     """
-    from ..training.models import load_policy
-    from .forward import use_packed_forward
+    from ..policy.forward import use_packed_forward
+    from ..policy.models import load_policy
 
     model_config = config.model.model_copy(update={"gradient_checkpointing": False})
     model, tokenizer = load_policy(

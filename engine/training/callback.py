@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .evaluate import Evaluation, evaluate
-from .recording import StepRecorder
-from .rollouts import Row
+from ..record.step_recorder import StepRecorder
+from ..rollouts.evaluation import Evaluation, evaluate
+from ..rollouts.runner import Row
 
 if TYPE_CHECKING:
     from .env_trainer import GRPOEnvTrainer

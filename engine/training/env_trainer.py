@@ -29,18 +29,18 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.utils import add_fused_lm_head
 
 from ...envs.agent import Agent
-from .advantages import Method
+from ..policy.merged import merged_weights
+from ..policy.norms import use_fast_norms
+from ..policy.packed import add_packed_forward, agrees_with_plain, packed_mode
+from ..policy.packing import Packing, pack
+from ..rollouts.advantages import Method
+from ..rollouts.replay import ReplayBuffer
+from ..rollouts.runner import RolloutRunner, Row, parse_row
+from ..rollouts.samples import Sample, merge_samples, pad_rows
+from ..rollouts.scoring import Scored, Scorer, refill, silence
 from .frozen import FrozenPass
-from .merged import merged_weights
-from .norms import use_fast_norms
-from .packed import add_packed_forward, agrees_with_plain, packed_mode
-from .packing import Packing, pack
 from .phases import PhaseClock
-from .replay import ReplayBuffer
 from .resumable import ResumableTrainer, StatePart
-from .rollouts import RolloutRunner, Row, parse_row
-from .samples import Sample, merge_samples, pad_rows
-from .scoring import Scored, Scorer, refill, silence
 
 logger = logging.getLogger(__name__)
 

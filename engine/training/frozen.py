@@ -17,9 +17,9 @@ from peft import PeftModel
 from torch import Tensor
 from trl.trainer.utils import use_adapter
 
-from .packed import packed_mode, turn_embeddings
-from .packing import pack
-from .samples import Sample, pad_rows
+from ..policy.packed import packed_mode, turn_embeddings
+from ..policy.packing import pack
+from ..rollouts.samples import Sample, pad_rows
 
 if TYPE_CHECKING:
     from .env_trainer import GRPOEnvTrainer

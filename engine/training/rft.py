@@ -17,16 +17,16 @@ from ...configs.sections import KLConfig, TrainingConfig
 from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
 from ..agents.transformers_agent import TransformersAgent
+from ..policy.activations import needs_plain_checkpointing
+from ..policy.kl import BetaController
+from ..policy.models import load_policy, save_adapters
+from ..record.step_recorder import StepRecorder
+from ..rollouts.dataset import load_rows, to_dataset
+from ..rollouts.replay import ReplayBuffer
 from . import checkpoints
-from .activations import needs_plain_checkpointing
 from .callback import RunCallback
 from .checkpoints import checkpoint_folder
-from .data import load_rows, to_dataset
 from .env_trainer import GRPOEnvTrainer
-from .kl import BetaController
-from .models import load_policy, save_adapters
-from .recording import StepRecorder
-from .replay import ReplayBuffer
 from .resumable import StatePart
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def wandb_sink(config: RunConfig, run_dir: Path, recorder: StepRecorder) -> Any:
     """Weights & Biases as a further place for the numbers, if the configuration asks for it."""
     if config.logging.wandb == "off":
         return None
-    from .wandb_sink import WandbSink
+    from ..record.wandb_sink import WandbSink
 
     sink = WandbSink(
         config.logging,

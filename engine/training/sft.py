@@ -19,15 +19,15 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from ...configs.schema import RunConfig
 from ..agents.transformers_agent import TransformersAgent
+from ..policy.activations import needs_plain_checkpointing
+from ..policy.merged import merged_weights
+from ..policy.models import load_policy, save_adapters
+from ..record.step_recorder import StepRecorder
+from ..rollouts.dataset import load_rows
+from ..rollouts.runner import RolloutRunner, Row
 from . import checkpoints
-from .activations import needs_plain_checkpointing
-from .data import load_rows
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
-from .merged import merged_weights
-from .models import load_policy, save_adapters
-from .recording import StepRecorder
 from .resumable import Resumable
-from .rollouts import RolloutRunner, Row
 from .sft_progress import SFTProgress
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..record.step_recorder import memory_metrics
 from .callback import RunCallback
-from .recording import memory_metrics
 
 NAMES = {
     "loss": "train/loss",

@@ -16,17 +16,29 @@ ROOMS = ("configs", "envs", "rewards", "engine", "tui")
 PLAIN_DATA = ("envs.trajectory", "envs.tools", "rewards.breakdown")
 """Dataclasses without torch that the record is made of."""
 
+BELOW_TRAINING = (
+    "configs",
+    "envs",
+    "rewards",
+    "engine.runs",
+    "engine.launch",
+    "engine.agents",
+    "engine.policy",
+    "engine.rollouts",
+)
+
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "configs": (),
     "envs": ("configs",),
     "rewards": ("configs", "envs"),
     "engine.runs": PLAIN_DATA,
     "engine.launch": ("configs", "engine.runs"),
-    # `make policy`: a command above training, which no module imports
-    "engine.agents.tiny.build": ("configs", "envs", "engine.agents", "engine.training"),
     "engine.agents": ("configs", "envs"),
-    "engine.training": ("configs", "envs", "rewards", "engine.runs", "engine.launch", "engine.agents"),
-    "engine.online": ("configs", "envs", "rewards", "engine.runs", "engine.launch", "engine.agents", "engine.training"),
+    "engine.policy": ("configs", "envs", "rewards", "engine.agents"),
+    "engine.rollouts": ("configs", "envs", "rewards", "engine.agents", "engine.policy"),
+    "engine.record": ("configs", "envs", "rewards", "engine.runs", "engine.policy", "engine.rollouts"),
+    "engine.training": (*BELOW_TRAINING, "engine.record"),
+    "engine.online": (*BELOW_TRAINING, "engine.record", "engine.training"),
     "tui": ("configs", "engine.runs", "engine.launch"),
 }
 LIGHT = ("tui", "engine.runs", "engine.launch")
@@ -41,6 +53,9 @@ LIGHT_AT_IMPORT = (
     "configs",
     "engine",
     "engine.agents",
+    "engine.policy",
+    "engine.rollouts",
+    "engine.record",
     "engine.training",
     "engine.online",
 )

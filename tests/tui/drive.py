@@ -9,8 +9,8 @@ from typing import Any
 
 from textual.pilot import Pilot
 
-from grpo_tui.tui.app import GrpoApp, Inspect, Live, RunList
-from grpo_tui.tui.remember import Memory
+from grpo_tui.tui.app.app import GrpoApp, Inspect, Live, RunList
+from grpo_tui.tui.app.remember import Memory
 
 from .demo_run import EPOCH
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.tui.app import Inspect, Live
+from grpo_tui.tui.app.app import Inspect, Live
 
 from .demo_run import make_run
 from .drive import running

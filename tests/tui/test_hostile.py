@@ -11,7 +11,7 @@ from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
-from grpo_tui.tui.app import Inspect, Live
+from grpo_tui.tui.app.app import Inspect, Live
 from grpo_tui.tui.text import FIELD_LIMIT
 
 from .demo_run import make_run

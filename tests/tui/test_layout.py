@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.tui.app import Inspect, Live, RunList
-from grpo_tui.tui.widgets.chart import Series, _Canvas, smooth, ticks
-from grpo_tui.tui.widgets.frame import Box, Part, split
+from grpo_tui.tui.app.app import Inspect, Live, RunList
+from grpo_tui.tui.app.widgets.chart import Series, _Canvas, smooth, ticks
+from grpo_tui.tui.app.widgets.frame import Box, Part, split
 
 from .drive import running
 

@@ -10,10 +10,10 @@ import pytest
 from grpo_tui.engine.runs.control import ControlChannel
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
-from grpo_tui.tui.app import Live
+from grpo_tui.tui.app.app import Live
+from grpo_tui.tui.app.live_data import CHARTS, FOLLOW_SECONDS
+from grpo_tui.tui.app.widgets.log_panel import telling
 from grpo_tui.tui.format import fixed
-from grpo_tui.tui.live_data import CHARTS, FOLLOW_SECONDS
-from grpo_tui.tui.widgets.log_panel import telling
 
 from .demo_run import make_run
 from .drive import running, settle

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from grpo_tui.tui.app import Inspect, Live, RunList
+from grpo_tui.tui.app.app import Inspect, Live, RunList
 
 from .demo_run import make_run
 from .drive import make_app, settle

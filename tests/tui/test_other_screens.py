@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.tui.app import Inspect, Live, RunList
-from grpo_tui.tui.bindings import EVERYWHERE, TABLE, bindings, helps, hints
-from grpo_tui.tui.screens.compare import flatten
-from grpo_tui.tui.screens.diff import marks
-from grpo_tui.tui.theme import THEMES
+from grpo_tui.tui.app.app import Inspect, Live, RunList
+from grpo_tui.tui.app.bindings import EVERYWHERE, TABLE, bindings, helps, hints
+from grpo_tui.tui.app.screens.compare import flatten
+from grpo_tui.tui.app.screens.diff import marks
+from grpo_tui.tui.app.theme import THEMES
 
 from .demo_run import make_run
 from .drive import Driver, running
@@ -121,8 +121,8 @@ def test_no_key_means_two_things_on_one_screen(view: str) -> None:
 
 
 def test_every_row_of_the_table_has_its_action() -> None:
-    from grpo_tui.tui.app import GrpoApp
-    from grpo_tui.tui.screens import compare, diff, groups, help, live, runs, stepper, trajectories
+    from grpo_tui.tui.app.app import GrpoApp
+    from grpo_tui.tui.app.screens import compare, diff, groups, help, live, runs, stepper, trajectories
 
     screens = {
         "runs": runs.RunsScreen, "live": live.LiveScreen, "trajectories": trajectories.TrajectoriesScreen,

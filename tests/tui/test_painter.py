@@ -25,7 +25,7 @@ from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
 from textual.geometry import Region
 from textual.strip import Strip
 
-from grpo_tui.tui.painter import Foreign, Painter
+from grpo_tui.tui.app.painter import Foreign, Painter
 
 from .terminal import Terminal, until
 from .test_hostile import hostile  # noqa: F401  a fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo_tui.engine.runs.status import look
-from grpo_tui.tui.app import RunList
+from grpo_tui.tui.app.app import RunList
 
 from .demo_run import make_run
 from .drive import running

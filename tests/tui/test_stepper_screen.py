@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.tui.app import Inspect
+from grpo_tui.tui.app.app import Inspect
 from grpo_tui.tui.format import fixed
 
 from .demo_run import make_run
@@ -143,7 +143,7 @@ async def test_image_appears_hides_and_grows(run: Path) -> None:
 
 
 async def test_the_mask_the_box_and_the_point_are_drawn_on_the_image(run: Path) -> None:
-    from grpo_tui.tui.widgets.image_view import LINE_COLOR, compose
+    from grpo_tui.tui.app.widgets.image_view import LINE_COLOR, compose
 
     with RunReader(run) as reader:
         trajectory = reader.trajectory(find(run, "turns=3")).trajectory

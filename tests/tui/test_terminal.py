@@ -59,7 +59,7 @@ def test_images_are_sent_the_way_the_terminal_shows_them(run: Path, kind: str, b
 
 
 def test_how_a_terminal_shows_images_is_read_from_its_environment() -> None:
-    from grpo_tui.tui.widgets.graphics import kind
+    from grpo_tui.tui.app.widgets.graphics import kind
 
     assert kind({"TERM": "xterm-kitty"}) == "kitty"
     assert kind({"TERM": "xterm-256color", "TERM_PROGRAM": "ghostty"}) == "kitty"
@@ -72,7 +72,7 @@ def test_how_a_terminal_shows_images_is_read_from_its_environment() -> None:
 def test_a_mistake_of_the_app_is_one_line_and_its_traceback_is_in_a_file(run: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from grpo_tui.tui import app\n"
-        "from grpo_tui.tui.screens.stepper import StepperScreen\n"
+        "from grpo_tui.tui.app.screens.stepper import StepperScreen\n"
         "def broken(self, by): raise ValueError('boom \\x1b[2J')\n"
         "StepperScreen.action_step = broken\n"
         "run = Path(sys.argv[1]); app.run_app(run.parent, run, 'inspect', '1')"

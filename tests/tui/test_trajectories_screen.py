@@ -15,8 +15,8 @@ from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
-from grpo_tui.tui.app import Inspect
-from grpo_tui.tui.screens import groups as groups_screen
+from grpo_tui.tui.app.app import Inspect
+from grpo_tui.tui.app.screens import groups as groups_screen
 
 from .demo_run import make_run
 from .drive import running

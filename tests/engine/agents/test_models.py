@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
-from grpo_tui.engine.training.models import ModelLoadError, load_policy, save_adapters
+from grpo_tui.engine.policy.models import ModelLoadError, load_policy, save_adapters
 
 from .models import model, tokenizer
 

@@ -12,6 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from grpo_tui.configs.schema import RunConfig
+from grpo_tui.engine.policy.models import load_policy
 from grpo_tui.engine.runs.control import ControlChannel, outcome, request
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
@@ -21,7 +22,6 @@ from grpo_tui.engine.training.demonstrations import (
     play_demonstrations,
     read_conversations,
 )
-from grpo_tui.engine.training.models import load_policy
 from grpo_tui.engine.training.sft import run_sft
 from grpo_tui.envs.calculator import CalculatorEnv
 

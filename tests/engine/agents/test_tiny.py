@@ -10,8 +10,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_tui.engine.agents.chat import ChatBridge
-from grpo_tui.engine.agents.tiny import build
-from grpo_tui.engine.agents.tiny.curriculum import HABITS, spelling
+from grpo_tui.engine.training.tiny import build
+from grpo_tui.engine.training.tiny.curriculum import HABITS, spelling
 from grpo_tui.envs.visual import VisualEnv
 from grpo_tui.envs.visual.questions import QUESTIONS
 

@@ -178,7 +178,7 @@ def test_several_processes_are_started_by_accelerate(tmp_path: Path):
     mine = start._command(config, start.MODULES["training"], tmp_path, 1, Path("fsdp.yaml"), resume=False)
     assert mine[mine.index("--config_file") + 1] == "fsdp.yaml" and "--num_processes" not in mine
     worker = start._command(config, start.ONLINE_MODULES["worker"], tmp_path, 2, None, resume=False)
-    assert worker == [sys.executable, "-m", "grpo_tui.engine.online.worker", str(tmp_path)]
+    assert worker == [sys.executable, "-m", "grpo_tui.engine.online.learn.worker", str(tmp_path)]
 
 
 def test_both_processes_of_an_online_run(start_small):

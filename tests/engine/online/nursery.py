@@ -60,7 +60,7 @@ def publish(folder: Path) -> None:
     """Publish versions as fast as possible, for ever; every number of a version's tensors is its version."""
     import torch
 
-    from grpo_tui.engine.online.snapshots import SnapshotWriter
+    from grpo_tui.engine.online.store.snapshots import SnapshotWriter
 
     writer = SnapshotWriter(folder, base_model="tiny", keep=2)
     while True:
@@ -73,9 +73,9 @@ def work(run_dir: Path) -> None:
     """A real worker of a run, which ends when its queue is empty."""
     import torch
 
-    from grpo_tui.engine.online.folder import OnlineFolder
-    from grpo_tui.engine.online.policy_update import PolicyUpdater
-    from grpo_tui.engine.online.update_worker import UpdateWorker
+    from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
+    from grpo_tui.engine.online.learn.update_worker import UpdateWorker
+    from grpo_tui.engine.online.store.folder import OnlineFolder
 
     from .tiny import lora_model, online_config
 
@@ -97,11 +97,11 @@ def work(run_dir: Path) -> None:
 def _main(lines: IO[str]) -> None:
     import torch  # noqa: F401 - so that children need not
 
-    import grpo_tui.engine.online.update_worker
+    import grpo_tui.engine.online.learn.update_worker
 
     from . import tiny
 
-    assert tiny and grpo_tui.engine.online.update_worker
+    assert tiny and grpo_tui.engine.online.learn.update_worker
     print("ready", flush=True)
     for line in lines:
         kind, _, argument = line.strip().partition(" ")

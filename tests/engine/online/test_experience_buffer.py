@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.engine.online.experience_buffer import ExperienceBuffer
+from grpo_tui.engine.online.serve.experience_buffer import ExperienceBuffer
 
 
 @given(st.integers(0, 40), st.integers(1, 20), st.integers(1, 6), st.integers(0, 1000))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_tui.engine.online.forward import forward_agent_tokens, hidden_states, use_packed_forward
+from grpo_tui.engine.policy.forward import forward_agent_tokens, hidden_states, use_packed_forward
 
 from .tiny import lora_model
 

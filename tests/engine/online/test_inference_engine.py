@@ -12,17 +12,17 @@ import torch
 
 from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.engine.agents import TransformersAgent
-from grpo_tui.engine.online.enqueuer import Enqueuer
-from grpo_tui.engine.online.forward import forward_agent_tokens
-from grpo_tui.engine.online.inference_engine import InferenceEngine
-from grpo_tui.engine.online.requests import Request, RequestError, RequestSource, parse_request, read_requests
-from grpo_tui.engine.online.snapshots import SnapshotReader, SnapshotWriter
-from grpo_tui.engine.online.update_queue import UpdateQueue
-from grpo_tui.engine.online.update_task import UpdateTask
-from grpo_tui.engine.online.voting import canonical
-from grpo_tui.engine.online.weights import WeightFollower
-from grpo_tui.engine.training.kl import exact_kl
-from grpo_tui.engine.training.rollouts import RolloutRunner, Row
+from grpo_tui.engine.online.serve.enqueuer import Enqueuer
+from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
+from grpo_tui.engine.online.serve.requests import Request, RequestError, RequestSource, parse_request, read_requests
+from grpo_tui.engine.online.serve.voting import canonical
+from grpo_tui.engine.online.serve.weights import WeightFollower
+from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter
+from grpo_tui.engine.online.store.update_queue import UpdateQueue
+from grpo_tui.engine.online.store.update_task import UpdateTask
+from grpo_tui.engine.policy.forward import forward_agent_tokens
+from grpo_tui.engine.policy.kl import exact_kl
+from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
 from grpo_tui.rewards import RewardOrchestrator
 
 from .tiny import lora_model, make_task, online_config, run_config, tokenizer

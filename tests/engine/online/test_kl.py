@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from grpo_tui.configs.sections.online import KLConfig
-from grpo_tui.engine.training.kl import (
+from grpo_tui.engine.policy.kl import (
     BetaController,
     exact_kl,
     kl_directions,

@@ -15,9 +15,9 @@ import pytest
 
 from grpo_tui.configs.writing import to_yaml
 from grpo_tui.engine.launch import start_run, stop_run
-from grpo_tui.engine.online.folder import OnlineFolder
-from grpo_tui.engine.online.snapshots import pointed_version
-from grpo_tui.engine.online.update_queue import UpdateQueue
+from grpo_tui.engine.online.store.folder import OnlineFolder
+from grpo_tui.engine.online.store.snapshots import pointed_version
+from grpo_tui.engine.online.store.update_queue import UpdateQueue
 from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import ENDED, look

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from grpo_tui.engine.online import policy_update
-from grpo_tui.engine.online.forward import forward_agent_tokens
-from grpo_tui.engine.online.policy_update import PolicyUpdater
-from grpo_tui.engine.online.update_task import OriginalLogits, TaskError, UpdateTask
+from grpo_tui.engine.online.learn import policy_update
+from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
+from grpo_tui.engine.online.store.update_task import OriginalLogits, TaskError, UpdateTask
+from grpo_tui.engine.policy.forward import forward_agent_tokens
 
 from .tiny import lora_model, make_task, online_config
 

@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 
 from grpo_tui.configs.sections import EnvironmentConfig
-from grpo_tui.engine.online.inference_engine import Answer
-from grpo_tui.engine.online.requests import RequestSource
-from grpo_tui.engine.online.server import AnswerServer, ServeError, is_loopback, parse_address
-from grpo_tui.engine.online.voting import gate, vote
+from grpo_tui.engine.online.serve.inference_engine import Answer
+from grpo_tui.engine.online.serve.requests import RequestSource
+from grpo_tui.engine.online.serve.server import AnswerServer, ServeError, is_loopback, parse_address
+from grpo_tui.engine.online.serve.voting import gate, vote
 
 LIMIT = 20_000
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import xxhash
 
-from grpo_tui.engine.online.snapshots import (
+from grpo_tui.engine.online.store.snapshots import (
     POINTER,
     SnapshotError,
     SnapshotReader,
@@ -207,7 +207,7 @@ def test_folder_made_read_only() -> None:
         code = (
             "import os, sys, torch\n"
             "from pathlib import Path\n"
-            "from grpo_tui.engine.online.snapshots import SnapshotError, SnapshotReader, SnapshotWriter\n"
+            "from grpo_tui.engine.online.store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter\n"
             "if os.getuid() == 0: os.setuid(65534)\n"
             "try: SnapshotWriter(Path(sys.argv[1]), base_model='tiny')\n"
             "except SnapshotError as error: print(error)\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.engine.online.update_log import UpdateLogs, audit_line
-from grpo_tui.engine.online.update_queue import JournalRow
+from grpo_tui.engine.online.store.update_log import UpdateLogs, audit_line
+from grpo_tui.engine.online.store.update_queue import JournalRow
 
 
 def rows(count: int) -> list[JournalRow]:

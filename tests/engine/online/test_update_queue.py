@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.online.update_queue import REFUSED_KEPT, QueueError, Settled, UpdateQueue
+from grpo_tui.engine.online.store.update_queue import REFUSED_KEPT, QueueError, Settled, UpdateQueue
 
 
 @pytest.fixture

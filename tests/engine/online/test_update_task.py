@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.engine.online.update_task import OriginalLogits, TaskError, UpdateTask
+from grpo_tui.engine.online.store.update_task import OriginalLogits, TaskError, UpdateTask
 
 from .tiny import lora_model, make_task
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_tui.engine.online.folder import OnlineFolder
-from grpo_tui.engine.online.policy_update import PolicyUpdater
-from grpo_tui.engine.online.snapshots import SnapshotReader, pointed_version, published_versions
-from grpo_tui.engine.online.update_queue import UpdateQueue
-from grpo_tui.engine.online.update_worker import UpdateWorker
-from grpo_tui.engine.online.validation import append_line
+from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
+from grpo_tui.engine.online.learn.update_worker import UpdateWorker
+from grpo_tui.engine.online.learn.validation import append_line
+from grpo_tui.engine.online.store.folder import OnlineFolder
+from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version, published_versions
+from grpo_tui.engine.online.store.update_queue import UpdateQueue
 
 from .nursery import Nursery
 from .tiny import lora_model, make_task, online_config
@@ -143,7 +143,7 @@ def test_stale_tasks_are_dropped_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_holds_updates_in_memory_until_it_is_mended(tmp_path: Path, monkeypatch: Any) -> None:
-    from grpo_tui.engine.online import update_worker
+    from grpo_tui.engine.online.learn import update_worker
 
     run = Run(tmp_path)
     run.put(4)

@@ -15,7 +15,7 @@ from tests.engine.training.parts import make_trainer, playback_rows, policy
 
 def trajectory(placement: str, world: int, rows_per_step: int = 16, **changes: Any) -> dict[str, Any]:
     """Losses and KLs of a short training on the same rollouts, however many processes share them."""
-    from grpo_tui.engine.training.replay import ReplayBuffer
+    from grpo_tui.engine.rollouts.replay import ReplayBuffer
 
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_tui.engine.training.activations import ATTENTION, checkpoint_activations
-from grpo_tui.engine.training.packed import add_packed_forward, packed_mode
-from grpo_tui.engine.training.packing import pack
+from grpo_tui.engine.policy.activations import ATTENTION, checkpoint_activations
+from grpo_tui.engine.policy.packed import add_packed_forward, packed_mode
+from grpo_tui.engine.policy.packing import pack
 
 from .parts import policy
 

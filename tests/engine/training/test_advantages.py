@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from grpo_tui.engine.training.advantages import EPSILON, has_signal, last_of_turn, token_advantages, turn_advantages
+from grpo_tui.engine.rollouts.advantages import EPSILON, has_signal, last_of_turn, token_advantages, turn_advantages
 
 GROUP = 4
 

@@ -8,8 +8,8 @@ import pytest
 from datasets import Dataset, load_from_disk
 
 from grpo_tui.configs.sections import EnvironmentConfig
-from grpo_tui.engine.training.data import DataError, check_rows, load_rows, to_dataset
-from grpo_tui.engine.training.rollouts import parse_row
+from grpo_tui.engine.rollouts.dataset import DataError, check_rows, load_rows, to_dataset
+from grpo_tui.engine.rollouts.runner import parse_row
 
 CALCULATOR = "grpo_tui.envs.calculator.CalculatorEnv"
 TASK = {"start": 3, "operations": [["add", 4]], "answer": "7"}

@@ -11,7 +11,7 @@ import torch
 
 from grpo_tui.configs.sections import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
-from grpo_tui.engine.training.samples import TrialError
+from grpo_tui.engine.rollouts.samples import TrialError
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .parts import (

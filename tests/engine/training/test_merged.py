@@ -6,7 +6,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from grpo_tui.engine.training.merged import merged_weights
+from grpo_tui.engine.policy.merged import merged_weights
 
 from .parts import policy
 

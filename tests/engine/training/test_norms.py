@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo_tui.engine.training.norms import SMALL, RMSNorm, use_fast_norms
+from grpo_tui.engine.policy.norms import SMALL, RMSNorm, use_fast_norms
 from tests.engine.agents import models
 
 from .parts import policy

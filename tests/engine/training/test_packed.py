@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from grpo_tui.engine.training import packed
-from grpo_tui.engine.training.activations import checkpoint_activations
-from grpo_tui.engine.training.packed import (
+from grpo_tui.engine.policy import packed
+from grpo_tui.engine.policy.activations import checkpoint_activations
+from grpo_tui.engine.policy.packed import (
     add_packed_forward,
     agrees_with_plain,
     packed_mode,
     score_tokens,
     turn_embeddings,
 )
-from grpo_tui.engine.training.packing import pack
-from grpo_tui.engine.training.samples import turns_of
+from grpo_tui.engine.policy.packing import pack
+from grpo_tui.engine.rollouts.samples import turns_of
 from tests.engine.agents import models
 
 from .parts import policy

@@ -14,10 +14,10 @@ from transformers import TrainerCallback
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.sections import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.record.step_recorder import StepRecorder
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.engine.training.callback import RunCallback
-from grpo_tui.engine.training.recording import StepRecorder
 from grpo_tui.engine.training.rft import build_trainer, run_rft
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 

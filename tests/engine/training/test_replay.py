@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from grpo_tui.engine.rollouts.replay import ReplayBuffer, magnitude
+from grpo_tui.engine.rollouts.samples import Sample
+from grpo_tui.engine.rollouts.scoring import Scored, Scorer, refill
 from grpo_tui.engine.training.env_trainer import kl_of_rollouts
-from grpo_tui.engine.training.replay import ReplayBuffer, magnitude
-from grpo_tui.engine.training.samples import Sample
-from grpo_tui.engine.training.scoring import Scored, Scorer, refill
 
 from .parts import make_trainer, playback_rows, rollout
 

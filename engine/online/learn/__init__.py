@@ -1,0 +1,1 @@
+"""Updating the policy while it serves: the worker, the update, validation."""

@@ -1,0 +1,320 @@
+"""One update of the policy, in memory (`online_updates.md`, Task 4, Actions 1 to 4).
+
+    Total_Loss = RL_Loss + current_beta * KL_Penalty
+
+RL_Loss is the clipped policy gradient (PPO's surrogate) over the agent's tokens, with the reward-to-go of the reward
+tensor minus a running baseline as advantage: what is worse than usual is made less likely, which reward-weighted
+likelihood would not do. KL_Penalty is the exact KL per token between the policy now and the policy that answered.
+
+Three guards, each on its own enough to bound what one task can do to the served model: the KL limit (an update that
+ends too far from the policy that answered is taken back), the clipped gradient and step, and the EMA.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ....configs.sections.online import OnlineConfig
+from ...policy.forward import forward_agent_tokens, vocabulary_of
+from ...policy.kl import BetaChange, BetaController
+from ..store.update_task import OriginalLogits, TaskError, UpdateTask
+
+_torch: Any = torch
+"""Torch with its fused operations on lists of tensors, which its type stubs leave out."""
+
+DENSE_LOGITS = 1 << 26
+"""Rows of a task go through the model together up to so many logits (tokens x vocabulary) at once."""
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """Everything that was measured about one update. KLs in nats per token, over this experience's agent tokens.
+
+    `kl` is KL(policy ‖ original) after the update, the number that beta follows; `kl_before` the same as it stood in
+    the loss; `kl_forward` is KL(original ‖ policy) after it. `rejected` says why an update was taken back.
+    """
+
+    update: int
+    loss: float
+    rl_loss: float
+    kl: float
+    kl_before: float
+    kl_forward: float
+    mean_kl: float
+    beta: float
+    learning_rate: float
+    grad_norm: float
+    clipped_grad_norm: float
+    step_norm: float
+    clip_fraction: float
+    mean_return: float
+    baseline: float
+    advantage: float
+    tokens: int
+    rejected: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass
+class _Baseline:
+    """Running mean of returns, weighted so that the first updates count fully."""
+
+    decay: float
+    total: float = 0.0
+    weight: float = 0.0
+
+    def value(self, default: float) -> float:
+        return self.total / self.weight if self.weight > 0 else default
+
+    def add(self, mean: float) -> None:
+        self.total = self.decay * self.total + (1 - self.decay) * mean
+        self.weight = self.decay * self.weight + (1 - self.decay)
+
+
+class PolicyUpdater:
+    """The live model with its optimiser, its EMA, beta and the running baseline.
+
+    `model` is trained in place, in eval mode (no dropout: the ratio to the answering policy must be exact). Only
+    parameters with `requires_grad` are trained, smoothed and published.
+    """
+
+    def __init__(self, model: nn.Module, config: OnlineConfig, *, temperature: float | None = None) -> None:
+        self.model = model.eval()
+        self.config = config
+        self.temperature = config.temperature if temperature is None else temperature
+        self.vocabulary = vocabulary_of(model)
+        self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise ValueError("the model has no trainable parameter: load it with its adapters trainable")
+        self._live = [p.data for p in self.parameters.values()]
+        self._ema = [p.detach().clone() for p in self.parameters.values()]
+        self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr_adaptive_min, weight_decay=0.0)
+        self.beta = BetaController(config.kl)
+        self.baseline = _Baseline(config.baseline_decay)
+        self.update = 0
+
+    @property
+    def ema(self) -> dict[str, Tensor]:
+        """The smoothed parameters, by name: what is published."""
+        return dict(zip(self.parameters, self._ema, strict=True))
+
+    def apply(self, task: UpdateTask) -> tuple[UpdateReport, BetaChange | None]:
+        """Make one update. Raises TaskError, with nothing changed, for a task that would do harm (see `check`) or
+        that makes the loss or its gradient NaN or infinite."""
+        task.check(max_learning_rate=self.config.max_learning_rate, vocabulary=self.vocabulary)
+        returns, advantages, baseline = self._advantages(task)
+        self.optimizer.zero_grad(set_to_none=True)
+        rl_loss, kl_before, clip_fraction = self._backward(task, advantages)
+        loss = rl_loss + self.beta.beta * kl_before
+        # Immediately after backward() and before step(): the magnitude guardrail.
+        grad_norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), self.config.max_norm))
+        if not math.isfinite(loss) or not math.isfinite(grad_norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise TaskError(f"its loss is {loss} and its gradient norm {grad_norm}")
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        clipped = float(nn.utils.get_total_norm(gradients))
+
+        before, optimizer_before = [p.clone() for p in self._live], self._optimizer_tensors()
+        for group in self.optimizer.param_groups:
+            group["lr"] = task.learning_rate
+        self.optimizer.step()
+        step_norm = self._shorten(before)
+        kl, kl_forward = self._measure(task)
+        rejected = None
+        limit = self.config.kl.limit
+        if not math.isfinite(kl) or (kl > limit and kl > kl_before):
+            rejected = f"KL {kl:.4g} after the update is above the limit {limit:g}"
+            _torch._foreach_copy_(self._live, before)
+            self._restore_optimizer(optimizer_before)
+            step_norm = 0.0
+        else:
+            _torch._foreach_lerp_(self._ema, self._live, 1.0 - self.config.ema_decay)
+        self.optimizer.zero_grad(set_to_none=True)
+
+        self.update += 1
+        self.baseline.add(min(max(float(returns.mean()), baseline - self._reach), baseline + self._reach))
+        beta = self.beta.beta
+        change = self.beta.update(kl, self.update) if math.isfinite(kl) else None
+        report = UpdateReport(
+            update=self.update,
+            loss=loss,
+            rl_loss=rl_loss,
+            kl=kl,
+            kl_before=kl_before,
+            kl_forward=kl_forward,
+            mean_kl=self.beta.mean_kl_divergence,
+            beta=beta,
+            learning_rate=task.learning_rate,
+            grad_norm=grad_norm,
+            clipped_grad_norm=clipped,
+            step_norm=step_norm,
+            clip_fraction=clip_fraction,
+            mean_return=float(returns.mean()),
+            baseline=baseline,
+            advantage=float(advantages.abs().mean()),
+            tokens=int(task.experience.agent_mask.sum()),
+            rejected=rejected,
+        )
+        return report, change
+
+    # ------------------------------------------------------------------------------------------------- the pieces
+
+    @property
+    def _reach(self) -> float:
+        """How far one task may lie from the baseline in the baseline's own average."""
+        return self.config.advantage_limit
+
+    def _advantages(self, task: UpdateTask) -> tuple[Tensor, Tensor, float]:
+        """Returns [B], advantages per agent token [A] (row-major), and the baseline that was subtracted."""
+        rewards = task.reward_tensor.double().sum(-1)  # [B, S]
+        to_go = rewards.flip(-1).cumsum(-1).flip(-1)
+        returns = to_go[:, 0]
+        baseline = self.baseline.value(default=float(returns.mean()))
+        limit = self.config.advantage_limit
+        by_turn = (to_go - baseline).clamp(-limit, limit)
+        e = task.experience
+        per_token = by_turn.gather(1, e.turns.long().clamp(min=0))
+        return returns, per_token[e.agent_mask].float(), baseline
+
+    def _chunks(self, task: UpdateTask) -> list[tuple[slice, slice]]:
+        """Rows that go through the model together, and where their agent tokens lie in [A]."""
+        e = task.experience
+        rows, length = e.token_ids.shape
+        together = max(1, DENSE_LOGITS // max(1, length * self.vocabulary))
+        ends = e.agent_mask.sum(1).cumsum(0).tolist()
+        chunks = []
+        for start in range(0, rows, together):
+            stop = min(start + together, rows)
+            chunks.append((slice(start, stop), slice(ends[start - 1] if start else 0, ends[stop - 1])))
+        return [c for c in chunks if c[1].stop > c[1].start]
+
+    def _logits(self, task: UpdateTask, rows: slice) -> Tensor:
+        e = task.experience
+        return forward_agent_tokens(
+            self.model, e.token_ids[rows], e.attention_mask[rows], e.agent_mask[rows]
+        ).logits.float()
+
+    def _backward(self, task: UpdateTask, advantages: Tensor) -> tuple[float, float, float]:
+        """Accumulate the gradient of Total_Loss; returns RL_Loss, KL_Penalty and the share of clipped tokens."""
+        e = task.experience
+        total = len(advantages)
+        epsilon = self.config.clip_epsilon
+        targets, behaviour = e.token_ids[e.agent_mask], e.logprobs[e.agent_mask]
+        rl_loss = kl_penalty = clipped = 0.0
+        for rows, tokens in self._chunks(task):
+            logits = self._logits(task, rows)
+            device = logits.device
+            advantage = advantages[tokens].to(device)
+            logprobs = torch.log_softmax(logits / self.temperature, -1)
+            logprobs = logprobs.gather(-1, targets[tokens].to(device)[:, None])[:, 0]
+            ratio = (logprobs - behaviour[tokens].to(device)).exp()
+            bounded = ratio.clamp(1 - epsilon, 1 + epsilon)
+            rl = -torch.minimum(ratio * advantage, bounded * advantage).sum() / total
+            kl = _slice(task.original_logits, tokens).kl(logits).reverse.sum() / total
+            (rl + self.beta.beta * kl).backward()
+            rl_loss += float(rl.detach())
+            kl_penalty += float(kl.detach())
+            with torch.no_grad():
+                clipped += float((bounded * advantage < ratio * advantage).sum()) / total
+        return rl_loss, kl_penalty, clipped
+
+    @torch.no_grad()
+    def _measure(self, task: UpdateTask) -> tuple[float, float]:
+        """KL per token to the policy that answered, with the parameters as they are now: reverse and forward."""
+        reverse = forward = 0.0
+        total = len(task.original_logits)
+        for rows, tokens in self._chunks(task):
+            kl = _slice(task.original_logits, tokens).kl(self._logits(task, rows))
+            reverse += float(kl.reverse.sum()) / total
+            forward += float(kl.forward.sum()) / total
+        return reverse, forward
+
+    def _shorten(self, before: list[Tensor]) -> float:
+        """Cut the step just made to `max_update_norm`; returns its length."""
+        step = _torch._foreach_sub(self._live, before)
+        norm = float(nn.utils.get_total_norm(step))
+        limit = self.config.max_update_norm
+        if norm <= limit:
+            return norm
+        if math.isfinite(norm):
+            _torch._foreach_lerp_(self._live, before, 1.0 - limit / norm)
+            return limit
+        _torch._foreach_copy_(self._live, before)
+        return 0.0
+
+    # ------------------------------------------------------------------------------------------------------ state
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """The optimiser's tensors (copies), by `<parameter's name>/<key>`."""
+        found = {}
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                found[f"{name}/{key}"] = torch.as_tensor(value).detach().clone()
+        return found
+
+    def _restore_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        self.optimizer.state.clear()
+        for full, value in tensors.items():
+            name, _, key = full.rpartition("/")
+            parameter = self.parameters[name]
+            value = value if key == "step" else value.to(parameter.device)
+            cast(dict, self.optimizer.state[parameter])[key] = value.clone()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that the next update depends on: tensors (copies) and plain JSON values."""
+        tensors = {f"live/{n}": p.detach().clone() for n, p in self.parameters.items()}
+        tensors |= {f"ema/{n}": t.clone() for n, t in self.ema.items()}
+        tensors |= {f"optimizer/{n}": t for n, t in self._optimizer_tensors().items()}
+        return tensors, {
+            "update": self.update,
+            "beta": self.beta.state_dict(),
+            "baseline": [self.baseline.total, self.baseline.weight],
+        }
+
+    def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """The inverse of `state`. Raises ValueError when it belongs to another model."""
+        self.load_weights({n.removeprefix("live/"): t for n, t in tensors.items() if n.startswith("live/")})
+        ema = [tensors[f"ema/{n}"] for n in self.parameters]
+        _torch._foreach_copy_(self._ema, [t.to(o.device) for t, o in zip(ema, self._ema, strict=True)])
+        self._restore_optimizer(
+            {n.removeprefix("optimizer/"): t for n, t in tensors.items() if n.startswith("optimizer/")}
+        )
+        self.update = int(values["update"])
+        self.beta.load_state_dict(values["beta"])
+        self.baseline.total, self.baseline.weight = values["baseline"]
+
+    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the live parameters and the EMA to `tensors`, such as those of a snapshot."""
+        check_fit(self.parameters, tensors)
+        new = [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()]
+        _torch._foreach_copy_(self._live, new)
+        _torch._foreach_copy_(self._ema, new)
+
+
+def check_fit(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless `tensors` has exactly the names and shapes of `parameters`."""
+    if parameters.keys() != tensors.keys():
+        strange = sorted(parameters.keys() ^ tensors.keys())
+        raise ValueError(f"the weights are of another model: {len(strange)} names differ, such as {strange[0]}")
+    for name, parameter in parameters.items():
+        if parameter.shape != tensors[name].shape:
+            shapes = f"{tuple(tensors[name].shape)}, not {tuple(parameter.shape)}"
+            raise ValueError(f"the weights are of another model: {name} is {shapes}")
+
+
+def _slice(logits: OriginalLogits, tokens: slice) -> OriginalLogits:
+    """The original logits of some of the agent tokens."""
+    if logits.full is not None:
+        return OriginalLogits(full=logits.full[tokens])
+    top = logits.top
+    assert top is not None
+    return OriginalLogits(top=type(top)(top.indices[tokens], top.logprobs[tokens], top.tail[tokens]))

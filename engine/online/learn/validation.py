@@ -1,0 +1,161 @@
+"""`python -m grpo_tui.engine.online.learn.validation RUN_DIR`: background validation, in its own low-priority process.
+
+Now and then it takes the worker's committed state, which holds the live and the EMA model of the same instant, and
+measures both on the same held-out tasks, greedily; their difference is `Δvalidation`. On the canary tasks, whose
+answers are known, it samples and votes as serving does and counts how often the voted label is right, and how many
+labels changed since the last look. Results are lines of `online/validation.jsonl`; the worker judges them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..process import load_serving_policy, run_process
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ....configs.schema import RunConfig
+    from ...runs.control import ControlChannel
+    from ...runs.writer import RunWriter
+
+POLL_S = 1.0
+
+
+class Validator:
+    """Measures policies on `rows` (success, greedy) and `canary` rows (label accuracy) with a model of its own."""
+
+    def __init__(self, model: Any, runner: Any, rows: Sequence[Any], canary: Sequence[Any], samples: int) -> None:
+        self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self.runner = runner
+        self.rows = rows
+        self.canary = canary
+        self.samples = samples
+        self._labels: list[str | None] | None = None
+
+    def validate(self, live: Mapping[str, Tensor], ema: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Success of both models in [0, 1], their difference (live − EMA), and how good voted labels are."""
+        found: dict[str, Any] = {"n": len(self.rows)}
+        self._load(live)
+        found["live"] = self._success()
+        self._load(ema)
+        found["ema"] = self._success()
+        found["delta"] = found["live"] - found["ema"]
+        if self.canary:
+            found |= self._labels_of_canary()
+        return found
+
+    def _load(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.data.copy_(tensors[name])
+
+    def _success(self) -> float:
+        from ...rollouts.evaluation import evaluate
+
+        return evaluate(self.runner, self.rows, temperature=0.0).success
+
+    def _labels_of_canary(self) -> dict[str, float]:
+        from ..serve.voting import canonical, vote
+
+        samples = self.runner.run(self.canary, seed=0, split="eval", num_rollouts=self.samples)
+        labels, right, known = [], 0, 0
+        for start in range(0, len(samples), self.samples):
+            group = [s.trajectory for s in samples[start : start + self.samples] if s.trajectory is not None]
+            label = canonical(vote([t.answer for t in group]).answer)
+            labels.append(label)
+            expected = next((canonical(t.expected) for t in group if t.expected is not None), None)
+            if expected is not None:
+                known += 1
+                right += label == expected
+        before, self._labels = self._labels, labels
+        found = {"label_accuracy": right / known} if known else {}
+        if before is not None:
+            found["label_flips"] = sum(a != b for a, b in zip(before, labels, strict=True)) / len(labels)
+        return found
+
+
+def validate_forever(
+    config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool
+) -> bool:
+    """Validate whenever enough updates were committed, until stopped or left alone."""
+    online = config.online
+    with contextlib.suppress(OSError):
+        os.nice(max(0, online.validation.nice - os.nice(0)))
+    import torch
+
+    from ...agents import TransformersAgent
+    from ...rollouts.dataset import load_rows
+    from ...rollouts.runner import RolloutRunner
+    from ..store.folder import OnlineFolder
+    from ..store.update_queue import QueueError, UpdateQueue
+    from .worker_state import StateError, read_state
+
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    model, tokenizer = load_serving_policy(config)
+    agent = TransformersAgent(
+        model,
+        tokenizer,
+        temperature=online.temperature,
+        max_turn_tokens=online.max_turn_tokens,
+        max_trajectory_tokens=online.max_trajectory_tokens,
+    )
+    settings = online.validation
+    data = config.environment.model_copy(update={"eval_tasks": settings.tasks + settings.canary_tasks})
+    rows = load_rows(data, "eval", config.seed, tokenizer)
+    if not rows:
+        writer.event("alert", "There are no held-out tasks: validation is off.", detector="validation")
+        return True
+    canary = rows[: settings.canary_tasks]
+    held_out = rows[settings.canary_tasks :][: settings.tasks] or canary
+    validator = Validator(model, RolloutRunner(agent, tokenizer, online.samples), held_out, canary, online.samples)
+    folder = OnlineFolder(run_dir)
+    queue = UpdateQueue(folder.queue)
+    start = {n: p.detach().clone() for n, p in validator.parameters.items()}
+    last = int(queue.get("validated", -1))
+    writer.status("running")
+    while os.getppid() == parent:
+        if any(r.command == "stop" for r in control.poll()):
+            return False
+        update = int(queue.get("update", 0))
+        if last >= 0 and update < last + settings.every_updates:
+            time.sleep(POLL_S)
+            continue
+        name = queue.get("state")
+        try:
+            if name is None:
+                tensors, update = {f"{kind}/{n}": t for kind in ("live", "ema") for n, t in start.items()}, 0
+            else:
+                tensors, values = read_state(folder.state / name)
+                update = int(values["update"])
+            began = time.perf_counter()
+            result = validator.validate(_part(tensors, "live/"), _part(tensors, "ema/"))
+            result |= {"update": update, "seconds": time.perf_counter() - began, "validated": time.time()}
+            append_line(folder.validation, result)
+            queue.set(validated=update)
+            last = update
+        except (StateError, QueueError, OSError):  # replaced while it was looked at, or a full disk: the next round
+            time.sleep(POLL_S)
+    return False
+
+
+def append_line(path: Path, values: Mapping[str, Any]) -> None:
+    """Add one JSON line. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
+if __name__ == "__main__":
+    sys.exit(run_process("learn.validation", validate_forever))

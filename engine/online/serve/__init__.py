@@ -1,0 +1,1 @@
+"""Answering requests: the HTTP server, voting, the experience buffer."""

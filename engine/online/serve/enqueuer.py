@@ -1,0 +1,73 @@
+"""Puts update tasks into the durable queue, on a thread of its own: serving waits neither for a disk nor the worker."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..store.update_queue import QueueError, UpdateQueue
+from ..store.update_task import UpdateTask
+
+log = logging.getLogger(__name__)
+
+IN_HAND = 64
+"""Tasks that may wait in memory for the disk."""
+
+
+class Enqueuer:
+    """Takes tasks at once; what finds no room (in memory or on the disk) is counted in `lost` and told."""
+
+    def __init__(self, updates: UpdateQueue, *, tell: Callable[[str], None] = log.warning) -> None:
+        self._updates = updates
+        self._tell = tell
+        self._waiting: queue.Queue[tuple[UpdateTask | None, dict[str, Any]] | None] = queue.Queue(IN_HAND)
+        self.lost = 0
+        self.dropped = 0
+        """Older tasks that had to go because the queue on disk was full."""
+        self._trouble = False
+        self._thread = threading.Thread(target=self._run, name="enqueue", daemon=True)
+        self._thread.start()
+
+    def put(self, task: UpdateTask | None, **meta: Any) -> None:
+        """Hand over a task (or only facts to store with the queue); never blocks, never raises."""
+        try:
+            self._waiting.put_nowait((task, meta))
+        except queue.Full:
+            self.lost += task is not None
+
+    def flush(self) -> None:
+        """Wait until what is in hand is in the queue (or lost)."""
+        self._waiting.join()
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Write what is in hand and end."""
+        self._waiting.put(None)
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            item = self._waiting.get()
+            if item is None:
+                self._waiting.task_done()
+                return
+            task, meta = item
+            try:
+                if task is not None:
+                    dropped = self._updates.put(task.id, task.to_bytes(), task.policy_version)
+                    self.dropped += len(dropped or ())
+                if meta:
+                    self._updates.set(**meta)
+                self._trouble = False
+            except QueueError as error:
+                self.lost += task is not None
+                if not self._trouble:
+                    self._trouble = True
+                    self._tell(f"{error} Serving goes on; what it could learn from is lost until this is mended.")
+            except Exception:
+                self.lost += task is not None
+                log.exception("a task could not be enqueued")
+            finally:
+                self._waiting.task_done()

@@ -1,0 +1,416 @@
+"""The inference engine: answers by vote, and turns what it was sure of into update tasks (`online_updates.md`).
+
+A request is answered first and learnt from afterwards; nothing here ever waits for the update worker. Rewards are
+those of offline training: the same `RewardOrchestrator`, its saved statistics, its weights fixed. What stands in for
+the known answer is the pseudo-label: what the *other* candidates and the neighbours voted for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....configs.sections.online import OnlineConfig
+from ....rewards import RewardOrchestrator
+from ....rewards.embedding import pool_step_embeddings
+from ...policy.forward import forward_agent_tokens, hidden_states, vocabulary_of
+from ...policy.kl import TopKDistribution
+from ...policy.merged import merged_weights
+from ...rollouts.runner import RolloutRunner
+from ...rollouts.samples import Sample, pad_rows
+from ...rollouts.scoring import scorable
+from ...runs.types import TrajectoryRecord
+from ..learn.policy_update import DENSE_LOGITS
+from ..store.update_task import Experience, OriginalLogits, UpdateTask
+from .experience_buffer import ExperienceBuffer
+from .requests import Request
+from .voting import Gate, Neighbour, Vote, canonical, gate, learning_rate, vote
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one request, with everything it came from. `samples[0]` is the initial trajectory.
+
+    `vote` gave the answer, `ballot` gives the labels and the gate: the same vote, or that of more samples which were
+    drawn after the answer. `seconds`: from arrival to answer. `correct` where the task's answer is known, else None.
+    """
+
+    request: Request
+    vote: Vote
+    ballot: Vote
+    gate: Gate
+    samples: list[Sample]
+    policy_version: int
+    correct: bool | None
+    seconds: float
+    neighbours: tuple[Neighbour, ...] = ()
+    embedding: np.ndarray | None = None
+    error: str | None = None
+
+    @property
+    def text(self) -> str | None:
+        """The ensemble's answer."""
+        return self.vote.answer
+
+    @property
+    def trajectory_id(self) -> str:
+        """The trajectory that shows the way to this answer: the first candidate that gave it, else the initial one."""
+        winner = canonical(self.text)
+        for sample in self.samples:
+            if sample.trajectory is not None and canonical(sample.trajectory.answer) == winner:
+                return sample.trajectory.id
+        first = self.samples[0].trajectory if self.samples else None
+        return first.id if first is not None else ""
+
+
+@dataclass
+class Learned:
+    """What was made of an answer: the record's rows, metrics, and the task to enqueue (None: nothing to learn)."""
+
+    answer: Answer
+    records: list[TrajectoryRecord] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    task: UpdateTask | None = None
+
+
+class InferenceEngine:
+    """Answers requests with `runner`'s agent, whose model serves under the version that is passed in."""
+
+    def __init__(
+        self,
+        model: Any,
+        runner: RolloutRunner,
+        orchestrator: RewardOrchestrator,
+        config: OnlineConfig,
+        *,
+        buffer: ExperienceBuffer | None = None,
+        learn_statistics: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.runner = runner
+        self.orchestrator = orchestrator
+        self.config = config
+        self.buffer = buffer if buffer is not None else ExperienceBuffer(config.buffer_size)
+        self.learn_statistics = learn_statistics
+        self.seed = seed
+        vocabulary = vocabulary_of(model)
+        self.logits_top_k = None if vocabulary <= config.kl.full_vocabulary else config.kl.top_k
+        self._vocabulary = vocabulary
+
+    # -------------------------------------------------------------------------------------------------- answering
+
+    def answer(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
+        """Sample, vote and gate; requests are answered together. An environment that fails costs its own request."""
+        k = self.config.samples
+        first = requests[0].number
+        with merged_weights(self.model):
+            samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=k)
+        groups = [samples[i * k : (i + 1) * k] for i in range(len(requests))]
+        embeddings = self._request_embeddings([g[0] for g in groups])
+        answers = []
+        for request, group, embedding in zip(requests, groups, embeddings, strict=True):
+            neighbours: list[Neighbour] = []
+            if embedding is not None:
+                neighbours = self.buffer.neighbours(
+                    embedding,
+                    self.config.neighbours,
+                    self.config.neighbour_similarity,
+                    self.config.neighbour_weight,
+                )
+            outcome = self.vote(request, group, neighbours)
+            answers.append(
+                Answer(
+                    request=request,
+                    vote=outcome,
+                    ballot=outcome,
+                    gate=gate(outcome, self.config.min_confidence, self.config.learn_from_unanimous),
+                    samples=group,
+                    policy_version=policy_version,
+                    correct=_correct(outcome, group),
+                    seconds=time.perf_counter() - request.arrived,
+                    neighbours=tuple(neighbours),
+                    embedding=embedding,
+                    error=_failure(group),
+                )
+            )
+        return answers
+
+    def vote(self, request: Request, samples: Sequence[Sample], neighbours: Sequence[Neighbour]) -> Vote:
+        """The vote over a request's candidates."""
+        return vote([_answer_of(s) for s in samples], neighbours)
+
+    @torch.inference_mode()
+    def _request_embeddings(self, initial: Sequence[Sample]) -> list[np.ndarray | None]:
+        """Mean last hidden state over what each initial trajectory was asked and observed, [D]."""
+        if self.config.neighbours == 0 or self.config.buffer_size == 0 or not initial:
+            return [None] * len(initial)
+        batch = _padded(initial)
+        hidden = hidden_states(self.model, batch.token_ids, batch.attention_mask)
+        seen = (batch.attention_mask & ~batch.agent_mask).to(hidden.device)[..., None]
+        means = (hidden * seen).sum(1) / seen.sum(1).clamp(min=1)
+        return list(means.float().cpu().numpy())
+
+    # --------------------------------------------------------------------------------------------------- learning
+
+    def learn(self, answers: Sequence[Answer]) -> list[Learned]:
+        """Rewards, record rows and update tasks of answers that were given. Not on anyone's way to an answer."""
+        answers = self._widened(answers)
+        samples = [s for a in answers for s in a.samples if s.trajectory is not None]
+        if not samples:
+            return [Learned(a, metrics=self._metrics(a)) for a in answers]
+        wanted = [a.gate.open for a in answers for s in a.samples if s.trajectory is not None]
+        embeddings, logits = self._score(samples, wanted)
+        correctness = [
+            bool(c) for a in answers for s, c in zip(a.samples, a.ballot.correct, strict=True) if s.trajectory
+        ]
+        result = self.orchestrator.calculate_total_reward(
+            [s.trajectory for s in samples if s.trajectory is not None],
+            correctness,
+            embeddings=embeddings,
+            update=self.learn_statistics,
+        )
+        learned, row = [], 0
+        for answer in answers:
+            rows = range(row, row + sum(s.trajectory is not None for s in answer.samples))
+            row = rows.stop
+            item = Learned(answer, metrics=self._metrics(answer))
+            item.records = [
+                TrajectoryRecord(
+                    trajectory=_annotated(answer, samples[i], i - rows.start),
+                    breakdown=result.breakdowns[i],
+                    tokens=samples[i].token_arrays(),
+                    policy_version=answer.policy_version,
+                    split="online",
+                )
+                for i in rows
+            ]
+            if answer.gate.open and self.config.updates:
+                item.task = self._task(answer, [samples[i] for i in rows], result, rows.start, logits)
+            if answer.gate.open and answer.embedding is not None and answer.text is not None:
+                self.buffer.add(f"request-{answer.request.number}", answer.embedding, answer.text)
+            learned.append(item)
+        if learned:
+            learned[-1].metrics |= dict(result.metrics)
+        return learned
+
+    def _widened(self, answers: Sequence[Answer]) -> list[Answer]:
+        """The same answers with `samples_to_learn` further trajectories each, and the labels that all of them give.
+
+        More votes make better labels, and more trajectories a steadier gradient, at no cost to who waits for an answer.
+        Should drawing them fail, what was answered with is learnt from.
+        """
+        extra = self.config.samples_to_learn
+        able = [a for a in answers if a.error is None]
+        if not extra or not self.config.updates or not able:
+            return list(answers)
+        first = able[0].request.number
+        rows = [a.request.row for a in able]
+        try:
+            with merged_weights(self.model):
+                drawn = self.runner.run(rows, seed=-1 - self.seed - first, step=first, num_rollouts=extra)
+        except Exception:
+            log.exception("no further samples of %d requests could be drawn", len(able))
+            return list(answers)
+        wider = []
+        for i, answer in enumerate(able):
+            samples = [*answer.samples, *_joining(answer.samples, drawn[i * extra : (i + 1) * extra])]
+            ballot = self.vote(answer.request, samples, answer.neighbours)
+            opened = gate(ballot, self.config.min_confidence, self.config.learn_from_unanimous)
+            wider.append(replace(answer, samples=samples, ballot=ballot, gate=opened))
+        found = {a.request.number: a for a in wider}
+        return [found.get(a.request.number, a) for a in answers]
+
+    def _task(
+        self,
+        answer: Answer,
+        samples: Sequence[Sample],
+        result: Any,
+        first: int,
+        logits: dict[int, OriginalLogits],
+    ) -> UpdateTask | None:
+        """The update that this answer suggests; None when no candidate has a label and tokens of its own."""
+        outcome = answer.ballot
+        candidates = range(len(samples)) if self.config.learn_from == "all" else range(1)
+        rows = [
+            i
+            for i in candidates
+            if outcome.correct[i] is not None
+            and scorable(samples[i])
+            and samples[i].agent_mask.any()
+            and samples[i].logprobs is not None
+        ]
+        if not rows:
+            return None
+        chosen = [samples[i] for i in rows]
+        batch = _padded(chosen)
+        rate, kind = learning_rate(
+            outcome,
+            correction=self.config.lr_correction,
+            adaptive_max=self.config.lr_adaptive_max,
+            adaptive_min=self.config.lr_adaptive_min,
+            min_confidence=self.config.min_confidence,
+        )
+        steps = max(len(s.trajectory.steps) for s in chosen if s.trajectory is not None)
+        return UpdateTask(
+            experience=Experience(
+                id=f"request-{answer.request.number}",
+                token_ids=batch.token_ids,
+                attention_mask=batch.attention_mask,
+                agent_mask=batch.agent_mask,
+                turns=batch.turns,
+                logprobs=batch.logprobs,
+                trajectories=tuple(s.trajectory.id for s in chosen if s.trajectory is not None),
+                answers=tuple(_answer_of(s) for s in chosen),
+                pseudo_labels=tuple(outcome.labels[i] for i in rows),
+                confidence=outcome.confidence,
+            ),
+            reward_tensor=result.contributions[[first + i for i in rows], :steps].float(),
+            components=tuple(result.component_names),
+            learning_rate=rate,
+            learning_rate_kind="lr_correction" if kind == "lr_correction" else "lr_adaptive",
+            original_logits=_joined([logits[first + i] for i in rows]),
+            policy_version=answer.policy_version,
+            request=answer.request.number,
+            created=time.time(),
+        )
+
+    @torch.inference_mode()
+    def _score(
+        self, samples: Sequence[Sample], wanted: Sequence[bool]
+    ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:
+        """One forward pass of the policy that answered: step embeddings [S_i, D] of all rows, and the original logits
+        of the wanted ones. No pass when neither is needed."""
+        need = self.orchestrator.config.needs_embeddings and self.orchestrator.embedder is None
+        if not need and not any(wanted):
+            return None, {}
+        length = max(len(s) for s in samples)
+        together = max(1, DENSE_LOGITS // (length * self._vocabulary))
+        embeddings: list[Tensor] = []
+        logits: dict[int, OriginalLogits] = {}
+        for start in range(0, len(samples), together):
+            part = samples[start : start + together]
+            batch = _padded(part)
+            mask = batch.agent_mask & batch.attention_mask
+            out = forward_agent_tokens(self.model, batch.token_ids, batch.attention_mask, mask, keep_hidden=need)
+            if out.hidden is not None:
+                steps = [len(s.trajectory.steps) if s.trajectory is not None else 0 for s in part]
+                device = out.hidden.device
+                pooled = pool_step_embeddings(out.hidden, batch.turns.to(device), mask.to(device), steps)
+                embeddings += [e.cpu() for e in pooled]
+            ends = mask.sum(1).cumsum(0).tolist()
+            for i in range(len(part)):
+                if wanted[start + i]:
+                    rows = out.logits[ends[i - 1] if i else 0 : ends[i]]
+                    logits[start + i] = OriginalLogits.of(rows, self.logits_top_k)
+        return (embeddings if need else None), logits
+
+    def _metrics(self, answer: Answer) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "online/gate_rate": float(answer.gate.open),
+            "online/flip_rate": float(answer.ballot.flipped),
+            "online/confidence": answer.ballot.confidence,
+            "online/latency_s": answer.seconds,
+            "online/neighbours": float(len(answer.neighbours)),
+        }
+        if answer.correct is not None:
+            values["online/success"] = float(answer.correct)
+            initial = answer.samples[0].trajectory
+            if initial is not None and initial.correct is not None:
+                values["online/success_initial"] = float(initial.correct)
+        return values
+
+
+@dataclass(frozen=True)
+class _Padded:
+    """Samples as right-padded tensors [B, T]."""
+
+    token_ids: Tensor
+    attention_mask: Tensor
+    agent_mask: Tensor
+    turns: Tensor
+    logprobs: Tensor
+
+
+def _padded(samples: Sequence[Sample]) -> _Padded:
+    length = max(len(s) for s in samples)
+    return _Padded(
+        token_ids=pad_rows([s.token_ids for s in samples], length, 0, torch.long),
+        attention_mask=pad_rows([np.ones(len(s), bool) for s in samples], length, 0, torch.bool),
+        agent_mask=pad_rows([s.agent_mask for s in samples], length, 0, torch.bool),
+        turns=pad_rows([s.turn for s in samples], length, -1, torch.int16),
+        logprobs=pad_rows([s.logprobs for s in samples], length, 0.0, torch.float32),
+    )
+
+
+def _joined(parts: Sequence[OriginalLogits]) -> OriginalLogits:
+    """Original logits of several rows, one after another."""
+    full = [p.full for p in parts if p.full is not None]
+    if full:
+        return OriginalLogits(full=torch.cat(full))
+    top = [p.top for p in parts if p.top is not None]
+    return OriginalLogits(
+        top=TopKDistribution(
+            torch.cat([t.indices for t in top]), torch.cat([t.logprobs for t in top]), torch.cat([t.tail for t in top])
+        )
+    )
+
+
+def _joining(group: Sequence[Sample], drawn: Sequence[Sample]) -> list[Sample]:
+    """Samples that were drawn later as further rollouts of the same group, for the record."""
+    first = next((s.trajectory for s in group if s.trajectory is not None), None)
+    joined = []
+    for number, sample in enumerate(drawn, len(group)):
+        if sample.trajectory is not None and first is not None:
+            named = {"id": f"{first.group}-{number}", "group": first.group, "rollout": number}
+            sample = replace(sample, trajectory=replace(sample.trajectory, **named))
+        joined.append(sample)
+    return joined
+
+
+def _answer_of(sample: Sample) -> str | None:
+    return sample.trajectory.answer if sample.trajectory is not None else None
+
+
+def _correct(outcome: Vote, samples: Sequence[Sample]) -> bool | None:
+    """Whether the ensemble's answer is right, where the environment knows."""
+    winner = canonical(outcome.answer)
+    known = [s.trajectory for s in samples if s.trajectory is not None and s.trajectory.correct is not None]
+    if not known:
+        return None
+    for trajectory in known:
+        if canonical(trajectory.answer) == winner and winner is not None:
+            return bool(trajectory.correct)
+    return winner is not None and any(canonical(t.expected) == winner for t in known)
+
+
+def _failure(samples: Sequence[Sample]) -> str | None:
+    """Why there is no answer, when every rollout failed."""
+    errors = [s.trajectory.error for s in samples if s.trajectory is not None]
+    return next((e for e in errors if e), None) if errors and all(errors) else None
+
+
+def _annotated(answer: Answer, sample: Sample, row: int) -> Any:
+    """The trajectory with what the vote made of it."""
+    outcome = answer.ballot
+    assert sample.trajectory is not None
+    meta = {
+        "request": answer.request.number,
+        "initial": row == 0,
+        "pseudo_label": outcome.labels[row],
+        "label_agrees": outcome.correct[row],
+        "ensemble_answer": answer.text,
+        "confidence": round(outcome.confidence, 4),
+        "gate": answer.gate.reason or "open",
+        "neighbours": [n.id for n in answer.neighbours],
+    }
+    return replace(sample.trajectory, meta={**sample.trajectory.meta, **meta})

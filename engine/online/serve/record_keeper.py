@@ -1,0 +1,237 @@
+"""What the engine and the worker did, into the run's record (and wandb): one writer, the engine's process.
+
+The worker's part comes from the queue's journal, which the worker committed together with its updates: each row is
+copied once over restarts of either, as far as the record itself could be written.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ....configs.sections.online import KLConfig
+from ...runs.writer import RunWriter
+from ..store.update_queue import JournalRow, QueueError, UpdateQueue
+from .inference_engine import Learned
+
+log = logging.getLogger(__name__)
+
+UPDATE_METRICS = {
+    "beta": ("online/current_beta", "kl/beta"),
+    "mean_kl": ("online/mean_kl", "kl/mean"),
+    "kl": ("kl/reverse",),
+    "kl_forward": ("kl/forward",),
+    "kl_before": ("kl/before",),
+    "loss": ("train/loss",),
+    "rl_loss": ("train/rl_loss",),
+    "grad_norm": ("train/grad_norm",),
+    "clipped_grad_norm": ("train/grad_norm_clipped",),
+    "learning_rate": ("train/learning_rate",),
+    "clip_fraction": ("train/clip_fraction",),
+    "step_norm": ("online/step_norm",),
+    "baseline": ("online/baseline",),
+    "mean_return": ("online/mean_return",),
+    "update": ("online/updates",),
+    "seconds": ("time/update",),
+}
+"""Keys of an update's journal row, and the metrics that they are."""
+
+SURE_S = 5.0
+
+VALIDATION_METRICS = {
+    "live": "online/validation_live",
+    "ema": "online/validation_ema",
+    "delta": "online/delta_validation",
+    "label_accuracy": "online/canary_label_accuracy",
+    "label_flips": "online/canary_flip_rate",
+}
+
+
+class RecordKeeper:
+    """Writes requests and journal rows; the step of everything is the number of the request it belongs to.
+
+    sinks: further `log(step, metrics)` objects, such as wandb's. Nothing here raises into serving.
+    """
+
+    def __init__(
+        self, writer: RunWriter, queue: UpdateQueue, kl: KLConfig, *, sinks: Iterable[Any] = (), tokens: bool = True
+    ) -> None:
+        self.writer = writer
+        self.queue = queue
+        self.kl = kl
+        self.sinks = list(sinks)
+        self.tokens = tokens
+        self.step = 0
+        self._sink_step = 0
+        self.copied = int(queue.get("recorded", 0))
+        self._mark = self._told = self.copied
+        self._marked = time.monotonic()
+        self._complained: set[str] = set()
+
+    def requests(self, learned: Iterable[Learned], extra: Mapping[str, Any]) -> None:
+        """Trajectories and metrics of answered requests; `extra` goes with the last of them."""
+        items = list(learned)
+        for item in items:
+            number = item.answer.request.number
+            self.step = max(self.step, number)
+            records = item.records
+            if not self.tokens:
+                records = [type(r)(**{**vars(r), "tokens": None}) for r in records]
+            self._guard("trajectories", lambda n=number, r=records: self.writer.trajectories(n, r))
+            self.metrics(number, {**item.metrics, **(extra if item is items[-1] else {})})
+
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        """Numbers of a step, to the record and the sinks."""
+        self._guard("metrics", lambda: self.writer.metrics(step, values))
+        self._sink_step = max(self._sink_step, step)  # wandb takes no step twice; updates come after their request
+        for sink in self.sinks:
+            self._guard(type(sink).__name__, lambda s=sink: s.log(self._sink_step, values))
+
+    def event(self, kind: Any, message: str, **data: Any) -> None:
+        """Something that happened now."""
+        self._guard("event", lambda: self.writer.event(kind, message, step=self.step, **data))
+
+    def copy_journal(self) -> int:
+        """Copy what the worker has done since the last call; returns how many rows."""
+        try:
+            rows = self.queue.journal(self.copied)
+        except QueueError as error:
+            log.warning("%s", error)
+            return 0
+        for row in rows:
+            self._copy(row)
+            self.copied = row.n
+        return len(rows)
+
+    def settled(self) -> int | None:
+        """A journal number up to which everything is surely in the record; None when it has not moved.
+
+        The record commits several times a second, so what was copied `SURE_S` ago is there (or cannot be).
+        """
+        now = time.monotonic()
+        if now - self._marked < SURE_S:
+            return None
+        sure, self._mark, self._marked = self._mark, self.copied, now
+        if sure <= self._told:
+            return None
+        self._told = sure
+        return sure
+
+    def finish(self) -> None:
+        """At the end: wait for the record, and note how far the journal is in it."""
+        if self.writer.flush(timeout=5.0):
+            try:
+                self.queue.set(recorded=self.copied)
+            except QueueError as error:
+                log.warning("%s", error)
+
+    def _copy(self, row: JournalRow) -> None:
+        values = row.row
+        kind = values.get("kind")
+        step = int(values.get("request") or self.step)
+        handler: Callable[[int, JournalRow], None] | None = {
+            "update": self._update,
+            "beta": self._beta,
+            "snapshot": self._snapshot,
+            "validation": self._validation,
+            "refused": self._set_aside,
+            "stale": self._set_aside,
+        }.get(str(kind))
+        if handler is not None:
+            self._guard(str(kind), lambda: handler(step, row))
+
+    def _update(self, step: int, row: JournalRow) -> None:
+        values = row.row
+        found = {name: values[key] for key, names in UPDATE_METRICS.items() if key in values for name in names}
+        found |= {
+            "kl/target": self.kl.target_kl,
+            "kl/tolerance": self.kl.kl_tolerance,
+            "online/rejected": float(values.get("rejected") is not None),
+        }
+        self.metrics(step, found)
+        if values.get("rejected"):
+            self.writer.event(
+                "alert",
+                f"Update {values['update']} was taken back: {values['rejected']}.",
+                step=step,
+                detector="kl_limit",
+                value=values.get("kl"),
+                threshold=self.kl.limit,
+                trajectories=values.get("trajectories", []),
+                journal=row.n,
+            )
+
+    def _beta(self, step: int, row: JournalRow) -> None:
+        values = row.row
+        self.writer.event(
+            "beta",
+            f"beta {values['from']:.4g} → {values['to']:.4g}: {values['message']}",
+            step=step,
+            **{
+                "from": values["from"],
+                "to": values["to"],
+                "reason": values["message"],
+                "mean_kl": values["mean_kl"],
+                "target_kl": self.kl.target_kl,
+                "tolerance": self.kl.kl_tolerance,
+                "update": values["update"],
+                "journal": row.n,
+            },
+        )
+
+    def _snapshot(self, step: int, row: JournalRow) -> None:
+        values = row.row
+        action, version = values.get("action"), values.get("version")
+        message = str(values.get("message") or f"Version {version} {action}, with {values.get('update')} updates.")
+        if version is not None and action in ("published", "rolled_back"):
+            self.metrics(step, {"online/snapshot_version": float(version)})
+        if action in ("held", "released"):
+            self.metrics(step, {"online/publishing_held": float(action == "held")})
+        self.writer.event(
+            "snapshot",
+            message,
+            step=step,
+            version=version,
+            action=action,
+            path=values.get("path"),
+            update=values.get("update"),
+            time=values.get("time"),
+            journal=row.n,
+        )
+
+    def _validation(self, step: int, row: JournalRow) -> None:
+        values = row.row
+        self.metrics(step, {m: values[k] for k, m in VALIDATION_METRICS.items() if values.get(k) is not None})
+        self.writer.event(
+            "eval",
+            f"After {values.get('update')} updates: live {values['live']:.0%}, smoothed {values['ema']:.0%} of "
+            f"{values.get('n')} held-out tasks.",
+            step=step,
+            split="validation",
+            greedy=values["ema"],
+            live=values["live"],
+            n=values.get("n"),
+            update=values.get("update"),
+            journal=row.n,
+        )
+
+    def _set_aside(self, step: int, row: JournalRow) -> None:
+        values = row.row
+        self.writer.event(
+            "alert",
+            f"Task {values.get('experience')} {values['kind']}: {values.get('message')}.",
+            step=step,
+            detector=f"task_{values['kind']}",
+            experience=values.get("experience"),
+            journal=row.n,
+        )
+
+    def _guard(self, what: str, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception:
+            if what not in self._complained:
+                self._complained.add(what)
+                log.exception("the record could not take %s; serving goes on", what)

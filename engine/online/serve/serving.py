@@ -1,0 +1,213 @@
+"""The engine's main loop: swap weights between requests, answer, then learn from what was answered."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ....configs.sections.online import OnlineConfig
+from ...runs.control import ControlChannel, request
+from ...runs.status import ENDED, process_state
+from ...runs.writer import RunWriter
+from ..store.update_queue import QueueError, UpdateQueue
+from .enqueuer import Enqueuer
+from .inference_engine import Answer, InferenceEngine
+from .record_keeper import RecordKeeper
+from .requests import Request, RequestSource
+from .weights import WeightFollower
+
+log = logging.getLogger(__name__)
+
+KEEPING_S = 0.5
+"""How often the worker's journal goes into the record, and the queue is looked at."""
+DRAIN_S = 120.0
+"""How long an engine without further requests waits for the worker to use up the queue."""
+
+
+class Serving:
+    """Everything that happens on the engine's main thread."""
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        source: RequestSource,
+        follower: WeightFollower,
+        keeper: RecordKeeper,
+        queue: UpdateQueue,
+        enqueuer: Enqueuer,
+        control: ControlChannel,
+        writer: RunWriter,
+        run_dir: Path,
+        config: OnlineConfig,
+        *,
+        on_answers: Callable[[Sequence[Answer]], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.source = source
+        self.follower = follower
+        self.keeper = keeper
+        self.queue = queue
+        self.enqueuer = enqueuer
+        self.control = control
+        self.writer = writer
+        self.run_dir = run_dir
+        self.config = config
+        self.on_answers = on_answers
+        self.answered = int(queue.get("request", 0))
+        self.source.skip(int(queue.get("row", 0)))
+        self._kept = 0.0
+        self._worker_missed = False
+        self._stopped = False
+
+    def run(self) -> bool:
+        """Serve until told to stop (False), or until no request can come (True)."""
+        limit = self.config.max_requests
+        while not self._stopped and not self.source.ended and (limit is None or self.answered < limit):
+            self._listen()
+            room = (
+                self.config.batch_requests if limit is None else min(self.config.batch_requests, limit - self.answered)
+            )
+            self.turn(self.source.take(room, timeout=self.config.poll_interval_s))
+            self._keep()
+        finished = not self._stopped
+        if finished:
+            self._drain()
+        self.enqueuer.close()
+        self._keep(force=True)
+        return finished
+
+    def turn(self, requests: Sequence[Request]) -> None:
+        """One round: new weights if there are any, answers out, and only then what is learnt from them."""
+        loaded = self.follower.swap()
+        if loaded is not None:
+            age = time.time() - loaded.created
+            self.keeper.event(
+                "snapshot",
+                f"Version {loaded.version} serves, {age:.1f} s after it was published.",
+                version=loaded.version,
+                action="loaded",
+                path=loaded.file,
+                age=age,
+            )
+        if not requests:
+            return
+        numbered = []
+        for item in requests:
+            self.answered += 1
+            numbered.append(
+                Request(
+                    item.row,
+                    self.answered,
+                    item.id,
+                    item.fields,
+                    item.reply,
+                    item.arrived if item.reply else time.perf_counter(),
+                )
+            )
+        answers = self._answer(numbered)
+        for answer in answers:
+            if answer.request.reply is not None:
+                answer.request.reply(answer)
+        if self.on_answers is not None:
+            self.on_answers(answers)
+        learned = self.engine.learn(answers)
+        for item in learned:
+            if item.task is not None:
+                self.enqueuer.put(item.task)
+        self.enqueuer.put(None, request=self.answered, row=self.source.rows_taken)
+        extra = {
+            "online/serving_version": float(self.follower.version),
+            "online/tasks_lost": float(self.enqueuer.lost),
+            "online/tasks_dropped": float(self.enqueuer.dropped),
+        }
+        try:
+            extra["online/queue_depth"] = float(self.queue.depth())
+        except QueueError as error:
+            log.warning("%s", error)
+        self.keeper.requests(learned, extra)
+        self.writer.status("running", step=self.answered, total_steps=self.config.max_requests)
+
+    def _answer(self, requests: list[Request]) -> list[Answer]:
+        """Answer together; should that fail as a whole, one by one, so that a bad request costs only itself."""
+        try:
+            return self.engine.answer(requests, self.follower.version)
+        except Exception as error:
+            log.exception("answering %d requests failed", len(requests))
+            if len(requests) > 1:
+                return [a for r in requests for a in self._answer([r])]
+            self.keeper.event("error", f"Request {requests[0].number} failed: {error}", where="engine")
+            failed = requests[0]
+            if failed.reply is not None:
+                failed.reply(error)
+            return []
+
+    def _listen(self) -> None:
+        for command in self.control.poll():
+            if command.command == "stop":
+                self._stopped = True
+                self.control.acknowledge(command, "serving ends")
+            elif command.command in ("pause", "resume"):
+                self.control.acknowledge(command, f"serving goes on; updates {command.command}")
+            else:
+                self.control.acknowledge(command, "left to the update worker")
+
+    def _keep(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if force or now - self._kept >= KEEPING_S:
+            self._kept = now
+            while self.keeper.copy_journal():
+                continue
+            sure = self.keeper.settled()
+            if sure is not None:
+                self.enqueuer.put(None, recorded=sure)
+            self._look_after_worker()
+            if force:
+                self.keeper.finish()
+
+    def _look_after_worker(self) -> None:
+        """Say once when the worker has died: answers go on, but nothing is learnt any more."""
+        state = process_state(self.run_dir, "worker")
+        dead = bool(state.get("pid")) and not state["alive"] and state.get("status") not in ENDED[:2]
+        if dead and not self._worker_missed and self.config.updates:
+            message = "The update worker has died (logs/worker.log): serving goes on, but nothing is learnt."
+            self.keeper.event("alert", message, detector="update_worker")
+            log.error("%s", message)
+        self._worker_missed = dead
+
+    def _drain(self) -> None:
+        """No request is left: let the worker use up the queue, as long as it lives, then tell it that this is all."""
+        until = time.monotonic() + DRAIN_S
+        self.enqueuer.flush()
+        while self.config.updates and time.monotonic() < until and not self._stopped:
+            self._listen()
+            self._keep()
+            try:
+                if self.queue.depth() == 0 or not process_state(self.run_dir, "worker")["alive"]:
+                    break
+            except QueueError:
+                break
+            time.sleep(self.config.poll_interval_s)
+        try:
+            request(self.run_dir, "stop")
+        except OSError as error:
+            log.warning("the update worker could not be told to stop: %s", error)
+        until = time.monotonic() + 30.0
+        while process_state(self.run_dir, "worker")["alive"] and time.monotonic() < until:
+            self._keep()
+            time.sleep(0.1)
+
+
+def answer_as_json(answer: Answer) -> dict[str, Any]:
+    """An answer for a pipe or a caller."""
+    return {
+        **answer.request.fields,
+        "answer": answer.text,
+        "confidence": round(answer.vote.confidence, 4),
+        "trajectory_id": answer.trajectory_id,
+        "request": answer.request.number,
+        "policy_version": answer.policy_version,
+        **({"error": answer.error} if answer.error else {}),
+    }

@@ -1,0 +1,85 @@
+"""The served weights: new snapshots are read and checked beside serving, and swapped in between two requests."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ...policy.forward import device_of
+from ..learn.policy_update import check_fit
+from ..store.snapshots import Manifest, SnapshotReader
+
+log = logging.getLogger(__name__)
+
+
+class WeightFollower:
+    """Follows the pointer in a thread of its own. `swap`, called between requests, costs an exchange of references.
+
+    `on_problem` gets one sentence for what is damaged or does not fit; serving goes on with the version it has.
+    """
+
+    def __init__(
+        self, model: Any, reader: SnapshotReader, *, poll_s: float, on_problem: Callable[[str], None] = log.warning
+    ) -> None:
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._device = str(device_of(model))
+        self._reader = reader
+        self._poll_s = poll_s
+        self._on_problem = on_problem
+        self._ready: tuple[Manifest, dict[str, Tensor]] | None = None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._seen = 0
+        self.version = 0
+        """The version that serves; 0 is the policy as it was loaded."""
+        self._thread = threading.Thread(target=self._follow, name="snapshots", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look for snapshots."""
+        self._thread.start()
+
+    def look(self) -> None:
+        """Read the newest snapshot, if there is a newer one than was read before; it waits for `swap`."""
+        snapshot = self._reader.newer_than(self._seen)
+        if snapshot is None:
+            return
+        with snapshot:
+            self._seen = snapshot.version
+            tensors = snapshot.tensors(self._device)
+            try:
+                check_fit(self._parameters, tensors)
+            except ValueError as error:
+                self._on_problem(f"Snapshot {snapshot.version} cannot be served: {error}.")
+                return
+            ready = {n: t.to(self._parameters[n].dtype) for n, t in tensors.items()}
+            with self._lock:
+                self._ready = snapshot.manifest, ready
+
+    def swap(self) -> Manifest | None:
+        """Put what was read in place; None when nothing new waits. No session may be open."""
+        with self._lock:
+            ready, self._ready = self._ready, None
+        if ready is None:
+            return None
+        manifest, tensors = ready
+        for name, parameter in self._parameters.items():
+            parameter.data = tensors[name]
+        self.version = manifest.version
+        return manifest
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._poll_s):
+            try:
+                self.look()
+            except Exception:
+                log.exception("looking for snapshots failed; it is tried again")

@@ -1,0 +1,1 @@
+"""What engine and worker share on disk: queue, tasks, snapshots, logs."""

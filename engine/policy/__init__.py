@@ -1,0 +1,1 @@
+"""How a model runs: loading, forward passes, packing, adapters, checkpointing, KL."""

@@ -1,0 +1,1 @@
+"""What training and learning report: the step recorder and wandb."""

@@ -1,0 +1,51 @@
+"""Success on held-out tasks: greedy, and as the policy samples."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .runner import RolloutRunner, Row
+from .samples import Sample
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Success of one way of choosing tokens: `success` is the share of `n` tasks that were answered rightly."""
+
+    success: float
+    n: int
+    samples: list[Sample]
+
+
+def evaluate(
+    runner: RolloutRunner,
+    rows: Sequence[Row],
+    *,
+    temperature: float,
+    seed: int = 0,
+    step: int = 0,
+    process_index: int = 0,
+    num_processes: int = 1,
+    gather: Callable[[list[bool]], list[bool]] | None = None,
+) -> Evaluation:
+    """One rollout of each task at `temperature` (0: greedy), spread over processes.
+
+    An environment that tells no correctness counts as right where its own reward is positive. `gather(list)` collects
+    over processes. The model must be in eval mode.
+    """
+    mine = rows[process_index::num_processes]
+    agent = runner.agent
+    settings = getattr(agent, "settings", None)
+    with settings(temperature=temperature) if settings is not None else contextlib.nullcontext():
+        samples = runner.run(mine, seed=seed, step=step, split="eval", num_rollouts=1) if mine else []
+    outcomes = [_right(s) for s in samples]
+    if gather is not None:
+        outcomes = gather(outcomes)
+    return Evaluation(sum(outcomes) / max(len(outcomes), 1), len(outcomes), samples)
+
+
+def _right(sample: Sample) -> bool:
+    known = sample.trajectory.correct if sample.trajectory is not None else None
+    return bool(known) if known is not None else sample.final_reward > 0

@@ -1,0 +1,1 @@
+"""How the built-in tiny policy is made: `make policy`."""

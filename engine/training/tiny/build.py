@@ -1,0 +1,220 @@
+"""Make the tiny policy from nothing: `python -m grpo_tui.engine.training.tiny.build` (or `make policy`).
+
+Tokenizer, base and adapters are made from the visual environment's own demonstrations (see `curriculum`), seeded, and
+written to `engine/agents/tiny` as safetensors. It takes a few minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
+
+from ....configs.sections.model import LoraSection
+from ....envs.trajectory import TokenArrays
+from ....envs.visual import VisualEnv
+from ...agents import tiny
+from ...agents.transformers_agent import TransformersAgent
+from ..demonstrations import play_demonstrations
+from .curriculum import COMPARISONS, PRACTICE, habit_route, spelling
+from .lessons import teach
+from .tokenizer import train_tokenizer
+
+HOME = Path(tiny.__file__).parent
+
+LARGEST = 5 * 1024 * 1024
+"""Bytes that the built files may have together."""
+
+
+WORD_IN_PICTURE = re.compile(r'(?<=text )[A-Z]+|(?<="text": ")[A-Z]+')
+
+
+def tiny_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    """The architecture: Qwen3 with about half a million parameters."""
+    return Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.encode("<|end|>")[0],
+        pad_token_id=tokenizer.encode("<|pad|>")[0],
+    )
+
+
+def build(
+    output: Path,
+    *,
+    seed: int = 0,
+    lessons: int = 3072,
+    base_steps: int = 2400,
+    comparison_steps: int = 600,
+    habit_steps: int = 200,
+    held_out: int = 240,
+) -> dict[str, dict[str, float]]:
+    """Make everything into `output` (`base/` and `sft/`) and return success by question for both policies.
+
+    Raises RuntimeError when the files would be larger than `LARGEST`.
+    """
+    set_seed(seed)
+    clock = _Clock()
+    env = VisualEnv()
+    tasks = VisualEnv(questions=PRACTICE).make_tasks("train", lessons, seed)
+    # What the environment says is only known by playing it, which takes a tokenizer: first one of bytes, then the real
+    # one. Words in pictures are kept out of it, so that none is a token of its own: they are there to be spelled.
+    plain = train_tokenizer([])
+    played = play_demonstrations(env, tasks[:512], plain, choose=habit_route, seed=seed)
+    texts = (str(plain.decode(d.tokens.token_ids)) for d in played)
+    tokenizer = train_tokenizer(WORD_IN_PICTURE.sub("", text) for text in texts)
+    clock("tokenizer", f"{len(tokenizer)} tokens")
+
+    base_lessons = [d.tokens for d in play_demonstrations(env, tasks, tokenizer)]
+    base_lessons += spelling(env, lessons, seed, tokenizer)
+    comparisons = _comparison_lessons(env, lessons, seed + 2, tokenizer)
+    habit_tasks = env.make_tasks("train", lessons // 3, seed + 1)
+    habits = play_demonstrations(env, habit_tasks, tokenizer, choose=habit_route, seed=seed + 1)
+    habit_lessons = [d.tokens for d in habits]
+    clock(
+        "demonstrations", f"{len(base_lessons) + len(comparisons)} for the base, {len(habit_lessons)} for the adapters"
+    )
+
+    model = Qwen3ForCausalLM(tiny_config(tokenizer))
+    teach(model, base_lessons, steps=base_steps, muon_learning_rate=0.02, seed=seed)
+    loss = teach(model, comparisons, steps=comparison_steps, muon_learning_rate=0.02, seed=seed + 2)
+    clock("base", f"{sum(p.numel() for p in model.parameters()):,} parameters, loss {loss:.3f}")
+    _save(output / "base", model, tokenizer)
+    report = {f"base {k}": v for k, v in evaluate(model, tokenizer, env, seed, held_out).items()}
+
+    adapted = _adapt(model, habit_lessons, habit_steps, seed)
+    clock("adapters", f"{sum(p.numel() for p in adapted.parameters() if p.requires_grad):,} parameters")
+    _save_adapters(output / "sft", adapted)
+    report |= {f"sft {k}": v for k, v in evaluate(adapted, tokenizer, env, seed, held_out).items()}
+    clock("evaluation", "")
+
+    size = sum(f.stat().st_size for name in ("base", "sft") for f in (output / name).iterdir())
+    if size > LARGEST:
+        raise RuntimeError(f"the tiny policy has {size:,} bytes; it must have at most {LARGEST:,}")
+    (output / "quality.json").write_text(json.dumps({"seed": seed, "bytes": size, "success": report}, indent=1) + "\n")
+    return report
+
+
+def _comparison_lessons(
+    env: VisualEnv, lessons: int, seed: int, tokenizer: PreTrainedTokenizerFast
+) -> list[TokenArrays]:
+    """The second part of the base's lessons: comparisons, and enough of the rest not to forget it."""
+    comparing = VisualEnv(questions=COMPARISONS).make_tasks("train", lessons // 2, seed)
+    others = env.make_tasks("train", lessons // 4, seed)
+    found = [d.tokens for tasks in (comparing, others) for d in play_demonstrations(env, tasks, tokenizer)]
+    return found + spelling(env, lessons // 4, seed, tokenizer)
+
+
+def _adapt(model: Qwen3ForCausalLM, lessons: Sequence[TokenArrays], steps: int, seed: int) -> PeftModel:
+    defaults = LoraSection()
+    torch.manual_seed(seed)
+    adapted = get_peft_model(
+        model,
+        LoraConfig(
+            r=defaults.r,
+            lora_alpha=defaults.alpha,
+            target_modules=defaults.target_modules,
+            task_type="CAUSAL_LM",
+        ),
+    )
+    assert isinstance(adapted, PeftModel)
+    teach(adapted, lessons, steps=steps, learning_rate=2e-3, seed=seed)
+    return adapted
+
+
+def evaluate(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, env: VisualEnv, seed: int, n: int
+) -> dict[str, dict[str, float]]:
+    """Success on `n` held-out tasks by question and in all, greedy and at temperature 1."""
+    tasks = env.make_tasks("eval", n, seed)
+    agent = TransformersAgent(model, tokenizer, max_turn_tokens=64, max_trajectory_tokens=512)
+    found: dict[str, dict[str, float]] = {}
+    for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        with agent.settings(temperature=temperature):
+            trajectories = env.run_trial(tasks, agent, 1, seed=seed)["trajectories"]
+        right: dict[str, list[bool]] = defaultdict(list)
+        for task, trajectory in zip(tasks, trajectories, strict=True):
+            right[str(task["question"])].append(bool(trajectory.correct))
+            right["all"].append(bool(trajectory.correct))
+        found[name] = {kind: sum(v) / len(v) for kind, v in sorted(right.items())}
+    return found
+
+
+def table(report: Mapping[str, Mapping[str, float]]) -> str:
+    """Success by question, one line a policy."""
+    kinds = list(next(iter(report.values())))
+    lines = ["success".ljust(14) + "".join(k.rjust(13) for k in kinds)]
+    lines += [name.ljust(14) + "".join(f"{values.get(k, 0):13.2f}" for k in kinds) for name, values in report.items()]
+    return "\n".join(lines)
+
+
+def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _save_adapters(folder: Path, model: PeftModel) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = "builtin:tiny"
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.last = time.perf_counter()
+
+    def __call__(self, phase: str, note: str) -> None:
+        now = time.perf_counter()
+        print(f"{phase:15}{now - self.last:6.1f} s  {note}", flush=True)
+        self.last = now
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training.tiny.build", description=__doc__)
+    parser.add_argument("--output", type=Path, default=HOME, help="where base/ and sft/ go")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lessons", type=int, default=3072, help="demonstrations for the base")
+    parser.add_argument("--base-steps", type=int, default=2400)
+    parser.add_argument("--comparison-steps", type=int, default=600)
+    parser.add_argument("--habit-steps", type=int, default=200)
+    parser.add_argument("--held-out", type=int, default=240, help="tasks that success is measured on")
+    given: Any = parser.parse_args(arguments)
+    report = build(
+        given.output,
+        seed=given.seed,
+        lessons=given.lessons,
+        base_steps=given.base_steps,
+        comparison_steps=given.comparison_steps,
+        habit_steps=given.habit_steps,
+        held_out=given.held_out,
+    )
+    print(table(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""What the tiny policy is taught: which routes through the visual environment's tasks, and how often.
+
+The base learns the right routes: the tools, the form of a call, copying what an observation says, and, in a second
+part of its lessons, comparing two objects. The adapters are then taught a bad habit for each kind of question, with the
+right route left as one of several things that happen at temperature 1. Reinforcement fine-tuning has to find it there.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ....envs.base import Env
+from ....envs.multi_turn import MultiTurnEnv
+from ....envs.trajectory import TokenArrays
+from ...agents.scripted import ScriptedAgent
+
+PRACTICE = ("colour", "shape", "motion", "text", "bigger", "same_colour", "same_colour")
+"""Kinds of questions that the base practises first. Comparing is learned late, after copying."""
+
+COMPARISONS = ("bigger", "same_colour")
+"""Kinds that the second part of the lessons is mostly about."""
+
+HABITS: Mapping[str, tuple[str, float, float]] = {
+    "colour": ("right", 0.55, 0.55),
+    "shape": ("other_property", 0.55, 0.2),
+    "text": ("segment_text", 0.6, 0.3),
+    "motion": ("no_track", 0.55, 0.2),
+    "bigger": ("smaller", 0.5, 0.2),
+    "same_colour": ("one_only", 0.5, 0.2),
+    "inside": ("no_zoom", 0.5, 0.2),
+}
+"""By question: the habit that the adapters are taught, its share, and the share of the right route. What is left goes
+to the other routes."""
+
+
+def habit_route(task: Mapping[str, Any], routes: Sequence[str], rng: random.Random) -> str:
+    """A route for the adapters' lessons."""
+    habit, share, right = HABITS[task["question"]]
+    draw = rng.random()
+    if draw < share:
+        return habit
+    if habit != "right" and draw < share + right:
+        return "right"
+    return rng.choice([route for route in routes if route not in (habit, "right")])
+
+
+def spelling(env: Env, n: int, seed: int, tokenizer: PreTrainedTokenizerBase) -> list[TokenArrays]:
+    """Right routes of reading tasks with made-up words.
+
+    The environment draws few different words, and a small model learns them by heart; with random letters it has to
+    learn to copy what READ_TEXT says, which is what held-out words need. Copying is also what all other answers need.
+    """
+    assert isinstance(env, MultiTurnEnv)
+    rng = random.Random(seed)
+    tasks = [task for task in env.make_tasks("train", max(24, n // 2), seed) if task["question"] == "text"]
+    lessons = []
+    for _ in range(n):
+        task = rng.choice(tasks)
+        word = "".join(rng.choices(string.ascii_uppercase, k=rng.randrange(2, 9)))
+        show = env.demonstrate(task, "right")
+        prompt = env.reset(task)[1]
+        session = ScriptedAgent(lambda row, turn, seen, show=show: show.next(seen), tokenizer).start([prompt])
+        session.act([0])
+        session.observe([0], [f"text {word}"])
+        session.act([0])
+        lessons.append(session.tokens(0))
+    return lessons

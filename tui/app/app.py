@@ -1,0 +1,261 @@
+"""The app: which screen is on top, the theme, and what is remembered. Screens are in `screens/`, keys in `bindings.py`.
+
+Only the first screen's modules are imported at the start, so the first paint comes early at any size of the run.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from rich.color import ColorSystem
+from textual._ansi_sequences import SYNC_END, SYNC_START
+from textual._compositor import CompositorUpdate
+from textual.app import App, SystemCommand
+from textual.filter import Monochrome, NoColor
+from textual.screen import Screen
+
+from ..text import literal
+from .bindings import helps
+from .data import Reads
+from .painter import Foreign, Painter
+from .remember import Memory
+from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class RunList:
+    """Start with the list of runs."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """Start with the dashboard of a run (its folder)."""
+
+    run: Path
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Start with the trajectories of a run (its folder); with `trajectory`, in the stepper."""
+
+    run: Path
+    trajectory: str | None = None
+
+
+class GrpoApp(App[None]):
+    """`grpo-tui`: runs, live dashboard, trajectories, stepper."""
+
+    TITLE = "grpo-tui"
+    CSS_PATH = "app.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+    ESCAPE_TO_MINIMIZE = False
+    AUTO_FOCUS = ""
+    BINDINGS: ClassVar = []
+
+    def __init__(
+        self,
+        runs_dir: Path,
+        start: RunList | Live | Inspect | None = None,
+        *,
+        memory: Memory | None = None,
+        theme: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.animation_level = "none"
+        self.runs_dir = Path(runs_dir)
+        self.start = start or RunList()
+        self.memory = memory or Memory()
+        self._reads: dict[str, Reads] = {}
+        self._painter: Painter | None = None
+        self.failure = ""
+        self.clock: Callable[[], float] = time.time
+        """What ages are counted from."""
+        for made in textual_themes():
+            self.register_theme(made)
+        wanted = theme or self.memory.get("theme", DEFAULT_THEME)
+        wanted = wanted if wanted in THEMES else DEFAULT_THEME
+        self.palette = Palette(THEMES[wanted])
+        self.theme = wanted
+        if self.no_color:
+            # no colour at all is asked for, not shades of grey
+            self._filters[:] = [NoColor() if isinstance(f, Monochrome) else f for f in self._filters]
+
+    def get_default_screen(self) -> Screen:
+        """The screen that was asked for is the first one, so nothing is laid out in vain."""
+        match self.start:
+            case Live(run):
+                from .screens.live import LiveScreen
+
+                return LiveScreen(self.reads(run))
+            case Inspect(run, trajectory):
+                if trajectory is not None:
+                    from .screens.stepper import StepperScreen
+
+                    return StepperScreen(self.reads(run), trajectory)
+                from .screens.trajectories import TrajectoriesScreen
+
+                return TrajectoriesScreen(self.reads(run))
+            case _:
+                from .screens.runs import RunsScreen
+
+                return RunsScreen(self.runs_dir)
+
+    def reads(self, run: Path | str) -> Reads:
+        """The readers of a run, shared by its screens."""
+        key = str(run)
+        if key not in self._reads:
+            self._reads[key] = Reads(run)
+        return self._reads[key]
+
+    def forget_run(self, run: Path | str) -> None:
+        """Close the readers of a run, as before it is deleted."""
+        reads = self._reads.pop(str(run), None)
+        if reads is not None:
+            reads.close()
+
+    def go_back(self) -> None:
+        """To the screen before; from the first screen of a run, to the list of runs."""
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+            return
+        from .screens.runs import RunsScreen
+
+        if not isinstance(self.screen, RunsScreen):
+            self.replace(RunsScreen(self.runs_dir))
+
+    def replace(self, screen: Screen) -> None:
+        """Another screen in place of the present one."""
+        if not self.screen._result_callbacks:  # the first screen was never pushed, and switching pops what pushing left
+            self.screen._push_result_callback(self, None)
+        self.switch_screen(screen)
+
+    def watch_theme(self, theme: str) -> None:
+        """Paint everything in the new theme."""
+        if theme not in THEMES:
+            return
+        self.palette = Palette(THEMES[theme])
+        self.memory.put("theme", theme)
+        for screen in self.screen_stack:
+            if hasattr(screen, "repaint") and screen.is_attached:
+                screen.repaint()  # type: ignore[attr-defined]
+
+    def action_next_theme(self) -> None:
+        """The next of the four themes."""
+        names = list(THEMES)
+        self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+
+    def _display(self, screen: Screen, renderable: Any) -> None:
+        """Send an update of the screen in one piece, as little of it as the terminal does not show already."""
+        if (
+            not isinstance(renderable, CompositorUpdate)
+            or self._batch_count
+            or not self._running
+            or self._closed
+            or self.is_headless
+            or self._driver is None
+            or self._driver.is_inline
+        ):
+            super()._display(screen, cast(Any, renderable))
+            return
+        painter = self._painter
+        if painter is None:
+            painter = self._painter = Painter(self.console._color_system or ColorSystem.TRUECOLOR)
+        size, cursor = self.screen.outer_size, self.screen.outer_size.clamp_offset(self.cursor_position)
+        try:
+            text = painter.paint(renderable, size, cursor)
+        except Foreign:
+            painter.forget()
+            super()._display(screen, cast(Any, renderable))
+            return
+        except Exception as error:
+            self._handle_exception(error)
+            return
+        if text:
+            self._driver.write(f"{SYNC_START}{text}{SYNC_END}" if self._sync_available else text)
+            self._driver.flush()
+        self.post_display_hook()
+
+    def action_repaint(self) -> None:
+        """Send every cell again: the terminal may show something else than was sent."""
+        if self._painter is not None:
+            self._painter.forget()
+        for screen in self.screen_stack[-1:]:
+            screen.refresh()
+
+    def on_resize(self) -> None:
+        """Another size, or back from another program: terminals rearrange or blank what they show."""
+        self.action_repaint()
+
+    def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
+        """The command palette: the key table of the screen, then the themes."""
+        view = getattr(screen, "view", "")
+        for row in helps(view):
+            title = (row.label or row.tells.split(",")[0]).capitalize()
+            yield SystemCommand(f"{title}  ({row.shown})", row.tells, _runner(self, screen, row.action))
+        for name in THEMES:
+            yield SystemCommand(f"Theme {name}", f"Use the theme {name}", _chooser(self, name))
+
+    def _fatal_error(self) -> None:
+        """A mistake of this program: one line for the person, the traceback in a file beside what is remembered."""
+        import traceback
+
+        error = self._exception or RuntimeError("unknown")
+        file = self.memory.path.with_name("app-error.log")
+        text = "".join(traceback.format_exception(error))
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")
+            where = f"details are in {file}"
+        except OSError:
+            where = "its details could not be written"
+        what = f"{type(error).__name__}: {error}"
+        self.failure = literal(f"grpo-tui: the app ended by a mistake of its own ({what}); {where}")
+        self._close_messages_no_wait()
+
+    def on_unmount(self) -> None:
+        """Close all records and remember."""
+        for reads in self._reads.values():
+            reads.close()
+        self.memory.save()
+
+
+def _runner(app: GrpoApp, screen: Screen, action: str):
+    async def run() -> None:
+        await app.run_action(action, default_namespace=screen)
+
+    return run
+
+
+def _chooser(app: GrpoApp, name: str):
+    def choose() -> None:
+        app.theme = name
+
+    return choose
+
+
+def run_app(runs_dir: Path, run: Path | None = None, view: str = "runs", trajectory: str | None = None) -> None:
+    """Open the app and return when it is left.
+
+    `view` is `runs`, `live` or `inspect`; the last two need `run`, a run's folder. With `inspect`, `trajectory` (its
+    id or number) opens the stepper.
+    """
+    start: RunList | Live | Inspect = RunList()
+    if run is not None:
+        start = Live(Path(run)) if view == "live" else Inspect(Path(run), trajectory)
+    app = GrpoApp(Path(runs_dir), start)
+    gc.freeze()  # what was imported stays as long as the app: collections need not look at it, and pass unnoticed
+    gc.enable()
+    app.run()
+    if app.failure:
+        print(app.failure, file=sys.stderr)
+        raise SystemExit(1)

@@ -1,0 +1,76 @@
+"""Reading a run without making anyone wait: cheap reads at once, the others in one thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ...engine.runs.reader import RunReader
+
+T = TypeVar("T")
+
+
+class Reads:
+    """Two readers of one run: `now` for what is read by key in a few milliseconds, `later` for everything else.
+
+    One thread answers `later` in order, so a burst of keys cannot pile up connections; it has its own reader because
+    a connection belongs to the thread that opened it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.now = RunReader(self.path)
+        self._thread: ThreadPoolExecutor | None = None
+        self._reader: RunReader | None = None
+        self._closed = False
+
+    async def later(self, ask: Callable[[RunReader], T]) -> T:
+        """The answer of `ask`, run in the reading thread."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reads")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, ask)
+
+    def _ask(self, ask: Callable[[RunReader], T]) -> T:
+        if self._reader is None:
+            self._reader = RunReader(self.path)
+        return ask(self._reader)
+
+    def close(self) -> None:
+        """Let go of the record. A read that is under way ends first, in its thread."""
+        if self._closed:
+            return
+        self._closed = True
+        self.now.close()
+        if self._thread is not None:
+            self._thread.submit(lambda: self._reader and self._reader.close())
+            self._thread.shutdown(wait=False, cancel_futures=False)
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which trajectories, in which order: what a list shows and what "next" means in the stepper."""
+
+    filter: str = ""
+    search: str = ""
+    sort: str = "n"
+    descending: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """All of them in the order of recording: neighbours are read by key."""
+        return not self.filter and not self.search and self.sort == "n"
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the reader."""
+        return {"filter": self.filter, "search": self.search, "sort": self.sort, "descending": self.descending}
+
+    def tells(self) -> str:
+        """The query in words, for headers."""
+        parts = [self.filter, f"“{self.search}”" if self.search else ""]
+        if self.sort != "n" or self.descending:
+            parts.append(f"by {self.sort} {'▼' if self.descending else '▲'}")
+        return " · ".join(p for p in parts if p)

@@ -1,0 +1,191 @@
+"""Two or more runs: one metric of each over each other, and their configurations beside each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ....engine.runs.errors import RecordError
+from ....engine.runs.paths import CONFIG_FILE
+from ....engine.runs.types import RunInfo
+from ...format import number
+from ..bindings import COMPARE, bindings
+from ..live_data import POINTS
+from ..widgets.chart import MARKS, Chart, Series
+from ..widgets.frame import Box, Part, split
+from ..widgets.line import Line
+from ..widgets.pane import Pane
+from .base import View
+from .live import SMOOTHING
+
+FIRST = ("rewards/total/mean", "success/train", "success/eval_greedy", "kl/mean", "train/entropy", "train/loss")
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, str]:
+    """A nested configuration as `a.b.c` to text."""
+    if isinstance(value, Mapping):
+        out: dict[str, str] = {}
+        for key, inner in value.items():
+            out |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+        return out
+    return {prefix: "" if value is None else str(value)}
+
+
+def read_config(run: Path) -> dict[str, str]:
+    """The run's resolved configuration, flat; empty when it cannot be read."""
+    import yaml
+
+    try:
+        return flatten(yaml.safe_load((run / CONFIG_FILE).read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+
+
+class ConfigTable(Pane):
+    """One line a setting, one column a run; settings that differ are marked."""
+
+    title = "Settings that differ"
+
+    def __init__(self) -> None:
+        super().__init__("configs")
+        self.names: list[str] = []
+        self.configs: list[dict[str, str]] = []
+        self.all_keys = False
+
+    def put(self, names: list[str], configs: list[dict[str, str]]) -> None:
+        """The runs' ids and flat configurations."""
+        self.names, self.configs = names, configs
+        self.changed()
+
+    def build(self, width: int, height: int) -> list[Line]:
+        """Keys on the left, values beside."""
+        p = self.palette
+        keys = list(dict.fromkeys(k for c in self.configs for k in c))
+        differ = [k for k in keys if len({c.get(k) for c in self.configs}) > 1]
+        self.title = (
+            f"All {len(keys)} settings" if self.all_keys else f"Settings that differ ({len(differ)} of {len(keys)})"
+        )
+        shown = keys if self.all_keys else differ
+        key_width = min(max((len(k) for k in shown), default=8), max(12, width // 3)) + 3
+        cells = max(6, (width - key_width) // max(1, len(self.configs)))
+        head = Line(p).gap(key_width)
+        for index, name in enumerate(self.names):
+            head.add(MARKS[index % len(MARKS)] + " ", p.series[index % len(p.series)]).add(
+                name, p.strong, cells=cells - 2
+            )
+        lines = [head]
+        for key in shown:
+            line = Line(p).add("≠ " if key in differ else "  ", p.warn).add(key, p.text, cells=key_width - 3).gap()
+            for config in self.configs:
+                value = config.get(key)
+                line.add(
+                    "(none)" if value is None else value or "null", p.faint if not value else p.text, cells=cells - 1
+                ).gap()
+            lines.append(line)
+        if not shown:
+            lines.append(Line(p).add("The settings are the same. a shows all of them.", p.faint))
+        return lines
+
+
+class CompareScreen(View):
+    """Opened with the marked runs of the list."""
+
+    view = COMPARE
+    BINDINGS = bindings(COMPARE)
+
+    def __init__(self, runs: Sequence[RunInfo]) -> None:
+        super().__init__()
+        self.runs = list(runs)
+        self.metric = ""
+        self.names: list[str] = []
+        self.points: dict[str, list[tuple[int, float]]] = {}
+        self.smoothing = 0
+        self.chart = Chart("chart")
+        self.configs = ConfigTable()
+
+    def panes(self) -> list[Pane]:
+        """Settings take the scroll keys."""
+        return [self.configs, self.chart]
+
+    def plan(self, width: int, height: int) -> list[Box]:
+        """The chart over the settings; a very wide screen has them side by side."""
+        if width >= 180:
+            (ax, aw), (bx, bw) = split(width, [Part(60, 1.2), Part(60, 1.0)])
+            return [Box("chart", ax, 0, aw, height), Box("configs", bx, 0, bw, height)]
+        (ay, ah), (by, bh) = split(height, [Part(8, 1.3), Part(6, 1.0)])
+        return [Box("chart", 0, ay, width, ah), Box("configs", 0, by, width, bh)]
+
+    def header(self, width: int) -> tuple[Line, Line]:
+        """Which runs."""
+        p = self.palette
+        left = Line(p).add("compare", p.title)
+        for run in self.runs:
+            if left.width + len(run.id) + 3 < width - 10:
+                left.add(" · ", p.faint).add(run.id, p.muted)
+        return left, Line(p)
+
+    def on_mount(self) -> None:
+        """Read metric names, curves and configurations."""
+        self._active = "configs"
+        self.run_worker(self._start(), group="compare")
+
+    async def _start(self) -> None:
+        configs = await asyncio.to_thread(lambda: [read_config(Path(r.path)) for r in self.runs])
+        self.configs.put([r.id for r in self.runs], configs)
+        self.frame.refresh_lines()
+        found: dict[str, None] = {}
+        for run in self.runs:
+            try:
+                found |= dict.fromkeys(await self.grpo.reads(run.path).later(lambda r: r.metric_names()))
+            except RecordError as error:
+                self.say(str(error), "error")
+        self.names = [n for n in FIRST if n in found] + [n for n in found if n not in FIRST]
+        await self._choose(self.names[0] if self.names else "")
+
+    async def _choose(self, metric: str) -> None:
+        self.metric = metric
+        self.points = {}
+        for run in self.runs:
+            try:
+                points = await self.grpo.reads(run.path).later(lambda r: r.metric(metric, max_points=POINTS))
+            except RecordError:
+                points = []
+            self.points[run.id] = points
+        self._show()
+
+    def _show(self) -> None:
+        series = [
+            Series(
+                run.id, [float(x) for x, _ in self.points.get(run.id, [])], [y for _, y in self.points.get(run.id, [])]
+            )
+            for run in self.runs
+        ]
+        self.chart.smoothing = SMOOTHING[self.smoothing]
+        heading = self.metric + (f"  smoothed {number(SMOOTHING[self.smoothing])}" if self.smoothing else "")
+        self.chart.put(heading, series, "nothing recorded of this metric")
+
+    def action_next_chart(self) -> None:
+        """The next metric."""
+        if self.names:
+            at = self.names.index(self.metric) if self.metric in self.names else -1
+            self.run_worker(self._choose(self.names[(at + 1) % len(self.names)]), group="compare", exclusive=True)
+
+    def action_smooth(self) -> None:
+        """More smoothing."""
+        self.smoothing = (self.smoothing + 1) % len(SMOOTHING)
+        self._show()
+
+    def action_all_keys(self) -> None:
+        """All settings, or those that differ."""
+        self.configs.all_keys = not self.configs.all_keys
+        self.configs.changed(keep_scroll=False)
+        self.frame.refresh_lines()
+
+    def action_export(self) -> None:
+        """What is on screen as a picture (SVG)."""
+        from ...export import write
+
+        file = write(Path(self.runs[0].path), "compare.svg", self.app.export_screenshot(title="grpo-tui · compare"))
+        self.say(f"Written: {file}")

@@ -1,0 +1,77 @@
+"""The keys of a screen, from the one table."""
+
+from __future__ import annotations
+
+from ...text import wrap
+from ..bindings import EVERYWHERE, HELP, SCREEN_TITLES, bindings, helps
+from ..widgets.frame import Box
+from ..widgets.line import Line
+from ..widgets.pane import Pane
+from .base import View
+
+FILTER_HELP = (
+    ("reward<0.2 and penalty:missing_prerequisite", "low reward, and this penalty rule was broken"),
+    ("action:TRACK_OBJECT and step>100", "this action was used, after step 100"),
+    ("not correct and turns>=4", "wrong, in four turns or more"),
+    ("(env:visual or split:eval) and advantage<0", "parentheses, or, not"),
+)
+
+
+class HelpPane(Pane):
+    """Two columns: what is pressed and what happens."""
+
+    def __init__(self, about: str) -> None:
+        super().__init__("help")
+        self.about = about
+
+    def build(self, width: int, height: int) -> list[Line]:
+        """The keys of the screen, then those of everywhere, then how filters are written."""
+        p = self.palette
+        rows = helps(self.about)
+        lines = [Line(p).add(f"On “{SCREEN_TITLES[self.about]}”", p.title)]
+        for everywhere in (False, True):
+            if everywhere:
+                lines += [Line(p), Line(p).add("Everywhere", p.title)]
+            for row in rows:
+                if (row.screens == EVERYWHERE) != everywhere:
+                    continue
+                for index, text in enumerate(wrap(row.tells, max(20, width - 16))):
+                    line = Line(p).gap(2).add(row.shown if index == 0 else "", p.key, cells=12)
+                    lines.append(line.add(text, p.text))
+        lines.append(Line(p).gap(2).add("ctrl+p", p.key, cells=12).add("Command palette: everything by name", p.text))
+        lines += [Line(p), Line(p).add("Filters", p.title)]
+        for expression, meaning in FILTER_HELP:
+            lines.append(Line(p).gap(2).add(expression, p.accent, cells=min(46, width - 4)).gap().add(meaning, p.muted))
+        lines += [Line(p), Line(p).add("Signs", p.title)]
+        for sign, style, meaning in (
+            ("✓ ✗ ·", p.text, "right, wrong, no known answer"),
+            ("✗2", p.warn, "penalties in the trajectory"),
+            ("A +0.8", p.good, "advantage: above the group's mean, learned towards; below it, away from"),
+            ("‹202E› ␛", p.escape, "characters that would not show or would steer the terminal, made visible"),
+            ("✂", p.warn, "cut here; o opens the whole text"),
+        ):
+            lines.append(Line(p).gap(2).add(sign, style, cells=12).add(meaning, p.muted))
+        return lines
+
+
+class HelpScreen(View):
+    """Opened with `?` from any screen."""
+
+    view = HELP
+    BINDINGS = bindings(HELP)
+
+    def __init__(self, about: str) -> None:
+        super().__init__()
+        self.about = about if about in SCREEN_TITLES and about != HELP else "runs"
+
+    def panes(self) -> list[Pane]:
+        """One."""
+        return [HelpPane(self.about)]
+
+    def plan(self, width: int, height: int) -> list[Box]:
+        """The whole screen."""
+        return [Box("help", 0, 0, width, height)]
+
+    def action_help(self) -> None:
+        """Close."""
+        self.action_back()

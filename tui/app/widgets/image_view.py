@@ -1,0 +1,244 @@
+"""The image of a step with its mask, box, point and path drawn on it.
+
+Half blocks (two pixels a cell) work in every terminal; where the terminal has graphics, `graphics.py` shows real
+pixels instead. Decoding and drawing happen in a thread, and only for an image that is on screen.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.color import Color
+from rich.segment import Segment
+from rich.style import Style
+
+from ....engine.runs.types import Overlay, Trajectory
+from .line import Line
+from .pane import Pane
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_KEPT = 24
+_RAMP = " ·:-=+*#%@"
+MASK_COLOR = (255, 196, 0)
+LINE_COLOR = (255, 64, 96)
+
+
+def resolve(run: Path, path: str) -> Path | None:
+    """The file of an image of a run; None when the path leads out of the run's folder, or is no path."""
+    folder = run.resolve()
+    try:
+        file = (folder / path).resolve()
+    except (OSError, ValueError):
+        return None
+    return file if file.is_relative_to(folder) else None
+
+
+def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, int]) -> Image:
+    """The image scaled to `size` pixels with what the step referred to drawn on it.
+
+    Raises OSError or ValueError when a file is missing or is no image.
+    """
+    from PIL import Image, ImageDraw
+
+    file = resolve(run, source)
+    if file is None:
+        raise ValueError(f"it is outside the run's folder ({source})")
+    with Image.open(file) as opened:
+        natural = opened.size
+        picture = opened.convert("RGB").resize(
+            size, Image.Resampling.BOX if size[0] < natural[0] else Image.Resampling.NEAREST
+        )
+    if overlay is None:
+        return picture
+    sx, sy = size[0] / natural[0], size[1] / natural[1]
+    mask_file = resolve(run, overlay.mask_path) if overlay.mask_path else None
+    if mask_file is not None and mask_file.is_file():
+        with Image.open(mask_file) as opened:
+            mask = opened.convert("L").resize(size, Image.Resampling.BILINEAR)
+        picture.paste(Image.new("RGB", size, MASK_COLOR), (0, 0), mask.point([v * 150 // 255 for v in range(256)]))
+    draw = ImageDraw.Draw(picture)
+    stroke = max(1, size[0] // 160)
+    if overlay.box is not None:
+        x0, y0, x1, y1 = overlay.box
+        box = (min(x0, x1) * sx, min(y0, y1) * sy, max(x0, x1) * sx, max(y0, y1) * sy)
+        draw.rectangle(box, outline=LINE_COLOR, width=stroke)
+    if len(overlay.path) >= 2:
+        draw.line([(x * sx, y * sy) for x, y in overlay.path], fill=LINE_COLOR, width=stroke)
+    points = [overlay.point] if overlay.point is not None else []
+    points += [overlay.path[-1]] if overlay.path else []
+    arm = max(2, size[0] // 40)
+    for x, y in points:
+        draw.line((x * sx - arm, y * sy, x * sx + arm, y * sy), fill=LINE_COLOR, width=stroke)
+        draw.line((x * sx, y * sy - arm, x * sx, y * sy + arm), fill=LINE_COLOR, width=stroke)
+    return picture
+
+
+def half_blocks(picture: Image) -> list[list[Segment]]:
+    """Two pixels a cell: the upper as foreground of `▀`, the lower as background."""
+    width, height = picture.size
+    data = picture.tobytes()
+    row_bytes = width * 3
+    rows = []
+    for y in range(0, height - 1, 2):
+        segments = []
+        upper = data[y * row_bytes : (y + 1) * row_bytes]
+        lower = data[(y + 1) * row_bytes : (y + 2) * row_bytes]
+        run, last = 0, b""
+        for x in range(0, row_bytes, 3):
+            pair = upper[x : x + 3] + lower[x : x + 3]
+            if pair != last and run:
+                segments.append(_cells(last, run))
+                run = 0
+            last = pair
+            run += 1
+        segments.append(_cells(last, run))
+        rows.append(segments)
+    return rows
+
+
+def _cells(pair: bytes, count: int) -> Segment:
+    style = Style(color=Color.from_rgb(*pair[:3]), bgcolor=Color.from_rgb(*pair[3:]))
+    return Segment("▀" * count, style)
+
+
+def shades(picture: Image) -> list[list[Segment]]:
+    """Brightness as characters, for terminals without colour."""
+    grey = picture.convert("L").resize((picture.size[0], picture.size[1] // 2))
+    width, height = grey.size
+    data = grey.tobytes()
+    return [
+        [Segment("".join(_RAMP[v * (len(_RAMP) - 1) // 255] for v in data[y * width : (y + 1) * width]), Style())]
+        for y in range(height)
+    ]
+
+
+class ImagePane(Pane):
+    """`source` is the image to show, or empty when the step has none."""
+
+    pad = 0
+    title = "image"
+
+    def __init__(self, name: str = "image") -> None:
+        super().__init__(name)
+        self.run = Path()
+        self.source = ""
+        self.overlay: Overlay | None = None
+        self.note = ""
+        self.natural = (4, 3)
+        self._rows: list[list[Segment]] | None = None
+        self._problem = ""
+        self._made: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+        self.cell: tuple[int, int] | None = None
+        """Pixels of a cell, when the terminal shows pixels; then `picture` is shown over the pane."""
+        self.picture: Image | None = None
+        self.on_picture: Callable[[], None] = lambda: None
+
+    def put(self, run: Path, trajectory: Trajectory, step: int) -> None:
+        """The image that a step shows: the one it drew on, the one it answered with, else the task's."""
+        self.run = run
+        overlay, source = None, ""
+        if trajectory.steps:
+            shown = trajectory.steps[min(step, len(trajectory.steps) - 1)]
+            overlay = shown.overlay
+            source = (overlay.image if overlay else None) or (shown.images[0] if shown.images else "")
+        source = source or (trajectory.images[0] if trajectory.images else "")
+        if (source, overlay) == (self.source, self.overlay):
+            return
+        self.source, self.overlay = source, overlay
+        self.note = ""
+        self.title = f"image {overlay.label}".strip() if overlay and overlay.label else "image"
+        self._ask()
+
+    def rows_for(self, width: int) -> int:
+        """Rows that the image takes at this width."""
+        return max(1, round(width * self.natural[1] / self.natural[0] / 2))
+
+    def on_placed(self) -> None:
+        """Draw when it comes on screen, and again at another size."""
+        self._ask()
+
+    def _ask(self) -> None:
+        self._rows, self._problem, self.picture = None, "", None
+        self.on_picture()
+        if not self.source or not self.shown:
+            return
+        file = resolve(self.run, self.source)
+        if file is not None and not file.is_file():  # known at once: no thread, and no second repaint
+            self._problem = f"the image {self.source} is missing"
+            self.changed()
+            return
+        key = (self.source, self.overlay, self.size, self.app.no_color)
+        kept = self._made.get(key)
+        if kept is not None:
+            self._take(kept)
+        else:
+            assert self.frame is not None
+            self.frame.run_worker(lambda: self._draw(key), thread=True, exclusive=True, group="image")
+
+    def _draw(self, key: tuple[object, ...]) -> None:
+        from PIL import Image
+
+        made: Any = None
+        problem = ""
+        try:
+            file = resolve(self.run, self.source)
+            if file is None:
+                raise ValueError(f"it is outside the run's folder ({self.source})")
+            with Image.open(file) as opened:
+                natural = opened.size
+            width, height = self.size
+            across, down = self.cell or (1, 2)
+            scale = min(across * width / natural[0], down * height / natural[1])
+            size = (max(1, int(natural[0] * scale)), max(2, int(natural[1] * scale) // 2 * 2))
+            picture = compose(self.run, self.source, self.overlay, size)
+            if self.cell is not None:
+                made = picture
+            else:
+                made = shades(picture) if self.app.no_color else half_blocks(picture)
+            self.natural = natural
+        except FileNotFoundError:
+            problem = f"the image {self.source} is missing"
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            problem = f"the image cannot be shown: {error}"
+        self.app.call_from_thread(self._done, key, made, problem)
+
+    def _done(self, key: tuple[object, ...], made: Any, problem: str) -> None:
+        if key[:3] != (self.source, self.overlay, self.size):
+            return
+        if made is not None:
+            self._made[key] = made
+            if len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+        self._problem = problem
+        self._take(made)
+
+    def _take(self, made: Any) -> None:
+        if self.cell is not None:
+            self.picture = made
+        else:
+            self._rows = made
+        self.changed()
+        self.on_picture()
+
+    def build(self, width: int, height: int) -> list[Line]:
+        """The image in the middle, or why there is none."""
+        p = self.palette
+        if self._problem:
+            return [Line(p).add(self._problem, p.warn, cells=width)]
+        if self.picture is not None:
+            return []
+        if not self._rows:
+            return [Line(p).add("…" if self.source else "this step has no image", p.faint)]
+        lines = []
+        for row in self._rows[:height]:
+            size = sum(len(s.text) for s in row)
+            line = Line(p).gap(max(0, (width - size) // 2))
+            line.segments += [s if s.style else Segment(s.text, p.base) for s in row]
+            line.width += size
+            lines.append(line)
+        return lines

@@ -1,0 +1,115 @@
+"""One line of a pane, built left to right from text that is made literal on the way in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from ... import text as literally
+from ..theme import Palette
+
+Hit = tuple[int, int, Any]
+"""`[start, end)` in cells and what a click there means."""
+
+
+class Line:
+    """A line under construction. `add` is the only way in, and it shows any text literally."""
+
+    __slots__ = ("hits", "palette", "segments", "width")
+
+    def __init__(self, palette: Palette, text: object = "", style: Style | None = None) -> None:
+        self.palette = palette
+        self.segments: list[Segment] = []
+        self.hits: list[Hit] = []
+        self.width = 0
+        if text != "":
+            self.add(text, style)
+
+    def add(
+        self,
+        text: object,
+        style: Style | None = None,
+        cells: int | None = None,
+        align: str = "<",
+        click: Any = None,
+    ) -> Line:
+        """Append `text`; with `cells`, cut or padded to exactly that many (`align` `<`, `>` or `^`)."""
+        raw = text if isinstance(text, str) else str(text)
+        if cells is None:
+            shown = raw if raw.isascii() and raw.isprintable() else literally.literal(raw)
+            size = literally.width(shown)
+        elif cells <= 0:
+            return self
+        else:
+            shown = literally.line(raw, cells)
+            size = literally.width(shown)
+            if size < cells:
+                gap = cells - size
+                if align == ">":
+                    shown = " " * gap + shown
+                elif align == "^":
+                    shown = " " * (gap // 2) + shown + " " * (gap - gap // 2)
+                else:
+                    shown += " " * gap
+                size = cells
+        if size:
+            base = self.palette.base
+            self.segments.append(Segment(shown, base if style is None else base + style))
+            if click is not None:
+                self.hits.append((self.width, self.width + size, click))
+            self.width += size
+        return self
+
+    def gap(self, cells: int = 1) -> Line:
+        """Append blank cells."""
+        if cells > 0:
+            self.segments.append(Segment(" " * cells, self.palette.base))
+            self.width += cells
+        return self
+
+    def to(self, column: int) -> Line:
+        """Pad with blanks up to `column`."""
+        return self.gap(column - self.width)
+
+    def extend(self, other: Line) -> Line:
+        """Append another line."""
+        self.hits += [(a + self.width, b + self.width, what) for a, b, what in other.hits]
+        self.segments += other.segments
+        self.width += other.width
+        return self
+
+    def right(self, other: Line, width: int) -> Line:
+        """Append another line so that it ends at `width`, when there is room for it."""
+        if other.width + 1 <= width - self.width:
+            self.to(width - other.width)
+            self.extend(other)
+        return self
+
+    def cells(self, width: int, style: Style | None = None) -> list[Segment]:
+        """Exactly `width` cells; `style` (such as the cursor's) lies over everything."""
+        segments = self.segments
+        if self.width < width:
+            segments = [*segments, Segment(" " * (width - self.width), self.palette.base)]
+        if style is not None:
+            segments = [Segment(s.text, (s.style or self.palette.base) + style) for s in segments]
+        if self.width > width:
+            return list(Strip(segments, self.width).crop(0, width))
+        return segments
+
+    def cropped(self, width: int) -> Line:
+        """The line in at most `width` cells, with an ellipsis where it was cut."""
+        if self.width <= width:
+            return self
+        made = Line(self.palette)
+        made.segments = list(Strip(self.segments, self.width).crop(0, width - 1))
+        made.width = width - 1
+        made.hits = [(a, min(b, width - 1), what) for a, b, what in self.hits if a < width - 1]
+        return made.add("…", self.palette.muted)
+
+    @property
+    def plain(self) -> str:
+        """The text alone, as copied and exported."""
+        return "".join(s.text for s in self.segments)

@@ -1,0 +1,162 @@
+"""The tokens of a trajectory, coloured by who wrote them, by log-prob, or by advantage, with a legend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.style import Style
+
+from ...format import fixed
+from ...text import literal
+from ...text import width as cells_of
+from .line import Line
+from .pane import Pane
+
+if TYPE_CHECKING:
+    from ....engine.runs.types import TokenArrays
+
+MODES = ("who wrote it", "log-prob", "advantage")
+LIMIT = 8_000
+"""Tokens that are laid out; a longer trajectory is cut visibly."""
+
+
+class TokenView(Pane):
+    """One colouring at a time; the text itself is the model's, shown literally."""
+
+    title = "tokens"
+
+    def __init__(self, name: str = "tokens") -> None:
+        super().__init__(name)
+        self.mode = 0
+        self.step = 0
+        self.problem = ""
+        self._texts: list[str] = []
+        self._mask: list[bool] = []
+        self._logprobs: list[float] = []
+        self._turns: list[int] = []
+        self._advantages: list[float] | None = None
+        self._total = 0
+
+    def put(self, tokens: TokenArrays | None, texts: Sequence[str], step: int) -> None:
+        """Arrays of length T with the text of each token, and the step to scroll to."""
+        if tokens is None:
+            self._texts, self._total = [], 0
+        else:
+            self.problem = ""
+            self._total = len(tokens)
+            self._texts = list(texts[:LIMIT])
+            self._mask = tokens.agent_mask[:LIMIT].tolist()
+            self._logprobs = tokens.logprobs[:LIMIT].tolist()
+            self._turns = tokens.turn[:LIMIT].tolist()
+            self._advantages = None if tokens.advantages is None else tokens.advantages[:LIMIT].tolist()
+        self.step = step
+        self._built = None
+        self.top = 0
+        if self.shown:
+            at = next((i for i, line in enumerate(self.lines) if line.hits and line.hits[0][2] == ("turn", step)), 0)
+            self.top = max(0, min(at - 2, self.overflow))
+        self._strips.clear()
+        self.refresh()
+
+    def next_mode(self) -> bool:
+        """The next colouring; False after the last one."""
+        self.mode += 1
+        if self.mode == 2 and self._advantages is None:
+            self.mode += 1
+        if self.mode >= len(MODES):
+            self.mode = 0
+            return False
+        self.changed()
+        return True
+
+    def heading(self) -> str:
+        """For the frame's line."""
+        return f"tokens by {MODES[self.mode]}"
+
+    def build(self, width: int, height: int) -> list[Line]:
+        """Legend, then the tokens, a new line for each turn."""
+        p = self.palette
+        if not self._texts:
+            return [Line(p).add(self.problem or "No tokens were recorded for this trajectory.", p.faint)]
+        lines = self._legend(width)
+        line = Line(p)
+        turn: int | None = None
+        agent: bool | None = None
+        for i, text in enumerate(self._texts):
+            if self._turns[i] != turn or self._mask[i] != agent:
+                if line.width:
+                    lines.append(line)
+                turn, agent = self._turns[i], self._mask[i]
+                who = "prompt" if turn < 0 else f"{turn + 1} agent" if agent else f"{turn + 1} env"
+                line = Line(p).add(who, p.key if turn == self.step else p.faint, cells=9)
+                if agent:
+                    line.hits = [(0, 9, ("turn", turn))]
+            style = self._style(i)
+            for piece in text.split("\n") if "\n" in text else (text,):
+                if piece is not text and piece == "":
+                    continue
+                shown = literal(piece)
+                size = cells_of(shown)
+                if line.width + size > width and line.width > 9:
+                    lines.append(line)
+                    line = Line(p).gap(9)
+                line.add(shown, style, cells=min(size, width - 9) if size > width - 9 else None)
+            if "\n" in text:
+                line.add("↵", p.faint)
+                lines.append(line)
+                line = Line(p).gap(9)
+        lines.append(line)
+        if self._total > len(self._texts):
+            lines.append(Line(p).add(f"✂ {self._total - len(self._texts):,} more tokens", p.warn))
+        return lines
+
+    def _style(self, i: int) -> Style:
+        p = self.palette
+        if not self._mask[i]:
+            return p.faint
+        if self.mode == 1:
+            return _levels(p)[_level(self._logprobs[i])][1]
+        if self.mode == 2 and self._advantages is not None:
+            value = self._advantages[i]
+            strong = Style(bold=True) if abs(value) >= 1 else Style()
+            return p.muted if abs(value) < 1e-6 else (p.good if value > 0 else p.bad + Style(underline=True)) + strong
+        return p.accent + Style(bold=True)
+
+    def _legend(self, width: int) -> list[Line]:
+        p = self.palette
+        line = Line(p)
+        if self.mode == 0:
+            share = sum(self._mask) / len(self._mask)
+            line.add("agent", p.accent + Style(bold=True)).add(
+                f" {sum(self._mask)} tokens ({100 * share:.0f} %), learned from   ", p.muted
+            )
+            line.add("prompt and environment", p.faint).add(", masked", p.muted)
+        elif self.mode == 1:
+            for text, style in _levels(p):
+                line.add(text, style).gap(2)
+            agent = [v for v, m in zip(self._logprobs, self._mask, strict=True) if m]
+            if agent:
+                line.add(f"mean {fixed(sum(agent) / len(agent), signed=False)} nats", p.muted)
+        else:
+            line.add("above 0: towards", p.good).gap(2).add("below 0: away", p.bad + Style(underline=True)).gap(2)
+            line.add("bold: |A| ≥ 1", p.muted + Style(bold=True))
+            values = [v for v, m in zip(self._advantages or [], self._mask, strict=False) if m]
+            if values:
+                line.gap(2).add(f"{fixed(min(values), signed=True)} … {fixed(max(values), signed=True)}", p.muted)
+        return [line, Line(p)]
+
+
+def _level(logprob: float) -> int:
+    probability = math.exp(min(0.0, logprob)) if math.isfinite(logprob) else 0.0
+    return 0 if probability >= 0.9 else 1 if probability >= 0.5 else 2 if probability >= 0.1 else 3
+
+
+def _levels(p) -> list[tuple[str, Style]]:
+    return [
+        ("p ≥ 0.9", p.text),
+        ("≥ 0.5", p.accent),
+        ("≥ 0.1", p.warn + Style(bold=True)),
+        ("< 0.1", p.bad + Style(bold=True, underline=True)),
+    ]

@@ -1,0 +1,103 @@
+"""What the commands share: exit codes, errors of one line, options, and plain output that no model text can steer."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+
+class ExitCode(IntEnum):
+    """What the process ends with; printed by `grpo-tui --help`."""
+
+    OK = 0
+    FAILED = 1
+    """The run crashed, or the command could not do its work."""
+    USAGE = 2
+    """Wrong options or a wrong configuration; nothing was started."""
+    NOT_FOUND = 3
+    """No such run or trajectory."""
+    INTERRUPTED = 130
+    """Ctrl-C; the run was asked to save and stop."""
+
+
+class CliError(Exception):
+    """Ends the command with one line (or one line a problem) on standard error."""
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:
+        self.message, self.code = message, code
+        super().__init__(message)
+
+
+RunsDir = Annotated[
+    Path | None,
+    typer.Option("--runs-dir", help="Where runs live; else $GRPO_TUI_HOME/runs, else ./runs.", show_default=False),
+]
+
+
+def _known_runs(incomplete: str) -> list[str]:
+    """Ids of runs for the shell's completion."""
+    from ...engine.launch import list_runs
+    from ...engine.runs.paths import runs_dir
+
+    return [run.id for run in list_runs(runs_dir()) if run.id.startswith(incomplete)] + (
+        ["latest"] if "latest".startswith(incomplete) else []
+    )
+
+
+RunReference = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run's id, a unique beginning of it, or `latest`.", autocompletion=_known_runs
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One value over the configuration, e.g. training.max_steps=50."),
+]
+
+
+def say(text: str = "") -> None:
+    """One line on standard output, at once. Text that a model wrote goes through `literal` first."""
+    print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    """One line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def fail(message: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
+    """End the command with this line on standard error."""
+    raise CliError(message, code)
+
+
+def on_terminal() -> bool:
+    """Whether a person sits at both ends, on a terminal that can show the app."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def json_line(value: Any) -> str:
+    """One line of strict JSON in ASCII: control and direction characters are escaped, NaN and infinity are null."""
+    return json.dumps(_strict(value), ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _strict(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_strict(v) for v in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _strict(getattr(value, name)) for name in value.__dataclass_fields__}
+    if value is None or isinstance(value, (str, int, bool)):
+        return value
+    return str(value)

@@ -1,0 +1,210 @@
+"""`grpo-tui doctor`: what is here, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from .common import ExitCode, RunsDir, say
+
+HELP = "Check versions, devices, disk and terminal; say what is missing and how to get it."
+
+GIB = 1024**3
+LOW_DISK_GIB = 2
+DEVICE_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line. `missing` makes the command end with 1; `note` is worth knowing; `good` is in order."""
+
+    state: Literal["good", "note", "missing"]
+    text: str
+    cure: str = ""
+
+
+def doctor(runs_dir: RunsDir = None) -> None:
+    """Print what was found; ends with 1 when training cannot work as things are."""
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+
+    missing = 0
+    for finding in _findings(resolve_runs_dir(runs_dir)):
+        mark = {"good": "✓", "note": "·", "missing": "✗"}[finding.state]
+        say(f"{mark} {finding.text}" + (f"; {finding.cure}" if finding.cure else ""))
+        missing += finding.state == "missing"
+    if missing:
+        say(f"{missing} thing{'s' if missing > 1 else ''} missing")
+        raise typer.Exit(ExitCode.FAILED)
+    say("everything that training needs is here")
+
+
+def _findings(home: Path) -> Iterator[Finding]:
+    yield Finding(
+        "good", f"grpo-tui {metadata.version('grpo-tui')}, Python {platform.python_version()}, {platform.platform()}"
+    )
+    yield from packages()
+    yield from devices()
+    yield disk(home)
+    yield from terminal()
+    yield from services()
+
+
+def packages() -> Iterator[Finding]:
+    """Every requirement of the package with the version that is installed."""
+    from packaging.requirements import Requirement
+
+    extras: dict[str, list[str]] = {}
+    for line in metadata.requires("grpo-tui") or ():
+        requirement = Requirement(line)
+        extra = re.search(r"extra == ['\"]([^'\"]+)", line)
+        name = requirement.name
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if extra is None:
+                yield Finding("missing", f"{name} is not installed", f"pip install '{name}{requirement.specifier}'")
+            else:
+                extras.setdefault(extra.group(1), []).append(name)
+            continue
+        if requirement.specifier.contains(version, prereleases=True):
+            if extra is None:
+                yield Finding("good", f"{name} {version}")
+        else:
+            state = "missing" if extra is None else "note"
+            yield Finding(
+                state,
+                f"{name} {version}, but {requirement.specifier} is needed",
+                f"pip install '{name}{requirement.specifier}'",
+            )
+    for extra, names in extras.items():
+        if extra != "test":
+            yield Finding("note", f"optional {', '.join(names)} not installed", f"pip install 'grpo-tui[{extra}]'")
+
+
+_DEVICES = """
+import json, torch
+gpus = []
+for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    memory = torch.cuda.get_device_properties(i).total_memory
+    gpus.append(dict(name=torch.cuda.get_device_name(i), memory=memory, bf16=torch.cuda.is_bf16_supported()))
+try:
+    import onnxruntime, skimage, scipy
+    from grpo_tui.envs.visual.operations.ocr import model_path
+    model_path()
+    tools = ""
+except (ImportError, RuntimeError) as error:
+    tools = str(error)
+print(json.dumps(dict(tools=tools, gpus=gpus, cuda=torch.version.cuda, mps=torch.backends.mps.is_available())))
+"""
+
+
+def devices() -> Iterator[Finding]:
+    """Processors, memory and accelerators. torch answers from a process of its own: this program never loads it."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding(
+        "good", f"{cores} CPU cores, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB memory free"
+    )
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", _DEVICES], capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=True
+        )
+        found = json.loads(answer.stdout.strip().splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        yield Finding(
+            "missing", f"torch does not load: {lines[-1] if lines else error}", "pip install --force-reinstall torch"
+        )
+        return
+    if found["tools"]:
+        cure = "pip install --force-reinstall scikit-image onnxruntime rapidocr-onnxruntime"
+        yield Finding("missing", f"the tools of the visual environment do not load: {found['tools']}", cure)
+    for gpu in found["gpus"]:
+        bf16 = "bfloat16" if gpu["bf16"] else "no bfloat16"
+        yield Finding("good", f"GPU {gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, CUDA {found['cuda']}, {bf16}")
+    if found["mps"]:
+        yield Finding("good", "GPU of Apple silicon (mps)")
+    if not found["gpus"] and not found["mps"]:
+        hint = "" if found["cuda"] is None else " (this torch is built for CUDA, but no device answers: see nvidia-smi)"
+        yield Finding("note", f"no GPU{hint}", "the built-in tiny policy trains on a CPU; larger models need one")
+
+
+def disk(home: Path) -> Finding:
+    """Room for runs, and whether they may be written."""
+    there = next(p for p in (home, *home.parents) if p.exists())
+    free = shutil.disk_usage(there).free / GIB
+    if not os.access(there, os.W_OK):
+        return Finding("missing", f"runs cannot be written to {home}", "set GRPO_TUI_HOME or give --runs-dir")
+    if free < LOW_DISK_GIB:
+        return Finding("note", f"only {free:.1f} GiB free for runs in {home}", "free some, or set GRPO_TUI_HOME")
+    return Finding("good", f"runs in {home}, {free:.0f} GiB free")
+
+
+def terminal() -> Iterator[Finding]:
+    """What the terminal can show."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        yield Finding("note", "no terminal here", "`train` prints plain lines; `inspect RUN --json` is for scripts")
+        return
+    columns, rows = shutil.get_terminal_size()
+    through = [n for n, k in (("tmux", "TMUX"), ("ssh", "SSH_CONNECTION")) if os.environ.get(k)]
+    via = f" through {' and '.join(through)}" if through else ""
+    name = os.environ.get("TERM", "")
+    yield Finding("good", f"terminal {name}{via}, {columns} × {rows}")
+    if columns < 80 or rows < 24:
+        yield Finding(
+            "note", f"the app is made for 80 × 24 and more, here are {columns} × {rows}", "make the window larger"
+        )
+    if "utf" not in (sys.stdout.encoding or "").lower():
+        yield Finding("note", f"text goes out as {sys.stdout.encoding}", "set LC_ALL=C.UTF-8 for lines and blocks")
+    if os.environ.get("NO_COLOR"):
+        yield Finding("good", "NO_COLOR is set: no colours")
+    elif os.environ.get("COLORTERM") in ("truecolor", "24bit"):
+        yield Finding("good", "16 million colours")
+    else:
+        cure = (
+            "`set -as terminal-features ',*:RGB'` in tmux.conf"
+            if "tmux" in through
+            else "set COLORTERM=truecolor if it can more"
+        )
+        yield Finding("note", "256 colours or fewer", cure)
+    from textual_image.renderable import Image
+
+    kind = {"sixel": "sixel graphics", "tgp": "kitty graphics"}.get(Image.__module__.rpartition(".")[2])
+    if kind:
+        yield Finding("good", f"images in full resolution ({kind})")
+    else:
+        yield Finding("note", "no sixel or kitty graphics", "images are drawn with half blocks")
+
+
+def services() -> Iterator[Finding]:
+    """Only what is configured here; nothing is sent anywhere."""
+    key = os.environ.get("WANDB_API_KEY") or "api.wandb.ai" in _read(Path.home() / ".netrc")
+    yield Finding(
+        "good" if key else "note",
+        "wandb has a key" if key else "wandb has no key",
+        "" if key else "`wandb login`, or logging.wandb: offline",
+    )
+    cache = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
+    yield Finding("good", f"models from the hub are kept in {cache}" + (" (HF_HUB_OFFLINE is set)" if offline else ""))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

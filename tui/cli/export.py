@@ -1,0 +1,138 @@
+"""`grpo-tui export`: the trajectories of a run as JSON lines or Parquet."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .common import ExitCode, RunReference, RunsDir, fail, json_line, say
+
+if TYPE_CHECKING:
+    from ...engine.runs.reader import RunReader
+
+HELP = "Write the trajectories of a run, with their rewards, to a file."
+
+BATCH = 1000
+
+
+class Format(StrEnum):
+    """What `--format` takes."""
+
+    jsonl = "jsonl"
+    parquet = "parquet"
+
+
+def export(
+    run: RunReference,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
+    format_: Annotated[Format, typer.Option("--format", help="jsonl or parquet.")] = Format.jsonl,
+    filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPR", help="Only those that match.")] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Write all (or the matching) trajectories; the file appears whole or not at all."""
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from .inspect import opened
+    from .runs import find
+
+    info = find(resolve_runs_dir(runs_dir), run)
+    if not out.parent.is_dir():
+        fail(f"--out: there is no folder {out.parent}; make it first", ExitCode.USAGE)
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        with opened(info) as reader:
+            rows = _records(reader, filter_ or "")
+            count = _write_jsonl(part, rows) if format_ is Format.jsonl else _write_parquet(part, rows)
+        os.replace(part, out)
+    except OSError as error:
+        fail(f"--out: {out} cannot be written: {error.strerror}")
+    finally:
+        part.unlink(missing_ok=True)
+    say(f"wrote {count:,} trajectories to {out}")
+
+
+def _records(reader: RunReader, filter_: str) -> Iterator[dict[str, Any]]:
+    from .inspect import matching, record_data
+
+    for row in matching(reader, filter_, "", None):
+        yield {"n": row.n, "step": row.step} | record_data(reader.trajectory(row.n))
+
+
+def _write_jsonl(path: Path, rows: Iterator[dict[str, Any]]) -> int:
+    count = 0
+    with path.open("w", encoding="ascii") as file:
+        for row in rows:
+            file.write(json_line(row) + "\n")
+            count += 1
+    return count
+
+
+def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
+    """Columns that people group by are columns; what is nested and differs by environment is JSON text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    text, integer, real = pa.string(), pa.int64(), pa.float64()
+    schema = pa.schema(
+        [
+            ("n", integer),
+            ("step", integer),
+            ("id", text),
+            ("env", text),
+            ("split", text),
+            ("group", text),
+            ("prompt_id", text),
+            ("rollout", integer),
+            ("policy_version", integer),
+            ("prompt", text),
+            ("answer", text),
+            ("expected", text),
+            ("correct", pa.bool_()),
+            ("stop_reason", text),
+            ("error", text),
+            ("reward", real),
+            ("advantage", real),
+            ("step_advantages", pa.list_(real)),
+            ("actions", pa.list_(text)),
+            ("penalties", pa.list_(text)),
+            ("task", text),
+            ("steps", text),
+            ("breakdown", text),
+        ]
+    )
+    count = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        batch: list[dict[str, Any]] = []
+        for row in rows:
+            batch.append(_flat(row))
+            count += 1
+            if len(batch) == BATCH:
+                writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+                batch = []
+        writer.write_table(pa.Table.from_pylist(batch, schema=schema))
+    return count
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    t, breakdown = row["trajectory"], row["breakdown"]
+    penalties = [p["rule"] for s in breakdown["steps"] for p in s["penalties"]] if breakdown else []
+    same = ("id", "env", "group", "prompt_id", "rollout", "prompt", "answer", "expected", "correct", "stop_reason")
+    return {name: t.get(name) for name in (*same, "error")} | {
+        "n": row["n"],
+        "step": row["step"],
+        "split": row["split"],
+        "policy_version": row["policy_version"],
+        "reward": breakdown["total"] if breakdown else None,
+        "advantage": row["advantage"],
+        "step_advantages": [float(a) for a in row["step_advantages"]],
+        "actions": [s["action"] or "?" for s in t["steps"]],
+        "penalties": penalties,
+        "task": json.dumps(t["task"], default=str),
+        "steps": json.dumps(t["steps"], default=str),
+        "breakdown": json.dumps(breakdown, default=str),
+    }

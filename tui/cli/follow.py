@@ -1,0 +1,238 @@
+"""A run as plain lines of text: for pipes, logs and terminals that cannot show the app."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from ...engine.launch import tail_log
+from ...engine.launch.logs import log_path
+from ...engine.launch.start import exit_code
+from ...engine.runs.paths import RUN_FILE
+from ...engine.runs.reader import RunReader
+from ...engine.runs.types import Event, RunInfo
+from ..format import duration, number
+from ..text import literal
+from .common import ExitCode, say, warn
+
+POLL_S = 0.25
+LINE_EVERY_S = 1.0
+"""At most one progress line in this time; the last step is always printed."""
+
+COLUMNS = {
+    "sft": (("loss", "train/loss"), ("success", "success/train"), ("s/step", "time/step")),
+    "rft": (
+        ("reward", "rewards/total/mean"),
+        ("±", "rewards/total/std"),
+        ("success", "success/train"),
+        ("KL", "kl/mean"),
+        ("s/step", "time/step"),
+    ),
+    "online": (
+        ("success", "online/success"),
+        ("KL", "online/mean_kl"),
+        ("beta", "online/current_beta"),
+        ("queue", "online/queue_depth"),
+        ("version", "online/serving_version"),
+    ),
+}
+VAGUE = ("the process is gone", "the process never started")
+"""What is said of a process that ended without a word; its log knows more."""
+TOLD = ("phase", "eval", "checkpoint", "snapshot", "alert", "record", "error", "control")
+"""Kinds of event that are printed."""
+
+
+class StopAsked(Exception):
+    """SIGINT or SIGTERM came while following."""
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = 128 + number
+        super().__init__(number)
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGTERM as well as Ctrl-C leave the loop, so that a batch system's stop saves the run."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise StopAsked(number)
+
+    before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for n, old in before.items():
+            signal.signal(n, old)
+
+
+def follow(run: RunInfo, *, stop: Callable[[], RunInfo], out: Callable[[str], None] = say) -> int:
+    """Print the run's progress until it ends; gives the exit code of the command.
+
+    stop: asks the run to save and stop, and waits for it; called on Ctrl-C and SIGTERM.
+    """
+    progress = _Progress(run, out)
+    try:
+        with _signals():
+            info = progress.until_end()
+            if info is None:
+                return progress.until_gone()
+    except StopAsked as asked:
+        warn(f"stopping run {run.id}; it saves first")
+        try:
+            with _signals():
+                if progress.lost:
+                    progress.terminate()
+                    progress.until_gone()
+                    return asked.exit_code
+                info = stop()
+        except StopAsked:
+            warn(f"not waiting; run {run.id} may still be saving. See: grpo-tui runs")
+            return asked.exit_code
+        progress.print_new(last=True)
+        out(f"run {run.id} {info.status} at step {info.step}; go on with: grpo-tui train --resume {run.id}")
+        return asked.exit_code
+    finally:
+        progress.close()
+    tell_end(info, out)
+    return ExitCode.OK if info.status in ("finished", "stopped") else ExitCode.FAILED
+
+
+def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
+    """The last lines about a run: how it ended, how to look at it, and how to go on."""
+    took = f" in {duration(run.ended - run.created)}" if run.ended and run.created else ""
+    if run.status == "crashed":
+        log = log_path(run)
+        lines = (run.error or "").strip().splitlines() or [""]
+        if lines[-1].startswith(VAGUE):
+            lines = tail_log(run, 1) or lines
+        reason = f": {literal(lines[-1].strip()[:300])}" if lines[-1] else ""
+        warn(f"run {run.id} crashed at step {run.step}{reason}; its log: {log or Path(run.path) / 'logs'}")
+        out(f"inspect: grpo-tui inspect {run.id} · go on from its last checkpoint: grpo-tui train --resume {run.id}")
+        return
+    out(f"run {run.id} {run.status} at step {run.step}{took}")
+    again = f" · go on: grpo-tui train --resume {run.id}" if run.status == "stopped" and run.mode != "online" else ""
+    out(f"inspect: grpo-tui inspect {run.id}{again}")
+
+
+class _Progress:
+    """What of a run was printed already."""
+
+    def __init__(self, run: RunInfo, out: Callable[[str], None]) -> None:
+        self.path, self.mode, self.out = Path(run.path), run.mode, out
+        self.reader: RunReader | None = None
+        self.metric_row = 0
+        self.event_id = 0
+        self.values: dict[str, float] = {}
+        self.step = 0
+        self.printed_step = 0
+        self.printed_at = 0.0
+        self.total = run.total_steps
+        self.process: psutil.Process | None = None
+        self.lost = False
+        self.dropped = 0
+        self.skip_until = run.step  # a resumed run's old lines are not told again
+
+    def until_end(self) -> RunInfo | None:
+        """Follow the run to its end; None when its record was removed while it goes on."""
+        while True:
+            info = self._info()
+            if info.pid is not None and self.process is None:
+                with suppress(psutil.Error):
+                    self.process = psutil.Process(info.pid)
+            if not info.active and not (self.path / RUN_FILE).exists() and self._alive():
+                self.lost = True
+                warn(f"! the folder of run {info.id} is gone; training goes on without a record")
+                return None
+            self.total = info.total_steps or self.total
+            self._tell_dropped(info)
+            self.print_new(last=not info.active)
+            if not info.active:
+                return info
+            time.sleep(POLL_S)
+
+    def until_gone(self) -> int:
+        """Wait for the process of a run without a record; how it ended is only known from its exit code."""
+        while self._alive():
+            time.sleep(POLL_S)
+        code = exit_code(self.process.pid) if self.process is not None else None
+        self.out(f"the training process has ended{'' if code is None else f' with exit code {code}'}")
+        return ExitCode.FAILED if code else ExitCode.OK
+
+    def terminate(self) -> None:
+        """SIGTERM asks for the same as `stop`."""
+        if self.process is not None:
+            with suppress(psutil.Error):
+                self.process.terminate()
+
+    def _alive(self) -> bool:
+        try:
+            return self.process is not None and self.process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    def _tell_dropped(self, info: RunInfo) -> None:
+        dropped = int(info.facts.get("dropped") or 0)
+        if dropped and not self.dropped:
+            warn(f"! the record in {info.path} cannot take everything (is the disk full?); training goes on without it")
+        self.dropped = dropped
+
+    def _info(self) -> RunInfo:
+        if self.reader is None:
+            self.reader = RunReader(self.path)
+        return self.reader.info()
+
+    def print_new(self, *, last: bool) -> None:
+        """Print what was recorded since the last look."""
+        if self.reader is None:
+            return
+        self.metric_row, news = self.reader.metrics_since(self.metric_row)
+        for name, points in news.items():
+            for step, value in points[-1:]:
+                self.values[name] = value
+                self.step = max(self.step, step)
+        for event in self.reader.events(kinds=TOLD, after_id=self.event_id):
+            self.event_id = max(self.event_id, event.id)
+            if event.step >= self.step:
+                self._print_step()  # what happened after the step is told after it
+            self._tell(event)
+        if last or time.monotonic() - self.printed_at >= LINE_EVERY_S:
+            self._print_step()
+
+    def _print_step(self) -> None:
+        if self.step > max(self.printed_step, self.skip_until):
+            self.out(step_line(self.mode, self.step, self.total, self.values))
+            self.printed_step, self.printed_at = self.step, time.monotonic()
+
+    def _tell(self, event: Event) -> None:
+        if event.kind == "control" and event.data.get("command") in (None, "checkpoint"):
+            return
+        if event.step < self.skip_until:
+            return
+        mark = {"alert": "! ", "error": "! ", "record": "! "}.get(event.kind, "")
+        where = f"step {event.step}: " if event.step else ""
+        self.out(f"{mark}{where}{literal(event.message)}")
+
+    def close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+
+
+def step_line(mode: str, step: int, total: int | None, values: Mapping[str, float]) -> str:
+    """`step  12/150  reward 0.42 ± 0.21  success 0.31  KL 0.0012  1.2 s/step`."""
+    width = len(str(total)) if total else 0
+    parts = [f"step {step:>{width}}" + (f"/{total}" if total else "")]
+    for label, name in COLUMNS.get(mode, ()):
+        if name not in values:
+            continue
+        text = number(values[name])
+        if label == "±":
+            parts[-1] += f" ± {text}"
+        else:
+            parts.append(f"{text} {label}" if label == "s/step" else f"{label} {text}")
+    return "  ".join(parts)

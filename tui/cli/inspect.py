@@ -1,0 +1,184 @@
+"""`grpo-tui inspect`: the app on a run, or its facts for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...engine.runs.types import RunInfo
+from .common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
+
+if TYPE_CHECKING:
+    from ...engine.runs.reader import RunReader
+
+HELP = """Look into a run, running or finished: the app on a terminal, else a summary.
+
+--json, --trajectory, --filter and --report print or write plain data instead.
+"""
+
+EVENTS_SHOWN = 200
+PAGE = 500
+
+
+def inspect(
+    run: RunReference,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text; one object a line.")] = False,
+    trajectory: Annotated[
+        str | None, typer.Option("--trajectory", metavar="ID", help="One trajectory, whole: its id or its number.")
+    ] = None,
+    filter_: Annotated[
+        str | None,
+        typer.Option(
+            "--filter", metavar="EXPR", help="The trajectories that match, e.g. 'reward<0.2 and not correct'."
+        ),
+    ] = None,
+    search: Annotated[str | None, typer.Option("--search", metavar="TEXT", help="Full-text search.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many with --filter.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write the dashboard for sharing: .html or .svg."),
+    ] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Open the app on a run, or print what scripts ask for."""
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from .runs import find
+
+    home = resolve_runs_dir(runs_dir)
+    info = find(home, run)
+    listing = filter_ is not None or search is not None
+    if sum((trajectory is not None, listing, report is not None)) > 1:
+        fail("--trajectory, --filter (with --search) and --report exclude each other; give one", ExitCode.USAGE)
+    if report is not None:
+        from .report import write_report
+
+        write_report(home, info, report)
+        say(f"wrote {report}")
+        return
+    if not (as_json or listing or trajectory is not None) and on_terminal():
+        from .app import open_run
+
+        open_run(home, info, "live" if info.active else "inspect")
+        return
+    with opened(info) as reader:
+        if trajectory is not None:
+            _one(reader, info, trajectory, as_json=as_json)
+        elif listing:
+            for row in matching(reader, filter_ or "", search or "", limit):
+                say(json_line(row) if as_json else _row_text(row))
+        elif as_json:
+            say(json_line(summary(reader, info)))
+        else:
+            _print_summary(reader, info)
+
+
+@contextmanager
+def opened(info: RunInfo) -> Iterator[RunReader]:
+    """A reader on a run's record; what cannot be read ends the command with one line."""
+    from ...engine.runs.errors import FilterError, RecordError
+    from ...engine.runs.reader import RunReader
+
+    try:
+        reader = RunReader(Path(info.path))
+        try:
+            yield reader
+        finally:
+            for problem in reader.problems:
+                warn(problem)
+            reader.close()
+    except FilterError as error:
+        fail(f"--filter: {error}", ExitCode.USAGE)
+    except RecordError as error:
+        fail(f"the record of run {info.id} cannot be read: {error}")
+
+
+def matching(reader: RunReader, filter_: str, search: str, limit: int | None) -> Iterator[Any]:
+    """The rows that match, in order of recording, a page at a time."""
+    for note in reader.filter_notes(filter_):
+        warn(f"--filter: {note}")
+    done = 0
+    while limit is None or done < limit:
+        size = PAGE if limit is None else min(PAGE, limit - done)
+        rows = reader.page(filter=filter_, search=search, offset=done, limit=size)
+        yield from rows
+        done += len(rows)
+        if len(rows) < size:
+            return
+
+
+def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
+    """Everything about a run that fits on a page, as plain data."""
+    events = reader.events(limit=EVENTS_SHOWN)
+    return {
+        "run": {name: getattr(info, name) for name in info.__dataclass_fields__},
+        "trajectories": reader.total(),
+        "latest": reader.latest(),
+        "alerts": [_event(e) for e in reader.events(kinds=("alert",), limit=EVENTS_SHOWN)],
+        "evaluations": [_event(e) for e in reader.events(kinds=("eval",), limit=EVENTS_SHOWN)],
+        "beta": [_event(e) for e in reader.events(kinds=("beta",), limit=EVENTS_SHOWN)],
+        "snapshots": [_event(e) for e in reader.events(kinds=("snapshot",), limit=EVENTS_SHOWN)],
+        "events": [_event(e) for e in events],
+    }
+
+
+def _event(event: Any) -> dict[str, Any]:
+    return {"id": event.id, "time": event.time, "step": event.step, "kind": event.kind, "message": event.message} | {
+        "data": dict(event.data)
+    }
+
+
+def _print_summary(reader: RunReader, info: RunInfo) -> None:
+    from ..format import number
+    from ..text import literal
+
+    total = f"/{info.total_steps}" if info.total_steps else ""
+    say(f"run {info.id}: {info.status} at step {info.step}{total}, mode {info.mode}, in {info.path}")
+    say(f"environment {literal(info.environment)}, model {literal(info.model)}, {reader.total():,} trajectories")
+    if info.error:
+        say(f"error: {literal(info.error.strip().splitlines()[-1])}")
+    for name, value in sorted(reader.latest().items()):
+        say(f"  {literal(name):44} {number(value)}")
+    for event in reader.events(kinds=("alert", "eval", "record", "error"), limit=20):
+        say(f"  step {event.step}: {literal(event.message)}")
+    say(f"steps and penalties: grpo-tui inspect {info.id} --filter 'penalties>0', then --trajectory ID")
+
+
+def _row_text(row: Any) -> str:
+    from ..format import mark, number
+    from ..text import line
+
+    actions = " ▸ ".join(row.actions)
+    return (
+        f"{row.n:>8} {line(row.id, 36)} step {row.step:>5} {mark(row.correct)} reward {number(row.reward):>6} "
+        f"A {number(row.advantage, signed=True):>6} penalties {row.penalties:>2}  {line(actions, 100)}"
+    )
+
+
+def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> None:
+    try:
+        record = reader.trajectory(reference)
+    except LookupError as error:
+        fail(f"{error}; ids are listed by `grpo-tui inspect {info.id} --filter ''`", ExitCode.NOT_FOUND)
+    if as_json:
+        say(json_line(record_data(record)))
+        return
+    from .trajectory import trajectory_lines
+
+    for text in trajectory_lines(record):
+        say(text)
+
+
+def record_data(record: Any) -> dict[str, Any]:
+    """A recorded trajectory with its reward arithmetic, as plain data (token arrays are in the record only)."""
+    return {
+        "trajectory": record.trajectory.to_json(),
+        "breakdown": record.breakdown.to_json() if record.breakdown is not None else None,
+        "advantage": record.advantage,
+        "step_advantages": list(record.step_advantages),
+        "policy_version": record.policy_version,
+        "split": record.split,
+    }

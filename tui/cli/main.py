@@ -1,0 +1,125 @@
+"""`grpo-tui`: the command line. Each command is in its own `cli_*` file and imports what is heavy when it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from . import config as cli_config
+from . import doctor as cli_doctor
+from . import export as cli_export
+from . import inspect as cli_inspect
+from . import online as cli_online
+from . import runs as cli_runs
+from . import train as cli_train
+from .common import CliError, ExitCode, RunsDir, fail, on_terminal, warn
+
+HELP = """Run and inspect GRPO training of tool-using agents.
+
+Without a command: the list of runs, in the terminal app.
+
+Exit codes: 0 done · 1 the run or the command failed · 2 wrong options or configuration · 3 no such run or
+trajectory · 130 interrupted by Ctrl-C, 143 by SIGTERM (the run saves first).
+"""
+
+app = typer.Typer(
+    help=HELP,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+)
+app.command("train", help=cli_train.HELP)(cli_train.train)
+app.command("inspect", help=cli_inspect.HELP)(cli_inspect.inspect)
+app.command("runs", help=cli_runs.RUNS_HELP)(cli_runs.runs)
+app.command("stop", help=cli_runs.STOP_HELP)(cli_runs.stop)
+app.command("online", help=cli_online.HELP)(cli_online.online)
+app.command("export", help=cli_export.HELP)(cli_export.export)
+app.command("doctor", help=cli_doctor.HELP)(cli_doctor.doctor)
+app.add_typer(cli_config.app, name="config", help=cli_config.HELP)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"grpo-tui {version('grpo-tui')}")
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    context: typer.Context,
+    runs_dir: RunsDir = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Open the list of runs when no command was given."""
+    if context.invoked_subcommand is not None:
+        if runs_dir is not None:
+            fail(
+                f"--runs-dir goes after the command: grpo-tui {context.invoked_subcommand} --runs-dir {runs_dir}",
+                ExitCode.USAGE,
+            )
+        return
+    if not on_terminal():
+        fail("the app needs a terminal; for plain output use `grpo-tui runs`, or see `grpo-tui --help`", ExitCode.USAGE)
+    from .app import open_list
+
+    open_list(runs_dir)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script: every way out is an exit code and at most a few lines on standard error."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code."""
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(args=arguments, prog_name="grpo-tui", standalone_mode=False)
+        sys.stdout.flush()
+        return int(result) if isinstance(result, int) else ExitCode.OK
+    except CliError as error:
+        warn(error.message)
+        return error.code
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "grpo-tui"
+        message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
+        warn(f"{message}; see `{path} --help`")
+        return ExitCode.USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        warn("interrupted")
+        return ExitCode.INTERRUPTED
+    except (BrokenPipeError, SystemExit):  # `grpo-tui runs | head`: nobody reads on (Typer leaves only then)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.OK
+    except Exception as error:
+        return _unexpected(error)
+
+
+def _unexpected(error: Exception) -> int:
+    """A fault of this program: the traceback goes to a file, one line to the person."""
+    from ..text import literal
+
+    summary = literal(f"{type(error).__name__}: {error}"[:300])
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="grpo-tui-", suffix=".log", delete=False) as file:
+            traceback.print_exc(file=file)
+        warn(f"{summary}; this is a fault in grpo-tui, its details are in {file.name}")
+    except OSError:
+        warn(f"{summary}; this is a fault in grpo-tui")
+    return ExitCode.FAILED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""`grpo-tui online`: serve answers and learn from them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import ExitCode, RunsDir, SetOption, fail, say, warn
+from .config import ConfigArgument, load
+
+HELP = """Serve answers and learn from them while serving: an inference engine and an update worker.
+
+Requests come from the configuration's environment, from a JSONL file or standard input (--requests FILE or -), or
+over HTTP (--serve HOST:PORT).
+"""
+
+
+def online(
+    config: ConfigArgument = None,
+    set_: SetOption = None,
+    requests: Annotated[
+        str | None,
+        typer.Option(
+            "--requests", metavar="FILE", help="JSON lines with requests; - is standard input, answers go out."
+        ),
+    ] = None,
+    serve: Annotated[
+        str | None, typer.Option("--serve", metavar="HOST:PORT", help="OpenAI-style /v1/chat/completions over HTTP.")
+    ] = None,
+    run_id: Annotated[str | None, typer.Option("--run-id", help="The new run's id; else one is made.")] = None,
+    headless: Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")] = False,
+    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run.")] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Start (or resume) serving with learning, and watch it."""
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from .runs import find
+    from .train import watch
+
+    if requests is not None and serve is not None:
+        fail("--requests and --serve exclude each other; give one", ExitCode.USAGE)
+    if resume is not None and (run_id is not None or config is not None):
+        fail(
+            "--resume goes on with a run under its own id and configuration; leave --run-id and CONFIG out",
+            ExitCode.USAGE,
+        )
+    home = resolve_runs_dir(runs_dir)
+    old = find(home, resume) if resume is not None else None
+    source = str(Path(old.path) / "config.yaml") if old is not None else config
+    overrides = list(set_ or ())
+    if requests is not None:
+        if requests != "-" and not Path(requests).is_file():
+            fail(f"--requests: there is no file {requests}; give a JSONL file, or - for standard input", ExitCode.USAGE)
+        overrides.append(f"online.requests={json.dumps(requests)}")
+    if serve is not None:
+        overrides.append(f"online.serve={json.dumps(serve)}")
+    settings = load(source, overrides, "online", paths=old is None)
+
+    from ...engine.launch import LaunchError, start_run
+
+    piped = settings.online.requests == "-"
+    try:
+        run = start_run(
+            settings,
+            runs_dir=home,
+            run_id=run_id,
+            resume=old.id if old is not None else None,
+            stdin=sys.stdin.fileno() if piped else None,
+            stdout=sys.stdout.fileno() if piped else None,
+        )
+    except LaunchError as error:
+        fail(str(error), ExitCode.USAGE)
+    # in a pipe standard output carries the answers, so what is told goes to standard error
+    watch(home, run, headless=headless or piped, out=warn if piped else say)

@@ -1,0 +1,88 @@
+"""`grpo-tui inspect RUN --report`: the dashboard as a picture or a page, for sharing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ...engine.runs.types import RunInfo
+from .common import ExitCode, fail
+
+SIZE = (160, 48)
+"""Columns and rows of the terminal that is drawn."""
+
+
+def write_report(home: Path, run: RunInfo, out: Path) -> None:
+    """Draw the live view of `run` and write it to `out`: `.svg`, or `.html` with the numbers as tables."""
+    kind = out.suffix.lower()
+    if kind not in (".html", ".svg"):
+        fail(f"--report: {out} must end in .html or .svg", ExitCode.USAGE)
+    if not out.parent.is_dir():
+        fail(f"--report: there is no folder {out.parent}; make it first", ExitCode.USAGE)
+    picture = draw(home, run)
+    text = picture if kind == ".svg" else page(run, picture)
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"--report: {out} cannot be written: {error.strerror}")
+
+
+def draw(home: Path, run: RunInfo) -> str:
+    """The dashboard as SVG, drawn by the app itself without a terminal."""
+    import asyncio
+
+    from ..app.app import GrpoApp, Live
+
+    async def shoot() -> str:
+        app = GrpoApp(home, Live(Path(run.path)))
+        async with app.run_test(size=SIZE) as pilot:
+            await pilot.pause(1.0)
+            return app.export_screenshot(title=f"grpo-tui · {run.id}")
+
+    # the drawing names a web font: what is shared must not fetch anything, and `monospace` stands behind it
+    return re.sub(r"@font-face\s*{[^}]*}", "", asyncio.run(shoot()))
+
+
+def page(run: RunInfo, picture: str) -> str:
+    """One HTML file without scripts and without anything from elsewhere: the picture, the last values, the events."""
+    from html import escape
+
+    from ..format import number
+    from ..text import literal
+    from .inspect import opened
+
+    with opened(run) as reader:
+        latest = reader.latest()
+        events = reader.events(kinds=("alert", "eval", "beta", "snapshot", "checkpoint", "record", "error"), limit=500)
+        count = reader.total()
+
+    def cell(text: object) -> str:
+        return f"<td>{escape(literal(str(text)))}</td>"
+
+    values = "".join(f"<tr>{cell(name)}{cell(number(value))}</tr>" for name, value in sorted(latest.items()))
+    told = "".join(f"<tr>{cell(e.step)}{cell(e.kind)}{cell(e.message)}</tr>" for e in events)
+    total = f"/{run.total_steps}" if run.total_steps else ""
+    state = f"{run.status} at step {run.step}{total} · {count:,} trajectories"
+    facts = f"{run.mode} · {run.environment} · {run.model} · {state}"
+    title = escape(literal(f"grpo-tui run {run.id}"))
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1280px; margin: 2rem auto; padding: 0 1rem; color: #222; }}
+svg {{ width: 100%; height: auto; }}
+table {{ border-collapse: collapse; margin: 1rem 0; }}
+td, th {{ text-align: left; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #111; color: #ddd; }} td, th {{ border-color: #333; }} }}
+</style>
+<h1>{title}</h1>
+<p>{escape(literal(facts))}</p>
+{picture}
+<h2>Events</h2>
+<table><tr><th>step</th><th>kind</th><th>what</th></tr>{told}</table>
+<h2>Last values</h2>
+<table><tr><th>metric</th><th>value</th></tr>{values}</table>
+</html>
+"""

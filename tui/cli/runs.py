@@ -1,0 +1,128 @@
+"""`grpo-tui runs` and `grpo-tui stop`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...engine.runs.types import RunInfo
+from .common import ExitCode, RunReference, RunsDir, fail, json_line, say
+
+RUNS_HELP = "List the runs, newest first."
+STOP_HELP = "Let a run save and stop."
+
+HEADS = ("run", "status", "mode", "environment", "model", "step", "reward", "success", "age")
+
+
+def find(home: Path, reference: str) -> RunInfo:
+    """The run that `reference` means; ends the command with the nearest ids when there is none."""
+    from ...engine.launch import find_run
+    from ...engine.runs.errors import RunNotFound
+
+    try:
+        return find_run(home, reference)
+    except RunNotFound as error:
+        fail(str(error), ExitCode.NOT_FOUND)
+
+
+def facts(run: RunInfo) -> dict[str, Any]:
+    """A run as plain data, with the newest reward and success."""
+    data = {name: getattr(run, name) for name in run.__dataclass_fields__}
+    latest = newest(run)
+    data["reward"] = latest.get("rewards/total/mean")
+    data["success"] = next((latest[n] for n in SUCCESS if n in latest), None)
+    return data
+
+
+SUCCESS = ("success/eval_greedy", "online/success", "success/train")
+
+
+def newest(run: RunInfo) -> dict[str, float]:
+    """The newest value of each metric; nothing where the record cannot be read."""
+    from ...engine.runs.errors import RecordError
+    from ...engine.runs.reader import RunReader
+
+    try:
+        reader = RunReader(Path(run.path))
+    except (RecordError, OSError):
+        return {}
+    try:
+        return reader.latest()
+    except RecordError:
+        return {}
+    finally:
+        reader.close()
+
+
+def runs(
+    as_json: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Print the runs."""
+    from ...engine.launch import list_runs
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+
+    home = resolve_runs_dir(runs_dir)
+    found = list_runs(home)
+    if as_json:
+        for run in found:
+            say(json_line(facts(run)))
+        return
+    if not found:
+        say(f"no runs in {home} yet; start one with `grpo-tui train`")
+        return
+    from ..format import ago, number
+    from ..text import line
+
+    rows: list[tuple[str, ...]] = [HEADS]
+    for run in found:
+        data = facts(run)
+        step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
+        environment = run.environment.rpartition(".")[2].rpartition(":")[2]
+        age = ago(time.time() - run.created) if run.created else "–"
+        rows.append(
+            (
+                line(run.id, 40),
+                run.status,
+                line(run.mode, 8),
+                line(environment, 24),
+                line(run.model, 28),
+                step,
+                number(data["reward"]),
+                number(data["success"]),
+                age,
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
+    for row in rows:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def stop(
+    run: RunReference,
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait for the run to save.")] = 120.0,
+    force: Annotated[bool, typer.Option("--force", help="Kill what still runs after the timeout.")] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Ask the run to finish its step, save a checkpoint and end; wait for it."""
+    from ...engine.launch import LaunchError, stop_run
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+
+    info = find(resolve_runs_dir(runs_dir), run)
+    if not info.active:
+        say(f"run {info.id} is not running ({info.status} at step {info.step})")
+        return
+    try:
+        after = stop_run(info, timeout=timeout, force=force)
+    except LaunchError as error:
+        fail(str(error))
+    if after.active:
+        fail(
+            f"run {info.id} has not stopped after {timeout:g} s; it still saves, or give a longer --timeout, or --force"
+        )
+    say(f"run {after.id} {after.status} at step {after.step}")
+    if after.mode != "online":
+        say(f"go on with: grpo-tui train --resume {after.id}")

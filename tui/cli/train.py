@@ -1,0 +1,116 @@
+"""`grpo-tui train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...engine.runs.types import RunInfo
+from .common import ExitCode, RunsDir, SetOption, fail, on_terminal, say
+from .config import ConfigArgument, load
+
+HELP = """Train: supervised (--mode sft) or with reinforcement (--mode rft), and watch it live.
+
+The run goes on when you leave the live view or close the terminal; `grpo-tui stop RUN` saves and stops it.
+Without a terminal, or with --headless, progress is printed as lines and Ctrl-C saves and stops the run.
+"""
+
+
+class Mode(StrEnum):
+    """What `--mode` takes."""
+
+    sft = "sft"
+    rft = "rft"
+
+
+def train(
+    config: ConfigArgument = None,
+    mode: Annotated[
+        Mode | None, typer.Option(help="sft or rft; else what the configuration says.", show_default=False)
+    ] = None,
+    set_: SetOption = None,
+    run_id: Annotated[str | None, typer.Option("--run-id", help="The new run's id; else one is made.")] = None,
+    headless: Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")] = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run from its last checkpoint.")
+    ] = None,
+    num_processes: Annotated[
+        int, typer.Option("--num-processes", min=1, help="Training processes (accelerate launch).")
+    ] = 1,
+    accelerate_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--accelerate-config", help="Your own accelerate config (FSDP, DeepSpeed, …).", show_default=False
+        ),
+    ] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Start (or resume) a training run and watch it."""
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+
+    if accelerate_config is not None and not accelerate_config.is_file():
+        fail(
+            f"--accelerate-config: there is no file {accelerate_config}; make one with `accelerate config`",
+            ExitCode.USAGE,
+        )
+    home = resolve_runs_dir(runs_dir)
+    old = None
+    if resume is not None:
+        if run_id is not None:
+            fail("--resume goes on with a run under its own id; leave --run-id out", ExitCode.USAGE)
+        if config is not None or mode is not None:
+            wrong = "CONFIG" if config is not None else "--mode"
+            fail(
+                f"--resume uses the run's own configuration; leave {wrong} out (--set may change values)",
+                ExitCode.USAGE,
+            )
+        from .runs import find
+
+        old = find(home, resume)
+        settings = load(str(Path(old.path) / "config.yaml"), set_)
+    else:
+        settings = load(config, set_, mode.value if mode else None, paths=True)
+    if settings.mode == "online":
+        fail(
+            "this configuration says mode: online; start it with `grpo-tui online`, or give --mode sft|rft",
+            ExitCode.USAGE,
+        )
+
+    from ...engine.launch import LaunchError, start_run
+
+    try:
+        run = start_run(
+            settings,
+            runs_dir=home,
+            run_id=run_id,
+            resume=old.id if old is not None else None,
+            num_processes=num_processes,
+            accelerate_config=accelerate_config,
+        )
+    except LaunchError as error:
+        fail(str(error), ExitCode.USAGE)
+    watch(home, run, headless=headless)
+
+
+def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None] = say) -> None:
+    """The live view on a terminal, lines otherwise; ends the command with the run's exit code."""
+    if headless or not on_terminal():
+        from ...engine.launch import stop_run
+        from .follow import follow
+
+        out(f"run {run.id} ({run.mode}, {run.environment}, {run.model}) started; its record is in {run.path}")
+        raise typer.Exit(follow(run, stop=lambda: stop_run(run), out=out))
+
+    from ...engine.launch import find_run
+    from .app import open_run
+    from .follow import tell_end
+
+    open_run(home, run, "live")
+    after = find_run(home, run.id)
+    if not after.active:
+        tell_end(after, out)
+        raise typer.Exit(ExitCode.FAILED if after.status == "crashed" else ExitCode.OK)
