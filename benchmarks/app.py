@@ -33,11 +33,11 @@ ROWS, COLUMNS = 45, 150
 QUIET = 0.12
 INSPECT = "import sys; sys.argv[1:1] = ['inspect']; from grpo_tui.tui.entry import main; main()"
 WRITTEN = (
-    "import sys; from pathlib import Path; from grpo_tui.tui.app import run_app; "
+    "import sys; from pathlib import Path; from grpo_tui.tui.app.app import run_app; "
     "run = Path(sys.argv[1]); run_app(run.parent, run, 'inspect')"
 )
 LIVE = (
-    "import sys; from pathlib import Path; from grpo_tui.tui.app import run_app; "
+    "import sys; from pathlib import Path; from grpo_tui.tui.app.app import run_app; "
     "run = Path(sys.argv[1]); run_app(run.parent, run, 'live')"
 )
 BARE = """

@@ -34,7 +34,7 @@ def test_an_answer_costs_little_beyond_importing_typer(arguments: list[str], tmp
 @pytest.mark.parametrize("arguments", [["--help"], ["runs"], ["runs", "--json"], ["config", "check"]])
 def test_an_answer_loads_neither_torch_nor_transformers(arguments: list[str], tmp_path: Path):
     code = (
-        "import sys\nfrom grpo_tui.tui.cli import run\n"
+        "import sys\nfrom grpo_tui.tui.cli.main import run\n"
         f"assert run({arguments!r}) == 0\n"
         "loaded = [m for m in ('torch', 'transformers', 'trl', 'numpy', 'textual') if m in sys.modules]\n"
         "sys.exit(f'loaded {loaded}' if loaded else 0)"
