@@ -13,7 +13,7 @@ import pytest
 from .terminal import Terminal, until
 
 OPEN = (
-    "import sys; from pathlib import Path; from grpo_tui.tui.app import run_app; "
+    "import sys; from pathlib import Path; from grpo_tui.tui.app.app import run_app; "
     "run = Path(sys.argv[1]); run_app(run.parent, run, *sys.argv[2:])"
 )
 
@@ -92,7 +92,7 @@ def test_starting_the_app_loads_no_heavy_library(run: Path) -> None:
     import subprocess
 
     code = (
-        "import asyncio, sys; from pathlib import Path; from grpo_tui.tui.app import GrpoApp, Inspect, Live\n"
+        "import asyncio, sys; from pathlib import Path; from grpo_tui.tui.app.app import GrpoApp, Inspect, Live\n"
         "async def go(start):\n"
         "    async with GrpoApp(Path('.'), start).run_test() as pilot: await pilot.pause(0.3)\n"
         "run = Path(sys.argv[1]); asyncio.run(go(Inspect(run))); asyncio.run(go(Live(run)))\n"
