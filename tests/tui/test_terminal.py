@@ -71,7 +71,7 @@ def test_how_a_terminal_shows_images_is_read_from_its_environment() -> None:
 
 def test_a_mistake_of_the_app_is_one_line_and_its_traceback_is_in_a_file(run: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from grpo_tui.tui import app\n"
+        "import sys; from pathlib import Path; from grpo_tui.tui.app import app\n"
         "from grpo_tui.tui.app.screens.stepper import StepperScreen\n"
         "def broken(self, by): raise ValueError('boom \\x1b[2J')\n"
         "StepperScreen.action_step = broken\n"
