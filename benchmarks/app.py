@@ -34,11 +34,12 @@ QUIET = 0.12
 INSPECT = "import sys; sys.argv[1:1] = ['inspect']; from grpo_tui.tui.entry import main; main()"
 WRITTEN = (
     "import sys; from pathlib import Path; from grpo_tui.tui.app.app import run_app; "
-    "run = Path(sys.argv[1]); run_app(run.parent, run, 'inspect')"
+    "from grpo_tui.tui.app.destinations import Trajectories; "
+    "run = Path(sys.argv[1]); run_app(run.parent, Trajectories(run))"
 )
 LIVE = (
     "import sys; from pathlib import Path; from grpo_tui.tui.app.app import run_app; "
-    "run = Path(sys.argv[1]); run_app(run.parent, run, 'live')"
+    "from grpo_tui.tui.app.destinations import Live; run = Path(sys.argv[1]); run_app(run.parent, Live(run))"
 )
 BARE = """
 from textual.app import App

@@ -18,7 +18,8 @@ from html import unescape
 from pathlib import Path
 
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.tui.app.app import GrpoApp, Inspect, Live, RunList
+from grpo_tui.tui.app.app import GrpoApp
+from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.remember import Memory
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES
 
@@ -76,12 +77,12 @@ def main() -> None:
         os.symlink(run.parent, "runs")
         run = Path("runs") / run.name
         pictures = {
-            "runs": (RunList(), ""),
+            "runs": (Runs(), ""),
             "live": (Live(run), ""),
-            "trajectories": (Inspect(run), "jjj"),
-            "stepper": (Inspect(run, n), ""),
-            "tokens": (Inspect(run, n), "tt"),
-            "diff": (Inspect(run, n), "d"),
+            "trajectories": (Trajectories(run), "jjj"),
+            "stepper": (Stepper(run, n), ""),
+            "tokens": (Stepper(run, n), "tt"),
+            "diff": (Stepper(run, n), "d"),
         }
         for name, (start, keys) in pictures.items():
             app = GrpoApp(Path("runs"), start, memory=Memory(NOWHERE), theme=given.theme)

@@ -43,7 +43,7 @@ def _opened(arguments: list[str]) -> bool:
         info = find_run(home, arguments[1])
     except RecordError:
         return False
-    open_run(home, info, "live" if info.active else "inspect")
+    open_run(home, info)
     return True
 
 

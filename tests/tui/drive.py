@@ -9,7 +9,8 @@ from typing import Any
 
 from textual.pilot import Pilot
 
-from grpo_tui.tui.app.app import GrpoApp, Inspect, Live, RunList
+from grpo_tui.tui.app.app import GrpoApp
+from grpo_tui.tui.app.destinations import Destination, Runs
 from grpo_tui.tui.app.remember import Memory
 
 from .demo_run import EPOCH
@@ -17,9 +18,7 @@ from .demo_run import EPOCH
 SIZE = (150, 45)
 
 
-def make_app(
-    runs: Path, start: RunList | Live | Inspect, *, memory: Path | None = None, theme: str | None = None
-) -> GrpoApp:
+def make_app(runs: Path, start: Destination, *, memory: Path | None = None, theme: str | None = None) -> GrpoApp:
     """An app whose memory is its own and whose clock stands still."""
     app = GrpoApp(runs, start, memory=Memory(memory or Path("/dev/null/nowhere.json")), theme=theme)
     app.clock = lambda: EPOCH + 7200
@@ -85,10 +84,10 @@ class Driver:
 
 @asynccontextmanager
 async def running(
-    runs: Path, start: RunList | Live | Inspect | None = None, size: tuple[int, int] = SIZE, **options: Any
+    runs: Path, start: Destination | None = None, size: tuple[int, int] = SIZE, **options: Any
 ) -> AsyncIterator[Driver]:
     """The app, running without a terminal."""
-    app = make_app(runs, start or RunList(), **options)
+    app = make_app(runs, start or Runs(), **options)
     async with app.run_test(size=size, notifications=True) as pilot:
         await settle(pilot)
         yield Driver(app, pilot)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.tui.app.app import Inspect, Live
+from grpo_tui.tui.app.destinations import Destination, Live, Stepper, Trajectories
 
 from .demo_run import make_run
 from .drive import running
@@ -23,8 +23,8 @@ from .drive import running
 ALL_VIEWS = ("live", "list", "step")
 
 
-def start(run: Path, view: str) -> Live | Inspect:
-    return Live(run) if view == "live" else Inspect(run) if view == "list" else Inspect(run, "1")
+def start(run: Path, view: str) -> Destination:
+    return Live(run) if view == "live" else Trajectories(run) if view == "list" else Stepper(run, "1")
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def test_a_future_schema_opens_and_says_so(run_copy: Path, view: str) -> N
 
 async def test_a_missing_image_is_said_in_its_place(run_copy: Path) -> None:
     shutil.rmtree(run_copy / "images")
-    async with running(run_copy.parent, Inspect(run_copy, "1")) as app:
+    async with running(run_copy.parent, Stepper(run_copy, "1")) as app:
         assert "is missing" in app.text and "SEGMENT_OBJECT_AT" in app.text
 
 
@@ -81,7 +81,7 @@ async def test_a_run_without_any_file_but_its_folder_is_only_not_listed(tmp_path
 
 
 async def test_a_run_that_is_deleted_while_it_is_shown_crashes_nothing(run_copy: Path) -> None:
-    async with running(run_copy.parent, Inspect(run_copy)) as app:
+    async with running(run_copy.parent, Trajectories(run_copy)) as app:
         shutil.rmtree(run_copy)
         await app.press("j", "enter", "L", "t", "escape", "s", "f")
         await app.press("escape", "v")
@@ -97,7 +97,7 @@ def digest(run: Path) -> str:
 
 async def test_two_viewers_at_once_and_neither_changes_the_record(run_copy: Path) -> None:
     before = digest(run_copy)
-    async with running(run_copy.parent, Inspect(run_copy)) as one, running(run_copy.parent, Live(run_copy)) as two:
+    async with running(run_copy.parent, Trajectories(run_copy)) as one, running(run_copy.parent, Live(run_copy)) as two:
         await one.press("j", "enter", "l")
         await two.press("m", "w", "enter", "G")
         assert "step" in one.text and "320 of 320" in two.text

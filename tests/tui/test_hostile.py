@@ -11,7 +11,7 @@ from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
-from grpo_tui.tui.app.app import Inspect, Live
+from grpo_tui.tui.app.destinations import Live, Stepper
 from grpo_tui.tui.text import FIELD_LIMIT
 
 from .demo_run import make_run
@@ -100,14 +100,14 @@ async def test_every_screen_shows_it_literally(hostile: Path) -> None:
 @pytest.mark.parametrize("step", range(4))
 async def test_each_hostile_step_paints_at_small_and_wide_sizes(hostile: Path, step: int) -> None:
     for size in ((60, 20), (80, 24), (220, 60)):
-        async with running(hostile.parent, Inspect(hostile, "18"), size=size) as app:
+        async with running(hostile.parent, Stepper(hostile, "18"), size=size) as app:
             await app.press(*["l"] * step)
             check(app.text)
             assert all(cell_len(line) == size[0] for line in app.text.splitlines())
 
 
 async def test_what_is_too_long_is_cut_visibly_and_only_what_is_shown_is_laid_out(hostile: Path) -> None:
-    async with running(hostile.parent, Inspect(hostile, "18")) as app:
+    async with running(hostile.parent, Stepper(hostile, "18")) as app:
         await app.press("l")
         lines = [line.plain for line in app.screen.text.lines]
         assert lines and any("✂" in t and "more characters · o opens all" in t for t in lines)
@@ -117,7 +117,7 @@ async def test_what_is_too_long_is_cut_visibly_and_only_what_is_shown_is_laid_ou
 
 
 async def test_a_link_in_model_text_is_no_link_and_no_action(hostile: Path) -> None:
-    async with running(hostile.parent, Inspect(hostile, "18")) as app:
+    async with running(hostile.parent, Stepper(hostile, "18")) as app:
         for strip in app.app.screen._compositor.render_strips():
             for segment in strip:
                 assert segment.style is None or (segment.style.link is None and not segment.style.meta)
@@ -138,12 +138,12 @@ async def test_prompts_dialogs_and_messages_show_it_literally(hostile: Path) -> 
 
 
 async def test_an_image_outside_the_run_is_not_opened(hostile: Path) -> None:
-    async with running(hostile.parent, Inspect(hostile, "18"), size=(150, 50)) as app:
+    async with running(hostile.parent, Stepper(hostile, "18"), size=(150, 50)) as app:
         assert "outside the run's folder" in app.text
 
 
 async def test_exported_text_and_file_names_are_safe(hostile: Path) -> None:
-    async with running(hostile.parent, Inspect(hostile, "18")) as app:
+    async with running(hostile.parent, Stepper(hostile, "18")) as app:
         await app.press("e", "y", "d", "e")
         for file in (hostile / "exports").iterdir():
             assert steers_the_terminal(file.name) == [] and "/" not in file.name

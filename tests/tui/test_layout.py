@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.tui.app.app import Inspect, Live, RunList
+from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.widgets.chart import Series, _Canvas, smooth, ticks
 from grpo_tui.tui.app.widgets.frame import Box, Part, split
 
@@ -35,7 +35,7 @@ def overlaps(boxes: list[Box]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("view", ["runs", "live", "trajectories", "stepper", "diff", "groups"])
 async def test_no_boxes_overlap_at_any_size(run: Path, view: str) -> None:
-    start = {"runs": RunList(), "live": Live(run), "stepper": Inspect(run, "1")}.get(view, Inspect(run))
+    start = {"runs": Runs(), "live": Live(run), "stepper": Stepper(run, "1")}.get(view, Trajectories(run))
     async with running(run.parent, start) as app:
         if view == "groups":
             await app.press("z")
@@ -53,7 +53,7 @@ async def test_no_boxes_overlap_at_any_size(run: Path, view: str) -> None:
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (60, 16), (80, 24), (300, 90)])
 async def test_every_screen_paints_at_every_size_and_survives_resizing(run: Path, size: tuple[int, int]) -> None:
-    for start in (RunList(), Live(run), Inspect(run), Inspect(run, "1")):
+    for start in (Runs(), Live(run), Trajectories(run), Stepper(run, "1")):
         async with running(run.parent, start, size=size) as app:
             lines = app.text.splitlines()
             assert len(lines) == size[1]
@@ -64,7 +64,7 @@ async def test_every_screen_paints_at_every_size_and_survives_resizing(run: Path
 
 
 async def test_borders_join(run: Path) -> None:
-    async with running(run.parent, Inspect(run, "1"), size=(120, 40)) as app:
+    async with running(run.parent, Stepper(run, "1"), size=(120, 40)) as app:
         lines = app.text.splitlines()
         boxes = {b.name: b for b in app.screen.frame.boxes}
         image = boxes["image"]

@@ -10,7 +10,7 @@ import pytest
 from grpo_tui.engine.runs.control import ControlChannel
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
-from grpo_tui.tui.app.app import Live
+from grpo_tui.tui.app.destinations import Live
 from grpo_tui.tui.app.live_data import CHARTS, FOLLOW_SECONDS
 from grpo_tui.tui.app.widgets.log_panel import telling
 from grpo_tui.tui.format import fixed

@@ -11,27 +11,27 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from grpo_tui.tui.app.app import Inspect, Live, RunList
+from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 
 from .demo_run import make_run
 from .drive import make_app, settle
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 MAIN = {
-    "runs": (RunList(), ""),
+    "runs": (Runs(), ""),
     "live": (Live(Path("runs/ab12")), ""),
-    "trajectories": (Inspect(Path("runs/ab12")), "jj"),
-    "stepper": (Inspect(Path("runs/ab12"), "3"), ""),
+    "trajectories": (Trajectories(Path("runs/ab12")), "jj"),
+    "stepper": (Stepper(Path("runs/ab12"), "3"), ""),
 }
 OTHERS = {
-    "tokens": (Inspect(Path("runs/ab12"), "3"), "ttl"),
-    "diff": (Inspect(Path("runs/ab12"), "3"), "d"),
-    "groups": (Inspect(Path("runs/ab12")), "zj"),
-    "compare": (RunList(), "   c"),
+    "tokens": (Stepper(Path("runs/ab12"), "3"), "ttl"),
+    "diff": (Stepper(Path("runs/ab12"), "3"), "d"),
+    "groups": (Trajectories(Path("runs/ab12")), "zj"),
+    "compare": (Runs(), "   c"),
     "help": (Live(Path("runs/ab12")), "?"),
     "actions over time": (Live(Path("runs/ab12")), "v"),
-    "delete": (RunList(), "D"),
-    "filter": (Inspect(Path("runs/ab12")), "f"),
+    "delete": (Runs(), "D"),
+    "filter": (Trajectories(Path("runs/ab12")), "f"),
 }
 
 
@@ -78,4 +78,4 @@ def test_without_colour(snap_compare: Any, here: Path, monkeypatch: pytest.Monke
     """`NO_COLOR`: signs, words and patterns still say everything; images become shades of characters."""
     monkeypatch.chdir(here)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert look(snap_compare, Inspect(Path("runs/ab12"), "3"), "", (120, 40), "grpo-dark")
+    assert look(snap_compare, Stepper(Path("runs/ab12"), "3"), "", (120, 40), "grpo-dark")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.tui.app.app import Inspect, Live, RunList
 from grpo_tui.tui.app.bindings import EVERYWHERE, TABLE, bindings, helps, hints
+from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.screens.compare import flatten
 from grpo_tui.tui.app.screens.diff import marks
 from grpo_tui.tui.app.theme import THEMES
@@ -51,7 +51,7 @@ def test_configs_are_compared_flat() -> None:
 
 
 async def test_diff_of_two_rollouts_of_a_group(run: Path) -> None:
-    async with running(run.parent, Inspect(run, "3")) as app:
+    async with running(run.parent, Stepper(run, "3")) as app:
         await app.press("d")
         other = app.screen.others[app.screen.at].n
         assert "steps differ" in app.text and f"│ {other} " in app.text and "≠ step" in app.text
@@ -68,7 +68,7 @@ async def test_diff_of_two_rollouts_of_a_group(run: Path) -> None:
 
 
 async def test_diff_of_one_prompt_at_two_points_of_the_run(run: Path) -> None:
-    async with running(run.parent, Inspect(run, "3")) as app:
+    async with running(run.parent, Stepper(run, "3")) as app:
         text = await app.press("d", "p")
         assert "prompt p0 over the run" in text
         other = app.screen.others[app.screen.at]
@@ -79,7 +79,7 @@ async def test_diff_of_one_prompt_at_two_points_of_the_run(run: Path) -> None:
 
 async def test_diff_copies_exports_and_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "runs", "own", steps=2)
-    async with running(run.parent, Inspect(run, "3")) as app:
+    async with running(run.parent, Stepper(run, "3")) as app:
         await app.press("d", "y")
         assert "ANSWER(" in app.app.clipboard
         await app.press("e")
@@ -99,10 +99,10 @@ def test_words_that_differ_are_found() -> None:
 
 async def test_help_lists_every_key_of_the_screen(run: Path) -> None:
     for start, view in (
-        (RunList(), "runs"),
+        (Runs(), "runs"),
         (Live(run), "live"),
-        (Inspect(run), "trajectories"),
-        (Inspect(run, "1"), "stepper"),
+        (Trajectories(run), "trajectories"),
+        (Stepper(run, "1"), "stepper"),
     ):
         async with running(run.parent, start, size=(150, 90)) as app:
             text = await app.press("question_mark")
@@ -137,7 +137,7 @@ def test_every_row_of_the_table_has_its_action() -> None:
 
 
 async def test_the_command_palette_holds_the_keys_of_the_screen_and_the_themes(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         titles = [c.title for c in app.app.get_system_commands(app.screen)]
         assert any(t.startswith("Filter") for t in titles) and "Theme grpo-light-safe" in titles
         await app.press("ctrl+p")

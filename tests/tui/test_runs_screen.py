@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo_tui.engine.runs.status import look
-from grpo_tui.tui.app.app import RunList
+from grpo_tui.tui.app.destinations import Runs
 
 from .demo_run import make_run
 from .drive import running
@@ -182,8 +182,8 @@ async def test_a_new_run_appears_and_the_cursor_stays_on_its_run(own_runs: Path)
 
 async def test_first_hint_goes_away_once_a_run_was_opened(runs: Path, tmp_path: Path) -> None:
     memory = tmp_path / "memory.json"
-    async with running(runs, RunList(), memory=memory) as app:
+    async with running(runs, Runs(), memory=memory) as app:
         assert "enter opens a run" in app.text
         await app.press("t")
-    async with running(runs, RunList(), memory=memory) as app:
+    async with running(runs, Runs(), memory=memory) as app:
         assert "enter opens a run" not in app.text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.tui.app.app import Inspect
+from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.format import fixed
 
 from .demo_run import make_run
@@ -22,7 +22,7 @@ def find(run: Path, filter: str) -> int:
 
 async def test_steps(run: Path) -> None:
     n = find(run, "turns=3")
-    async with running(run.parent, Inspect(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, str(n))) as app:
         assert "step 1/3  SEGMENT_OBJECT_AT(" in app.text
         for key, shown in (
             ("l", "step 2/3"),
@@ -39,7 +39,7 @@ async def test_steps(run: Path) -> None:
 
 
 async def test_trajectories(run: Path) -> None:
-    async with running(run.parent, Inspect(run, "5")) as app:
+    async with running(run.parent, Stepper(run, "5")) as app:
         for key, n in (("L", 6), ("n", 7), ("H", 6), ("p", 5)):
             assert f"ab12 · {n} of 320" in await app.press(key)
         await app.press("H", "H", "H", "H")
@@ -48,7 +48,7 @@ async def test_trajectories(run: Path) -> None:
 
 
 async def test_rollouts_of_the_group(run: Path) -> None:
-    async with running(run.parent, Inspect(run, "5")) as app:
+    async with running(run.parent, Stepper(run, "5")) as app:
         await app.press("right_square_bracket")
         assert app.screen.n == 6
         await app.press("left_square_bracket", "left_square_bracket")
@@ -64,7 +64,7 @@ async def test_the_arithmetic_is_the_record_s(run: Path) -> None:
     with RunReader(run) as reader:
         record = reader.trajectory(n)
     assert record.breakdown is not None
-    async with running(run.parent, Inspect(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, str(n))) as app:
         for index, step in enumerate(record.breakdown.steps):
             lines = [line.plain for line in app.screen.reward.lines]
             for name, value in step.components.items():
@@ -85,7 +85,7 @@ async def test_the_arithmetic_is_the_record_s(run: Path) -> None:
 
 async def test_a_penalty_says_rule_values_limit_why_and_what_would_be_right(run: Path) -> None:
     n = find(run, "penalty:missing_prerequisite")
-    async with running(run.parent, Inspect(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, str(n))) as app:
         text = " ".join(" ".join(line.plain for line in app.screen.reward.lines).split())
         for part in ("✗ missing prerequisite −0.10", "saw: mask 7, masks none", "limit: mask must be one of the masks"):
             assert part in text
@@ -95,16 +95,16 @@ async def test_a_penalty_says_rule_values_limit_why_and_what_would_be_right(run:
 
 async def test_next_penalised_step(run: Path) -> None:
     n = find(run, "penalty:missing_prerequisite")
-    async with running(run.parent, Inspect(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, str(n))) as app:
         await app.press("G", "ctrl+n")
         assert app.screen.step == 0
     n = find(run, "penalties=0")
-    async with running(run.parent, Inspect(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, str(n))) as app:
         assert "No step of this trajectory was penalised." in await app.press("ctrl+n")
 
 
 async def test_tokens_by_mask_logprob_and_advantage(run: Path) -> None:
-    async with running(run.parent, Inspect(run, "5")) as app:
+    async with running(run.parent, Stepper(run, "5")) as app:
         text = await app.press("t")
         assert "tokens by who wrote it" in text and "learned from" in text and "1 agent" in text
         text = await app.press("t")
@@ -120,7 +120,7 @@ async def test_tokens_by_mask_logprob_and_advantage(run: Path) -> None:
 
 async def test_find_in_the_trajectory(run: Path) -> None:
     n = find(run, "turns=3")
-    async with running(run.parent, Inspect(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, str(n))) as app:
         await app.press("slash")
         await app.type("square")
         text = await app.press("enter")
@@ -133,7 +133,7 @@ async def test_find_in_the_trajectory(run: Path) -> None:
 
 async def test_image_appears_hides_and_grows(run: Path) -> None:
     n = find(run, "turns=3")
-    async with running(run.parent, Inspect(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, str(n))) as app:
         assert app.screen.image.shown and "▀" in app.text and "image mask 1" in app.text
         height = app.screen.image.size.height
         await app.press("I")
@@ -161,7 +161,7 @@ async def test_the_mask_the_box_and_the_point_are_drawn_on_the_image(run: Path) 
 
 
 async def test_prompt_panes_and_scrolling(run: Path) -> None:
-    async with running(run.parent, Inspect(run, "5"), size=(80, 24)) as app:
+    async with running(run.parent, Stepper(run, "5"), size=(80, 24)) as app:
         text = await app.press("P")
         assert "task" in text and "kind: colour" in text
         await app.press("P", "tab")
@@ -181,7 +181,7 @@ async def test_prompt_panes_and_scrolling(run: Path) -> None:
 
 async def test_clicks_on_a_neighbour_and_on_a_step_of_the_route(run: Path) -> None:
     n = find(run, "turns=3")
-    async with running(run.parent, Inspect(run, str(n))) as app:
+    async with running(run.parent, Stepper(run, str(n))) as app:
         await app.click(" 3 ANSWER", 3)
         assert app.screen.step == 2
         other = next(r for r in app.screen.rows if r.n != n)
@@ -190,7 +190,7 @@ async def test_clicks_on_a_neighbour_and_on_a_step_of_the_route(run: Path) -> No
 
 
 async def test_diff_opens_and_comes_back(run: Path) -> None:
-    async with running(run.parent, Inspect(run, "5")) as app:
+    async with running(run.parent, Stepper(run, "5")) as app:
         await app.press("d")
         assert app.view == "diff"
         await app.press("escape")
@@ -199,7 +199,7 @@ async def test_diff_opens_and_comes_back(run: Path) -> None:
 
 async def test_export_copy_pager_and_editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "runs", "own", steps=2)
-    async with running(run.parent, Inspect(run, "3")) as app:
+    async with running(run.parent, Stepper(run, "3")) as app:
         await app.press("e")
         data = json.loads((run / "exports" / "trajectory-3.json").read_text())
         assert data["n"] == 3 and data["reward"]["total"] == pytest.approx(app.screen.record.breakdown.total)
@@ -212,7 +212,7 @@ async def test_export_copy_pager_and_editor(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_a_missing_trajectory_is_said_in_a_sentence(run: Path) -> None:
-    async with running(run.parent, Inspect(run, "99999"), size=SIZE) as app:
+    async with running(run.parent, Stepper(run, "99999"), size=SIZE) as app:
         assert "no trajectory" in app.text and "1 to 320" in app.text
         await app.press("l", "h", "L", "t", "d", "e", "y", "G", "g", "ctrl+n", "right_square_bracket", "i", "P")
 
@@ -220,7 +220,7 @@ async def test_a_missing_trajectory_is_said_in_a_sentence(run: Path) -> None:
 @pytest.mark.parametrize("size", [(60, 20), (80, 24), (99, 30), (120, 40), (240, 70)])
 async def test_the_penalty_can_be_read_at_every_size(run: Path, size: tuple[int, int]) -> None:
     n = find(run, "penalty:missing_prerequisite")
-    async with running(run.parent, Inspect(run, str(n)), size=size) as app:
+    async with running(run.parent, Stepper(run, str(n)), size=size) as app:
         app.screen.activate("reward")
         seen = app.text
         for _ in range(12):

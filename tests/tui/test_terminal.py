@@ -14,7 +14,8 @@ from .terminal import Terminal, until
 
 OPEN = (
     "import sys; from pathlib import Path; from grpo_tui.tui.app.app import run_app; "
-    "run = Path(sys.argv[1]); run_app(run.parent, run, *sys.argv[2:])"
+    "from grpo_tui.tui.app.destinations import Stepper, Trajectories; run = Path(sys.argv[1]); "
+    "run_app(run.parent, Stepper(run, sys.argv[2]) if sys.argv[2:] else Trajectories(run))"
 )
 
 
@@ -27,7 +28,7 @@ def terminal(
 
 
 def test_a_person_steps_through_a_run_and_leaves(run: Path) -> None:
-    with terminal(run, "inspect") as screen:
+    with terminal(run) as screen:
         screen.see("1 of 320", "SEGMENT")
         screen.press("j\r")
         screen.see("step 1/", "reward of this step", "ab12 · 2 of 320")
@@ -41,7 +42,7 @@ def test_a_person_steps_through_a_run_and_leaves(run: Path) -> None:
 
 
 def test_no_color_sends_no_colour(run: Path) -> None:
-    with terminal(run, "inspect", "3", variables={"NO_COLOR": "1"}) as screen:
+    with terminal(run, "3", variables={"NO_COLOR": "1"}) as screen:
         screen.see("missing prerequisite", "✗")
         screen.press("l")
         screen.see("step 2/")
@@ -51,7 +52,7 @@ def test_no_color_sends_no_colour(run: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "begins"), [("kitty", b"\x1b_G"), ("sixel", b"\x1bP"), ("blocks", "▀".encode())])
 def test_images_are_sent_the_way_the_terminal_shows_them(run: Path, kind: str, begins: bytes) -> None:
-    with terminal(run, "inspect", "1", variables={"GRPO_TUI_IMAGES": kind}) as screen:
+    with terminal(run, "1", variables={"GRPO_TUI_IMAGES": kind}) as screen:
         screen.see("step 1/", "image")
         until(screen, lambda: begins in screen.raw)
         for other in {b"\x1b_G", b"\x1bP"} - {begins}:
@@ -71,11 +72,11 @@ def test_how_a_terminal_shows_images_is_read_from_its_environment() -> None:
 
 def test_a_mistake_of_the_app_is_one_line_and_its_traceback_is_in_a_file(run: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from grpo_tui.tui.app import app\n"
+        "import sys; from pathlib import Path; from grpo_tui.tui.app import app, destinations\n"
         "from grpo_tui.tui.app.screens.stepper import StepperScreen\n"
         "def broken(self, by): raise ValueError('boom \\x1b[2J')\n"
         "StepperScreen.action_step = broken\n"
-        "run = Path(sys.argv[1]); app.run_app(run.parent, run, 'inspect', '1')"
+        "run = Path(sys.argv[1]); app.run_app(run.parent, destinations.Stepper(run, '1'))"
     )
     state = run.parent / "state-of-mistakes"
     command = ["env", f"XDG_STATE_HOME={state}", sys.executable, "-c", code, str(run)]
@@ -92,10 +93,11 @@ def test_starting_the_app_loads_no_heavy_library(run: Path) -> None:
     import subprocess
 
     code = (
-        "import asyncio, sys; from pathlib import Path; from grpo_tui.tui.app.app import GrpoApp, Inspect, Live\n"
+        "import asyncio, sys; from pathlib import Path; from grpo_tui.tui.app.app import GrpoApp\n"
+        "from grpo_tui.tui.app.destinations import Live, Trajectories\n"
         "async def go(start):\n"
         "    async with GrpoApp(Path('.'), start).run_test() as pilot: await pilot.pause(0.3)\n"
-        "run = Path(sys.argv[1]); asyncio.run(go(Inspect(run))); asyncio.run(go(Live(run)))\n"
+        "run = Path(sys.argv[1]); asyncio.run(go(Trajectories(run))); asyncio.run(go(Live(run)))\n"
         "heavy = {'torch', 'transformers', 'trl', 'numpy', 'PIL', 'textual_image', 'pydantic', 'yaml', 'plotext'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

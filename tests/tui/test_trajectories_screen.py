@@ -15,7 +15,7 @@ from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
-from grpo_tui.tui.app.app import Inspect
+from grpo_tui.tui.app.destinations import Trajectories
 from grpo_tui.tui.app.screens import groups as groups_screen
 
 from .demo_run import make_run
@@ -23,14 +23,14 @@ from .drive import running
 
 
 async def test_shows_rows_and_how_many(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         assert "1 of 320" in app.text
         assert "SEGMENT ▸ GET ▸ AN" in app.text
         assert "What colour is the o" in app.text
 
 
 async def test_cursor_reaches_the_last_row_and_reads_only_pages(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         table = app.screen.table
         await app.press("j", "down")
         assert table.cursor == 2 and table.current.n == 3
@@ -51,7 +51,7 @@ async def test_cursor_reaches_the_last_row_and_reads_only_pages(run: Path) -> No
 async def test_filter_expression(run: Path) -> None:
     with RunReader(run) as reader:
         expected = reader.count("penalty:missing_prerequisite and reward<0.2")
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         await app.press("f")
         await app.type("penalty:missing_prerequisite and reward<0.2")
         text = await app.press("enter")
@@ -61,7 +61,7 @@ async def test_filter_expression(run: Path) -> None:
 
 
 async def test_a_wrong_filter_is_explained_while_typing_and_not_accepted(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         await app.press("f")
         text = await app.type("rewrd<0.2")
         assert "✗" in text and "reward" in text.split("rewrd<0.2", 1)[1], "the nearest right name is given"
@@ -73,7 +73,7 @@ async def test_a_wrong_filter_is_explained_while_typing_and_not_accepted(run: Pa
 async def test_search_over_everything(run: Path) -> None:
     with RunReader(run) as reader:
         expected = reader.count("", "no mask 7")
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         await app.press("slash")
         await app.type("no mask 7")
         text = await app.press("enter")
@@ -85,7 +85,7 @@ async def test_search_over_everything(run: Path) -> None:
 
 
 async def test_sorting_by_key_click_and_reverse(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         table = app.screen.table
 
         def rewards() -> list[float]:
@@ -102,7 +102,7 @@ async def test_sorting_by_key_click_and_reverse(run: Path) -> None:
 
 
 async def test_histogram_hides_and_a_click_on_a_bar_filters(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         histogram = app.screen.histogram
         tallest = max(range(len(histogram.bins)), key=lambda i: histogram.bins[i][2])
         bottom = histogram.region.y + histogram.region.height - 2
@@ -118,7 +118,7 @@ async def test_histogram_hides_and_a_click_on_a_bar_filters(run: Path) -> None:
 
 
 async def test_enter_opens_the_stepper_on_the_row_and_in_the_order_of_the_list(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         await app.press("s", "r", "j")
         here, following = app.screen.table.current.n, app.screen.table.row(2).n
         await app.press("enter")
@@ -131,13 +131,13 @@ async def test_enter_opens_the_stepper_on_the_row_and_in_the_order_of_the_list(r
 
 @pytest.mark.parametrize("key", ["l", "right"])
 async def test_other_keys_that_open(run: Path, key: str) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         await app.press(key)
         assert app.view == "stepper"
 
 
 async def test_click_selects_and_second_click_opens(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         region = app.screen.table.region
         await app.pilot.click(offset=(region.x + 20, region.y + 4))
         await app.press()
@@ -148,7 +148,7 @@ async def test_click_selects_and_second_click_opens(run: Path) -> None:
 
 
 async def test_wheel_scrolls(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         region = app.screen.table.region
         await app.pilot._post_mouse_events(
             [__import__("textual.events").events.MouseScrollDown], offset=(10, region.y + 5)
@@ -158,7 +158,7 @@ async def test_wheel_scrolls(run: Path) -> None:
 
 
 async def test_folding_into_groups_and_back(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         text = await app.press("z")
         assert app.view == "groups" and "of 80" in text and "rollouts" in text
         await app.press("j", "G", "g", "pagedown", "pageup", "k", "j")
@@ -192,7 +192,7 @@ async def test_follow_stays_at_the_newest(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs", "growing", steps=2)
     with RunReader(run) as reader:
         record = reader.trajectory(1)
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         await app.press("F")
         assert "following" in app.text and app.screen.table.current.n == 16
         writer = RunWriter(run)
@@ -205,7 +205,7 @@ async def test_follow_stays_at_the_newest(tmp_path: Path) -> None:
 
 async def test_export_copy_and_going_to_the_dashboard(run: Path, tmp_path: Path) -> None:
     own = make_run(tmp_path / "runs", "own", steps=2)
-    async with running(own.parent, Inspect(own)) as app:
+    async with running(own.parent, Trajectories(own)) as app:
         await app.press("e")
         file = next((own / "exports").iterdir())
         rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -220,14 +220,14 @@ async def test_an_empty_run_says_what_will_come(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "fresh"
     run.mkdir(parents=True)
     (run / "run.json").write_text('{"id": "fresh"}')
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         assert "No trajectory was recorded yet." in app.text
         await app.press("j", "k", "G", "g", "enter", "y", "e", "s", "r", "z")
         assert "No group to show." in app.text
 
 
 async def test_the_histogram_says_that_it_is_read_and_when_there_is_nothing(run: Path) -> None:
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         assert "█" in app.text and "reading…" not in app.text
         app.screen.histogram.put([])
         assert "no rewards to show" in await app.press()
@@ -249,7 +249,7 @@ async def test_opens_where_training_begins(tmp_path: Path) -> None:
         writer.trajectories(step, [TrajectoryRecord(t, split=split) for t in made])
     assert writer.flush(20)
     writer.close()
-    async with running(folder.parent, Inspect(folder)) as app:
+    async with running(folder.parent, Trajectories(folder)) as app:
         assert app.screen.table.current.n == 201 and app.screen.table.current.split == "train"
         assert "201 of 240" in app.text
         assert app.screen.table.top == 200, "the rows before it are above"
@@ -270,7 +270,7 @@ async def test_rows_are_shown_before_they_are_counted(run: Path, monkeypatch: py
         return count(self, filter, search)
 
     monkeypatch.setattr(views, "SMALL", 20)
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         monkeypatch.setattr(RunReader, "count", slow)
         await app.press("f")
         await app.pilot.press(*"step", "greater_than_sign", "3", "enter")
@@ -306,7 +306,7 @@ async def test_groups_are_shown_before_they_are_counted(run: Path, monkeypatch: 
 
     monkeypatch.setattr(groups_screen, "PAGE", 16)
     monkeypatch.setattr(GroupList, "count", slow)
-    async with running(run.parent, Inspect(run)) as app:
+    async with running(run.parent, Trajectories(run)) as app:
         await app.pilot.press("z")
         while not counting.is_set():
             await app.pilot.pause()

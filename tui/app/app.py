@@ -9,9 +9,8 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from rich.color import ColorSystem
 from textual._ansi_sequences import SYNC_END, SYNC_START
@@ -20,35 +19,15 @@ from textual.app import App, SystemCommand
 from textual.filter import Monochrome, NoColor
 from textual.screen import Screen
 
-from ..text import literal
-from .bindings import helps
+from ...engine.runs.errors import RecordError
+from ..text import line, literal
+from .bindings import RUNS, helps
 from .data import Reads
+from .destinations import Destination, Runs
 from .painter import Foreign, Painter
 from .remember import Memory
+from .routes import screen_for
 from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
-
-if TYPE_CHECKING:
-    pass
-
-
-@dataclass(frozen=True)
-class RunList:
-    """Start with the list of runs."""
-
-
-@dataclass(frozen=True)
-class Live:
-    """Start with the dashboard of a run (its folder)."""
-
-    run: Path
-
-
-@dataclass(frozen=True)
-class Inspect:
-    """Start with the trajectories of a run (its folder); with `trajectory`, in the stepper."""
-
-    run: Path
-    trajectory: str | None = None
 
 
 class GrpoApp(App[None]):
@@ -65,7 +44,7 @@ class GrpoApp(App[None]):
     def __init__(
         self,
         runs_dir: Path,
-        start: RunList | Live | Inspect | None = None,
+        start: Destination | None = None,
         *,
         memory: Memory | None = None,
         theme: str | None = None,
@@ -73,7 +52,7 @@ class GrpoApp(App[None]):
         super().__init__()
         self.animation_level = "none"
         self.runs_dir = Path(runs_dir)
-        self.start = start or RunList()
+        self.start = start or Runs()
         self.memory = memory or Memory()
         self._reads: dict[str, Reads] = {}
         self._painter: Painter | None = None
@@ -92,23 +71,7 @@ class GrpoApp(App[None]):
 
     def get_default_screen(self) -> Screen:
         """The screen that was asked for is the first one, so nothing is laid out in vain."""
-        match self.start:
-            case Live(run):
-                from .screens.live import LiveScreen
-
-                return LiveScreen(self.reads(run))
-            case Inspect(run, trajectory):
-                if trajectory is not None:
-                    from .screens.stepper import StepperScreen
-
-                    return StepperScreen(self.reads(run), trajectory)
-                from .screens.trajectories import TrajectoriesScreen
-
-                return TrajectoriesScreen(self.reads(run))
-            case _:
-                from .screens.runs import RunsScreen
-
-                return RunsScreen(self.runs_dir)
+        return screen_for(self.start, self)
 
     def reads(self, run: Path | str) -> Reads:
         """The readers of a run, shared by its screens."""
@@ -123,21 +86,26 @@ class GrpoApp(App[None]):
         if reads is not None:
             reads.close()
 
+    def open(self, destination: Destination, *, replace: bool = False) -> None:
+        """Go there; with `replace`, in place of the present screen, else on top of it."""
+        try:
+            screen = screen_for(destination, self)
+        except RecordError as error:
+            self.notify(line(str(error), 300), severity="error", timeout=4, markup=False)
+            return
+        if not replace:
+            self.push_screen(screen)
+            return
+        if not self.screen._result_callbacks:  # the first screen was never pushed, and switching pops what pushing left
+            self.screen._push_result_callback(self, None)
+        self.switch_screen(screen)
+
     def go_back(self) -> None:
         """To the screen before; from the first screen of a run, to the list of runs."""
         if len(self.screen_stack) > 1:
             self.pop_screen()
-            return
-        from .screens.runs import RunsScreen
-
-        if not isinstance(self.screen, RunsScreen):
-            self.replace(RunsScreen(self.runs_dir))
-
-    def replace(self, screen: Screen) -> None:
-        """Another screen in place of the present one."""
-        if not self.screen._result_callbacks:  # the first screen was never pushed, and switching pops what pushing left
-            self.screen._push_result_callback(self, None)
-        self.switch_screen(screen)
+        elif getattr(self.screen, "view", "") != RUNS:
+            self.open(Runs(), replace=True)
 
     def watch_theme(self, theme: str) -> None:
         """Paint everything in the new theme."""
@@ -243,15 +211,8 @@ def _chooser(app: GrpoApp, name: str):
     return choose
 
 
-def run_app(runs_dir: Path, run: Path | None = None, view: str = "runs", trajectory: str | None = None) -> None:
-    """Open the app and return when it is left.
-
-    `view` is `runs`, `live` or `inspect`; the last two need `run`, a run's folder. With `inspect`, `trajectory` (its
-    id or number) opens the stepper.
-    """
-    start: RunList | Live | Inspect = RunList()
-    if run is not None:
-        start = Live(Path(run)) if view == "live" else Inspect(Path(run), trajectory)
+def run_app(runs_dir: Path, start: Destination | None = None) -> None:
+    """Open the app there (the list of runs when nothing is said) and return when it is left."""
     app = GrpoApp(Path(runs_dir), start)
     gc.freeze()  # what was imported stays as long as the app: collections need not look at it, and pass unnoticed
     gc.enable()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...engine.runs.reader import RunReader
 
@@ -48,29 +47,3 @@ class Reads:
         if self._thread is not None:
             self._thread.submit(lambda: self._reader and self._reader.close())
             self._thread.shutdown(wait=False, cancel_futures=False)
-
-
-@dataclass(frozen=True)
-class Query:
-    """Which trajectories, in which order: what a list shows and what "next" means in the stepper."""
-
-    filter: str = ""
-    search: str = ""
-    sort: str = "n"
-    descending: bool = False
-
-    @property
-    def plain(self) -> bool:
-        """All of them in the order of recording: neighbours are read by key."""
-        return not self.filter and not self.search and self.sort == "n"
-
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the reader."""
-        return {"filter": self.filter, "search": self.search, "sort": self.sort, "descending": self.descending}
-
-    def tells(self) -> str:
-        """The query in words, for headers."""
-        parts = [self.filter, f"“{self.search}”" if self.search else ""]
-        if self.sort != "n" or self.descending:
-            parts.append(f"by {self.sort} {'▼' if self.descending else '▲'}")
-        return " · ".join(p for p in parts if p)

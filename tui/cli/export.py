@@ -37,7 +37,7 @@ def export(
 ) -> None:
     """Write all (or the matching) trajectories; the file appears whole or not at all."""
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
-    from .inspect import opened
+    from .records import opened
     from .runs import find
 
     info = find(resolve_runs_dir(runs_dir), run)
@@ -57,7 +57,7 @@ def export(
 
 
 def _records(reader: RunReader, filter_: str) -> Iterator[dict[str, Any]]:
-    from .inspect import matching, record_data
+    from .records import matching, record_data
 
     for row in matching(reader, filter_, "", None):
         yield {"n": row.n, "step": row.step} | record_data(reader.trajectory(row.n))

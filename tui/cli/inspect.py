@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...engine.runs.types import RunInfo
-from .common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
+from .common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say
+from .records import matching, opened, record_data
 
 if TYPE_CHECKING:
     from ...engine.runs.reader import RunReader
@@ -21,7 +20,6 @@ HELP = """Look into a run, running or finished: the app on a terminal, else a su
 """
 
 EVENTS_SHOWN = 200
-PAGE = 500
 
 
 def inspect(
@@ -62,7 +60,7 @@ def inspect(
     if not (as_json or listing or trajectory is not None) and on_terminal():
         from .app import open_run
 
-        open_run(home, info, "live" if info.active else "inspect")
+        open_run(home, info)
         return
     with opened(info) as reader:
         if trajectory is not None:
@@ -74,40 +72,6 @@ def inspect(
             say(json_line(summary(reader, info)))
         else:
             _print_summary(reader, info)
-
-
-@contextmanager
-def opened(info: RunInfo) -> Iterator[RunReader]:
-    """A reader on a run's record; what cannot be read ends the command with one line."""
-    from ...engine.runs.errors import FilterError, RecordError
-    from ...engine.runs.reader import RunReader
-
-    try:
-        reader = RunReader(Path(info.path))
-        try:
-            yield reader
-        finally:
-            for problem in reader.problems:
-                warn(problem)
-            reader.close()
-    except FilterError as error:
-        fail(f"--filter: {error}", ExitCode.USAGE)
-    except RecordError as error:
-        fail(f"the record of run {info.id} cannot be read: {error}")
-
-
-def matching(reader: RunReader, filter_: str, search: str, limit: int | None) -> Iterator[Any]:
-    """The rows that match, in order of recording, a page at a time."""
-    for note in reader.filter_notes(filter_):
-        warn(f"--filter: {note}")
-    done = 0
-    while limit is None or done < limit:
-        size = PAGE if limit is None else min(PAGE, limit - done)
-        rows = reader.page(filter=filter_, search=search, offset=done, limit=size)
-        yield from rows
-        done += len(rows)
-        if len(rows) < size:
-            return
 
 
 def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
@@ -170,15 +134,3 @@ def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> 
 
     for text in trajectory_lines(record):
         say(text)
-
-
-def record_data(record: Any) -> dict[str, Any]:
-    """A recorded trajectory with its reward arithmetic, as plain data (token arrays are in the record only)."""
-    return {
-        "trajectory": record.trajectory.to_json(),
-        "breakdown": record.breakdown.to_json() if record.breakdown is not None else None,
-        "advantage": record.advantage,
-        "step_advantages": list(record.step_advantages),
-        "policy_version": record.policy_version,
-        "split": record.split,
-    }

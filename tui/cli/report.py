@@ -31,7 +31,8 @@ def draw(home: Path, run: RunInfo) -> str:
     """The dashboard as SVG, drawn by the app itself without a terminal."""
     import asyncio
 
-    from ..app.app import GrpoApp, Live
+    from ..app.app import GrpoApp
+    from ..app.destinations import Live
 
     async def shoot() -> str:
         app = GrpoApp(home, Live(Path(run.path)))
@@ -49,7 +50,7 @@ def page(run: RunInfo, picture: str) -> str:
 
     from ..format import number
     from ..text import literal
-    from .inspect import opened
+    from .records import opened
 
     with opened(run) as reader:
         latest = reader.latest()

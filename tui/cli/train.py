@@ -106,10 +106,11 @@ def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None
         raise typer.Exit(follow(run, stop=lambda: stop_run(run), out=out))
 
     from ...engine.launch import find_run
+    from ..app.destinations import Live
     from .app import open_run
     from .follow import tell_end
 
-    open_run(home, run, "live")
+    open_run(home, run, Live(Path(run.path)))
     after = find_run(home, run.id)
     if not after.active:
         tell_end(after, out)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.screen import Screen
 
 from ..bindings import SCREEN_TITLES, hints
+from ..destinations import Help
+from ..shell import Shell
+from ..theme import Palette
 from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 
-if TYPE_CHECKING:
-    from ..app import GrpoApp
-    from ..theme import Palette
 
-
-class View(Screen[Any]):
+class AppScreen(Screen[Any]):
     """One screen: a frame with panes. Subclasses name their `view`, make `panes` and `plan` the boxes."""
 
     view: ClassVar[str] = ""
@@ -29,14 +28,14 @@ class View(Screen[Any]):
         self._active = ""
 
     @property
-    def grpo(self) -> GrpoApp:
-        """The app, with its own attributes."""
-        return self.app  # type: ignore[return-value]
+    def shell(self) -> Shell:
+        """The app, as far as screens know it."""
+        return cast(Shell, self.app)
 
     @property
     def palette(self) -> Palette:
         """The styles of the current theme."""
-        return self.grpo.palette
+        return self.shell.palette
 
     def panes(self) -> list[Pane]:
         """The panes of the screen."""
@@ -114,13 +113,11 @@ class View(Screen[Any]):
 
     def action_help(self) -> None:
         """The keys of this screen."""
-        from .help import HelpScreen
-
-        self.app.push_screen(HelpScreen(self.view))
+        self.shell.open(Help(self.view))
 
     def action_back(self) -> None:
         """To the screen before; from the first one, to the list of runs."""
-        self.grpo.go_back()
+        self.shell.go_back()
 
     def say(self, message: str, severity: str = "information") -> None:
         """A short message in the corner. The text is shown literally."""

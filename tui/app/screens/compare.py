@@ -13,12 +13,11 @@ from ....engine.runs.types import RunInfo
 from ...format import number
 from ..bindings import COMPARE, bindings
 from ..live_data import POINTS
-from ..widgets.chart import MARKS, Chart, Series
+from ..widgets.chart import MARKS, SMOOTHING, Chart, Series
 from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
 from ..widgets.pane import Pane
-from .base import View
-from .live import SMOOTHING
+from .base import AppScreen
 
 FIRST = ("rewards/total/mean", "success/train", "success/eval_greedy", "kl/mean", "train/entropy", "train/loss")
 
@@ -89,7 +88,7 @@ class ConfigTable(Pane):
         return lines
 
 
-class CompareScreen(View):
+class CompareScreen(AppScreen):
     """Opened with the marked runs of the list."""
 
     view = COMPARE
@@ -138,7 +137,7 @@ class CompareScreen(View):
         found: dict[str, None] = {}
         for run in self.runs:
             try:
-                found |= dict.fromkeys(await self.grpo.reads(run.path).later(lambda r: r.metric_names()))
+                found |= dict.fromkeys(await self.shell.reads(run.path).later(lambda r: r.metric_names()))
             except RecordError as error:
                 self.say(str(error), "error")
         self.names = [n for n in FIRST if n in found] + [n for n in found if n not in FIRST]
@@ -149,7 +148,7 @@ class CompareScreen(View):
         self.points = {}
         for run in self.runs:
             try:
-                points = await self.grpo.reads(run.path).later(lambda r: r.metric(metric, max_points=POINTS))
+                points = await self.shell.reads(run.path).later(lambda r: r.metric(metric, max_points=POINTS))
             except RecordError:
                 points = []
             self.points[run.id] = points

@@ -18,7 +18,7 @@ from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.step_panel import call_text
-from .base import View
+from .base import AppScreen
 
 _WORDS = 400
 """Words of a field that are compared; beyond, the texts are shown unmarked."""
@@ -175,7 +175,7 @@ def _wrapped(palette, text: str, words: list[tuple[str, bool]], width: int, styl
 _CHANGED = Style(bold=True, underline=True)
 
 
-class DiffScreen(View):
+class DiffScreen(AppScreen):
     """`[` and `]` choose the other rollout; `p` chooses among the group or the prompt's whole history."""
 
     view = DIFF

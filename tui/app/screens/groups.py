@@ -7,19 +7,21 @@ from typing import Any
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.groups import GroupList, GroupRow
+from ....engine.runs.query import Query
 from ....engine.runs.reader import RunReader
 from ....engine.runs.views import Count
 from ...format import bar, count, fixed
 from ..bindings import GROUPS, bindings
-from ..data import Query, Reads
+from ..data import Reads
+from ..destinations import Stepper
 from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import PAGE, Column, Table
-from .base import View
+from .base import AppScreen
 
 
-class GroupsScreen(View):
+class GroupsScreen(AppScreen):
     """One row a group; enter opens its rollouts."""
 
     view = GROUPS
@@ -138,9 +140,7 @@ class GroupsScreen(View):
         """Step through the group from its first rollout."""
         row = self.table.current
         if row is not None:
-            from .stepper import StepperScreen
-
-            self.app.push_screen(StepperScreen(self.reads, row.first_n))
+            self.shell.open(Stepper(self.reads.path, row.first_n))
 
     def action_scroll(self, by: int) -> None:
         """One row."""

@@ -7,7 +7,7 @@ from ..bindings import EVERYWHERE, HELP, SCREEN_TITLES, bindings, helps
 from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
-from .base import View
+from .base import AppScreen
 
 FILTER_HELP = (
     ("reward<0.2 and penalty:missing_prerequisite", "low reward, and this penalty rule was broken"),
@@ -54,7 +54,7 @@ class HelpPane(Pane):
         return lines
 
 
-class HelpScreen(View):
+class HelpScreen(AppScreen):
     """Opened with `?` from any screen."""
 
     view = HELP

@@ -11,12 +11,14 @@ from typing import Any
 
 from ....engine.runs.control import Command, request
 from ....engine.runs.errors import RecordError
+from ....engine.runs.query import Query
 from ....engine.runs.reader import RunReader
 from ....engine.runs.types import Event
 from ...format import count, duration, number, percent, progress
 from ...status import status_sign, status_style
 from ..bindings import LIVE, bindings
-from ..data import Query, Reads
+from ..data import Reads
+from ..destinations import Trajectories
 from ..live_data import (
     CHARTS,
     FOLLOW_SECONDS,
@@ -31,7 +33,7 @@ from ..live_data import (
 )
 from ..widgets.action_bars import ActionBars
 from ..widgets.alerts import Alerts
-from ..widgets.chart import Chart
+from ..widgets.chart import SMOOTHING, Chart
 from ..widgets.component_table import ComponentTable
 from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
@@ -40,13 +42,12 @@ from ..widgets.pane import Pane
 from ..widgets.policy_panel import PolicyPanel
 from ..widgets.snapshots_panel import SnapshotsPanel
 from ..widgets.speed_panel import SpeedPanel
-from .base import View
+from .base import AppScreen
 
-SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 _LOG_LINES = 60
 
 
-class LiveScreen(View):
+class LiveScreen(AppScreen):
     """Chart and components, actions, policy and snapshots, speed and log, alerts."""
 
     view = LIVE
@@ -167,7 +168,7 @@ class LiveScreen(View):
     def on_mount(self) -> None:
         """Read now; then again while the run goes on."""
         self._active = "chart"
-        kept = self.grpo.memory.run(self.reads.path.name)
+        kept = self.shell.memory.run(self.reads.path.name)
         at = kept.get("chart", 0)
         self.chart_at = at if isinstance(at, int) and 0 <= at < len(CHARTS) else 0
         self.run_worker(self._update(), group="live")
@@ -283,30 +284,25 @@ class LiveScreen(View):
         if self._active == "alerts" and self.alerts.current is not None:
             self._evidence(self.alerts.current)
             return
-        from .trajectories import TrajectoriesScreen
-
-        self.app.push_screen(TrajectoriesScreen(self.reads))
+        self.shell.open(Trajectories(self.reads.path))
 
     def _evidence(self, event: Event) -> None:
         ids = [str(i) for i in event.data.get("trajectories") or ()]
-        from .trajectories import TrajectoriesScreen
-
         if ids:
             quoted = " or ".join('id:"' + i.replace('"', "") + '"' for i in ids[:50])
-            self.app.push_screen(TrajectoriesScreen(self.reads, Query(filter=quoted)))
+            self.shell.open(Trajectories(self.reads.path, Query(filter=quoted)))
         elif event.step:
-            self.app.push_screen(TrajectoriesScreen(self.reads, Query(filter=f"step={event.step}")))
+            self.shell.open(Trajectories(self.reads.path, Query(filter=f"step={event.step}")))
         else:
             self.say(event.message)
 
     def action_search(self) -> None:
         """Search all trajectories."""
         from ..widgets.prompt_bar import ask
-        from .trajectories import TrajectoriesScreen
 
         def found(text: str) -> None:
             if text:
-                self.app.push_screen(TrajectoriesScreen(self.reads, Query(search=text)))
+                self.shell.open(Trajectories(self.reads.path, Query(search=text)))
 
         ask(self, "Search all trajectories", "", found)
 
@@ -354,7 +350,7 @@ class LiveScreen(View):
             if any(n.startswith(w[:-1]) if w.endswith("*") else n == w for w in CHARTS[at][1] for n in names):
                 self.chart_at = at
                 break
-        self.grpo.memory.run(self.reads.path.name)["chart"] = self.chart_at
+        self.shell.memory.run(self.reads.path.name)["chart"] = self.chart_at
         self._reread()
 
     def action_choose_metrics(self) -> None:
@@ -451,8 +447,6 @@ class LiveScreen(View):
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
         """A click on an alert opens its evidence; on an action or component, the trajectories that have it."""
-        from .trajectories import TrajectoriesScreen
-
         what: Any = message.what
         match what:
             case ("alert", int(index)):
@@ -460,9 +454,9 @@ class LiveScreen(View):
                 self._evidence(self.alerts.events[index])
             case ("action", str(name)):
                 quoted = '"' + name.replace('"', "") + '"'
-                self.app.push_screen(TrajectoriesScreen(self.reads, Query(filter=f"action:{quoted}")))
+                self.shell.open(Trajectories(self.reads.path, Query(filter=f"action:{quoted}")))
             case ("component", "penalty"):
-                self.app.push_screen(TrajectoriesScreen(self.reads, Query(filter="penalties>0")))
+                self.shell.open(Trajectories(self.reads.path, Query(filter="penalties>0")))
             case ("component", str(name)):
                 self.chosen = (f"rewards/raw/{name}", f"rewards/normalized/{name}")
                 self._reread()

@@ -12,13 +12,14 @@ from ....engine.runs.types import RunInfo
 from ...format import ago, fixed, percent, sparkline
 from ...status import status_sign, status_style
 from ..bindings import RUNS, bindings
+from ..destinations import Compare, Live, Trajectories
 from ..widgets.chart import Chart, Series
 from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.run_card import RunCard
 from ..widgets.table import Column, Table
-from .base import View
+from .base import AppScreen
 
 SORTS = ("created", "status", "success", "reward", "step", "mode", "environment", "model", "id")
 CURVES = (
@@ -43,7 +44,7 @@ class RunRow:
     known: bool = False
 
 
-class RunsScreen(View):
+class RunsScreen(AppScreen):
     """Opened by `grpo-tui` alone."""
 
     view = RUNS
@@ -95,7 +96,7 @@ class RunsScreen(View):
         right = Line(p)
         if self.marks:
             right.add(f"● {len(self.marks)} marked  ", p.warn_bold)
-        elif not self.grpo.memory.get("seen_hint", False) and self.rows and width >= 100:
+        elif not self.shell.memory.get("seen_hint", False) and self.rows and width >= 100:
             right.add(FIRST_HINT + "  ", p.accent)
         if running:
             right.add(f"● {running} running  ", p.good)
@@ -106,7 +107,7 @@ class RunsScreen(View):
     def on_mount(self) -> None:
         """Look into the folder; again every two seconds."""
         self._active = "table"
-        kept = self.grpo.memory.get("runs_sort", ["created", True])
+        kept = self.shell.memory.get("runs_sort", ["created", True])
         if len(kept) == 2 and kept[0] in SORTS:
             self.sorting = (str(kept[0]), bool(kept[1]))
         self.run_worker(self._load(), group="runs")
@@ -179,7 +180,7 @@ class RunsScreen(View):
 
     def _columns(self, table: Any) -> Sequence[Column]:
         p = self.palette
-        now = self.grpo.clock()
+        now = self.shell.clock()
 
         def status(r: RunRow) -> tuple[str, Any]:
             return f"{status_sign(r.info.status)} {r.info.status}", status_style(p, r.info.status)
@@ -284,7 +285,7 @@ class RunsScreen(View):
         row = self.current
         if row is None:
             return
-        last = self.grpo.memory.run(row.info.id).get("view")
+        last = self.shell.memory.run(row.info.id).get("view")
         going = row.info.active
         if going or last == "live":
             self.action_live()
@@ -294,31 +295,21 @@ class RunsScreen(View):
     def _opening(self, view: str) -> RunRow | None:
         row = self.current
         if row is not None:
-            self.grpo.memory.put("seen_hint", True)
-            self.grpo.memory.run(row.info.id)["view"] = view
+            self.shell.memory.put("seen_hint", True)
+            self.shell.memory.run(row.info.id)["view"] = view
         return row
 
     def action_live(self) -> None:
         """The dashboard."""
         row = self._opening("live")
         if row is not None:
-            from .live import LiveScreen
-
-            self._push(row, lambda: LiveScreen(self.grpo.reads(row.info.path)))
+            self.shell.open(Live(Path(row.info.path)))
 
     def action_trajectories(self) -> None:
         """The trajectories."""
         row = self._opening("trajectories")
         if row is not None:
-            from .trajectories import TrajectoriesScreen
-
-            self._push(row, lambda: TrajectoriesScreen(self.grpo.reads(row.info.path)))
-
-    def _push(self, row: RunRow, make: Any) -> None:
-        try:
-            self.app.push_screen(make())
-        except RecordError as error:
-            self.say(str(error), "error")
+            self.shell.open(Trajectories(Path(row.info.path)))
 
     def action_mark(self) -> None:
         """Mark or unmark, and go on to the next."""
@@ -339,10 +330,7 @@ class RunsScreen(View):
         if len(self.marks) < 2:
             self.say("Mark two runs or more with space, then compare.")
             return
-        from .compare import CompareScreen
-
-        rows = [self.all[m] for m in self.marks if m in self.all]
-        self.app.push_screen(CompareScreen([r.info for r in rows]))
+        self.shell.open(Compare(tuple(self.all[m].info for m in self.marks if m in self.all)))
 
     def action_reload(self) -> None:
         """Look again."""
@@ -367,7 +355,7 @@ class RunsScreen(View):
 
     def _sort(self, name: str, descending: bool) -> None:
         self.sorting = (name, descending)
-        self.grpo.memory.put("runs_sort", [name, descending])
+        self.shell.memory.put("runs_sort", [name, descending])
         self._arrange()
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
@@ -440,7 +428,7 @@ class RunsScreen(View):
             if choice == 0:
                 from ....engine.launch import LaunchError, delete_run
 
-                self.grpo.forget_run(row.info.path)
+                self.shell.forget_run(row.info.path)
                 try:
                     delete_run(row.info)
                 except LaunchError as error:

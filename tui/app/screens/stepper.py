@@ -6,10 +6,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from ....engine.runs.errors import RecordError
+from ....engine.runs.query import Query
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
 from ...format import count
 from ..bindings import STEP, bindings
-from ..data import Query, Reads
+from ..data import Reads
+from ..destinations import Diff
 from ..widgets import graphics
 from ..widgets.frame import Box, Part, split
 from ..widgets.group_panel import GroupPanel
@@ -19,13 +21,13 @@ from ..widgets.pane import Pane
 from ..widgets.reward_arithmetic import RewardArithmetic
 from ..widgets.step_panel import StepPanel
 from ..widgets.token_view import TokenView
-from .base import View
+from .base import AppScreen
 
 _KEPT = 12
 """Opened trajectories that are kept, so that going back and forth reads nothing."""
 
 
-class StepperScreen(View):
+class StepperScreen(AppScreen):
     """`h/l` steps, `H/L` trajectories of the list it was opened from, `[` and `]` rollouts of the group."""
 
     view = STEP
@@ -333,9 +335,7 @@ class StepperScreen(View):
     def action_diff(self) -> None:
         """Beside another rollout of the group or the prompt."""
         if self.record is not None:
-            from .diff import DiffScreen
-
-            self.app.push_screen(DiffScreen(self.reads, self.n))
+            self.shell.open(Diff(self.reads.path, self.n))
 
     def shown_text(self) -> str:
         """The whole trajectory as plain text, for pager, editor and export."""

@@ -8,20 +8,22 @@ from typing import Any
 from rich.style import Style
 
 from ....engine.runs.errors import RecordError
+from ....engine.runs.query import Query
 from ....engine.runs.reader import RunReader
 from ....engine.runs.types import TrajectoryRow
 from ....engine.runs.views import Count
 from ...format import count, fixed, mark, number
 from ...text import wrap
 from ..bindings import LIST, bindings
-from ..data import Query, Reads
+from ..data import Reads
+from ..destinations import Groups, Live, Stepper
 from ..widgets.frame import Box, Part, split
 from ..widgets.group_panel import short
 from ..widgets.histogram import Histogram
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import PAGE, Column, Table
-from .base import View
+from .base import AppScreen
 
 SORTS = ("n", "reward", "advantage", "turns", "tokens", "penalties", "step")
 FILTER_HINT = (
@@ -74,7 +76,7 @@ class Preview(Pane):
         return lines
 
 
-class TrajectoriesScreen(View):
+class TrajectoriesScreen(AppScreen):
     """The list that the stepper steps through."""
 
     view = LIST
@@ -143,7 +145,7 @@ class TrajectoriesScreen(View):
     def on_mount(self) -> None:
         """Read the first page."""
         self._active = "table"
-        remembered = self.grpo.memory.run(self.reads.path.name)
+        remembered = self.shell.memory.run(self.reads.path.name)
         self._histogram_wanted = remembered.get("histogram", True) is not False
         self._restart(None if self.asks.plain and not self.asks.descending else 0)
         self.set_interval(1.0, self._poll)
@@ -336,9 +338,7 @@ class TrajectoriesScreen(View):
         """Step through the row under the cursor."""
         row = self.table.current
         if row is not None:
-            from .stepper import StepperScreen
-
-            self.app.push_screen(StepperScreen(self.reads, row.n, self.asks))
+            self.shell.open(Stepper(self.reads.path, row.n, self.asks))
 
     def action_sort(self) -> None:
         """Sort by the next column."""
@@ -380,16 +380,15 @@ class TrajectoriesScreen(View):
     def action_histogram(self) -> None:
         """Show or hide the histogram."""
         self._histogram_wanted = not self._histogram_wanted
-        self.grpo.memory.run(self.reads.path.name)["histogram"] = self._histogram_wanted
+        self.shell.memory.run(self.reads.path.name)["histogram"] = self._histogram_wanted
         self.frame.replan()
         if self._histogram_wanted:
             self.run_worker(self._bins(self._asking), group="bins")
 
     def action_fold(self) -> None:
         """Fold rollouts into their groups."""
-        from .groups import GroupsScreen
-
-        self.app.push_screen(GroupsScreen(self.reads, self.asks))
+        row = self.table.current
+        self.shell.open(Groups(self.reads.path, self.asks, row.n if row is not None else None))
 
     def action_follow(self) -> None:
         """Stay at the newest."""
@@ -400,9 +399,7 @@ class TrajectoriesScreen(View):
 
     def action_live(self) -> None:
         """The dashboard of the run."""
-        from .live import LiveScreen
-
-        self.grpo.replace(LiveScreen(self.reads))
+        self.shell.open(Live(self.reads.path), replace=True)
 
     def _listing(self) -> str:
         rows = [

@@ -14,6 +14,8 @@ from .line import Line
 from .pane import Pane
 
 MARKS = "●◆▲■★▼○◇"
+SMOOTHING = (0.0, 0.6, 0.9, 0.97)
+"""Weights of the moving average that a person may choose from."""
 _DOT = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 
 

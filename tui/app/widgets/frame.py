@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.segment import Segment
 from rich.style import Style
@@ -18,11 +17,9 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from ..theme import Palette
 from .line import Line
 from .pane import Pane
-
-if TYPE_CHECKING:
-    from ..theme import Palette
 
 _UP, _RIGHT, _DOWN, _LEFT = 1, 2, 4, 8
 _GLYPHS = {

@@ -6,17 +6,32 @@ costs three times what a key press may take. Lines are built once per content an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from rich.segment import Segment
 from textual.geometry import Region, Size
 from textual.message import Message
 
+from ..theme import Palette
 from .line import Line
 
-if TYPE_CHECKING:
-    from ..theme import Palette
-    from .frame import Frame
+
+class Canvas(Protocol):
+    """What a pane needs of the frame that paints it."""
+
+    @property
+    def app(self) -> Any:
+        """The app; its `palette` holds the styles of the current theme."""
+
+    def refresh(self, *regions: Region) -> object:
+        """Paint these regions of the screen again."""
+
+    def post_message(self, message: Message) -> bool:
+        """Tell the screen."""
+        ...
+
+    def run_worker(self, work: Any, *, group: str = "default", exclusive: bool = False) -> object:
+        """Run something while the screen stays awake."""
 
 
 class Pane:
@@ -37,7 +52,7 @@ class Pane:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.frame: Frame | None = None
+        self.frame: Canvas | None = None
         self.region = Region()
         self.top = 0
         self.active = False

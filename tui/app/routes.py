@@ -1,0 +1,45 @@
+"""Which screen shows a destination. A screen's module is imported when somebody first goes there."""
+
+from __future__ import annotations
+
+from textual.screen import Screen
+
+from .destinations import Compare, Destination, Diff, Groups, Help, Live, Runs, Stepper, Trajectories
+from .shell import Shell
+
+
+def screen_for(destination: Destination, shell: Shell) -> Screen[object]:
+    """A new screen that shows `destination`. Raises RecordError where a run's record cannot be opened at all."""
+    match destination:
+        case Runs():
+            from .screens.runs import RunsScreen
+
+            return RunsScreen(shell.runs_dir)
+        case Live(run):
+            from .screens.live import LiveScreen
+
+            return LiveScreen(shell.reads(run))
+        case Trajectories(run, query):
+            from .screens.trajectories import TrajectoriesScreen
+
+            return TrajectoriesScreen(shell.reads(run), query)
+        case Groups(run, query):
+            from .screens.groups import GroupsScreen
+
+            return GroupsScreen(shell.reads(run), query)
+        case Stepper(run, trajectory, query, step):
+            from .screens.stepper import StepperScreen
+
+            return StepperScreen(shell.reads(run), trajectory, query, step)
+        case Diff(run, n):
+            from .screens.diff import DiffScreen
+
+            return DiffScreen(shell.reads(run), n)
+        case Compare(runs):
+            from .screens.compare import CompareScreen
+
+            return CompareScreen(runs)
+        case Help(about):
+            from .screens.help import HelpScreen
+
+            return HelpScreen(about)

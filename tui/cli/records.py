@@ -1,0 +1,63 @@
+"""What the commands read of a run's record, and how a trajectory is written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...engine.runs.types import RunInfo, TrajectoryRecord, TrajectoryRow
+from .common import ExitCode, fail, warn
+
+if TYPE_CHECKING:
+    from ...engine.runs.reader import RunReader
+
+PAGE = 500
+"""Rows read at a time."""
+
+
+@contextmanager
+def opened(info: RunInfo) -> Iterator[RunReader]:
+    """A reader on a run's record; what cannot be read ends the command with one line."""
+    from ...engine.runs.errors import FilterError, RecordError
+    from ...engine.runs.reader import RunReader
+
+    try:
+        reader = RunReader(Path(info.path))
+        try:
+            yield reader
+        finally:
+            for problem in reader.problems:
+                warn(problem)
+            reader.close()
+    except FilterError as error:
+        fail(f"--filter: {error}", ExitCode.USAGE)
+    except RecordError as error:
+        fail(f"the record of run {info.id} cannot be read: {error}")
+
+
+def matching(reader: RunReader, filter_: str, search: str, limit: int | None) -> Iterator[TrajectoryRow]:
+    """The rows that match, in order of recording, a page at a time."""
+    for note in reader.filter_notes(filter_):
+        warn(f"--filter: {note}")
+    done = 0
+    while limit is None or done < limit:
+        size = PAGE if limit is None else min(PAGE, limit - done)
+        rows = reader.page(filter=filter_, search=search, offset=done, limit=size)
+        yield from rows
+        done += len(rows)
+        if len(rows) < size:
+            return
+
+
+def record_data(record: TrajectoryRecord) -> dict[str, Any]:
+    """A recorded trajectory with its reward arithmetic, as plain data (token arrays are in the record only)."""
+    return {
+        "trajectory": record.trajectory.to_json(),
+        "breakdown": record.breakdown.to_json() if record.breakdown is not None else None,
+        "advantage": record.advantage,
+        "step_advantages": list(record.step_advantages),
+        "policy_version": record.policy_version,
+        "split": record.split,
+    }
