@@ -203,7 +203,7 @@ def test_after_many_keys_the_screen_is_what_painting_all_of_it_gives(
     request: pytest.FixtureRequest, which: str, size: tuple[int, int], tmp_path: Path
 ) -> None:
     path = request.getfixturevalue(which)
-    command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-c", OPEN, str(path), "inspect"]
+    command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-c", OPEN, str(path)]
     with Terminal(command, cwd=tmp_path, env=os.environ, rows=size[1], columns=size[0]) as screen:
         screen.see("1 of ")
         for keys in (
@@ -243,7 +243,6 @@ def test_what_other_programs_and_a_resize_left_is_painted_over(run: Path, tmp_pa
         "-c",
         OPEN,
         str(run),
-        "inspect",
         "3",
     ]
     with Terminal(command, cwd=tmp_path, env=os.environ, rows=40, columns=120) as screen:

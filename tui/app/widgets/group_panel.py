@@ -133,7 +133,7 @@ class GroupPanel(Pane):
             if first.width + item.width > width:
                 break
             first.extend(item)
-        return [first, *self._route(width, 0)]
+        return [first, *self._route(width, 0)] if self.record is not None else [first]
 
 
 def short(action: str | None) -> str:

@@ -30,8 +30,8 @@ class Canvas(Protocol):
         """Tell the screen."""
         ...
 
-    def run_worker(self, work: Any, *, group: str = "default", exclusive: bool = False) -> object:
-        """Run something while the screen stays awake."""
+    def run_worker(self, work: Any, *, group: str, exclusive: bool, thread: bool) -> object:
+        """Run something beside the screen."""
 
 
 class Pane:
