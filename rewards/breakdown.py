@@ -1,11 +1,12 @@
 """One trajectory's reward as arithmetic: per step and component raw → normalised → × weight → contribution.
 
 The record and the app show exactly these numbers, and a test adds them up. No torch here: viewers read these too.
+How the reward became an advantage is beside it: `AdvantageFormula`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -81,4 +82,68 @@ class RewardBreakdown:
                 )
                 for s in data["steps"]
             ),
+        )
+
+
+@dataclass(frozen=True)
+class AdvantageTerm:
+    """One comparison: `weight * (value - mean) / (std + epsilon)`, or without the division when `std` is None.
+
+    value: the rollout's own return. mean, std: of the `size` returns that it was compared with, itself included; std
+    has Bessel's correction (n − 1). name: what is compared: empty for the whole return, a component's name where each
+    is compared on its own.
+    """
+
+    value: float
+    mean: float
+    std: float | None
+    size: int
+    weight: float = 1.0
+    name: str = ""
+
+    def result(self, epsilon: float) -> float:
+        """What the term comes to."""
+        centred = self.value - self.mean
+        return self.weight * (centred if self.std is None else centred / (self.std + epsilon))
+
+
+@dataclass(frozen=True)
+class AdvantageFormula:
+    """How the advantage of one rollout was computed, with the very numbers that were used then.
+
+    method: `group` (the return of the rollout), `turn` (the return from each turn on), `reward` (each turn's reward as
+    it is, compared with nothing) or another that training registers. scale: what the deviation is of: `group`,
+    `batch`, or `none` (not divided). steps: for each turn that has an advantage of its own the terms that it is the
+    sum of; a single entry holds for all turns.
+    """
+
+    method: str
+    scale: str
+    epsilon: float
+    steps: tuple[tuple[AdvantageTerm, ...], ...] = ()
+
+    def terms(self, step: int) -> tuple[AdvantageTerm, ...]:
+        """The terms of the turn at `step`."""
+        if len(self.steps) == 1:
+            return self.steps[0]
+        return self.steps[step] if 0 <= step < len(self.steps) else ()
+
+    def advantage(self, step: int) -> float | None:
+        """The advantage of the turn at `step`, computed again; None when it has no terms."""
+        terms = self.terms(step)
+        return sum(t.result(self.epsilon) for t in terms) if terms else None
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dictionary, as stored in the run record."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> AdvantageFormula:
+        """The inverse of `to_json`."""
+        steps: Sequence[Sequence[Mapping[str, Any]]] = data.get("steps", ())
+        return cls(
+            method=data["method"],
+            scale=data["scale"],
+            epsilon=data["epsilon"],
+            steps=tuple(tuple(AdvantageTerm(**term) for term in terms) for terms in steps),
         )

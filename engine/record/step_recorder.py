@@ -138,6 +138,7 @@ def _record(sample: Sample, step: int, split: str, tokens: bool) -> TrajectoryRe
         tokens=sample.token_arrays() if tokens else None,
         policy_version=step - 1 if split == "train" else step,
         split=split,
+        formula=sample.formula if scored else None,
     )
 
 

@@ -15,10 +15,13 @@ the whole batch, or nothing. σ has Bessel's correction, as in TRL.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from ...rewards.breakdown import AdvantageFormula, AdvantageTerm
 
 EPSILON = 1e-4
 
@@ -27,6 +30,76 @@ ROUNDING = 1e-6
 
 Method = Literal["reward", "group", "turn"]
 Scale = Literal["group", "batch", "none"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Returns beside what each was compared with. All tensors are [B, S], or [B, 1] where a rollout has one return.
+
+    value: the returns. there: bool, True where one counts. mean, std: of the returns that it was compared with (std
+    None: not divided). size: int, how many those are. turns: bool [B, S], True on turns that happened and count.
+    """
+
+    method: Method
+    scale: Scale
+    value: Tensor
+    there: Tensor
+    mean: Tensor
+    std: Tensor | None
+    size: Tensor
+    turns: Tensor
+
+    def advantages(self) -> Tensor:
+        """Advantages per turn [B, S], 0 on turns that did not happen."""
+        centred = self.value - self.mean
+        if self.method == "turn":
+            centred = centred * (self.size > 1)
+        if self.std is not None:
+            centred = centred / (self.std + EPSILON)
+        return centred * self.turns
+
+    def formula(self, row: int) -> AdvantageFormula | None:
+        """How the advantages of one rollout came about; None for one that was not scored."""
+        if not bool(self.there[row].any()):
+            return None
+        columns = [self.value, self.mean, self.size] + ([] if self.std is None else [self.std])
+        steps = [
+            (AdvantageTerm(value, mean, std[0] if std else None, int(size)),)
+            for (value, mean, size, *std), there in zip(
+                zip(*(c[row].tolist() for c in columns), strict=True), self.there[row].tolist(), strict=True
+            )
+            if there
+        ]
+        return AdvantageFormula(self.method, self.scale, EPSILON, tuple(steps))
+
+
+def compare(
+    step_rewards: Tensor,
+    step_mask: Tensor,
+    group_size: int,
+    method: Method = "group",
+    scale: Scale = "group",
+    valid: Tensor | None = None,
+) -> Comparison:
+    """Compare the returns of a batch, whole groups as neighbours; arguments as of `turn_advantages`."""
+    returns, there = _returns(step_rewards, step_mask, group_size, method, valid)
+    turns = step_mask.bool() if valid is None else step_mask.bool() & valid.bool()[:, None]
+    if method == "reward":
+        alone = torch.ones_like(there, dtype=torch.long)
+        return Comparison(method, "none", returns, there, torch.zeros_like(returns), None, alone, turns)
+    grouped, present = returns.view(-1, group_size, returns.shape[1]), there.view(-1, group_size, there.shape[1])
+    mean, std = _moments(grouped, present, dim=1)
+    if scale == "batch":
+        std = _moments(returns.flatten(), there.flatten(), dim=0)[1].expand_as(mean)
+    elif scale not in ("group", "none"):
+        raise ValueError(f'unknown scale "{scale}": group, batch or none')
+
+    def rows(of_group: Tensor) -> Tensor:
+        """[B / group_size, 1, S] as [B, S]."""
+        return of_group.expand(grouped.shape).reshape(returns.shape)
+
+    size = rows(present.sum(1, keepdim=True))
+    return Comparison(method, scale, returns, there, rows(mean), None if scale == "none" else rows(std), size, turns)
 
 
 def turn_advantages(
@@ -43,22 +116,7 @@ def turn_advantages(
     and B is a multiple of `group_size`. valid: bool [B], False for rollouts that were not scored (their environment
     failed): they take no part in means and get 0. Returns [B, S], 0 where `step_mask` is False.
     """
-    returns, there = _returns(step_rewards, step_mask, group_size, method, valid)
-    mask = step_mask.bool() if valid is None else step_mask.bool() & valid.bool()[:, None]
-    if method == "reward":
-        return returns * mask
-    grouped, present = returns.view(-1, group_size, returns.shape[1]), there.view(-1, group_size, there.shape[1])
-    mean, std = _moments(grouped, present, dim=1)
-    centred = grouped - mean
-    if method == "turn":
-        centred = centred * (present.sum(1, keepdim=True) > 1)
-    if scale == "group":
-        centred = centred / (std + EPSILON)
-    elif scale == "batch":
-        centred = centred / (_moments(returns.flatten(), there.flatten(), dim=0)[1] + EPSILON)
-    elif scale != "none":
-        raise ValueError(f'unknown scale "{scale}": group, batch or none')
-    return centred.reshape(returns.shape) * mask
+    return compare(step_rewards, step_mask, group_size, method, scale, valid).advantages()
 
 
 def has_signal(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...envs.trajectory import TokenArrays, Trajectory
-from ...rewards.breakdown import RewardBreakdown
+from ...rewards.breakdown import AdvantageFormula, RewardBreakdown
 
 
 class TrialError(ValueError):
@@ -29,8 +29,8 @@ class Sample:
     token_ids: int64 [T]. agent_mask: bool [T]. rewards: float32 [T], the environment's own. turn: int16 [T], -1 in
     the prompt. logprobs: float32 [T], of the policy that sampled each agent token (None: not known). ref_logprobs:
     float32 [T] under the reference. embeddings: float32 [S, D], mean of the reference's last hidden states over each
-    turn's agent tokens. step_rewards: float32 [S], shaped. advantages: float32 [T]. replayed: from the buffer, not of
-    this step.
+    turn's agent tokens. step_rewards: float32 [S], shaped. advantages: float32 [T]. formula: how they came about.
+    replayed: from the buffer, not of this step.
     """
 
     token_ids: np.ndarray
@@ -47,6 +47,7 @@ class Sample:
     step_rewards: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     breakdown: RewardBreakdown | None = None
     advantages: np.ndarray | None = None
+    formula: AdvantageFormula | None = None
     born: int = 0
     replayed: bool = False
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .advantages import Method, Scale, has_signal, token_advantages, turn_advantages
+from .advantages import Method, Scale, compare, has_signal, token_advantages
 from .replay import ReplayBuffer
 from .samples import Sample, pad_rows, rewards_by_turn
 
@@ -50,21 +50,22 @@ class Scorer:
         self.min_group_std = min_group_std
 
     def score(self, samples: list[Sample]) -> Scored:
-        """Fill `step_rewards`, `breakdown` and `advantages` of all samples (prompt-major whole groups)."""
+        """Fill `step_rewards`, `breakdown`, `advantages` and `formula` of all samples (prompt-major whole groups)."""
         metrics = self._rewards(samples)
         length, turns = max(len(s) for s in samples), max(max(s.turns for s in samples), 1)
         rewards = pad_rows([s.step_rewards for s in samples], turns, 0.0, torch.float64)
         mask = torch.arange(turns) < torch.tensor([s.turns for s in samples])[:, None]
         valid = torch.tensor([scorable(s) for s in samples])
-        by_turn = turn_advantages(rewards, mask, self.group_size, self.method, self.scale, valid)
+        compared = compare(rewards, mask, self.group_size, self.method, self.scale, valid)
         per_token = token_advantages(
-            by_turn,
+            compared.advantages(),
             pad_rows([s.turn for s in samples], length, -1, torch.long),
             pad_rows([s.agent_mask for s in samples], length, 0, torch.bool),
             self.method,
         ).float()
         for row, sample in enumerate(samples):
             sample.advantages = per_token[row, : len(sample)].numpy().copy()
+            sample.formula = compared.formula(row)
             if self.method == "reward" and self.orchestrator is None:
                 sample.advantages = sample.rewards.copy()  # exactly as the environment placed them
         signal = has_signal(rewards, mask, self.group_size, self.method, self.min_group_std, valid)

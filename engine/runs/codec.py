@@ -16,7 +16,8 @@ import zstandard
 
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import TokenArrays, Trajectory
-from ...rewards.breakdown import RewardBreakdown
+from ...rewards.breakdown import AdvantageFormula, RewardBreakdown
+from .learning import Served, Use
 from .storable import clean
 from .types import TrajectoryRecord
 
@@ -42,6 +43,9 @@ def encode_body(record: TrajectoryRecord) -> bytes:
         "step_advantages": list(record.step_advantages),
         "policy_version": record.policy_version,
         "split": record.split,
+        "formula": record.formula,
+        "use": record.use,
+        "served": record.served,
     }
     # orjson writes NaN and infinity as null; a number that is none is exactly what a person will look for.
     if is_finite(record):
@@ -71,13 +75,18 @@ def decode_body(line: bytes, tools: Sequence[ToolSpec] = ()) -> TrajectoryRecord
     for step in breakdown["steps"] if breakdown is not None else ():
         for component in step["components"].values():
             _nan_for_null(component, ("raw", "normalized", "weight", "contribution"))
+    trajectory = Trajectory.from_json(data["trajectory"], tools)
+    formula, use, served = data.get("formula"), data.get("use"), data.get("served")
     return TrajectoryRecord(
-        trajectory=Trajectory.from_json(data["trajectory"], tools),
+        trajectory=trajectory,
         breakdown=None if breakdown is None else RewardBreakdown.from_json(breakdown),
         advantage=data.get("advantage"),
         step_advantages=tuple(data.get("step_advantages", ())),
         policy_version=data.get("policy_version", 0),
         split=data.get("split", "train"),
+        formula=None if formula is None else AdvantageFormula.from_json(formula),
+        use=None if use is None else Use.from_json(use),
+        served=Served.from_meta(trajectory.meta) if served is None else Served.from_json(served),
     )
 
 

@@ -16,10 +16,23 @@ from typing import NoReturn
 
 from .errors import FilterError
 from .labels import BITS, OVERFLOW, Labels
-from .schema import FLAG_ERROR, FLAG_NAN, FLAG_UNPARSED
+from .learning import BIT, LEARNED_FROM, MARKS
+from .schema import ADDED, FLAG_AGREES, FLAG_DISAGREES, FLAG_ERROR, FLAG_NAN, FLAG_SENT, FLAG_UNPARSED
 from .search import match_expression
 
-NUMBERS = ("n", "step", "reward", "advantage", "turns", "tokens", "penalties", "rollout", "version")
+_LEARNED = sum(BIT[kind] for kind in LEARNED_FROM)
+COLUMNS = (
+    "n", "step", "reward", "advantage", "turns", "tokens", "penalties", "rollout", "version", "confidence",
+)  # fmt: skip
+OF_USES = {
+    "learned_at": (
+        f"((uses & {BIT['trained']}) != 0 AND step {{0}} OR "
+        f"n IN (SELECT n FROM uses WHERE mask & {_LEARNED} AND step {{0}}))"
+    ),
+    "weight": "(n IN (SELECT n FROM uses WHERE weight {0}))",
+}
+"""Numbers of the updates that used a rollout: the step at which one learned from it, and the weight that it had."""
+NUMBERS = (*COLUMNS, *OF_USES)
 FLAGS = {
     "correct": "correct = 1",
     "wrong": "correct = 0",
@@ -28,8 +41,15 @@ FLAGS = {
     "error": f"(flags & {FLAG_ERROR}) != 0",
     "unparsed": f"(flags & {FLAG_UNPARSED}) != 0",
     "nan": f"(flags & {FLAG_NAN}) != 0",
+    "sent": f"(flags & {FLAG_SENT}) != 0",
+    "agrees": f"(flags & {FLAG_AGREES}) != 0",
+    "disagrees": f"(flags & {FLAG_DISAGREES}) != 0",
+    "learned": f"(uses & {_LEARNED}) != 0",
+    **{mark: f"(uses & {BIT[mark]}) != 0" for mark in MARKS},
 }
-LABELS = {"action": "actions", "penalty": "rules", "env": "env", "split": "split", "stop": "stop"}
+LABELS = {"action": "actions", "penalty": "rules", "env": "env", "split": "split", "stop": "stop", "gate": "gate"}
+CLOSED = "closed"
+"""As `gate:closed`: every reason for which a request was not learnt from."""
 NAMES = {"group": ("grp", "groups"), "prompt": ("prompt", "prompts")}
 TEXTS = ("text", "agent", "observation", "answer")
 KEYS = (*LABELS, *NAMES, "id", *TEXTS)
@@ -59,8 +79,18 @@ class Compiled:
 @dataclass
 class _Build:
     names: Labels
+    columns: frozenset[str]
     params: list[object] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def holds(self, column: str, what: str) -> bool:
+        """Whether the record has a column; otherwise a note says that it is too old for `what`."""
+        if column not in ADDED or column in self.columns:
+            return True
+        note = f"this run was recorded by an older version, which did not record {what}"
+        if note not in self.notes:
+            self.notes.append(note)
+        return False
 
 
 _Node = Callable[[_Build], str]
@@ -73,11 +103,11 @@ class Expression:
     text: str
     node: _Node | None
 
-    def compile(self, names: Labels) -> Compiled:
-        """The condition for one record; empty SQL for an empty filter."""
+    def compile(self, names: Labels, columns: frozenset[str]) -> Compiled:
+        """The condition for one record, whose `rows` have these columns; empty SQL for an empty filter."""
         if self.node is None:
             return Compiled("")
-        build = _Build(names)
+        build = _Build(names, columns)
         sql = self.node(build)
         return Compiled(sql, tuple(build.params), tuple(build.notes))
 
@@ -172,7 +202,7 @@ class _Parser:
             if key in FLAGS:
                 return self.flag_value(key, op)
         elif key in FLAGS:
-            return lambda b: f"({FLAGS[key]})"
+            return lambda b: _flag(b, key)
         elif key in NUMBERS:
             self.fail(f"compare {key} with a number: {key}<0.2", start)
         elif key in KEYS:
@@ -194,10 +224,10 @@ class _Parser:
         span = _RANGE.fullmatch(text) if op in (":", "=") else None
         if span is not None:
             low, high = (self.parse_number(key, part, at) for part in (span["low"], span["high"]))
-            return lambda b: (b.params.extend((low, high)), f"({key} BETWEEN ? AND ?)")[1]
+            return lambda b: _number(b, key, "BETWEEN ? AND ?", (low, high))
         number = self.parse_number(key, text, at)
         sql_op = {":": "=", "!=": "<>"}.get(op, op)
-        return lambda b: (b.params.append(number), f"({key} {sql_op} ?)")[1]
+        return lambda b: _number(b, key, f"{sql_op} ?", (number,))
 
     def parse_number(self, key: str, text: str, at: int) -> float:
         try:
@@ -214,7 +244,7 @@ class _Parser:
         if answer is None or op not in (":", "=", "!="):
             self.fail(f"{key} is yes or no: write {key}, not {key}, or {key}:no", at)
         wanted = answer == (op != "!=")
-        return lambda b: f"({FLAGS[key]})" if wanted else f"(NOT {FLAGS[key]})"
+        return lambda b: _flag(b, key) if wanted else f"(NOT {_flag(b, key)})"
 
     def named(self, key: str) -> _Node:
         text, at = self.value(key)
@@ -225,18 +255,46 @@ class _Parser:
         if key in NAMES:
             column, table = NAMES[key]
             op = "GLOB" if "*" in text else "="
-            return lambda b: (b.params.append(text), f"({column} IN (SELECT id FROM {table} WHERE name {op} ?))")[1]
+            return lambda b: _bound(b, f"({column} IN (SELECT id FROM {table} WHERE name {op} ?))", text)
         if key == "id":
             op = "GLOB" if "*" in text else "="
-            return lambda b: (b.params.append(text), f"(n IN (SELECT n FROM cards WHERE id {op} ?))")[1]
+            return lambda b: _bound(b, f"(n IN (SELECT n FROM cards WHERE id {op} ?))", text)
         quoted = text if '"' in text or "*" in text else f'"{text}"'
         expression = match_expression(quoted if key == "text" else f"{key}:{quoted}")
-        return lambda b: (b.params.append(expression), "(n IN (SELECT rowid FROM search WHERE search MATCH ?))")[1]
+        return lambda b: _bound(b, "(n IN (SELECT rowid FROM search WHERE search MATCH ?))", expression)
+
+
+def _bound(build: _Build, sql: str, *values: object) -> str:
+    """A condition and the values of its question marks."""
+    build.params.extend(values)
+    return sql
+
+
+def _number(build: _Build, key: str, comparison: str, values: tuple[float, ...]) -> str:
+    """Condition on a number of the row, or of the updates that used it; `comparison` as in `< ?`."""
+    if key in COLUMNS:
+        return _bound(build, f"({key} {comparison})", *values) if build.holds(key, key) else "(0)"
+    if not build.holds("uses", "what updates did with a rollout"):
+        return "(0)"
+    condition = OF_USES[key]
+    return _bound(build, condition.format(comparison), *values * condition.count("{0}"))
+
+
+def _flag(build: _Build, key: str) -> str:
+    """Condition on a flag, 1 or 0: a rollout of which nothing is known has it not."""
+    column = "uses" if "(uses" in FLAGS[key] else "flags"
+    if not build.holds(column, "what updates did with a rollout"):
+        return "(0)"
+    return f"coalesce({FLAGS[key]}, 0)" if column == "uses" else f"({FLAGS[key]})"
 
 
 def _label(build: _Build, key: str, text: str) -> str:
     """Condition for a name of a kind: exact, then ignoring case, then the last part of a dotted path, or a pattern."""
+    if not build.holds(LABELS[key], "the gate of a request"):
+        return "(0)"
     known = build.names.of_kind(key)
+    if key == "gate" and text.lower() == CLOSED:
+        return _bound(build, "(gate IS NOT NULL AND gate <> ?)", known.get("open", 0))
     ids = resolve(known, text)
     if not ids:
         near = difflib.get_close_matches(text, known, 3, 0.4) or sorted(known)[:5]

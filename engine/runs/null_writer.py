@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .images import image_path
-from .types import EventKind, RunStatus, TrajectoryRecord
+from .types import EventKind, RunStatus, TrajectoryRecord, Use
 
 Values = Mapping[str, "float | Mapping[str, float]"]
 
@@ -20,6 +20,9 @@ class NullWriter:
         """Nothing."""
 
     def trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> None:
+        """Nothing."""
+
+    def uses(self, uses: Sequence[tuple[str, Use]]) -> None:
         """Nothing."""
 
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:

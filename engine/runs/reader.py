@@ -16,17 +16,41 @@ from . import filters, histogram, search, series
 from .connection import Connection
 from .errors import FilterError, RecordDamaged
 from .labels import Labels
+from .learning import USE_COLUMNS, Use, marks_of, use_of
 from .paths import DATABASE
-from .schema import version
+from .schema import ADDED, FLAG_SENT, columns_of, version
 from .status import look
 from .types import SCHEMA_VERSION, Event, RunInfo, TrajectoryRecord, TrajectoryRow
 from .views import Count, View
 
 _VIEWS = 12
-_ROW_COLUMNS = (
-    "rows.n, cards.id, step, groups.name, prompts.name, rollout, env, split, reward, advantage, correct, turns, "
-    "tokens, penalties, stop, cards.actions, prompts.head, cards.answer, rules, version"
-)
+_ROW_COLUMNS = {
+    "n": "rows.n",
+    "id": "cards.id",
+    "step": "step",
+    "group": "groups.name",
+    "prompt_id": "prompts.name",
+    "rollout": "rollout",
+    "env": "env",
+    "split": "split",
+    "reward": "reward",
+    "advantage": "advantage",
+    "correct": "correct",
+    "turns": "turns",
+    "tokens": "tokens",
+    "penalties": "penalties",
+    "stop": "stop",
+    "actions": "cards.actions",
+    "prompt": "prompts.head",
+    "answer": "cards.answer",
+    "rules": "rules",
+    "policy_version": "version",
+    "uses": "uses",
+    "gate": "gate",
+    "confidence": "confidence",
+    "flags": "flags",
+}
+"""What a row of a list is made of, by name, and where it stands in the database."""
 _ROW_TABLES = (
     "rows JOIN cards ON cards.n = rows.n LEFT JOIN groups ON groups.id = rows.grp "
     "LEFT JOIN prompts ON prompts.id = rows.prompt"
@@ -50,6 +74,7 @@ class RunReader:
         self._toolsets: dict[int, tuple[ToolSpec, ...]] = {}
         self._byte_level: bool | None = None
         self._epoch: str | None = None
+        self._held: frozenset[str] = frozenset()
         self._open()
 
     def close(self) -> None:
@@ -181,9 +206,9 @@ class RunReader:
             part = numbers[start : start + 500]
             before = self._damages
             marks = ",".join("?" * len(part))
-            rows = self._all(f"SELECT {_ROW_COLUMNS} FROM {_ROW_TABLES} WHERE rows.n IN ({marks})", part)
+            rows = self._all(f"SELECT {self._row_columns()} FROM {_ROW_TABLES} WHERE rows.n IN ({marks})", part)
             if self._damages > before:  # a damaged page: one by one, so that it costs only its own rows
-                single = f"SELECT {_ROW_COLUMNS} FROM {_ROW_TABLES} WHERE rows.n = ?"
+                single = f"SELECT {self._row_columns()} FROM {_ROW_TABLES} WHERE rows.n = ?"
                 rows = [row for n in part for row in self._all(single, (n,))]
             found.update((row[0], self._row(row)) for row in rows)
         return [found[n] for n in numbers if n in found]
@@ -191,7 +216,7 @@ class RunReader:
     def group(self, group: str) -> list[TrajectoryRow]:
         """The rollouts of one group, in order of rollout."""
         rows = self._all(
-            f"SELECT {_ROW_COLUMNS} FROM {_ROW_TABLES} WHERE grp = (SELECT id FROM groups WHERE name = ?) "
+            f"SELECT {self._row_columns()} FROM {_ROW_TABLES} WHERE grp = (SELECT id FROM groups WHERE name = ?) "
             "ORDER BY rollout, rows.n LIMIT 4096",
             (group,),
         )
@@ -200,8 +225,8 @@ class RunReader:
     def prompt(self, prompt_id: str, limit: int = 200) -> list[TrajectoryRow]:
         """The last `limit` rollouts of one prompt over the whole run, oldest first."""
         rows = self._all(
-            f"SELECT {_ROW_COLUMNS} FROM {_ROW_TABLES} WHERE rows.prompt = (SELECT id FROM prompts WHERE name = ?) "
-            "ORDER BY rows.n DESC LIMIT ?",
+            f"SELECT {self._row_columns()} FROM {_ROW_TABLES} "
+            "WHERE rows.prompt = (SELECT id FROM prompts WHERE name = ?) ORDER BY rows.n DESC LIMIT ?",
             (prompt_id, limit),
         )
         return [self._row(r) for r in reversed(rows)]
@@ -217,7 +242,7 @@ class RunReader:
     def filter_notes(self, filter: str) -> tuple[str, ...]:
         """Names in a filter that this record does not hold, each with the nearest that it does."""
         labels = self._names()
-        return () if labels is None else filters.parse(filter).compile(labels).notes
+        return () if labels is None else filters.parse(filter).compile(labels, self._held).notes
 
     def names(self, kind: str) -> list[str]:
         """Recorded names of a kind: `action`, `penalty`, `env`, `split` or `stop`."""
@@ -236,6 +261,15 @@ class RunReader:
             return codec.decode_body(lines[n - first], self._tools_of(n))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise RecordDamaged(f"trajectory {id_or_n} of {self.run_dir} cannot be read ({error})") from error
+
+    def uses(self, id_or_n: str | int) -> list[Use]:
+        """What updates did with a trajectory, in order: its own step's first. Raises as `trajectory` does."""
+        n = self.number(id_or_n)
+        own = self.trajectory(n).use
+        rows = []
+        if "uses" in self._held:
+            rows = self._all(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step, mask", (n,))
+        return [*([] if own is None else [own]), *(use_of(*row) for row in rows)]
 
     def tokens(self, id_or_n: str | int) -> TokenArrays | None:
         """Token ids, agent mask, log-probs and advantages of a trajectory, or None when they were not recorded."""
@@ -291,6 +325,7 @@ class RunReader:
                 return
             self._connection = connection
             self._labels = Labels(connection.db)
+            self._held = columns_of(connection.db)
         except (RecordDamaged, sqlite3.Error) as error:
             self._problem(str(error))
             return
@@ -353,7 +388,7 @@ class RunReader:
         if epoch != self._epoch:
             self._views.clear()
             self._epoch = epoch
-        compiled = expression.compile(labels)
+        compiled = expression.compile(labels, self._held)
         key = (f"{compiled.sql} {compiled.params}", match, sort, descending)
         view = self._views.pop(key, None)
         if view is None:
@@ -367,32 +402,41 @@ class RunReader:
             raise FilterError(f"this search cannot be understood ({error})") from error
         return view
 
-    def _row(self, row: tuple[Any, ...]) -> TrajectoryRow:
+    def _row_columns(self) -> str:
+        """The columns of a row; those that an older record has not are NULL."""
+        held = self._held
+        return ", ".join("NULL" if c in ADDED and c not in held else c for c in _ROW_COLUMNS.values())
+
+    def _row(self, values: tuple[Any, ...]) -> TrajectoryRow:
+        row = dict(zip(_ROW_COLUMNS, values, strict=True))
         labels = self._labels.names if self._labels is not None else {}
-        if self._labels is not None and (row[6] not in labels or row[14] not in labels):
+        if self._labels is not None and not labels.keys() >= {row["env"], row["stop"], row["split"]}:
             self._names()
-        actions = tuple(labels.get(int(a), "?") for a in row[15].split(",") if a)
         return TrajectoryRow(
-            n=row[0],
-            id=row[1],
-            step=row[2],
-            group=row[3] or "",
-            prompt_id=row[4] or "",
-            rollout=row[5],
-            env=labels.get(row[6], ""),
-            split=labels.get(row[7], ""),
-            reward=row[8],
-            advantage=row[9],
-            correct=None if row[10] is None else bool(row[10]),
-            turns=row[11],
-            tokens=row[12],
-            penalties=row[13],
-            stop_reason=labels.get(row[14], ""),
-            actions=actions,
-            prompt=row[16] or "",
-            answer=row[17],
-            rules=() if not row[18] or self._labels is None else self._labels.of_mask("penalty", row[18]),
-            policy_version=row[19],
+            n=row["n"],
+            id=row["id"],
+            step=row["step"],
+            group=row["group"] or "",
+            prompt_id=row["prompt_id"] or "",
+            rollout=row["rollout"],
+            env=labels.get(row["env"], ""),
+            split=labels.get(row["split"], ""),
+            reward=row["reward"],
+            advantage=row["advantage"],
+            correct=None if row["correct"] is None else bool(row["correct"]),
+            turns=row["turns"],
+            tokens=row["tokens"],
+            penalties=row["penalties"],
+            stop_reason=labels.get(row["stop"], ""),
+            actions=tuple(labels.get(int(a), "?") for a in row["actions"].split(",") if a),
+            prompt=row["prompt"] or "",
+            answer=row["answer"],
+            rules=() if not row["rules"] or self._labels is None else self._labels.of_mask("penalty", row["rules"]),
+            policy_version=row["policy_version"],
+            uses=None if row["uses"] is None else marks_of(row["uses"]),
+            gate=labels.get(row["gate"], ""),
+            confidence=row["confidence"],
+            sent=None if row["gate"] is None else bool(row["flags"] & FLAG_SENT),
         )
 
     def _load(self, n: int, tokens: bool = False) -> tuple[list[bytes], bytes | None, int]:

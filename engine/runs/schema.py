@@ -15,8 +15,28 @@ from urllib.parse import quote
 from .errors import RecordDamaged
 from .types import SCHEMA_VERSION
 
-MIGRATIONS: dict[int, str] = {}
+_USES = """
+-- What updates after its own step did with a rollout; the first is in its row and its body (see learning.py).
+-- `mask`: bits as in rows.uses. `data`: JSON.
+CREATE TABLE uses (
+    n INTEGER NOT NULL, step INTEGER NOT NULL, mask INTEGER NOT NULL, weight REAL, advantage REAL, data TEXT NOT NULL,
+    PRIMARY KEY (n, step, mask)
+) WITHOUT ROWID;
+CREATE INDEX uses_step ON uses (step);
+"""
+
+MIGRATIONS: dict[int, str] = {
+    1: f"""
+ALTER TABLE rows ADD COLUMN uses INTEGER;
+ALTER TABLE rows ADD COLUMN gate INTEGER;
+ALTER TABLE rows ADD COLUMN confidence REAL;
+{_USES}
+""",
+}
 """SQL that turns version `n` into `n + 1`; applied when a run of an older version is resumed."""
+
+ADDED = ("uses", "gate", "confidence")
+"""Columns of `rows` that version 1 has not; readers of such a record take them for NULL."""
 
 FLAG_ERROR = 1
 """The rollout, its environment or one of its tools failed."""
@@ -24,6 +44,11 @@ FLAG_UNPARSED = 2
 """A turn in which no call could be parsed."""
 FLAG_NAN = 4
 """A reward or an advantage that is not a finite number."""
+FLAG_SENT = 8
+"""Its answer is the one that went out to whoever asked."""
+FLAG_AGREES = 16
+FLAG_DISAGREES = 32
+"""Its answer is, or is not, the pseudo-label that the others gave it."""
 SPANS = (16, 1024)
 """Widths, in steps, of the spans of which means are kept; powers of two."""
 SEARCH_COLUMNS = ("prompt", "agent", "observation", "answer", "penalty")
@@ -40,12 +65,13 @@ CREATE TABLE prompts (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, head TE
 CREATE TABLE toolsets (id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, env TEXT NOT NULL, tools TEXT NOT NULL);
 
 -- Numbers only, most filtered columns first: this is the table that filters scan.
+-- `uses`: bits of what updates did with the rollout (see learning.py); NULL: not recorded.
 CREATE TABLE rows (
     n INTEGER PRIMARY KEY,
     step INTEGER, reward REAL, correct INTEGER, actions INTEGER, rules INTEGER, penalties INTEGER,
     advantage REAL, turns INTEGER, tokens INTEGER, flags INTEGER,
     env INTEGER, split INTEGER, stop INTEGER, rollout INTEGER, version INTEGER, grp INTEGER, prompt INTEGER,
-    toolset INTEGER
+    toolset INTEGER, uses INTEGER, gate INTEGER, confidence REAL
 );
 CREATE INDEX rows_step ON rows (step);
 CREATE INDEX rows_reward ON rows (reward);
@@ -89,6 +115,7 @@ CREATE TABLE events (
 CREATE INDEX events_kind ON events (kind);
 
 CREATE TABLE vocabulary (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
+{_USES}
 """
 
 
@@ -172,3 +199,8 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 def version(db: sqlite3.Connection) -> int:
     """The schema version of an open database; 0 when it is empty."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def columns_of(db: sqlite3.Connection) -> frozenset[str]:
+    """The columns that `rows` has in this database."""
+    return frozenset(name for _, name, *_ in db.execute("PRAGMA table_info(rows)"))

@@ -147,7 +147,9 @@ class Sink:
         return len(refused)
 
     def _other(self, store: RecordStore, kind: str, payload: tuple[Any, ...]) -> None:
-        if kind == "event":
+        if kind == "uses":
+            store.add_uses(*payload)
+        elif kind == "event":
             event, message, step, when, data = payload
             store.add_event(event, message, step, when, encode_json(mask(data)))
         elif kind == "vocabulary":

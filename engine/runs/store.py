@@ -10,6 +10,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ import zstandard
 from ...envs.tools import ToolSpec
 from . import codec
 from .labels import Labels
-from .schema import FLAG_ERROR, FLAG_NAN, FLAG_UNPARSED, SPANS, connect_writer
+from .learning import LATER_BITS, OWN_BITS, USE_COLUMNS, Use, use_of
+from .schema import (
+    FLAG_AGREES,
+    FLAG_DISAGREES,
+    FLAG_ERROR,
+    FLAG_NAN,
+    FLAG_SENT,
+    FLAG_UNPARSED,
+    SPANS,
+    connect_writer,
+)
 from .storable import clean
 from .types import TrajectoryRecord
 
@@ -26,7 +37,8 @@ ANSWER_LENGTH = 200
 PROMPT_LENGTH = 400
 
 _REMEMBERED = 4096  # names of groups and prompts kept in memory; others are looked up
-_ROW = f"INSERT INTO rows VALUES ({','.join('?' * 19)})"
+_USE = "INSERT OR REPLACE INTO uses (n, step, mask, weight, advantage, data) VALUES (?, ?, ?, ?, ?, ?)"
+_MARK = "UPDATE rows SET uses = coalesce(uses, 0) | ? WHERE n = ?"
 _SPAN = """
 INSERT INTO spans SELECT n, w, s, v IS NOT NULL, v, v, v, last
     FROM (SELECT ?1 AS n, ?2 AS w, ?3 AS s, ?4 AS last, ?5 AS v) WHERE true
@@ -142,13 +154,25 @@ class RecordStore:
             cards.append(card)
             texts.append((n, *text))
             overflow.extend((label, n) for label in rest)
-        self.db.executemany(_ROW, rows)
+        if rows:
+            columns = tuple(rows[0])
+            marks = ", ".join(f":{column}" for column in columns)
+            self.db.executemany(f"INSERT INTO rows ({', '.join(columns)}) VALUES ({marks})", rows)
         self.db.executemany("INSERT INTO cards VALUES (?, ?, ?, ?)", cards)
         self.db.executemany(_SEARCH, texts)
         if overflow:
             self.db.executemany("INSERT OR IGNORE INTO overflow VALUES (?, ?)", overflow)
         self._chunks(n - len(encoded) + 1, encoded)
         return refused
+
+    def add_uses(self, uses: Sequence[tuple[str, Use]]) -> None:
+        """What later updates did with rollouts, by their ids; one that is not in the record is left out."""
+        for trajectory_id, use in uses:
+            n = self.db.execute("SELECT max(n) FROM cards WHERE id = ?", (clean(trajectory_id),)).fetchone()[0]
+            if n is not None:
+                data = codec.encode_json(use.facts).decode("utf-8", "replace")
+                self.db.execute(_USE, (n, use.step, use.mask, use.weight, use.advantage, data))
+                self.db.execute(_MARK, (use.mask, n))
 
     def truncate_after(self, step: int) -> int:
         """Remove everything that was recorded after a step, in one transaction. Returns how many trajectories went.
@@ -160,13 +184,15 @@ class RecordStore:
         try:
             cut = self.db.execute("SELECT min(n) FROM rows WHERE step > ?", (step,)).fetchone()[0]
             removed = 0
+            self._forget_uses_after(step)
             if cut is not None:
                 late = self.db.execute("SELECT n, step FROM rows WHERE n >= ? AND step <= ?", (cut, step)).fetchall()
-                kept = [(s, self._read(n)) for n, s in late]
+                kept = [(s, self._read(n), self._uses_of(n)) for n, s in late]
                 removed = self.last_n() - cut + 1 - len(kept)
                 self._remove_from(cut)
-                for kept_step, record in kept:
+                for kept_step, record, uses in kept:
                     self.add_trajectories(kept_step, [record])
+                    self.add_uses([(record.trajectory.id, use) for use in uses])
             self.db.execute("DELETE FROM metrics WHERE step > ?", (step,))
             for width in SPANS:
                 self.db.execute("DELETE FROM spans WHERE width = ? AND start + width > ?", (width, step))
@@ -181,13 +207,27 @@ class RecordStore:
             self.rollback()
             raise
 
+    def _forget_uses_after(self, step: int) -> None:
+        """Remove what updates after a step did, and their marks at rollouts of that step or before."""
+        self.db.execute(
+            "UPDATE rows SET uses = (coalesce(uses, 0) & ?) | coalesce((SELECT sum(DISTINCT bit.value) FROM uses "
+            "JOIN json_each(?) AS bit ON uses.mask & bit.value WHERE uses.n = rows.n AND uses.step <= ?), 0) "
+            "WHERE n IN (SELECT n FROM uses WHERE step > ?)",
+            (OWN_BITS, json.dumps(LATER_BITS), step, step),
+        )
+        self.db.execute("DELETE FROM uses WHERE step > ?", (step,))
+
+    def _uses_of(self, n: int) -> list[Use]:
+        rows = self.db.execute(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step", (n,)).fetchall()
+        return [use_of(*row) for row in rows]
+
     def _remove_from(self, cut: int) -> None:
         for (n,) in self.db.execute("SELECT n FROM rows WHERE n >= ?", (cut,)).fetchall():
             self.db.execute(_UNSEARCH, (n, *codec.search_text(self._read(n))))
         head = self.db.execute(
             "SELECT first_n, count, body, tokens FROM chunks WHERE first_n < ? AND first_n + count > ?", (cut, cut)
         ).fetchone()
-        for table, key in (("rows", "n"), ("cards", "n"), ("overflow", "n"), ("chunks", "first_n")):
+        for table, key in (("rows", "n"), ("cards", "n"), ("overflow", "n"), ("uses", "n"), ("chunks", "first_n")):
             self.db.execute(f"DELETE FROM {table} WHERE {key} >= ?", (cut,))
         for table, column in (("groups", "grp"), ("prompts", "prompt")):  # pages of groups count on ids without holes
             self.db.execute(f"DELETE FROM {table} WHERE id > (SELECT coalesce(max({column}), 0) FROM rows)")
@@ -214,46 +254,42 @@ class RecordStore:
         arrays = codec.decode_tokens(codec.decompress(tokens), n - first) if tokens is not None else None
         return _with(record, tools, arrays)
 
-    def _row(self, n: int, step: int, record: TrajectoryRecord) -> tuple[tuple[Any, ...], tuple[Any, ...], list[int]]:
-        trajectory = record.trajectory
-        breakdown = record.breakdown
+    def _row(self, n: int, step: int, record: TrajectoryRecord) -> tuple[dict[str, Any], tuple[Any, ...], list[int]]:
+        """The row by columns, the card, and the labels that have no bit of their own."""
+        trajectory, breakdown = record.trajectory, record.breakdown
         intern = self.labels.intern
-        actions, flags = [], (FLAG_ERROR if trajectory.error else 0) | (0 if codec.is_finite(record) else FLAG_NAN)
-        for s in trajectory.steps:
-            actions.append(intern("action", s.action or "?"))
-            if s.error:
-                flags |= FLAG_ERROR
-            if s.action is None:
-                flags |= FLAG_UNPARSED
-        rules = []
-        if breakdown is not None:
-            for reward in breakdown.steps:
-                rules.extend([intern("penalty", p.rule) for p in reward.penalties])
+        actions = [intern("action", s.action or "?") for s in trajectory.steps]
+        rules = [intern("penalty", p.rule) for p in breakdown.penalties] if breakdown is not None else []
         action_mask, rest = self.labels.mask(set(actions))
         rule_mask, more = self.labels.mask(set(rules))
-        correct = None if trajectory.correct is None else int(bool(trajectory.correct))
+        served = record.served
         head = " ".join(trajectory.prompt[: PROMPT_LENGTH * 2].split())[:PROMPT_LENGTH]
-        row = (
-            n,
-            step,
-            _number(trajectory.env_reward if breakdown is None else breakdown.total),
-            correct,
-            action_mask,
-            rule_mask,
-            len(rules),
-            None if record.advantage is None else _number(record.advantage),
-            len(trajectory.steps),
-            0 if record.tokens is None else len(record.tokens),
-            flags,
-            intern("env", trajectory.env),
-            intern("split", record.split),
-            intern("stop", trajectory.stop_reason),
-            trajectory.rollout,
-            record.policy_version,
-            self._named_id("groups", trajectory.group, "INSERT INTO groups (name) VALUES (?)"),
-            self._named_id("prompts", trajectory.prompt_id, "INSERT INTO prompts (name, head) VALUES (?, ?)", head),
-            self._toolset(trajectory.env, trajectory.tools),
-        )
+        row: dict[str, Any] = {
+            "n": n,
+            "step": step,
+            "reward": float(trajectory.env_reward if breakdown is None else breakdown.total),
+            "correct": None if trajectory.correct is None else int(bool(trajectory.correct)),
+            "actions": action_mask,
+            "rules": rule_mask,
+            "penalties": len(rules),
+            "advantage": None if record.advantage is None else float(record.advantage),
+            "turns": len(trajectory.steps),
+            "tokens": 0 if record.tokens is None else len(record.tokens),
+            "flags": _flags(record),
+            "env": intern("env", trajectory.env),
+            "split": intern("split", record.split),
+            "stop": intern("stop", trajectory.stop_reason),
+            "rollout": trajectory.rollout,
+            "version": record.policy_version,
+            "grp": self._named_id("groups", trajectory.group, "INSERT INTO groups (name) VALUES (?)"),
+            "prompt": self._named_id(
+                "prompts", trajectory.prompt_id, "INSERT INTO prompts (name, head) VALUES (?, ?)", head
+            ),
+            "toolset": self._toolset(trajectory.env, trajectory.tools),
+            "uses": None if record.use is None else record.use.mask,
+            "gate": None if served is None else intern("gate", served.gate),
+            "confidence": None if served is None else served.confidence,
+        }
         answer = None if trajectory.answer is None else clean(str(trajectory.answer)[:ANSWER_LENGTH])
         card = (n, clean(trajectory.id), ",".join(map(str, actions)), answer)
         return row, card, rest + more
@@ -321,13 +357,19 @@ class RecordStore:
 
 
 def _with(record: TrajectoryRecord, tools: tuple[ToolSpec, ...], tokens: Any) -> TrajectoryRecord:
-    from dataclasses import replace
-
     return replace(record, trajectory=replace(record.trajectory, tools=tools), tokens=tokens)
 
 
-def _number(value: float) -> float:
-    return float(value)
+def _flags(record: TrajectoryRecord) -> int:
+    """The bits of the column `flags`."""
+    trajectory, served = record.trajectory, record.served
+    flags = FLAG_ERROR if trajectory.error or any(s.error for s in trajectory.steps) else 0
+    flags |= FLAG_UNPARSED if any(s.action is None for s in trajectory.steps) else 0
+    flags |= 0 if codec.is_finite(record) else FLAG_NAN
+    if served is not None:
+        flags |= FLAG_SENT if served.sent else 0
+        flags |= {True: FLAG_AGREES, False: FLAG_DISAGREES, None: 0}[served.agrees]
+    return flags
 
 
 def _name(record: object) -> str:

@@ -14,12 +14,18 @@ from ...envs.trajectory import Overlay as Overlay
 from ...envs.trajectory import Step as Step
 from ...envs.trajectory import StepContext as StepContext
 from ...envs.trajectory import TokenArrays, Trajectory
+from ...rewards.breakdown import AdvantageFormula as AdvantageFormula
+from ...rewards.breakdown import AdvantageTerm as AdvantageTerm
 from ...rewards.breakdown import ComponentValue as ComponentValue
 from ...rewards.breakdown import Penalty as Penalty
 from ...rewards.breakdown import RewardBreakdown
 from ...rewards.breakdown import StepReward as StepReward
+from .learning import GateCode as GateCode
+from .learning import NeighbourVote as NeighbourVote
+from .learning import Served as Served
+from .learning import Use as Use
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 RunStatus = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "crashed"]
 ENDED = ("finished", "stopped", "crashed")
@@ -70,7 +76,9 @@ class TrajectoryRecord:
     """A trajectory with everything that was computed from it, as handed to the writer.
 
     `advantage` is the scalar that a person compares within the group (the mean over its agent tokens where
-    advantages are per token); per-token values are in `tokens.advantages`. `step_advantages`: one per turn.
+    advantages are per token); per-token values are in `tokens.advantages`. `step_advantages`: one per turn. `formula`:
+    how they came about (None: not recorded). `use`: what its own step's update did with it (None: not recorded, or
+    nothing learns from it); `served`: the vote that it took part in, online.
     """
 
     trajectory: Trajectory
@@ -80,6 +88,9 @@ class TrajectoryRecord:
     tokens: TokenArrays | None = None
     policy_version: int = 0
     split: str = "train"
+    formula: AdvantageFormula | None = None
+    use: Use | None = None
+    served: Served | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +110,9 @@ class TrajectoryRow:
     """One line of a list of trajectories: what fits on a screen without opening the trajectory.
 
     `n` is the row's number in order of recording (1-based, dense per run), the key by which pages are read. `rules`
-    are the penalty rules that were broken, each once; `prompt` and `answer` may be cut.
+    are the penalty rules that were broken, each once; `prompt` and `answer` may be cut. `uses`: what updates did with
+    it, its own step's and later ones', as `learning.MARKS` (None: not recorded). `gate`, `confidence`, `sent`: see
+    `Served`; empty and None for a rollout that answered no request.
     """
 
     n: int
@@ -122,3 +135,7 @@ class TrajectoryRow:
     answer: str | None
     rules: tuple[str, ...] = ()
     policy_version: int = 0
+    uses: tuple[str, ...] | None = None
+    gate: str = ""
+    confidence: float | None = None
+    sent: bool | None = None

@@ -23,7 +23,7 @@ from .null_writer import NullWriter, Values
 from .paths import PROCESSES, RUN_FILE
 from .sink import Item, Sink, explain
 from .status import ENDED, HEARTBEAT_SECONDS, identity, read_json, write_json
-from .types import EventKind, RunStatus, TrajectoryRecord
+from .types import EventKind, RunStatus, TrajectoryRecord, Use
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,12 @@ class RunWriter:
         kept = list(records)
         if kept:
             self._put(Item("rows", (int(step), kept), sum(map(_cost, kept))))
+
+    def uses(self, uses: Sequence[tuple[str, Use]]) -> None:
+        """What an update after their own step did with recorded rollouts, by the rollouts' ids."""
+        kept = list(uses)
+        if kept:
+            self._put(Item("uses", (kept,), 512 * len(kept)))
 
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
         """Something that happened; `message` is one sentence for a person. Secrets in `data` are masked."""

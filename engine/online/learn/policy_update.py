@@ -37,7 +37,9 @@ class UpdateReport:
     """Everything that was measured about one update. KLs in nats per token, over this experience's agent tokens.
 
     `kl` is KL(policy ‖ original) after the update, the number that beta follows; `kl_before` the same as it stood in
-    the loss; `kl_forward` is KL(original ‖ policy) after it. `rejected` says why an update was taken back.
+    the loss; `kl_forward` is KL(original ‖ policy) after it. `clipped`: the gradient or the step was cut
+    to its limit. `advantages`: of each candidate, the mean over its agent tokens. `rejected` says why an update was
+    taken back.
     """
 
     update: int
@@ -57,6 +59,8 @@ class UpdateReport:
     baseline: float
     advantage: float
     tokens: int
+    clipped: bool = False
+    advantages: tuple[float, ...] = ()
     rejected: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -128,6 +132,7 @@ class PolicyUpdater:
             group["lr"] = task.learning_rate
         self.optimizer.step()
         step_norm = self._shorten(before)
+        cut = grad_norm > self.config.max_norm or step_norm >= self.config.max_update_norm
         kl, kl_forward = self._measure(task)
         rejected = None
         limit = self.config.kl.limit
@@ -162,6 +167,10 @@ class PolicyUpdater:
             baseline=baseline,
             advantage=float(advantages.abs().mean()),
             tokens=int(task.experience.agent_mask.sum()),
+            clipped=cut,
+            advantages=tuple(
+                float(part.mean()) for part in advantages.split(task.experience.agent_mask.sum(1).tolist())
+            ),
             rejected=rejected,
         )
         return report, change

@@ -121,18 +121,18 @@ class UpdateWorker:
     def _work_on(self, queued: QueuedTask) -> None:
         age = self.writer.version - queued.policy_version
         if queued.attempts > self.config.max_attempts:
-            self._refuse(queued.id, f"the worker ended {queued.attempts - 1} times while it was being applied")
+            self._refuse(queued, f"the worker ended {queued.attempts - 1} times while it was being applied")
         elif age > self.config.staleness_limit:
-            self._settle(queued.id, "stale", f"{age} versions old, the limit is {self.config.staleness_limit}")
+            self._settle(queued, "stale", f"{age} versions old, the limit is {self.config.staleness_limit}")
         else:
             try:
                 self._apply(UpdateTask.from_bytes(queued.payload))
             except TaskError as error:
-                self._refuse(queued.id, str(error))
+                self._refuse(queued, str(error))
             except RuntimeError as error:  # of torch: memory, kernels
                 log.exception("task %s", queued.id)
                 self.updater.optimizer.zero_grad(set_to_none=True)
-                self._refuse(queued.id, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+                self._refuse(queued, f"{type(error).__name__}: {str(error).splitlines()[0]}")
 
     def _apply(self, task: UpdateTask) -> None:
         began = time.perf_counter()
@@ -172,13 +172,14 @@ class UpdateWorker:
                 }
             )
 
-    def _refuse(self, task_id: str, reason: str) -> None:
-        self.tell(f"Task {task_id} is set aside: {reason}.")
-        self._settle(task_id, "refused", reason)
+    def _refuse(self, task: QueuedTask, reason: str) -> None:
+        self.tell(f"Task {task.id} is set aside: {reason}.")
+        self._settle(task, "refused", reason)
 
-    def _settle(self, task_id: str, outcome: Any, reason: str) -> None:
-        self._settled.append(Settled(task_id, outcome, reason))
-        self._journal.append({"kind": outcome, "time": time.time(), "experience": task_id, "message": reason})
+    def _settle(self, task: QueuedTask, outcome: Any, reason: str) -> None:
+        self._settled.append(Settled(task.id, outcome, reason))
+        row = {"kind": outcome, "time": time.time(), "experience": task.id, "message": reason}
+        self._journal.append(row | UpdateTask.origin(task.payload))
 
     # ------------------------------------------------------------------------------------------------- committing
 

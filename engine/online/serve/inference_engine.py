@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ....configs.sections.online import OnlineConfig
+from ....envs.trajectory import Trajectory
 from ....rewards import RewardOrchestrator
 from ....rewards.embedding import pool_step_embeddings
 from ...policy.forward import forward_agent_tokens, hidden_states, vocabulary_of
@@ -26,7 +27,7 @@ from ...policy.merged import merged_weights
 from ...rollouts.runner import RolloutRunner
 from ...rollouts.samples import Sample, pad_rows
 from ...rollouts.scoring import scorable
-from ...runs.types import TrajectoryRecord
+from ...runs.types import NeighbourVote, Served, TrajectoryRecord
 from ..learn.policy_update import DENSE_LOGITS
 from ..store.update_task import Experience, OriginalLogits, UpdateTask
 from .experience_buffer import ExperienceBuffer
@@ -186,13 +187,15 @@ class InferenceEngine:
             item = Learned(answer, metrics=self._metrics(answer))
             item.records = [
                 TrajectoryRecord(
-                    trajectory=_annotated(answer, samples[i], i - rows.start),
+                    trajectory=trajectory,
                     breakdown=result.breakdowns[i],
                     tokens=samples[i].token_arrays(),
                     policy_version=answer.policy_version,
                     split="online",
+                    served=_served(answer, i - rows.start, trajectory),
                 )
                 for i in rows
+                if (trajectory := samples[i].trajectory) is not None
             ]
             if answer.gate.open and self.config.updates:
                 item.task = self._task(answer, [samples[i] for i in rows], result, rows.start, logits)
@@ -399,18 +402,22 @@ def _failure(samples: Sequence[Sample]) -> str | None:
     return next((e for e in errors if e), None) if errors and all(errors) else None
 
 
-def _annotated(answer: Answer, sample: Sample, row: int) -> Any:
-    """The trajectory with what the vote made of it."""
+def _served(answer: Answer, row: int, trajectory: Trajectory) -> Served:
+    """The candidate's place in the vote, for the record."""
     outcome = answer.ballot
-    assert sample.trajectory is not None
-    meta = {
-        "request": answer.request.number,
-        "initial": row == 0,
-        "pseudo_label": outcome.labels[row],
-        "label_agrees": outcome.correct[row],
-        "ensemble_answer": answer.text,
-        "confidence": round(outcome.confidence, 4),
-        "gate": answer.gate.reason or "open",
-        "neighbours": [n.id for n in answer.neighbours],
-    }
-    return replace(sample.trajectory, meta={**sample.trajectory.meta, **meta})
+    winner = canonical(answer.text)
+    gave = winner is not None and canonical(trajectory.answer) == winner
+    return Served(
+        request=answer.request.number,
+        initial=row == 0,
+        answer=answer.text,
+        sent=gave and trajectory.id == answer.trajectory_id,
+        pseudo_label=outcome.labels[row],
+        agrees=outcome.correct[row],
+        confidence=outcome.confidence,
+        votes=outcome.shares,
+        neighbours=tuple(NeighbourVote(n.id, n.answer, n.weight) for n in answer.neighbours),
+        gate=answer.gate.code,
+        reason=answer.gate.reason,
+        seconds=answer.seconds,
+    )

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ....configs.sections.online import KLConfig
+from ...runs.types import Use
 from ...runs.writer import RunWriter
 from ..store.update_queue import JournalRow, QueueError, UpdateQueue
 from .inference_engine import Learned
@@ -37,6 +39,12 @@ UPDATE_METRICS = {
     "seconds": ("time/update",),
 }
 """Keys of an update's journal row, and the metrics that they are."""
+
+USE_FACTS = (
+    "update", "kl", "kl_before", "beta", "learning_rate", "learning_rate_kind", "grad_norm", "clipped_grad_norm",
+    "step_norm", "clip_fraction", "baseline", "published_version",
+)  # fmt: skip
+"""What the record keeps of an update beside each rollout that it used."""
 
 SURE_S = 5.0
 
@@ -78,7 +86,7 @@ class RecordKeeper:
             self.step = max(self.step, number)
             records = item.records
             if not self.tokens:
-                records = [type(r)(**{**vars(r), "tokens": None}) for r in records]
+                records = [replace(r, tokens=None) for r in records]
             self._guard("trajectories", lambda n=number, r=records: self.writer.trajectories(n, r))
             self.metrics(number, {**item.metrics, **(extra if item is items[-1] else {})})
 
@@ -151,6 +159,7 @@ class RecordKeeper:
             "online/rejected": float(values.get("rejected") is not None),
         }
         self.metrics(step, found)
+        self._uses(step, values)
         if values.get("rejected"):
             self.writer.event(
                 "alert",
@@ -162,6 +171,19 @@ class RecordKeeper:
                 trajectories=values.get("trajectories", []),
                 journal=row.n,
             )
+
+    def _uses(self, step: int, values: Mapping[str, Any]) -> None:
+        """What became of the rollouts of one task, beside each of them."""
+        ids = values.get("trajectories") or []
+        advantages = values.get("advantages") or [None] * len(ids)
+        reason = values.get("rejected") or values.get("message")
+        facts = {name: values[name] for name in USE_FACTS if name in values} | ({"message": reason} if reason else {})
+        kind = values["kind"] if values["kind"] != "update" else "taken_back" if values.get("rejected") else "applied"
+        uses = [
+            (id_, Use(kind, step, advantage=advantage, clipped=bool(values.get("clipped")), facts=facts))
+            for id_, advantage in zip(ids, advantages, strict=True)
+        ]
+        self.writer.uses(uses)
 
     def _beta(self, step: int, row: JournalRow) -> None:
         values = row.row
@@ -219,6 +241,7 @@ class RecordKeeper:
 
     def _set_aside(self, step: int, row: JournalRow) -> None:
         values = row.row
+        self._uses(step, values)
         self.writer.event(
             "alert",
             f"Task {values.get('experience')} {values['kind']}: {values.get('message')}.",

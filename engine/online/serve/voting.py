@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...runs.learning import GateCode
+
 
 def canonical(answer: str | None) -> str | None:
     """Answers that differ only in case and white space are one answer; an empty one is none."""
@@ -95,10 +97,15 @@ def _label(tally: dict[str, float], own: str | None, weight: float) -> str | Non
 
 @dataclass(frozen=True)
 class Gate:
-    """Whether an experience may be learnt from, and why not."""
+    """Whether an experience may be learnt from (`code`), and why not in words."""
 
-    open: bool
+    code: GateCode
     reason: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether it may."""
+        return self.code == "open"
 
 
 def gate(outcome: Vote, min_confidence: float, unanimous: bool = False) -> Gate:
@@ -108,14 +115,14 @@ def gate(outcome: Vote, min_confidence: float, unanimous: bool = False) -> Gate:
     difference to learn from; against a running baseline it says that this is worth keeping.
     """
     if outcome.answer is None:
-        return Gate(False, "no candidate answered")
+        return Gate("no_answer", "no candidate answered")
     if outcome.confidence < min_confidence:
-        return Gate(False, f"confidence {outcome.confidence:.2f} is below {min_confidence:.2f}")
+        return Gate("low_confidence", f"confidence {outcome.confidence:.2f} is below {min_confidence:.2f}")
     if outcome.unanimous and not unanimous:
-        return Gate(False, "all candidates agree: nothing to learn")
+        return Gate("unanimous", "all candidates agree: nothing to learn")
     if all(c is None for c in outcome.correct):
-        return Gate(False, "the others tie for every candidate: no label")
-    return Gate(True)
+        return Gate("no_label", "the others tie for every candidate: no label")
+    return Gate("open")
 
 
 def learning_rate(

@@ -178,13 +178,22 @@ class UpdateTask:
             {k: v.cpu().contiguous() for k, v in tensors.items()}, {"task": json.dumps(header)}
         )
 
+    @staticmethod
+    def origin(data: bytes) -> dict[str, Any]:
+        """Where a task came from, `request` and `trajectories` (ids), without its tensors; empty when it has no such
+        header. Safe for bytes that must not be loaded."""
+        try:
+            header = _header(data)
+            return {"request": int(header["request"]), "trajectories": [str(t) for t in header["trajectories"]]}
+        except (KeyError, ValueError, TypeError):
+            return {}
+
     @classmethod
     def from_bytes(cls, data: bytes) -> UpdateTask:
         """The inverse of `to_bytes`. Raises TaskError when the bytes are not a task."""
         try:
             tensors = safetensors.torch.load(data)
-            length = int.from_bytes(data[:8], "little")
-            header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["task"])
+            header = _header(data)
             top = None
             if "top_indices" in tensors:
                 top = TopKDistribution(tensors["top_indices"], tensors["top_logprobs"], tensors["tail"])
@@ -213,3 +222,9 @@ class UpdateTask:
             )
         except (KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
             raise TaskError(f"its bytes are not an update task ({error})") from error
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """The JSON header of a task's bytes. Raises ValueError, KeyError or TypeError when there is none."""
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["task"])

@@ -128,8 +128,9 @@ def test_everything_of_a_request_is_recorded(served: Any) -> None:
     for item in learned:
         assert len(item.records) == 5
         first = item.records[0]
-        assert first.trajectory.meta["initial"] and first.policy_version == 3 and first.split == "online"
-        assert first.trajectory.meta["ensemble_answer"] == item.answer.text
+        assert first.served is not None and first.served.initial
+        assert first.policy_version == 3 and first.split == "online"
+        assert first.served.answer == item.answer.text
         assert {"online/gate_rate", "online/flip_rate", "online/success"} <= item.metrics.keys()
 
 

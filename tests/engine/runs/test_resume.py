@@ -115,14 +115,16 @@ def test_an_older_record_is_brought_up_to_date_when_resumed(run_dir: Path, monke
     writer = RunWriter(run_dir)
     writer.trajectories(1, [make_record(1, 0)])
     writer.close()
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(schema, "MIGRATIONS", {1: "ALTER TABLE labels ADD COLUMN note TEXT;\nCREATE TABLE more (x);"})
+    newest = schema.SCHEMA_VERSION
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", newest + 1)
+    added = "ALTER TABLE labels ADD COLUMN note TEXT;\nCREATE TABLE more (x);"
+    monkeypatch.setattr(schema, "MIGRATIONS", {newest: added})
     resumed = RunWriter(run_dir, resume_from_step=1)
     resumed.metrics(2, {"a": 1})
     assert resumed.flush(10)
     resumed.close()
     store = RecordStore(run_dir / "record.sqlite")
-    assert schema.version(store.db) == 2
+    assert schema.version(store.db) == newest + 1
     assert store.db.execute("SELECT count(*) FROM more").fetchone() == (0,)
     assert store.last_n() == 1 and store.last_step() == 2
     store.close()

@@ -1,0 +1,162 @@
+"""What serving and learning did with a rollout: recorded with it or after it, read back, filtered, taken back."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.runs.errors import FilterError
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.types import NeighbourVote, Served, Use
+from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.rewards.breakdown import AdvantageFormula, AdvantageTerm
+
+VERSION1 = Path(__file__).parent / "version1"
+FORMULA = AdvantageFormula("group", "group", 1e-4, ((AdvantageTerm(0.9, 0.4, 0.25, 4),),))
+SERVED = Served(
+    3, True, "left", True, "right", False, 0.625, {"left": 0.625, "right": 0.375},
+    (NeighbourVote("request-1", "left", 0.5),),
+    seconds=0.25,
+)  # fmt: skip
+
+
+def numbers(reader: RunReader, filter: str) -> list[int]:
+    return [row.n for row in reader.page(filter=filter)]
+
+
+@pytest.fixture
+def learned(run_dir: Path, make_record) -> Path:
+    """Four rollouts of step 1; the third is replayed at steps 4 and 6, the fourth answered a request and was used."""
+    writer = RunWriter(run_dir)
+    own = [Use("trained", 1, 1.0, 0.5), Use("filtered", 1), Use("replaced", 1), None]
+    records = [make_record(1, i, use=use, formula=FORMULA) for i, use in enumerate(own)]
+    object.__setattr__(records[3], "served", SERVED)
+    writer.trajectories(1, records)
+    writer.metrics(6, {"a": 1})
+    writer.uses([("t1-2", Use("replayed", 4, 0.125, 0.7)), ("t1-2", Use("replayed", 6, 0.0625, 0.6))])
+    facts = {"update": 9, "kl": 0.02, "grad_norm": 3.5}
+    writer.uses([("t1-3", Use("applied", 3, advantage=-0.25, clipped=True, facts=facts)), ("gone", Use("stale", 3))])
+    assert writer.flush(10)
+    writer.close()
+    return run_dir
+
+
+def test_uses_and_the_vote_come_back_as_they_were_recorded(learned: Path):
+    with RunReader(learned) as reader:
+        assert [u.kind for u in reader.uses(1)] == ["trained"]
+        assert reader.uses(3) == [
+            Use("replaced", 1), Use("replayed", 4, 0.125, 0.7), Use("replayed", 6, 0.0625, 0.6),
+        ]  # fmt: skip
+        (use,) = reader.uses(4)
+        assert use.clipped and use.facts["update"] == 9 and use.advantage == -0.25
+        assert reader.trajectory(4).served == SERVED
+        assert reader.trajectory(1).formula == FORMULA
+        rows = reader.page()
+        assert rows[2].uses == ("replaced", "replayed") and rows[3].uses == ("applied", "clipped")
+        assert (rows[3].gate, rows[3].confidence, rows[3].sent) == ("open", 0.625, True)
+        assert rows[0].gate == "" and rows[0].sent is None
+
+
+@pytest.mark.parametrize(
+    ("filter", "found"),
+    [
+        ("trained", [1]),
+        ("not learned", [2]),
+        ("filtered or replaced", [2, 3]),
+        ("replayed", [3]),
+        ("learned_at:4..5", [3]),
+        ("learned_at=1", [1]),
+        ("weight>0.1", [3]),
+        ("applied and clipped", [4]),
+        ("gate:open", [4]),
+        ("gate:closed", []),
+        ("sent and disagrees", [4]),
+        ("confidence>=0.6", [4]),
+        ("version:1..5", [1, 2, 3, 4]),
+        ("not trained", [2, 3, 4]),
+    ],
+)
+def test_filters_find_what_learning_did(learned: Path, filter: str, found: list[int]):
+    with RunReader(learned) as reader:
+        assert numbers(reader, filter) == found
+        assert reader.count(filter) == len(found)
+
+
+def test_a_filter_that_is_no_number_says_what_would_be_right(learned: Path):
+    with RunReader(learned) as reader, pytest.raises(FilterError, match="confidence needs a number"):
+        reader.page(filter="confidence>high")
+
+
+def test_resuming_takes_back_what_later_updates_did(learned: Path):
+    writer = RunWriter(learned, resume_from_step=4)
+    writer.metrics(5, {"a": 2})
+    assert writer.flush(10)
+    writer.close()
+    with RunReader(learned) as reader:
+        assert [u.step for u in reader.uses(3)] == [1, 4]
+        assert numbers(reader, "replayed") == [3]
+    writer = RunWriter(learned, resume_from_step=2)
+    writer.metrics(3, {"a": 2})
+    assert writer.flush(10)
+    writer.close()
+    with RunReader(learned) as reader:
+        assert [u.kind for u in reader.uses(3)] == ["replaced"]
+        assert numbers(reader, "replayed") == [] and numbers(reader, "applied") == []
+        assert numbers(reader, "replaced") == [3]
+
+
+def test_a_use_that_is_recorded_twice_is_one(learned: Path):
+    writer = RunWriter(learned)
+    writer.uses([("t1-2", Use("replayed", 4, 0.125, 0.7))])
+    assert writer.flush(10)
+    writer.close()
+    with RunReader(learned) as reader:
+        assert len(reader.uses(3)) == 3
+
+
+@pytest.mark.parametrize("name", ["training", "serving"])
+def test_a_record_of_version_1_opens_and_says_what_it_does_not_hold(name: str, tmp_path: Path):
+    run = tmp_path / name
+    shutil.copytree(VERSION1 / name, run)
+    with RunReader(run) as reader:
+        rows = reader.page(limit=100)
+        assert rows and not reader.problems
+        assert all(row.uses is None and row.gate == "" for row in rows)
+        for row in rows:
+            record = reader.trajectory(row.n)
+            assert record.formula is None and record.use is None and reader.uses(row.n) == []
+            if name == "serving":  # these facts were there, in another place
+                assert record.served is not None and record.served.votes == {}
+                assert record.served.gate in ("open", "low_confidence", "unanimous", "no_label")
+        assert numbers(reader, "trained or learned_at:1") == []
+        assert "older version" in reader.filter_notes("gate:open")[0]
+
+
+@pytest.mark.parametrize("name", ["training", "serving"])
+def test_a_record_of_version_1_is_brought_up_to_date_when_it_is_written_to(name: str, tmp_path: Path, make_record):
+    run = tmp_path / name
+    shutil.copytree(VERSION1 / name, run)
+    with RunReader(run) as reader:
+        before = reader.page(limit=100)
+        bodies = [reader.trajectory(row.n) for row in before]
+    writer = RunWriter(run)
+    writer.trajectories(50, [replace(make_record(50, 0), use=Use("trained", 50))])
+    writer.uses([(before[0].id, Use("replayed", 50, 0.5))])
+    assert writer.flush(10)
+    writer.close()
+    with RunReader(run) as reader:
+        after = reader.page(limit=100)
+        assert len(after) == len(before) + 1 and after[1].id == before[1].id
+        assert [reader.trajectory(row.n) for row in before] == bodies
+        assert numbers(reader, "replayed") == [before[0].n] and numbers(reader, "trained") == [after[-1].n]
+
+
+def test_the_formula_computes_its_own_advantage():
+    assert FORMULA.advantage(7) == pytest.approx((0.9 - 0.4) / (0.25 + 1e-4))
+    by_turn = AdvantageFormula(
+        "turn", "none", 1e-4, ((AdvantageTerm(1, 0.5, None, 4),), (AdvantageTerm(2, 1, None, 1),))
+    )
+    assert [by_turn.advantage(i) for i in range(3)] == [0.5, 1, None]
