@@ -122,6 +122,14 @@ class Env(ABC):
         answer = task.get("answer")
         return None if answer is None else str(answer)
 
+    @classmethod
+    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
+        """The task that somebody asks in words (serving), with the files of the pictures that came along.
+
+        None where this environment cannot answer such a question; it is then answered in plain conversation.
+        """
+        return {"question": question} | ({"image": images[0]} if images else {})
+
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
         """`n` tasks as JSON rows. The same arguments give the same rows; no `eval` task is ever a `train` task.
 

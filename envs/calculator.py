@@ -63,6 +63,11 @@ class CalculatorEnv(MultiTurnEnv):
             raise ValueError(f"operations must be at least 1, not {operations}")
         self.operations = operations
 
+    @classmethod
+    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
+        """Its tasks are lists of operations, not words."""
+        return None
+
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
         """`n` tasks. A task's expression decides by its hash which split it belongs to."""
         rng = random.Random(f"{split} {seed}")

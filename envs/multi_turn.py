@@ -274,6 +274,9 @@ class MultiTurnEnv(Env):
             if message.get("role") not in ("system", "user", "assistant"):
                 raise ValueError(f"a message of reset has the role {message.get('role')!r}")
         cleaned: list[Message] = [{**m, "content": clean_text(m.get("content", ""))} for m in messages]
+        asked = rollout.task.get("system_prompt")
+        if isinstance(asked, str) and asked.strip():
+            cleaned = _with_system(clean_text(asked), cleaned)
         context = checked_context(self.context(state))
         pictures: tuple[Picture, ...] = ()
         if rollout.keep_images:
@@ -404,3 +407,10 @@ class MultiTurnEnv(Env):
 def _wrong(rollout: _Rollout) -> bool | None:
     """A rollout that ran out of turns or tokens did not answer rightly; of a failed one nothing is known."""
     return None if rollout.error else False
+
+
+def _with_system(text: str, messages: list[Message]) -> list[Message]:
+    """The messages of a task after `text` as system prompt; one that the environment gives stays behind it."""
+    if messages and messages[0].get("role") == "system":
+        return [{**messages[0], "content": f"{text}\n\n{messages[0].get('content', '')}"}, *messages[1:]]
+    return [Message(role="system", content=text), *messages]

@@ -77,6 +77,20 @@ class OnlineConfig(Section):
     """`HOST:PORT` to answer on over HTTP. Beyond the loopback interface only with a token (`GRPO_TUI_TOKEN`)."""
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
     """Larger HTTP requests are refused."""
+    tls_certificate: str | None = None
+    """A PEM file: HTTPS in place of HTTP; with `tls_key`, if the key is not in the same file."""
+    tls_key: str | None = None
+    image_folders: list[str] = Field(default_factory=list)
+    """Folders of which callers may name pictures by path; others send them along as data URLs."""
+    max_waiting: int = Field(default=64, ge=1)
+    """Callers that may wait; further ones are told to come back (429)."""
+    request_timeout_s: float = Field(default=120.0, gt=0)
+    """A caller that has waited this long is told so, and its request is dropped."""
+    batch_tokens: int = Field(default=32768, ge=1)
+    """Most tokens of callers' requests that are answered together (all samples): a long request holds up the others by
+    one such batch at most."""
+    remembered_answers: int = Field(default=256, ge=0)
+    """Answers on which a person's word (`/v1/feedback`) is still taken."""
 
     samples: int = Field(default=8, ge=2)
     """Trajectories sampled for a request; they vote."""

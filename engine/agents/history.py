@@ -21,6 +21,8 @@ class TokenHistory:
         self.turn = np.full((len(rows), width), -1, dtype=np.int16)
         self.turns = np.zeros(len(rows), dtype=np.int16)
         """Turns that each row has written."""
+        self.written = np.zeros(len(rows), dtype=np.int64)
+        """Tokens that the agent wrote in each row."""
         for row, tokens in enumerate(rows):
             self.ids[row, : len(tokens)] = tokens
 
@@ -34,6 +36,7 @@ class TokenHistory:
         self.agent[row, column] = True
         self.turn[row, column] = self.turns[row]
         self.length[rows] += counts
+        self.written[rows] += counts
         self.turns[rows] += 1
 
     def append_observation(self, row: int, tokens: Sequence[int]) -> None:

@@ -70,9 +70,8 @@ class TransformersSession:
         A row without room for another token writes nothing and stops with `token_limit`.
         """
         asked = np.asarray(rows, dtype=np.int64)
-        limit = self.settings.max_trajectory_tokens
         starts = self.history.length[asked]
-        self._exhausted[asked[starts >= limit]] = True
+        self._exhausted[asked[self._room(asked) <= 0]] = True
         able = asked[~self._exhausted[asked]]
         ended = np.zeros(len(self.history.length), dtype=bool)
         if able.size:
@@ -81,7 +80,7 @@ class TransformersSession:
         turns = []
         for row, start in zip(asked.tolist(), starts.tolist(), strict=True):
             end = int(self.history.length[row])
-            full = end >= limit or end == start
+            full = end == start or self._is_full(row)
             reason = "stop" if ended[row] else "token_limit" if full else "turn_limit"
             text = self.chat.decode(self.history.ids[row, start:end].tolist())
             turns.append(AgentTurn(text, (start, end), reason))
@@ -110,6 +109,16 @@ class TransformersSession:
         """Free the KV cache."""
         self._cache = None
 
+    def _room(self, rows: np.ndarray) -> np.ndarray:
+        """How many more tokens each of these rows may write, int64 `[n]`."""
+        room = self.settings.max_trajectory_tokens - self.history.length[rows]
+        if self.settings.max_new_tokens is not None:
+            room = np.minimum(room, self.settings.max_new_tokens - self.history.written[rows])
+        return room
+
+    def _is_full(self, row: int) -> bool:
+        return bool(self._room(np.array([row]))[0] <= 0)
+
     def _write_turn(self, rows: np.ndarray) -> np.ndarray:
         """Decode until all `rows` (int64 `[n]`) have ended their turn, append it, and say which ended it themselves.
 
@@ -117,13 +126,11 @@ class TransformersSession:
         when finished rows leave the batch, columns do not.
         """
         device = self.decoder.device
-        room = np.minimum(
-            self.settings.max_turn_tokens, self.settings.max_trajectory_tokens - self.history.length[rows]
-        )
+        room = np.minimum(self.settings.max_turn_tokens, self._room(rows))
         cache, order, logits = self._prepare(rows, int((self.history.length[rows] + room).max()))
         lengths = self.history.length[order]
         n, longest = len(order), int(lengths.max())
-        room = np.minimum(self.settings.max_turn_tokens, self.settings.max_trajectory_tokens - lengths)
+        room = np.minimum(self.settings.max_turn_tokens, self._room(order))
         steps = int(room.max())
         uniform = self._uniform(order, steps)
 

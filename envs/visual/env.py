@@ -140,6 +140,13 @@ class VisualEnv(MultiTurnEnv):
 
     # ------------------------------------------------------------------------------------------------ tasks
 
+    @classmethod
+    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
+        """A question about one picture, or about several as the frames of a video."""
+        if not images:
+            return None
+        return {"question": question, **({"image": images[0]} if len(images) == 1 else {"frames": list(images)})}
+
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
         """`n` drawn tasks, or of the own pictures as many as there are, shuffled by `seed` and cut to `n`."""
         if self.own_tasks is not None:

@@ -9,17 +9,23 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..process import load_serving_policy, run_process
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from ....configs.schema import RunConfig
     from ...runs.control import ControlChannel
     from ...runs.writer import RunWriter
+    from ..store.folder import OnlineFolder
     from .inference_engine import Answer, InferenceEngine
     from .requests import RequestSource
+    from .server import AnswerServer
+    from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +104,7 @@ def serve(
     sinks = [WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)]
     keeper = RecordKeeper(writer, queue, online.kl, sinks=sinks, tokens=config.logging.record_tokens)
     source, pipe = _source(config, tokenizer)
-    server = _server(config, source, run_dir, folder.address)
+    server = _server(config, source, run_dir, folder, tokenizer, follower)
     texts = [t or "" for t in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
     writer.vocabulary(texts, byte_level=any("Ġ" in t or "Ċ" in t for t in texts))
     serving = Serving(
@@ -155,15 +161,21 @@ def _source(config: RunConfig, tokenizer: Any) -> tuple[RequestSource, bool]:
     from .requests import RequestSource, read_requests, rows_as_requests
 
     online = config.online
+    called = partial(
+        RequestSource,
+        open_ended=online.serve is not None,
+        max_waiting=online.max_waiting,
+        batch_tokens=online.batch_tokens,
+    )
     if online.requests == "-":
         source = RequestSource(open_ended=True, max_waiting=256)
         threading.Thread(target=_read_pipe, args=(source, config), name="stdin", daemon=True).start()
         return source, True
     if online.requests is not None:
         rows = read_requests(Path(online.requests).expanduser(), config.environment)
-        return RequestSource(rows, open_ended=online.serve is not None), False
+        return called(rows), False
     if online.serve is not None:
-        return RequestSource(open_ended=True), False
+        return called(), False
     from ...rollouts.dataset import load_rows
 
     return RequestSource(rows_as_requests(load_rows(config.environment, "train", config.seed, tokenizer))), False
@@ -188,7 +200,7 @@ def _read_pipe(source: RequestSource, config: RunConfig) -> None:
 
 
 def _print_answers(answers: Sequence[Answer]) -> None:
-    from .serving import answer_as_json
+    from .answers import answer_as_json
 
     for answer in answers:
         _say(answer_as_json(answer))
@@ -203,28 +215,44 @@ def _say(values: dict[str, Any]) -> None:
         print(json.dumps(values), flush=True)
 
 
-def _server(config: RunConfig, source: RequestSource, run_dir: Path, address: Path) -> Any:
+def _server(
+    config: RunConfig,
+    source: RequestSource,
+    run_dir: Path,
+    folder: OnlineFolder,
+    tokenizer: PreTrainedTokenizerBase,
+    follower: WeightFollower,
+) -> AnswerServer | None:
     """The HTTP side, started, its address in a file that only the owner reads; None when not asked for."""
     online = config.online
     if online.serve is None:
         return None
+    from .backend import EngineBackend
+    from .http.uploads import Uploads
     from .server import AnswerServer
 
     server = AnswerServer(
         online.serve,
         source,
-        config.environment,
-        model=config.model.base,
-        uploads=run_dir / "images" / "uploads",
-        token=os.environ.get(TOKEN_VARIABLE) or None,
+        EngineBackend(config, run_dir, folder, source, tokenizer, follower),
+        uploads=Uploads(
+            run_dir / "images" / "uploads", tuple(Path(f).expanduser().resolve() for f in online.image_folders)
+        ),
+        tokens=os.environ.get(TOKEN_VARIABLE, "").split(),
         max_body_bytes=online.max_body_bytes,
+        certificate=_file(online.tls_certificate),
+        key=_file(online.tls_key),
     )
     server.start()
-    descriptor = os.open(address, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor = os.open(folder.address, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        json.dump({"url": server.url, "token_needed": server.token is not None}, file)
+        json.dump({"url": server.url, "token_needed": server.token_needed}, file)
     log.info("answering on %s", server.url)
     return server
+
+
+def _file(name: str | None) -> Path | None:
+    return None if name is None else Path(name).expanduser()
 
 
 if __name__ == "__main__":

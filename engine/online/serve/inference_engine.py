@@ -7,11 +7,12 @@ the known answer is the pseudo-label: what the *other* candidates and the neighb
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -31,8 +32,11 @@ from ...runs.types import NeighbourVote, Served, TrajectoryRecord
 from ..learn.policy_update import DENSE_LOGITS
 from ..store.update_task import Experience, OriginalLogits, UpdateTask
 from .experience_buffer import ExperienceBuffer
-from .requests import Request
+from .requests import Request, Sampling
 from .voting import Gate, Neighbour, Vote, canonical, gate, learning_rate, vote
+
+if TYPE_CHECKING:
+    from ...agents.transformers_agent import TransformersAgent
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +118,8 @@ class InferenceEngine:
         """Sample, vote and gate; requests are answered together. An environment that fails costs its own request."""
         k = self.config.samples
         first = requests[0].number
-        with merged_weights(self.model):
+        chosen = requests[0].sampling
+        with merged_weights(self.model), self._sampled_as(chosen):
             samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=k)
         groups = [samples[i * k : (i + 1) * k] for i in range(len(requests))]
         embeddings = self._request_embeddings([g[0] for g in groups])
@@ -134,7 +139,7 @@ class InferenceEngine:
                     request=request,
                     vote=outcome,
                     ballot=outcome,
-                    gate=gate(outcome, self.config.min_confidence, self.config.learn_from_unanimous),
+                    gate=self._gate(request, outcome),
                     samples=group,
                     policy_version=policy_version,
                     correct=_correct(outcome, group),
@@ -145,6 +150,27 @@ class InferenceEngine:
                 )
             )
         return answers
+
+    @contextlib.contextmanager
+    def _sampled_as(self, chosen: Sampling) -> Iterator[None]:
+        """Sample as the callers asked; what they left open is as configured."""
+        changes: dict[str, Any] = {}
+        if chosen.temperature is not None:
+            changes["temperature"] = chosen.temperature
+        if chosen.max_tokens is not None:
+            changes["max_new_tokens"] = chosen.max_tokens
+        if not changes:
+            yield
+            return
+        with cast("TransformersAgent", self.runner.agent).settings(**changes):
+            yield
+
+    def _gate(self, request: Request, outcome: Vote) -> Gate:
+        """The confidence gate. What a caller had sampled in its own way, or by an older version, is not learnt from:
+        it is not what the served policy would have done."""
+        if request.sampling.is_own or request.version is not None:
+            return Gate(False, "the caller chose the sampling or the version")
+        return gate(outcome, self.config.min_confidence, self.config.learn_from_unanimous)
 
     def vote(self, request: Request, samples: Sequence[Sample], neighbours: Sequence[Neighbour]) -> Vote:
         """The vote over a request's candidates."""
@@ -206,6 +232,33 @@ class InferenceEngine:
             learned[-1].metrics |= dict(result.metrics)
         return learned
 
+    def label(self, answer: Answer, right: str | None, wrong: str | None) -> Learned:
+        """The update task that a person's word on an earlier answer gives: `right` is the right answer, or `wrong` one
+        that is not right. Candidates of which the person said nothing stay out."""
+        samples = [s for s in answer.samples if s.trajectory is not None]
+        correct: list[bool | None] = []
+        for sample in samples:
+            given = canonical(_answer_of(sample))
+            if right is not None:
+                correct.append(given == canonical(right))
+            else:
+                correct.append(False if given == canonical(wrong) else None)
+        labels = tuple(right if c is not None else None for c in correct)
+        ballot = replace(
+            answer.ballot, labels=labels, correct=tuple(correct), confidence=1.0, flipped=correct[0] is False
+        )
+        labelled = replace(answer, samples=samples, ballot=ballot, gate=Gate(True))
+        if all(c is None for c in correct):
+            return Learned(labelled)
+        embeddings, logits = self._score(samples, [c is not None for c in correct])
+        result = self.orchestrator.calculate_total_reward(
+            [s.trajectory for s in samples if s.trajectory is not None],
+            [bool(c) for c in correct],
+            embeddings=embeddings,
+            update=False,
+        )
+        return Learned(labelled, task=self._task(labelled, samples, result, 0, logits))
+
     def _widened(self, answers: Sequence[Answer]) -> list[Answer]:
         """The same answers with `samples_to_learn` further trajectories each, and the labels that all of them give.
 
@@ -213,7 +266,7 @@ class InferenceEngine:
         Should drawing them fail, what was answered with is learnt from.
         """
         extra = self.config.samples_to_learn
-        able = [a for a in answers if a.error is None]
+        able = [a for a in answers if a.error is None and not a.request.sampling.is_own and a.request.version is None]
         if not extra or not self.config.updates or not able:
             return list(answers)
         first = able[0].request.number
@@ -228,8 +281,7 @@ class InferenceEngine:
         for i, answer in enumerate(able):
             samples = [*answer.samples, *_joining(answer.samples, drawn[i * extra : (i + 1) * extra])]
             ballot = self.vote(answer.request, samples, answer.neighbours)
-            opened = gate(ballot, self.config.min_confidence, self.config.learn_from_unanimous)
-            wider.append(replace(answer, samples=samples, ballot=ballot, gate=opened))
+            wider.append(replace(answer, samples=samples, ballot=ballot, gate=self._gate(answer.request, ballot)))
         found = {a.request.number: a for a in wider}
         return [found.get(a.request.number, a) for a in answers]
 

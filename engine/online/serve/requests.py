@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import queue
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +20,31 @@ class RequestError(ValueError):
     """A request cannot be understood; the message says what is wrong and what would be right."""
 
 
+class RequestDropped(RuntimeError):
+    """A request that is not answered any more: its caller has gone, or its time is over."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a caller wants trajectories sampled; None leaves it to the configuration."""
+
+    temperature: float | None = None
+    max_tokens: int | None = None
+    """Most tokens that the policy may write in a trajectory."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the caller chose anything: such answers are not what the served policy would give by itself."""
+        return self != Sampling()
+
+
 @dataclass(frozen=True)
 class Request:
     """One task to answer. `number` counts the run's requests from 1; `reply` gets the answer, on the engine's thread.
 
-    `fields`: what the caller wants back beside the answer, such as its own id.
+    `fields`: what the caller wants back beside the answer, such as its own id. `version`: the snapshot that shall
+    answer (None: the one that serves). `tokens`: most tokens that answering may take, all samples together.
+    `deadline`: `time.perf_counter()` after which nobody waits any more. `cancelled` is set when the caller has gone.
     """
 
     row: Row
@@ -32,6 +53,24 @@ class Request:
     fields: Mapping[str, Any] = field(default_factory=dict)
     reply: Callable[[Any], None] | None = None
     arrived: float = field(default_factory=time.perf_counter)
+    sampling: Sampling = Sampling()
+    version: int | None = None
+    tokens: int = 0
+    deadline: float | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event, compare=False)
+
+    @property
+    def batch_key(self) -> tuple[Sampling, int | None]:
+        """Requests with equal keys can be answered together."""
+        return self.sampling, self.version
+
+    def gone(self) -> str | None:
+        """Why nobody waits for the answer any more; None when somebody does."""
+        if self.cancelled.is_set():
+            return "the caller has gone"
+        if self.deadline is not None and time.perf_counter() > self.deadline:
+            return "its time was over before it could be answered"
+        return None
 
 
 _KEYS = ("id", "env_class_path", "env_config", "task_data")
@@ -78,26 +117,87 @@ def read_requests(path: Path, defaults: EnvironmentConfig) -> list[Request]:
     return found
 
 
+@dataclass(frozen=True)
+class PersonsWord:
+    """What a person says of the answer to request number `request`; `reply` gets what became of it, or an error."""
+
+    request: int
+    reply: Callable[[Any], None]
+    verdict: str | None = None
+    answer: str | None = None
+    source: str | None = None
+
+
 class RequestSource:
     """What waits to be answered: callers first (HTTP), then the rows of a file or of the environment, in order.
 
+    Requests that are answered together share their sampling and version, and take at most `batch_tokens` tokens in
+    all (one request alone may take more): a long request holds up the others by no more than one such batch.
     `ended` is true when no more can come. Callers are refused (queue.Full) beyond `max_waiting`.
     """
 
-    def __init__(self, rows: Iterable[Request] = (), *, open_ended: bool = False, max_waiting: int = 64) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Request] = (),
+        *,
+        open_ended: bool = False,
+        max_waiting: int = 64,
+        batch_tokens: int | None = None,
+    ) -> None:
         self._rows: Iterator[Request] = iter(rows)
         self._rows_left = True
         self._open_ended = open_ended
-        self._calls: queue.Queue[Request] = queue.Queue(max_waiting)
+        self._max_waiting = max_waiting
+        self._batch_tokens = batch_tokens
+        self._callers: deque[Request] = deque()
+        self._words: deque[PersonsWord] = deque()
+        self._changed = threading.Condition()
         self.rows_taken = 0
+        self.seconds_a_request: float | None = None
+        """Seconds of the engine that a request took lately; None before the first."""
+
+    def took(self, requests: int, seconds: float) -> None:
+        """Note how long the engine was at so many requests."""
+        each = seconds / max(1, requests)
+        before = self.seconds_a_request
+        self.seconds_a_request = each if before is None else 0.8 * before + 0.2 * each
+
+    @property
+    def waiting(self) -> int:
+        """How many callers wait."""
+        return len(self._callers)
 
     def submit(self, request: Request, *, wait: bool = False) -> None:
         """Add a caller's request, from any thread. Raises queue.Full, or waits for room."""
-        self._calls.put(request, block=wait)
+        with self._changed:
+            if not wait and len(self._callers) >= self._max_waiting:
+                self._drop_gone()
+                if len(self._callers) >= self._max_waiting:
+                    raise queue.Full
+            self._changed.wait_for(lambda: len(self._callers) < self._max_waiting)
+            self._callers.append(request)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """No caller comes any more."""
-        self._open_ended = False
+        with self._changed:
+            self._open_ended = False
+            self._changed.notify_all()
+
+    def say(self, word: PersonsWord) -> None:
+        """Hand over a person's word on an answer, from any thread. Raises queue.Full."""
+        with self._changed:
+            if len(self._words) >= self._max_waiting:
+                raise queue.Full
+            self._words.append(word)
+            self._changed.notify_all()
+
+    def take_feedback(self) -> list[PersonsWord]:
+        """What people have said since the last call."""
+        with self._changed:
+            words = list(self._words)
+            self._words.clear()
+        return words
 
     def skip(self, rows: int) -> None:
         """Leave out rows that were answered before a restart."""
@@ -108,29 +208,51 @@ class RequestSource:
             self.rows_taken += 1
 
     def take(self, limit: int, timeout: float) -> list[Request]:
-        """Up to `limit` requests that wait; when none do, wait for a caller for `timeout` seconds."""
-        taken: list[Request] = []
-        while len(taken) < limit:
-            try:
-                taken.append(self._calls.get_nowait())
-            except queue.Empty:
-                break
-        while len(taken) < limit and self._rows_left:
+        """Up to `limit` requests that can be answered together; when none wait, look for a caller for `timeout` s."""
+        with self._changed:
+            self._drop_gone()
+            if not self._callers and not self._rows_left and self._open_ended:
+                self._changed.wait_for(lambda: bool(self._callers or self._words) or not self._open_ended, timeout)
+                self._drop_gone()
+            taken = self._together(limit)
+        while len(taken) < limit and self._rows_left and (not taken or taken[0].batch_key == (Sampling(), None)):
             row = next(self._rows, None)
             if row is None:
                 self._rows_left = False
             else:
                 self.rows_taken += 1
                 taken.append(row)
-        if not taken and self._open_ended:
-            with contextlib.suppress(queue.Empty):
-                taken.append(self._calls.get(timeout=timeout))
         return taken
+
+    def _together(self, limit: int) -> list[Request]:
+        """The caller that has waited longest, and those after it that fit into one batch with it."""
+        taken: list[Request] = []
+        tokens = 0
+        for request in list(self._callers):
+            if len(taken) == limit:
+                break
+            fits = self._batch_tokens is None or tokens + request.tokens <= self._batch_tokens
+            if not taken or (fits and request.batch_key == taken[0].batch_key):
+                taken.append(request)
+                tokens += request.tokens
+                self._callers.remove(request)
+        if taken:
+            self._changed.notify_all()
+        return taken
+
+    def _drop_gone(self) -> None:
+        """Take out requests that nobody waits for."""
+        for request in list(self._callers):
+            reason = request.gone()
+            if reason is not None:
+                self._callers.remove(request)
+                if request.reply is not None:
+                    request.reply(RequestDropped(reason))
 
     @property
     def ended(self) -> bool:
         """No row is left and no caller can come."""
-        return not self._open_ended and not self._rows_left and self._calls.empty()
+        return not self._open_ended and not self._rows_left and not self._callers
 
 
 def rows_as_requests(rows: Sequence[Row]) -> Iterator[Request]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,12 @@ from ....configs.sections.online import OnlineConfig
 from ...runs.control import ControlChannel, request
 from ...runs.status import ENDED, process_state
 from ...runs.writer import RunWriter
+from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue
 from .enqueuer import Enqueuer
 from .inference_engine import Answer, InferenceEngine
 from .record_keeper import RecordKeeper
-from .requests import Request, RequestSource
+from .requests import PersonsWord, Request, RequestError, RequestSource
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
@@ -57,16 +61,20 @@ class Serving:
         self.config = config
         self.on_answers = on_answers
         self.answered = int(queue.get("request", 0))
+        self.heard = 0
         self.source.skip(int(queue.get("row", 0)))
         self._kept = 0.0
         self._worker_missed = False
         self._stopped = False
+        self.remembered: OrderedDict[int, Answer] = OrderedDict()
+        """Callers' latest answers by the number of the request: a person may still say whether they were right."""
 
     def run(self) -> bool:
         """Serve until told to stop (False), or until no request can come (True)."""
         limit = self.config.max_requests
         while not self._stopped and not self.source.ended and (limit is None or self.answered < limit):
             self._listen()
+            self._hear_people()
             room = (
                 self.config.batch_requests if limit is None else min(self.config.batch_requests, limit - self.answered)
             )
@@ -94,25 +102,23 @@ class Serving:
             )
         if not requests:
             return
+        began = time.perf_counter()
         numbered = []
         for item in requests:
             self.answered += 1
-            numbered.append(
-                Request(
-                    item.row,
-                    self.answered,
-                    item.id,
-                    item.fields,
-                    item.reply,
-                    item.arrived if item.reply else time.perf_counter(),
-                )
-            )
+            arrived = item.arrived if item.reply else time.perf_counter()
+            numbered.append(replace(item, number=self.answered, arrived=arrived))
         answers = self._answer(numbered)
         for answer in answers:
             if answer.request.reply is not None:
                 answer.request.reply(answer)
         if self.on_answers is not None:
             self.on_answers(answers)
+        for answer in answers:
+            if answer.request.reply is not None and answer.error is None:
+                self.remembered[answer.request.number] = answer
+        while len(self.remembered) > self.config.remembered_answers:
+            self.remembered.popitem(last=False)
         learned = self.engine.learn(answers)
         for item in learned:
             if item.task is not None:
@@ -128,12 +134,55 @@ class Serving:
         except QueueError as error:
             log.warning("%s", error)
         self.keeper.requests(learned, extra)
+        self.source.took(len(numbered), time.perf_counter() - began)
         self.writer.status("running", step=self.answered, total_steps=self.config.max_requests)
+
+    def _hear_people(self) -> None:
+        """Turn what people said of answers into update tasks."""
+        for said in self.source.take_feedback():
+            try:
+                said.reply(self._learn_from(said))
+            except Exception as error:
+                if not isinstance(error, (KeyError, ValueError)):
+                    log.exception("feedback on request %d failed", said.request)
+                said.reply(error)
+
+    def _learn_from(self, said: PersonsWord) -> dict[str, Any]:
+        """One person's word as an update task. Raises KeyError for an answer that is not remembered any more, and
+        ValueError for a word that says nothing about it."""
+        answer = self.remembered[said.request]
+        right = said.answer or (answer.text if said.verdict == "right" else None)
+        if right is None and answer.text is None:
+            raise ValueError("there was no answer to this request; give the right one as `answer`")
+        learned = self.engine.label(answer, right, None if right is not None else answer.text)
+        task = learned.task if self.config.updates else None
+        if task is not None:
+            self.heard += 1
+            named = f"{task.experience.id}-person-{self.heard}-{secrets.token_hex(3)}"
+            task = replace(task, experience=replace(task.experience, id=named))
+            self.enqueuer.put(task)
+        self.keeper.event(
+            "feedback",
+            f"A person called the answer to request {said.request} "
+            + ("right" if right is not None and said.answer is None else "wrong" if right is None else f"{right!r}")
+            + (": an update is on its way." if task is not None else ": nothing to learn from it."),
+            request=said.request,
+            verdict=said.verdict,
+            answer=said.answer,
+            source=said.source,
+        )
+        return {"request": said.request, "learned": task is not None}
 
     def _answer(self, requests: list[Request]) -> list[Answer]:
         """Answer together; should that fail as a whole, one by one, so that a bad request costs only itself."""
         try:
-            return self.engine.answer(requests, self.follower.version)
+            with self.follower.serving(requests[0].version) as version:
+                return self.engine.answer(requests, version)
+        except SnapshotError as error:
+            for request in requests:
+                if request.reply is not None:
+                    request.reply(RequestError(f"version {request.version} cannot answer any more: {error}"))
+            return []
         except Exception as error:
             log.exception("answering %d requests failed", len(requests))
             if len(requests) > 1:
@@ -198,16 +247,3 @@ class Serving:
         while process_state(self.run_dir, "worker")["alive"] and time.monotonic() < until:
             self._keep()
             time.sleep(0.1)
-
-
-def answer_as_json(answer: Answer) -> dict[str, Any]:
-    """An answer for a pipe or a caller."""
-    return {
-        **answer.request.fields,
-        "answer": answer.text,
-        "confidence": round(answer.vote.confidence, 4),
-        "trajectory_id": answer.trajectory_id,
-        "request": answer.request.number,
-        "policy_version": answer.policy_version,
-        **({"error": answer.error} if answer.error else {}),
-    }

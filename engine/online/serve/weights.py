@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
 from ...policy.forward import device_of
 from ..learn.policy_update import check_fit
-from ..store.snapshots import Manifest, SnapshotReader
+from ..store.snapshots import Manifest, SnapshotError, SnapshotReader
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ class WeightFollower:
         self, model: Any, reader: SnapshotReader, *, poll_s: float, on_problem: Callable[[str], None] = log.warning
     ) -> None:
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._start = {n: p.data for n, p in self._parameters.items()}
+        """Version 0: the policy as it was loaded. Swapping replaces data by reference, so these stay as they are."""
         self._device = str(device_of(model))
         self._reader = reader
         self._poll_s = poll_s
@@ -70,6 +73,34 @@ class WeightFollower:
             parameter.data = tensors[name]
         self.version = manifest.version
         return manifest
+
+    @contextlib.contextmanager
+    def serving(self, version: int | None) -> Iterator[int]:
+        """Another version's weights while something is answered; None and the served one change nothing.
+
+        Yields the version. Raises SnapshotError for one that is not there or does not fit. No session may be open.
+        """
+        if version is None or version == self.version:
+            yield self.version
+            return
+        tensors = self._start if version == 0 else self._read(version)
+        served = {name: parameter.data for name, parameter in self._parameters.items()}
+        try:
+            for name, parameter in self._parameters.items():
+                parameter.data = tensors[name]
+            yield version
+        finally:
+            for name, parameter in self._parameters.items():
+                parameter.data = served[name]
+
+    def _read(self, version: int) -> dict[str, Tensor]:
+        with self._reader.open(version) as snapshot:
+            tensors = snapshot.tensors(self._device)
+        try:
+            check_fit(self._parameters, tensors)
+        except ValueError as error:
+            raise SnapshotError(f"snapshot {version} cannot be served: {error}") from error
+        return {n: t.to(self._parameters[n].dtype) for n, t in tensors.items()}
 
     def stop(self) -> None:
         """End the thread."""

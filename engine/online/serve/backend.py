@@ -1,0 +1,112 @@
+"""What the HTTP side is told of the engine's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ....configs.schema import RunConfig
+from ....envs.base import Env
+from ....envs.loading import EnvLoadError, load_env_class
+from ...runs.status import process_state
+from ..store.folder import OnlineFolder
+from ..store.snapshots import published_versions
+from .http.problems import HttpProblem
+from .http.schema import Feedback
+from .requests import PersonsWord, RequestSource
+from .weights import WeightFollower
+
+log = logging.getLogger(__name__)
+
+_REQUEST = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASCII)
+"""The number of the request in the id of a completion or a response."""
+
+
+class EngineBackend:
+    """See `http.app.Backend`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        folder: OnlineFolder,
+        source: RequestSource,
+        tokenizer: PreTrainedTokenizerBase,
+        follower: WeightFollower,
+    ) -> None:
+        online = config.online
+        self.model = config.model.base
+        self.environment = config.environment
+        self.env_class = _env_class(config)
+        self.max_trajectory_tokens = online.max_trajectory_tokens
+        self.samples = online.samples
+        self.timeout_s = online.request_timeout_s
+        self._updates = online.updates
+        self._run_dir = run_dir
+        self._folder = folder
+        self._source = source
+        self._tokenizer = tokenizer
+        self._follower = follower
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text, without what a chat template puts around it."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def versions(self) -> list[int]:
+        """Snapshots on the disk."""
+        return published_versions(self._folder.snapshots)
+
+    def serving_version(self) -> int:
+        """The version that answers who names none."""
+        return self._follower.version
+
+    def learning(self) -> str:
+        """How the update worker stands."""
+        if not self._updates:
+            return "off"
+        state = process_state(self._run_dir, "worker")
+        if not state["alive"]:
+            return "dead" if state.get("pid") else "starting"
+        return "paused" if state.get("status") == "paused" else "running"
+
+    async def feedback(self, feedback: Feedback) -> Mapping[str, Any]:
+        """Hand a person's word to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
+        found = _REQUEST.fullmatch(feedback.id.strip())
+        if found is None:
+            raise KeyError(feedback.id)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def reply(outcome: Any) -> None:
+            loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))
+
+        word = PersonsWord(int(found[1]), reply, feedback.verdict, feedback.answer, feedback.source)
+        try:
+            self._source.say(word)
+        except queue.Full:
+            raise HttpProblem(429, "too much feedback waits; try again later", retry_after_s=5) from None
+        try:
+            outcome = await asyncio.wait_for(future, self.timeout_s)
+        except TimeoutError:
+            raise HttpProblem(503, "the engine did not take the feedback in time", retry_after_s=5) from None
+        if isinstance(outcome, (KeyError, ValueError)):
+            raise outcome
+        if isinstance(outcome, BaseException):
+            raise HttpProblem(500, "the feedback could not be used; the run's log says why")
+        return outcome
+
+
+def _env_class(config: RunConfig) -> type[Env] | None:
+    """The run's environment, if it is one of ours to ask in words."""
+    try:
+        found = load_env_class(config.environment.class_path)
+    except EnvLoadError:
+        return None
+    return found if isinstance(found, type) and issubclass(found, Env) else None

@@ -1,0 +1,405 @@
+"""The routes: OpenAI's chat completions, responses and models, and feedback, health and metrics of our own.
+
+A handler reads and checks, hands a `Request` to the engine's thread, and waits for the `Answer` without holding a
+thread. A caller that goes away takes its request out of the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import queue
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from .....configs.sections import EnvironmentConfig
+from .....envs.base import Env
+from ..answers import answer_as_json
+from ..inference_engine import Answer
+from ..requests import Request, RequestDropped, RequestError, RequestSource, Sampling, parse_request
+from .completion import Completion, event
+from .conversation import row_of
+from .guard import Guard
+from .metrics import ServerMetrics
+from .problems import HttpProblem
+from .schema import Asked, ChatMessage, ChatRequest, Feedback, ResponsesRequest, read
+from .uploads import Uploads
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 10.0
+"""A stream that waits for its answer sends a comment this often, so that no proxy takes it for dead."""
+CHARACTERS_A_TOKEN = 16
+"""Texts with more characters than this for each token of the limit are refused without counting their tokens."""
+
+
+class Backend(Protocol):
+    """What the HTTP side asks of the engine's process. Called from the HTTP thread."""
+
+    model: str
+    """The name under which the served policy is asked for; `<name>@<version>` asks for one snapshot."""
+    environment: EnvironmentConfig
+    env_class: type[Env] | None
+    max_trajectory_tokens: int
+    samples: int
+    """Trajectories that are sampled for a request."""
+    timeout_s: float
+    """How long a caller waits."""
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text."""
+        ...
+
+    def versions(self) -> list[int]:
+        """Snapshots that can be asked for, besides 0, the policy as it was loaded."""
+        ...
+
+    def serving_version(self) -> int:
+        """The version that answers who names none."""
+        ...
+
+    def learning(self) -> str:
+        """`running`, `paused`, `off`, or `dead`: how the update worker stands."""
+        ...
+
+    def feedback(self, feedback: Feedback) -> Awaitable[Mapping[str, Any]]:
+        """What became of a person's word on an answer. Raises KeyError for an answer that is not remembered."""
+        ...
+
+
+@dataclass(frozen=True)
+class Api:
+    """Everything that the handlers share."""
+
+    backend: Backend
+    source: RequestSource
+    guard: Guard
+    uploads: Uploads
+    metrics: ServerMetrics
+
+    # -------------------------------------------------------------------------------------------------- handlers
+
+    async def chat(self, request: HttpRequest) -> Response:
+        """`POST /v1/chat/completions`."""
+        asked = read(ChatRequest, await self.guard.json_body(request))
+        if (asked.messages is None) == (asked.task_data is None):
+            raise HttpProblem(400, "give messages, or task_data, and not both", param="messages")
+        if asked.messages is not None:
+            row = self._row(asked.messages)
+        else:
+            row = self._task_row({"task_data": self.uploads.task(asked.task_data or {})})
+        limit = asked.max_completion_tokens or asked.max_tokens
+        ask = self._request(row, asked, limit)
+        make = self._completion("chatcmpl-", self._model_name(ask.version))
+        if asked.stream:
+            usage = bool(asked.stream_options and asked.stream_options.include_usage)
+            return self._stream(ask, lambda answer: make(answer).chat_events(usage))
+        return JSONResponse(make(await self._answer(ask, request)).chat())
+
+    async def responses(self, request: HttpRequest) -> Response:
+        """`POST /v1/responses`."""
+        asked = read(ResponsesRequest, await self.guard.json_body(request))
+        messages = [ChatMessage(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
+        if asked.instructions:
+            messages = [ChatMessage(role="system", content=asked.instructions), *messages]
+        ask = self._request(self._row(messages), asked, asked.max_output_tokens)
+        make = self._completion("resp_", self._model_name(ask.version))
+        if asked.stream:
+            return self._stream(ask, lambda answer: make(answer).response_events())
+        return JSONResponse(make(await self._answer(ask, request)).response())
+
+    async def rows(self, request: HttpRequest) -> Response:
+        """`POST /v1/requests`: a task of the run's environment, as in a file of requests."""
+        data = await self.guard.json_body(request)
+        for name in ("env_class_path", "env_config"):
+            if name in data:  # naming code to load is for who configures the run, not for who calls it
+                raise HttpProblem(400, f"{name} is fixed by the run's configuration; leave it out", param=name)
+        if isinstance(data.get("task_data"), Mapping):
+            data = {**data, "task_data": self.uploads.task(data["task_data"])}
+        ask = self._request(data, Asked(), None)
+        return JSONResponse(answer_as_json(await self._answer(ask, request)))
+
+    async def feedback(self, request: HttpRequest) -> Response:
+        """`POST /v1/feedback`: what a person says of an answer, as its label."""
+        said = read(Feedback, await self.guard.json_body(request))
+        if said.verdict is None and said.answer is None:
+            raise HttpProblem(400, "give verdict (right or wrong), or the right answer", param="verdict")
+        try:
+            return JSONResponse(dict(await self.backend.feedback(said)))
+        except KeyError:
+            raise HttpProblem(
+                404, f"the answer {said.id[:100]!r} is not remembered; only recent answers are", param="id"
+            ) from None
+        except ValueError as error:
+            raise HttpProblem(400, str(error)) from None
+
+    async def models(self, request: HttpRequest) -> Response:
+        """`GET /v1/models`: the served policy, and each version that can be asked for."""
+        names = [self.backend.model, *(self._model_name(v) for v in self._versions())]
+        return JSONResponse({"object": "list", "data": [_model(name) for name in names]})
+
+    async def model(self, request: HttpRequest) -> Response:
+        """`GET /v1/models/{id}`."""
+        name = request.path_params["name"]
+        self._version(name)
+        return JSONResponse(_model(name))
+
+    async def health(self, request: HttpRequest) -> Response:
+        """`GET /health`: 200 while questions are answered and, where the run learns, the update worker lives."""
+        learning = self.backend.learning()
+        status = "degraded" if learning == "dead" else "ok"
+        values = {"status": status, "learning": learning, "policy_version": self.backend.serving_version()}
+        return JSONResponse({**values, "waiting": self.source.waiting}, 503 if status == "degraded" else 200)
+
+    async def prometheus(self, request: HttpRequest) -> Response:
+        """`GET /metrics`."""
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    # ------------------------------------------------------------------------------------ from the body to a task
+
+    def _row(self, messages: list[ChatMessage]) -> dict[str, Any]:
+        return row_of(messages, self.uploads, self.backend.environment, self.backend.env_class)
+
+    def _task_row(self, row: dict[str, Any]) -> dict[str, Any]:
+        return row
+
+    def _request(self, row: dict[str, Any], asked: Asked, max_tokens: int | None) -> Request:
+        """The request for the engine. Raises HttpProblem."""
+        version = None if asked.model is None else self._version(asked.model)
+        try:
+            request = parse_request(row, self.backend.environment)
+        except RequestError as error:
+            raise HttpProblem(400, str(error)) from error
+        prompt = self._measured(request.row.task_data)
+        room = self.backend.max_trajectory_tokens
+        return replace(
+            request,
+            sampling=Sampling(asked.temperature, max_tokens),
+            version=version,
+            tokens=self.backend.samples * min(room, prompt + (max_tokens or room)),
+            deadline=time.perf_counter() + self.backend.timeout_s,
+        )
+
+    def _measured(self, task: Mapping[str, Any]) -> int:
+        """Tokens of a task's texts. Raises HttpProblem when they leave no room for an answer."""
+        limit = self.backend.max_trajectory_tokens
+        texts = list(_texts(task))
+        characters = sum(map(len, texts))
+        if characters <= CHARACTERS_A_TOKEN * limit:
+            tokens = sum(self.backend.count_tokens(text) for text in texts)
+            if tokens < limit:
+                return tokens
+            size = f"{tokens} tokens"
+        else:
+            size = f"{characters} characters"
+        raise HttpProblem(
+            400,
+            f"the prompt has {size}; a whole trajectory has at most {limit} tokens (online.max_trajectory_tokens)",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+    # -------------------------------------------------------------------------------------------- models by name
+
+    def _versions(self) -> list[int]:
+        return sorted({0, *self.backend.versions()})
+
+    def _model_name(self, version: int | None) -> str:
+        return self.backend.model if version is None else f"{self.backend.model}@{version}"
+
+    def _version(self, name: str) -> int | None:
+        """The version that a model's name asks for; None for the one that serves. Raises HttpProblem (404)."""
+        if name == self.backend.model:
+            return None
+        base, _, version = name.rpartition("@")
+        named = int(version) if version.isascii() and version.isdigit() and len(version) <= 12 else None
+        if base == self.backend.model and named in self._versions():
+            return named
+        raise HttpProblem(
+            404,
+            f"the model {name[:200]!r} does not exist; there is {self.backend.model!r}, and its versions are listed by "
+            "GET /v1/models",
+            param="model",
+            code="model_not_found",
+        )
+
+    # ------------------------------------------------------------------------------------------ asking the engine
+
+    def _completion(self, prefix: str, model: str) -> Callable[[Answer], Completion]:
+        created = int(time.time())
+
+        def make(answer: Answer) -> Completion:
+            facts = answer_as_json(answer)
+            return Completion(f"{prefix}{answer.request.number}-{secrets.token_hex(6)}", model, answer, facts, created)
+
+        return make
+
+    def _submit(self, request: Request) -> asyncio.Future[Answer]:
+        """Hand a request to the engine; its answer, or what kept it from one. Raises HttpProblem when all is full."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def settle(outcome: Answer | BaseException) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        def reply(outcome: Answer | BaseException) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, outcome)
+
+        try:
+            self.source.submit(replace(request, reply=reply))
+        except queue.Full:
+            wait = max(1, math.ceil(self.source.waiting * self._seconds_a_request()))
+            raise HttpProblem(
+                429, "too many requests wait; try again later", code="rate_limit_exceeded", retry_after_s=wait
+            ) from None
+        return future
+
+    def _seconds_a_request(self) -> float:
+        """Seconds of the engine that one request took so far, for `Retry-After`."""
+        return self.source.seconds_a_request or 1.0
+
+    async def _answer(self, request: Request, http: HttpRequest) -> Answer:
+        """The engine's answer; a caller that hangs up, or a time that is over, takes the request back."""
+        future = self._submit(request)
+        gone = asyncio.ensure_future(_disconnected(http))
+        try:
+            done, _ = await asyncio.wait({future, gone}, timeout=self._left(request), return_when="FIRST_COMPLETED")
+            if future in done:
+                return self._checked(request, future)
+            if gone in done:
+                raise HttpProblem(499, "the caller has gone")
+            raise _late(self.backend.timeout_s)
+        finally:
+            request.cancelled.set()
+            gone.cancel()
+
+    def _stream(self, request: Request, events: Callable[[Answer], Iterator[str]]) -> Response:
+        future = self._submit(request)
+
+        async def stream() -> AsyncIterator[str]:
+            try:
+                while not future.done():
+                    if self._left(request) <= 0:
+                        raise _late(self.backend.timeout_s)
+                    await asyncio.wait({future}, timeout=min(KEEP_ALIVE_S, self._left(request)))
+                    if not future.done():
+                        yield ": waiting for an answer\n\n"
+                for piece in events(self._checked(request, future)):
+                    yield piece
+            except HttpProblem as problem:  # the head went out long ago: an error is an event
+                yield event(problem.body())
+            finally:
+                request.cancelled.set()
+
+        return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    def _left(self, request: Request) -> float:
+        return max(0.0, (request.deadline or 0.0) - time.perf_counter())
+
+    def _checked(self, request: Request, future: asyncio.Future[Answer]) -> Answer:
+        error = future.exception()
+        if isinstance(error, RequestDropped):
+            raise _late(self.backend.timeout_s)
+        if isinstance(error, RequestError):
+            raise HttpProblem(404, str(error), param="model", code="model_not_found")
+        if error is not None:
+            raise HttpProblem(500, "the request could not be answered; the run's log says why")
+        answer = future.result()
+        if answer.error is not None:
+            raise HttpProblem(422, f"the environment cannot begin this task: {answer.error}")
+        self.metrics.latency.observe(time.perf_counter() - request.arrived)
+        for sample in answer.samples:
+            written = int(sample.agent_mask.sum())
+            self.metrics.tokens.labels("written").inc(written)
+            self.metrics.tokens.labels("read").inc(len(sample) - written)
+        return answer
+
+
+async def _disconnected(request: HttpRequest) -> None:
+    """Returns when the caller hangs up (its body has been read)."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+def _late(timeout_s: float) -> HttpProblem:
+    return HttpProblem(503, f"there was no answer within {timeout_s:g} s; try again later", retry_after_s=5)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a task."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "grpo-tui"}
+
+
+Handler = Callable[[HttpRequest], Awaitable[Response]]
+
+
+def make_app(api: Api) -> Starlette:
+    """The ASGI application."""
+    open_paths = ("/health",)
+
+    def guarded(handler: Handler, path: str) -> Handler:
+        async def handle(request: HttpRequest) -> Response:
+            try:
+                if path not in open_paths:
+                    api.guard.admit(request)
+                response = await handler(request)
+            except HttpProblem as problem:
+                response = problem.response()
+            except Exception:
+                log.exception("an HTTP request failed")
+                response = HttpProblem(500, "something went wrong here; the run's log says what").response()
+            api.metrics.requests.labels(path, str(response.status_code)).inc()
+            return response
+
+        return handle
+
+    def route(path: str, handler: Handler, method: str) -> Route:
+        return Route(path, guarded(handler, path), methods=[method])
+
+    routes = [
+        route("/v1/chat/completions", api.chat, "POST"),
+        route("/v1/responses", api.responses, "POST"),
+        route("/v1/requests", api.rows, "POST"),
+        route("/v1/feedback", api.feedback, "POST"),
+        route("/v1/models", api.models, "GET"),
+        route("/v1/models/{name:path}", api.model, "GET"),
+        route("/health", api.health, "GET"),
+        route("/metrics", api.prometheus, "GET"),
+    ]
+    paths = {r.path: sorted(r.methods or ()) for r in routes}
+
+    async def no_route(request: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        where = f"{request.method[:20]} {request.url.path[:100]}"
+        if error.status_code == 405:
+            return HttpProblem(405, f"there is no {where}; {request.url.path[:100]} takes another method").response()
+        return HttpProblem(error.status_code, f"there is no {where}; there is {', '.join(paths)}").response()
+
+    return Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})

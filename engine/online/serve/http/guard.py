@@ -1,0 +1,85 @@
+"""Who may call, and how large a body may be: checked before anything else reads the request."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from .problems import HttpProblem
+
+BODY_SECONDS = 30.0
+"""A caller that sends its body slower than this is given up."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address is this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Guard:
+    """`tokens`: secrets of which a caller must send one (none: everybody may). `loopback`: the `Host` header must
+    name this machine, so that no web page reaches in by a name of its own (DNS rebinding)."""
+
+    loopback: bool
+    tokens: Sequence[str] = ()
+    max_body_bytes: int = 8 * 2**20
+
+    def admit(self, request: Request) -> None:
+        """Raises HttpProblem for who may not ask."""
+        hosts = request.headers.getlist("host")
+        if len(hosts) != 1:
+            raise HttpProblem(400, f"send one Host header, not {len(hosts)}")
+        if self.loopback:
+            name = hosts[0].rpartition(":")[0] if hosts[0].rpartition(":")[2].isdigit() else hosts[0]
+            if not is_loopback(name.strip("[]")):
+                raise HttpProblem(403, f"the Host header {hosts[0][:200]!r} does not name the loopback interface")
+        if self.tokens:
+            kind, _, given = request.headers.get("authorization", "").partition(" ")
+            sent = given.strip().encode()
+            known = [hmac.compare_digest(sent, token.encode()) for token in self.tokens]
+            if kind.lower() != "bearer" or not any(known):
+                raise HttpProblem(
+                    401, "a token is needed: send `Authorization: Bearer <token>`", code="invalid_api_key"
+                )
+
+    async def json_body(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a request's body. Raises HttpProblem."""
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HttpProblem(415, "send `Content-Type: application/json`")
+        length = request.headers.get("content-length", "")
+        if not (length.isascii() and length.isdigit()):
+            raise HttpProblem(411, "send a Content-Length")
+        if len(length) > 18 or int(length) > self.max_body_bytes:
+            raise HttpProblem(413, f"the body has {length[:18]} bytes, the limit is {self.max_body_bytes}")
+        try:
+            body = await asyncio.wait_for(request.body(), BODY_SECONDS)
+        except TimeoutError:
+            raise HttpProblem(408, "the body did not arrive in time") from None
+        except ClientDisconnect:
+            raise HttpProblem(400, "the body ended early") from None
+        try:
+            data = json.loads(body, parse_constant=_no_constant)
+        except RecursionError:
+            raise HttpProblem(400, "the JSON is nested too deeply") from None
+        except ValueError as error:
+            raise HttpProblem(400, f"the body is not JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise HttpProblem(400, f"the body must be a JSON object, not {type(data).__name__}")
+        return data
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,181 @@
+"""What callers may send, as pydantic models. What is not honoured is refused by name; what changes nothing is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+
+from .problems import HttpProblem
+
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0, 0.0),
+    "function_call": ("none", "auto"),
+    "include": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "presence_penalty": (0, 0.0),
+    "response_format": ({"type": "text"},),
+    "stop": ([], ""),
+    "text": ({"format": {"type": "text"}},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "top_p": (1, 1.0),
+    "truncation": ("disabled",),
+}
+"""Fields of OpenAI's that are not honoured, with the values that ask for nothing; others are refused by name."""
+
+IGNORED = frozenset(
+    {
+        "background",
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "safety_identifier",
+        "seed",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Fields that promise a caller nothing about the answer."""
+
+
+class Strict(BaseModel):
+    """No field beside the named ones, no silent conversion."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TextPart(Strict):
+    """Text in a message."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class ImageUrl(Strict):
+    """Where a picture is: only data URLs are read."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(Strict):
+    """A picture in a message."""
+
+    type: Literal["image_url", "input_image"]
+    image_url: ImageUrl | str
+
+
+def _part_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return "image" if kind in ("image_url", "input_image") else "text"
+
+
+Part = Annotated[Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("image")], Discriminator(_part_kind)]
+
+
+class ChatMessage(Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part] | None = None
+    name: str | None = None
+    type: Literal["message"] | None = None
+
+
+class StreamOptions(Strict):
+    """`include_usage`: one more chunk with the tokens spent."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Asked(Strict):
+    """What chat completions and responses share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+
+
+class ChatRequest(Asked):
+    """The body of `POST /v1/chat/completions`. `task_data` (not OpenAI's) gives the environment a task as it is."""
+
+    messages: list[ChatMessage] | None = None
+    task_data: dict[str, Any] | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    stream_options: StreamOptions | None = None
+
+
+class ResponsesRequest(Asked):
+    """The body of `POST /v1/responses`; nothing is stored, so there is no earlier response to go on from."""
+
+    input: str | list[ChatMessage]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+
+
+class Feedback(Strict):
+    """The body of `POST /v1/feedback`: what a person says of an answer."""
+
+    id: str
+    """The completion's or response's id, or the number of the request."""
+    verdict: Literal["right", "wrong"] | None = None
+    answer: str | None = None
+    """The right answer, where the person knows it."""
+    source: str | None = None
+    """Who says so; labels of one source count together."""
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read(model: type[Model], data: Mapping[str, Any]) -> Model:
+    """`data` as `model`. Raises HttpProblem (400) with the field and what would be right."""
+    kept: dict[str, Any] = {}
+    for name, value in data.items():
+        if name in model.model_fields:
+            kept[name] = value
+        elif name in HARMLESS:
+            if value is not None and value not in HARMLESS[name]:
+                asks = f"leave it out (or {HARMLESS[name][0]!r})"
+                raise HttpProblem(400, f"{name} is not supported here: {asks}", param=name, code="unsupported_value")
+        elif name not in IGNORED:
+            known = ", ".join(sorted(model.model_fields))
+            raise HttpProblem(400, f"unknown field {name[:80]!r}; known are {known}", param=name[:80])
+    try:
+        return model.model_validate(kept)
+    except ValidationError as error:
+        # of the branches of a union, the one that got farthest is what was meant
+        first = max(error.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
+        place = _path(first["loc"])
+        raise HttpProblem(400, f"{place or 'the body'}: {_reason(first)}", param=place or None) from None
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """`messages[0].content`; pydantic's own names for the branches of a union are left out."""
+    text = ""
+    for part in location:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif part in ("str", "text", "image") or part.startswith(("list[", "function-")):
+            continue
+        else:
+            text += f".{part}" if text else part
+    return text
+
+
+def _reason(error: Any) -> str:
+    message = str(error["msg"])
+    if error["type"] == "missing":
+        return "is missing"
+    if error["type"] == "extra_forbidden":
+        return "is no known field"
+    return message[:1].lower() + message[1:]
