@@ -60,19 +60,17 @@ clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-# The environment. opencv-python wants libGL, which servers lack; then its headless twin takes its place.
 define install
 	@echo "== installing grpo-tui and its libraries into $(VENV) (some minutes the first time: torch is large)"
 	@$(PIP) -e "$(1)"
-	@$(BIN)/python -c "import cv2" 2>/dev/null || $(PIP) --force-reinstall --no-deps opencv-python-headless
 	@touch $(VENV)/.ready $@
 endef
 
 $(VENV)/.ready: $(INPUTS) | $(VENV)/bin/python
-	$(call install,.)
+	$(call install,.[train])
 
 $(VENV)/.ready-test: $(INPUTS) | $(VENV)/bin/python
-	$(call install,.[test$(comma)reasoning-gym])
+	$(call install,.[train$(comma)test$(comma)reasoning-gym])
 
 comma := ,
 

@@ -19,6 +19,7 @@ from ..runs.masking import mask
 from ..runs.paths import LOGS, PROCESSES, RUN_FILE, new_run_id
 from ..runs.status import ENDED, identity, look, process_names, read_json, write_json
 from ..runs.types import SCHEMA_VERSION, RunInfo
+from . import trainer
 from .errors import LaunchError
 from .facts import gather
 from .find import find_run
@@ -58,8 +59,9 @@ def start_run(
 
     resume: a run (id, prefix, path) to go on with instead of making one. num_processes > 1, or an accelerate config,
     starts training with `accelerate launch`. stdin, stdout: for the inference engine in a pipe; else the log gets
-    all output. Raises LaunchError, RunNotFound.
+    all output. Raises LaunchError (the trainer is not installed, too), RunNotFound.
     """
+    trainer.require("serving" if config.mode == "online" else "training")
     run_dir = _resumed(runs_dir, resume) if resume is not None else _made(runs_dir, run_id)
     made = resume is None
     try:

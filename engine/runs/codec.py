@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress as selected
 from typing import Any
 
 import orjson
-import zstandard
 
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import TokenArrays, Trajectory
 from ...rewards.breakdown import AdvantageFormula, RewardBreakdown
 from .learning import Served, Use
 from .storable import clean
-from .types import TrajectoryRecord
+from .types import StoredTokens, TrajectoryRecord
+from .zstd import ZstdDecompressor, ZstdError, get_frame_info, zstd_compress
 
 CHUNK = 16
 CHUNK_BYTES = 1 << 20
@@ -29,7 +31,8 @@ MAX_BLOB = 1 << 30
 
 _TRAJECTORY_FIELDS = tuple(f for f in Trajectory.__dataclass_fields__ if f != "tools")
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-_ARRAYS = (("token_ids", "<i4"), ("agent_mask", "|b1"), ("logprobs", "<f4"), ("turn", "<i2"), ("advantages", "<f4"))
+_ARRAYS = (("token_ids", "i"), ("agent_mask", "?"), ("logprobs", "f"), ("turn", "h"), ("advantages", "f"))
+"""Names and element types (of `struct`, little-endian: int32, bool, float32, int16, float32), in the order stored."""
 
 
 def encode_body(record: TrajectoryRecord) -> bytes:
@@ -97,69 +100,83 @@ def _nan_for_null(data: dict[str, Any], names: Sequence[str]) -> None:
             data[name] = math.nan
 
 
-def encode_tokens(tokens: Sequence[TokenArrays | None]) -> bytes | None:
+def encode_tokens(tokens: Sequence[TokenArrays | StoredTokens | None]) -> bytes | None:
     """Arrays of consecutive trajectories: a line of JSON (lengths, presence), then each array of all of them."""
-    if all(t is None for t in tokens):
-        return None
-    import numpy as np
-
     present = [t for t in tokens if t is not None]
+    if not present:
+        return None
     header: dict[str, Any] = {
         "lengths": [None if t is None else len(t) for t in tokens],
         "advantages": [t is not None and t.advantages is not None for t in tokens],
     }
-    parts: list[bytes] = []
-    for name, dtype in _ARRAYS:
-        arrays = [np.asarray(a) for t in present if (a := getattr(t, name)) is not None]
-        joined = np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.empty(0, dtype)
-        if name == "logprobs":  # only the agent's tokens have one
-            mask = np.concatenate([np.asarray(t.agent_mask, dtype=bool) for t in present])
-            joined = joined[mask]
-        parts.append(joined.tobytes())
-    return orjson.dumps(header) + b"\n" + b"".join(parts)
+    parts = [orjson.dumps(header), b"\n"]
+    for name, kind in _ARRAYS:
+        for one in present:
+            values = getattr(one, name)
+            if values is not None:
+                # only the agent's tokens have a log-prob
+                parts.append(_packed(values, kind, one.agent_mask if name == "logprobs" else None))
+    return b"".join(parts)
 
 
-def decode_tokens(data: bytes, index: int) -> TokenArrays | None:
+def _packed(values: Any, kind: str, mask: Any = None) -> bytes:
+    """The bytes of a one-dimensional array, or of those of its elements that `mask` names."""
+    # NumPy's arrays do it themselves: what needs only the standard library runs without NumPy.
+    if hasattr(values, "astype") and (mask is None or hasattr(mask, "astype")):
+        values = values.astype({"i": "<i4", "?": "|b1", "f": "<f4", "h": "<i2"}[kind], copy=False)
+        return (values if mask is None else values[mask.astype(bool)]).tobytes()
+    chosen: Iterable[Any] = values if mask is None else selected(values, mask)
+    return bytes(map(bool, chosen)) if kind == "?" else array(kind, chosen).tobytes()
+
+
+def decode_tokens(data: bytes, index: int) -> StoredTokens | None:
     """The arrays of trajectory `index` of a chunk, or None when none were recorded."""
-    import numpy as np
-
     line, payload = data.split(b"\n", 1)
     header = orjson.loads(line)
     lengths = [length or 0 for length in header["lengths"]]
     if header["lengths"][index] is None:
         return None
     start, stop, total = sum(lengths[:index]), sum(lengths[: index + 1]), sum(lengths)
-    ids = np.frombuffer(payload, "<i4", total, 0)
-    offset = total * 4
-    mask = np.frombuffer(payload, "|b1", total, offset)
-    offset += total
-    spoken = int(mask.sum())
-    logprobs = np.zeros(total, "<f4")
-    logprobs[mask] = np.frombuffer(payload, "<f4", spoken, offset)
-    offset += spoken * 4
-    turn = np.frombuffer(payload, "<i2", total, offset)
-    offset += total * 2
+    view = memoryview(payload)
+
+    def cut(offset: int, begin: int, end: int, kind: str) -> memoryview:
+        width = array(kind).itemsize if kind != "?" else 1
+        part = view[offset + width * begin : offset + width * end]
+        if len(part) != width * (end - begin):
+            raise ValueError("the block of tokens is too short")
+        return part.cast(kind)
+
+    masks = payload[4 * total : 5 * total]
+    spoken, before = masks.count(1), masks.count(1, 0, start)
+    mask = cut(4 * total, start, stop, "?")
+    written = iter(cut(5 * total, before, before + masks.count(1, start, stop), "f"))
+    logprobs = memoryview(array("f", [next(written) if agent else 0.0 for agent in mask]))
+    turn = cut(5 * total + 4 * spoken, start, stop, "h")
     advantages = None
     if header["advantages"][index]:
         before = sum(length for length, has in zip(lengths[:index], header["advantages"], strict=False) if has)
-        advantages = np.frombuffer(payload, "<f4", stop - start, offset + before * 4)
-    return TokenArrays(ids[start:stop], mask[start:stop], logprobs[start:stop], turn[start:stop], advantages)
+        advantages = cut(7 * total + 4 * spoken, before, before + stop - start, "f")
+    return StoredTokens(cut(0, start, stop, "i"), mask, logprobs, turn, advantages)
 
 
-def compress(data: bytes, compressor: zstandard.ZstdCompressor) -> bytes:
+def compress(data: bytes) -> bytes:
     """One zstd frame that states its size."""
-    return compressor.compress(data)
+    return zstd_compress(data, 3)
 
 
 def decompress(blob: bytes) -> bytes:
     """The inverse of `compress`; refuses a frame that claims to be larger than a gibibyte. Raises ValueError."""
     try:
-        size = zstandard.frame_content_size(blob)
-        if size > MAX_BLOB:
+        size = get_frame_info(blob).decompressed_size
+        if size is not None and size > MAX_BLOB:
             raise ValueError(f"a compressed block claims {size} bytes")
-        return zstandard.ZstdDecompressor().decompress(blob, max_output_size=MAX_BLOB if size < 0 else 0)
-    except zstandard.ZstdError as error:
+        stream = ZstdDecompressor()
+        data = stream.decompress(blob, MAX_BLOB)
+    except ZstdError as error:
         raise ValueError(f"a compressed block is damaged ({error})") from error
+    if not stream.eof:
+        raise ValueError("a compressed block is damaged (it ends too early, or is too large)")
+    return data
 
 
 def search_text(record: TrajectoryRecord) -> tuple[str, str, str, str, str]:

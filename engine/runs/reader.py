@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ...envs.tools import ToolSpec
-from ...envs.trajectory import TokenArrays
 from . import filters, histogram, search, series
 from .connection import Connection
 from .errors import FilterError, RecordDamaged
@@ -20,7 +19,7 @@ from .learning import USE_COLUMNS, Use, marks_of, use_of
 from .paths import DATABASE
 from .schema import ADDED, FLAG_SENT, columns_of, version
 from .status import look
-from .types import SCHEMA_VERSION, Event, RunInfo, TrajectoryRecord, TrajectoryRow
+from .types import SCHEMA_VERSION, Event, RunInfo, StoredTokens, TrajectoryRecord, TrajectoryRow
 from .views import Count, View
 
 _VIEWS = 12
@@ -271,7 +270,7 @@ class RunReader:
             rows = self._all(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step, mask", (n,))
         return [*([] if own is None else [own]), *(use_of(*row) for row in rows)]
 
-    def tokens(self, id_or_n: str | int) -> TokenArrays | None:
+    def tokens(self, id_or_n: str | int) -> StoredTokens | None:
         """Token ids, agent mask, log-probs and advantages of a trajectory, or None when they were not recorded."""
         from . import codec
 

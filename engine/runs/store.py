@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
 from ...envs.tools import ToolSpec
 from . import codec
 from .labels import Labels
@@ -64,7 +62,6 @@ class RecordStore:
     def __init__(self, path: Path) -> None:
         self.db = connect_writer(path)
         self.labels = Labels(self.db)
-        self.compressor = zstandard.ZstdCompressor(level=3)
         self._metric_names: dict[str, int] = {}
         self._named: dict[str, OrderedDict[str, int]] = {"groups": OrderedDict(), "prompts": OrderedDict()}
         self._toolsets: dict[int, tuple[tuple[ToolSpec, ...], int]] = {}
@@ -306,8 +303,8 @@ class RecordStore:
                 start, size = i + 1, 0
 
     def _put_chunk(self, first: int, bodies: Sequence[bytes], arrays: bytes | None) -> None:
-        body = codec.compress(b"\n".join(bodies), self.compressor)
-        tokens = None if arrays is None else codec.compress(arrays, self.compressor)
+        body = codec.compress(b"\n".join(bodies))
+        tokens = None if arrays is None else codec.compress(arrays)
         self.db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?)", (first, len(bodies), body, tokens))
 
     def _touch(self, step: int) -> None:

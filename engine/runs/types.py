@@ -72,6 +72,20 @@ class RunInfo:
 
 
 @dataclass(frozen=True)
+class StoredTokens:
+    """`TokenArrays` as read from a record: views of int32, bool, float32, int16 and float32, each [T], without NumPy."""
+
+    token_ids: memoryview
+    agent_mask: memoryview
+    logprobs: memoryview
+    turn: memoryview
+    advantages: memoryview | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
 class TrajectoryRecord:
     """A trajectory with everything that was computed from it, as handed to the writer.
 
@@ -85,7 +99,7 @@ class TrajectoryRecord:
     breakdown: RewardBreakdown | None = None
     advantage: float | None = None
     step_advantages: Sequence[float] = ()
-    tokens: TokenArrays | None = None
+    tokens: TokenArrays | StoredTokens | None = None
     policy_version: int = 0
     split: str = "train"
     formula: AdvantageFormula | None = None

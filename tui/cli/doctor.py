@@ -22,6 +22,8 @@ from .common import ExitCode, RunsDir, say
 HELP = "Check versions, devices, disk and terminal; say what is missing and how to get it."
 
 GIB = 1024**3
+TRAIN = "train"
+"""The extra that brings the trainer."""
 LOW_DISK_GIB = 2
 DEVICE_TIMEOUT_S = 120
 
@@ -62,34 +64,37 @@ def _findings(home: Path) -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Every requirement of the package with the version that is installed."""
+    """Every requirement of the package with the version that is installed; the trainer's, when any of it is."""
     from packaging.requirements import Requirement
 
-    extras: dict[str, list[str]] = {}
+    from ...engine.launch import trainer
+
+    if light := len(trainer.missing()) == len(trainer.LIBRARIES):
+        yield Finding("missing", "the trainer is not installed (runs can be read without it)", trainer.INSTALL)
+    absent: dict[str, list[str]] = {}
     for line in metadata.requires("grpo-tui") or ():
         requirement = Requirement(line)
-        extra = re.search(r"extra == ['\"]([^'\"]+)", line)
-        name = requirement.name
+        found = re.search(r"extra == ['\"]([^'\"]+)", line)
+        extra = found.group(1) if found else ""
+        needed = extra == "" or (extra == TRAIN and not light)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name, cure = requirement.name, f"pip install '{requirement.name}{requirement.specifier}'"
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            if extra is None:
-                yield Finding("missing", f"{name} is not installed", f"pip install '{name}{requirement.specifier}'")
+            if needed:
+                yield Finding("missing", f"{name} is not installed", cure)
             else:
-                extras.setdefault(extra.group(1), []).append(name)
+                absent.setdefault(extra, []).append(name)
             continue
-        if requirement.specifier.contains(version, prereleases=True):
-            if extra is None:
-                yield Finding("good", f"{name} {version}")
-        else:
-            state = "missing" if extra is None else "note"
-            yield Finding(
-                state,
-                f"{name} {version}, but {requirement.specifier} is needed",
-                f"pip install '{name}{requirement.specifier}'",
-            )
-    for extra, names in extras.items():
-        if extra != "test":
+        if not requirement.specifier.contains(version, prereleases=True):
+            state = "missing" if needed else "note"
+            yield Finding(state, f"{name} {version}, but {requirement.specifier} is needed", cure)
+        elif needed:
+            yield Finding("good", f"{name} {version}")
+    for extra, names in absent.items():
+        if extra not in (TRAIN, "test"):
             yield Finding("note", f"optional {', '.join(names)} not installed", f"pip install 'grpo-tui[{extra}]'")
 
 
@@ -114,11 +119,15 @@ def devices() -> Iterator[Finding]:
     """Processors, memory and accelerators. torch answers from a process of its own: this program never loads it."""
     import psutil
 
+    from ...engine.launch import trainer
+
     memory = psutil.virtual_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding(
         "good", f"{cores} CPU cores, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB memory free"
     )
+    if trainer.missing():
+        return
     try:
         answer = subprocess.run(
             [sys.executable, "-c", _DEVICES], capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=True
@@ -131,7 +140,7 @@ def devices() -> Iterator[Finding]:
         )
         return
     if found["tools"]:
-        cure = "pip install --force-reinstall scikit-image onnxruntime rapidocr-onnxruntime"
+        cure = "pip install --force-reinstall scikit-image onnxruntime rapidocr"
         yield Finding("missing", f"the tools of the visual environment do not load: {found['tools']}", cure)
     for gpu in found["gpus"]:
         bf16 = "bfloat16" if gpu["bf16"] else "no bfloat16"

@@ -74,8 +74,11 @@ def _write_jsonl(path: Path, rows: Iterator[dict[str, Any]]) -> int:
 
 def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
     """Columns that people group by are columns; what is nested and differs by environment is JSON text."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        fail("--format parquet needs pyarrow: pip install 'grpo-tui[parquet]'; or write --format jsonl")
 
     text, integer, real = pa.string(), pa.int64(), pa.float64()
     schema = pa.schema(

@@ -1,5 +1,5 @@
 """The tools' work on pixels: segmenting, naming properties, reading, tracking, zooming.
 
 Everything here takes arrays and knows nothing of how the picture was made; scikit-image, SciPy and an ONNX text
-recogniser do the work. (OpenCV is not used: its wheels need libGL, which a bare server has not.)
+recogniser do the work. (OpenCV, which rapidocr brings along, is never imported.)
 """

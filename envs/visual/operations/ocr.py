@@ -1,4 +1,4 @@
-"""READ_TEXT: recognition of the text in a box, with the model that rapidocr-onnxruntime brings along.
+"""READ_TEXT: recognition of the text in a box, with the model that the wheel of rapidocr brings along.
 
 Only the recogniser runs (the box says where the text is: detection would take ten times as long), straight on
 onnxruntime: the package's own front end pads every crop to 320 pixels, three to five times the work for a word, and
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-RECOGNISER = "ch_PP-OCRv4_rec 1"
+RECOGNISER = "PP-OCRv6_rec_small 1"
 """Model and preparation; another name when the same crop could be read otherwise."""
 HEIGHT = 48
 """Of the recogniser's input, in pixels."""
 MAX_WIDTH = 960
-MIN_CONFIDENCE = 0.5
+MIN_CONFIDENCE = 0.75
 """Mean probability of the read characters, below which nothing is said to be read."""
 
 
@@ -69,13 +69,13 @@ def _decode(probabilities: np.ndarray, characters: list[str]) -> tuple[str, floa
 
 def model_path() -> Path:
     """Where the recogniser's model lies. Raises OcrUnavailableError."""
-    found = importlib.util.find_spec("rapidocr_onnxruntime")  # does not import it, nor OpenCV with it
+    found = importlib.util.find_spec("rapidocr")  # does not import it, nor OpenCV with it
     if found is None or not found.submodule_search_locations:
-        raise OcrUnavailableError("READ_TEXT needs rapidocr-onnxruntime: pip install rapidocr-onnxruntime")
+        raise OcrUnavailableError("READ_TEXT needs rapidocr: pip install rapidocr")
     folder = Path(next(iter(found.submodule_search_locations))) / "models"
-    models = sorted(folder.glob("*rec*.onnx"))
+    models = sorted(folder.glob("*_rec_*.onnx"))
     if not models:
-        raise OcrUnavailableError(f"rapidocr-onnxruntime has no recogniser in {folder}; install its wheel again")
+        raise OcrUnavailableError(f"rapidocr has no recogniser in {folder}; install its wheel again")
     return models[0]
 
 
@@ -101,5 +101,8 @@ def _load() -> tuple[Any, list[str]]:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    characters = session.get_modelmeta().custom_metadata_map["character"].splitlines()
-    return session, ["", *characters, " "]
+    characters = ["", *session.get_modelmeta().custom_metadata_map["character"].split("\n"), " "]
+    classes = session.get_outputs()[0].shape[-1]
+    if classes != len(characters):
+        raise OcrUnavailableError(f"{path.name} has {classes} classes and names {len(characters)}: not a model we know")
+    return session, characters

@@ -13,24 +13,24 @@ from hypothesis import strategies as st
 
 from grpo_tui.engine.runs import codec
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.types import TrajectoryRecord
+from grpo_tui.engine.runs.types import StoredTokens, TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.envs.tools import Argument, ToolSpec
 from grpo_tui.envs.trajectory import Step, TokenArrays, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
 
 
-def same_tokens(a: TokenArrays | None, b: TokenArrays | None) -> None:
+def same_tokens(a: StoredTokens | None, b: TokenArrays | StoredTokens | None) -> None:
     assert (a is None) == (b is None)
     if a is None or b is None:
         return
     for name in ("token_ids", "agent_mask", "logprobs", "turn"):
-        left, right = getattr(a, name), getattr(b, name)
+        left, right = np.asarray(getattr(a, name)), np.asarray(getattr(b, name))
         assert left.dtype == right.dtype
         np.testing.assert_array_equal(left, right)
     assert (a.advantages is None) == (b.advantages is None)
     if a.advantages is not None:
-        np.testing.assert_array_equal(a.advantages, b.advantages)
+        np.testing.assert_array_equal(np.asarray(a.advantages), np.asarray(b.advantages))
 
 
 def test_every_trajectory_comes_back_whole_with_its_tools_and_tokens(recorded, reader):

@@ -15,7 +15,7 @@ from .line import Line
 from .pane import Pane
 
 if TYPE_CHECKING:
-    from ....engine.runs.types import TokenArrays
+    from ....engine.runs.types import StoredTokens
 
 MODES = ("who wrote it", "log-prob", "advantage")
 LIMIT = 8_000
@@ -39,7 +39,7 @@ class TokenView(Pane):
         self._advantages: list[float] | None = None
         self._total = 0
 
-    def put(self, tokens: TokenArrays | None, texts: Sequence[str], step: int) -> None:
+    def put(self, tokens: StoredTokens | None, texts: Sequence[str], step: int) -> None:
         """Arrays of length T with the text of each token, and the step to scroll to."""
         if tokens is None:
             self._texts, self._total = [], 0
