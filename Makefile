@@ -12,14 +12,15 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary 
 INPUTS := pyproject.toml setup.py constraints.txt
 QUICK := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=20000 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help train test lint types unit stress bench policy defaults clean
+.PHONY: help train test lint types unit test-oldest test-newest stress bench policy defaults clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train    set up and train the tiny policy, about 4 minutes on 2 cores; live view on a terminal"
 	@echo "make test     style, types and tests, about 10 minutes with the first set-up"
 	@echo "make stress   the long forms of the stress tests"
-	@echo "make bench    the numbers of docs/benchmarks.md, measured again; BENCHES=rewards for one of them"
+	@echo "make bench    the numbers of docs/benchmarks.md, measured again, about an hour; BENCHES=rewards for one of them"
+	@echo "make test-oldest, make test-newest   the tests with the oldest and the newest libraries that are allowed"
 	@echo "make policy   make the built-in tiny policy again from nothing"
 	@echo "make defaults write configs/training_params.yaml from the schema"
 
@@ -42,12 +43,22 @@ unit: $(VENV)/.ready-test
 	@echo "== tests (pytest, $(WORKERS) at a time; the wheel is built and installed by tests/packaging)"
 	@$(QUICK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not stress" --durations=10
 
+# The ends of the ranges in pyproject.toml, each in an environment of its own: TESTS=tests/cli for a part of them.
+TESTS ?= tests
+test-oldest test-newest: test-%: $(VENV)/.ready-test
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)-$*
+	@$(BIN)/uv pip install --quiet --python $(VENV)-$*/bin/python --upgrade \
+		--resolution $(if $(filter oldest,$*),lowest-direct,highest) -e ".[train,test,reasoning-gym]" $(LIBRARIES)
+	@$(QUICK) $(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not stress" $(TESTS)
+
 stress: $(VENV)/.ready-test
 	@$(QUICK) $(BIN)/python -m pytest -m stress $(ARGS)
 
 bench: $(VENV)/.ready-test
 	@for file in $(BENCHES); do \
-		if [ -f benchmarks/$$file.py ]; then echo "== $$file"; $(BIN)/python -m benchmarks.$$file $(ARGS) || exit 1; fi; \
+		echo "== $$file"; start=$$(date +%s); \
+		$(BIN)/python -m benchmarks.$$file $(ARGS) || exit 1; \
+		echo "== $$file took $$(($$(date +%s) - start)) s"; \
 	done
 
 policy: $(VENV)/.ready

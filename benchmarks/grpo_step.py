@@ -6,7 +6,8 @@
 Stock is TRL's `GRPOTrainer` with a `rollout_func` that drives the same environment with `generate` for each turn,
 all live rollouts together, as its documentation shows. Ours is the trainer of `--mode rft` with everything that it
 does by default: shaped rewards, replay, and the run's record. Each variant runs in processes of its own, in turns;
-a row gives the median step over all rounds, and the largest resident memory (on a GPU: allocated memory) seen.
+a row gives the median step and the largest resident memory (on a GPU: allocated memory) seen, of each run as soon as
+it is known and of all rounds at the end.
 
 Tasks: `default` is the default training (visual environment, 16 x 8 rollouts); `long` has 10 turns and about 1,000
 tokens a trajectory. `--policy random:0.5b` builds a model of 0.5B parameters from a config, for a GPU.
@@ -84,29 +85,42 @@ def table(task: str, given: argparse.Namespace) -> None:
     factory = given.environment_factory == "on"
     if factory and given.policy == "builtin:tiny":
         variants.append(STOCK_FACTORY)
+    row = TASKS[task]
+    say(f"\n{task}: {row['prompts']} x {row['group']} rollouts, up to {row['turns']} turns, policy {given.policy}")
+    width = max(map(len, variants)) + 2
+    say(f"{'':{width}}{'s/step':>9}{'CPU s':>8}{'MiB':>8}{'tokens':>9}{'agent':>8}{'prompt':>8}   phases, s")
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
-    for _ in range(given.rounds):
+    for number in range(1, given.rounds + 1):
+        say(f"round {number} of {given.rounds}")
         for name in variants:
             results[name].append(_run(name, task, given))
-    row = TASKS[task]
-    print(f"\n{task}: {row['prompts']} x {row['group']} rollouts, up to {row['turns']} turns, policy {given.policy}")
-    width = max(map(len, variants)) + 2
-    print(f"{'':{width}}{'s/step':>9}{'CPU s':>8}{'MiB':>8}{'tokens':>9}{'agent':>8}{'prompt':>8}   phases, s")
-    medians = {}
-    for name, runs in results.items():
-        seconds = median(s for r in runs for s in r["seconds"])
-        medians[name] = seconds
-        cpu = median(r["cpu"] for r in runs)
-        phases = "  ".join(f"{k} {median(r['phases'].get(k, 0) for r in runs):.2f}" for k in runs[0]["phases"])
-        memory = max(r["memory"] for r in runs)
-        tokens, agent, prompt = (median(r[k] for r in runs) for k in ("tokens", "agent_tokens", "prompt_tokens"))
-        if "tool_calls" in runs[0]:
-            phases += f"   ({median(r['tool_calls'] for r in runs):.1f} tool calls a trajectory)"
-        print(f"{name:{width}}{seconds:9.3f}{cpu:8.2f}{memory:8.0f}{tokens:9.0f}{agent:8.0f}{prompt:8.0f}   {phases}")
+            say(line(name, width, results[name][-1:]))
+    if given.rounds > 1:
+        say("all rounds")
+        for name, runs in results.items():
+            say(line(name, width, runs))
+    medians = {name: median(s for r in runs for s in r["seconds"]) for name, runs in results.items()}
     if factory and STOCK_FACTORY not in results:
-        print(f"{STOCK_FACTORY}: not applicable, only builtin:tiny has a chat template for tools here")
+        say(f"{STOCK_FACTORY}: not applicable, only builtin:tiny has a chat template for tools here")
     ratio = medians[OURS] / medians[STOCK]
-    print(f"ours / stock: {ratio:.2f} (to reach: {TARGETS[task]:.2f})")
+    say(f"ours / stock: {ratio:.2f} (to reach: {TARGETS[task]:.2f})")
+
+
+def line(name: str, width: int, runs: list[dict[str, Any]]) -> str:
+    """A row of the table: medians over the steps of these runs."""
+    cpu = median(r["cpu"] for r in runs)
+    memory = max(r["memory"] for r in runs)
+    tokens, agent, prompt = (median(r[k] for r in runs) for k in ("tokens", "agent_tokens", "prompt_tokens"))
+    phases = "  ".join(f"{k} {median(r['phases'].get(k, 0) for r in runs):.2f}" for k in runs[0]["phases"])
+    if "tool_calls" in runs[0]:
+        phases += f"   ({median(r['tool_calls'] for r in runs):.1f} tool calls a trajectory)"
+    seconds = median(s for r in runs for s in r["seconds"])
+    return f"{name:{width}}{seconds:9.3f}{cpu:8.2f}{memory:8.0f}{tokens:9.0f}{agent:8.0f}{prompt:8.0f}   {phases}"
+
+
+def say(text: str) -> None:
+    """At once, also into a pipe: what is known stays known when the benchmark is stopped."""
+    print(text, flush=True)
 
 
 def _run(name: str, task: str, given: argparse.Namespace) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """`TokenArrays` as read from a record: views of int32, bool, float32, int16 and float32, each [T], without NumPy."""
+    """`TokenArrays` as read from a record, without NumPy: views of int32, bool, float32, int16, float32, each [T]."""
 
     token_ids: memoryview
     agent_mask: memoryview

@@ -69,7 +69,8 @@ def packages() -> Iterator[Finding]:
 
     from ...engine.launch import trainer
 
-    if light := len(trainer.missing()) == len(trainer.LIBRARIES):
+    light = trainer.missing() == list(trainer.LIBRARIES)
+    if light:
         yield Finding("missing", "the trainer is not installed (runs can be read without it)", trainer.INSTALL)
     absent: dict[str, list[str]] = {}
     for line in metadata.requires("grpo-tui") or ():
