@@ -15,10 +15,7 @@ from .trajectory import TokenArrays, Trajectory
 def pad_trajectories(
     trajectories: Sequence[Trajectory], tokens: Sequence[TokenArrays], *, pad_token_id: int = 0
 ) -> dict[str, np.ndarray]:
-    """Right-padded arrays [N, T] of N trajectories; see `MultiTurnEnv.run_trial`.
-
-    The reward of a turn in which the agent wrote no token goes to its last token before; without any, nowhere.
-    """
+    """Right-padded arrays [N, T] of N trajectories; see `MultiTurnEnv.run_trial`."""
     n, length = len(tokens), max((len(t) for t in tokens), default=0)
     token_ids = np.full((n, length), pad_token_id, dtype=np.int64)
     attention = np.zeros((n, length), dtype=np.int64)
@@ -33,12 +30,7 @@ def pad_trajectories(
         agent_mask[row, :size] = arrays.agent_mask
         logprobs[row, :size] = np.where(arrays.agent_mask, arrays.logprobs, 0.0)
         turn_ids[row, :size] = arrays.turn
-        last = -1
-        for step in trajectory.steps:
-            start, end = step.token_span
-            last = end - 1 if end > start else last
-            if last >= 0:
-                rewards[row, last] += step.reward
+        rewards[row, :size] = token_rewards(trajectory, size)
     return {
         "padded_token_ids": token_ids,
         "padded_attn_mask": attention,
@@ -47,6 +39,22 @@ def pad_trajectories(
         "padded_logprobs": logprobs,
         "padded_turn_ids": turn_ids,
     }
+
+
+def token_rewards(trajectory: Trajectory, length: int) -> np.ndarray:
+    """The rewards of a trajectory's steps as rewards of its T tokens, float32 [length].
+
+    Each is on the last token that the agent wrote in that step. The reward of a step in which it wrote none goes to its
+    last token before; without any, nowhere.
+    """
+    rewards = np.zeros(length, dtype=np.float32)
+    last = -1
+    for step in trajectory.steps:
+        start, end = step.token_span
+        last = end - 1 if end > start else last
+        if last >= 0:
+            rewards[last] += step.reward
+    return rewards
 
 
 def task_id(env: str, task: Any) -> str:

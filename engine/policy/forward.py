@@ -59,7 +59,7 @@ def forward_agent_tokens(
     agent token go through the output layer, which for a large vocabulary is most of the cost.
     """
     base = base_of(model)
-    run = _packed if getattr(base, "is_packed", False) and bool(agent_mask.any()) else _padded
+    run = _packed if getattr(base, "is_packed", False) and bool(agent_mask.any()) else padded_forward
     return run(model, token_ids, attention_mask, agent_mask.bool(), keep_hidden)
 
 
@@ -93,9 +93,10 @@ def _packed(
     return AgentForward(logits, hidden)
 
 
-def _padded(
+def padded_forward(
     model: Any, token_ids: Tensor, attention_mask: Tensor, agent_mask: Tensor, keep_hidden: bool
 ) -> AgentForward:
+    """See `forward_agent_tokens`; for every causal language model."""
     base, device = base_of(model), device_of(model)
     predicted = agent_mask[:, 1:].to(device)  # [B, T - 1], at the position that predicts
     columns = predicted.any(0).nonzero()[:, 0]

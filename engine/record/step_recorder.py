@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import torch
 
-from ..rollouts.samples import Sample
+from ..rollouts.rollout import Rollout
 from ..runs.types import TrajectoryRecord
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class StepRecorder:
         self._complained: set[str] = set()
 
     def step(
-        self, step: int, logs: Mapping[str, Any], measured: Mapping[str, Any], samples: Sequence[Sample]
+        self, step: int, logs: Mapping[str, Any], measured: Mapping[str, Any], rollouts: Sequence[Rollout]
     ) -> dict[str, Any]:
         """One optimiser step: TRL's `logs`, what the trainer measured beyond them, and all rollouts it was made of.
 
@@ -52,20 +52,20 @@ class StepRecorder:
         began = time.perf_counter()
         values: dict[str, Any] = {NAMES.get(k, f"trl/{k}"): v for k, v in logs.items() if isinstance(v, (int, float))}
         values |= measured
-        values |= rollout_metrics(samples) | memory_metrics()
+        values |= rollout_metrics(rollouts) | memory_metrics()
         self.guard("metrics", lambda: self.writer.metrics(step, values))
-        self.trajectories(step, samples, "train")
+        self.trajectories(step, rollouts, "train")
         for sink in self.sinks:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
         self.seconds += time.perf_counter() - began
         return values
 
-    def trajectories(self, step: int, samples: Sequence[Sample], split: str) -> None:
+    def trajectories(self, step: int, rollouts: Sequence[Rollout], split: str) -> None:
         """Rollouts of a step, as records."""
         self.guard(
             "trajectories",
             lambda: self.writer.trajectories(
-                step, [_record(s, step, split, self.tokens) for s in samples if s.trajectory is not None]
+                step, [_record(r, split, self.tokens) for r in rollouts if r.trajectory is not None]
             ),
         )
 
@@ -100,19 +100,19 @@ class StepRecorder:
                 logger.exception("the record could not take %s; training goes on", what)
 
 
-def rollout_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Numbers of a batch of rollouts that need no reward: success, tokens, turns, failures."""
-    if not samples:
+    if not rollouts:
         return {}
-    known = [s.trajectory.correct for s in samples if s.trajectory is not None and s.trajectory.correct is not None]
-    failed = [s.trajectory is not None and s.trajectory.error is not None for s in samples]
+    known = [r.trajectory.correct for r in rollouts if r.trajectory is not None and r.trajectory.correct is not None]
+    failed = [r.trajectory is not None and r.trajectory.error is not None for r in rollouts]
     values = {
-        "tokens/agent": float(sum(int(s.agent_mask.sum()) for s in samples)),
-        "tokens/step": float(sum(len(s) for s in samples)),
-        "tokens/per_trajectory": float(np.mean([len(s) for s in samples])),
-        "turns/mean": float(np.mean([s.turns for s in samples])),
+        "tokens/agent": float(sum(r.agent_tokens for r in rollouts)),
+        "tokens/step": float(sum(len(r) for r in rollouts)),
+        "tokens/per_trajectory": float(np.mean([len(r) for r in rollouts])),
+        "turns/mean": float(np.mean([r.turns for r in rollouts])),
         "environment/failed": float(np.mean(failed)),
-        "advantage/std": float(np.std([_scalar(s) for s in samples])),
+        "advantage/std": float(np.std([r.advantage for r in rollouts])),
     }
     if known:
         values["success/train"] = float(np.mean(known))
@@ -127,32 +127,16 @@ def memory_metrics() -> dict[str, float]:
     return values
 
 
-def _record(sample: Sample, step: int, split: str, tokens: bool) -> TrajectoryRecord:
-    assert sample.trajectory is not None
-    scored = sample.advantages is not None
+def _record(rollout: Rollout, split: str, tokens: bool) -> TrajectoryRecord:
+    assert rollout.trajectory is not None
+    advantages = rollout.advantages
     return TrajectoryRecord(
-        trajectory=sample.trajectory,
-        breakdown=sample.breakdown,
-        advantage=_scalar(sample) if scored else None,
-        step_advantages=_by_turn(sample) if scored else (),
-        tokens=sample.token_arrays() if tokens else None,
-        policy_version=step - 1 if split == "train" else step,
+        trajectory=rollout.trajectory,
+        breakdown=rollout.breakdown,
+        advantage=None if advantages is None else rollout.advantage,
+        step_advantages=() if advantages is None else tuple(rollout.mean_by_turn(advantages).tolist()),
+        tokens=rollout.token_arrays() if tokens else None,
+        policy_version=rollout.policy_version,
         split=split,
-        formula=sample.formula if scored else None,
+        formula=rollout.formula,
     )
-
-
-def _scalar(sample: Sample) -> float:
-    """The one advantage that a person compares: the mean over the agent's tokens."""
-    if sample.advantages is None or not sample.agent_mask.any():
-        return 0.0
-    return float(sample.advantages[sample.agent_mask].mean())
-
-
-def _by_turn(sample: Sample) -> tuple[float, ...]:
-    assert sample.advantages is not None
-    out = []
-    for turn in range(sample.turns):
-        where = sample.agent_mask & (sample.turn == turn)
-        out.append(float(sample.advantages[where].mean()) if where.any() else 0.0)
-    return tuple(out)

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .rollout import Rollout
 from .runner import RolloutRunner, Row
-from .samples import Sample
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Evaluation:
 
     success: float
     n: int
-    samples: list[Sample]
+    rollouts: list[Rollout]
 
 
 def evaluate(
@@ -39,13 +39,15 @@ def evaluate(
     agent = runner.agent
     settings = getattr(agent, "settings", None)
     with settings(temperature=temperature) if settings is not None else contextlib.nullcontext():
-        samples = runner.run(mine, seed=seed, step=step, split="eval", num_rollouts=1) if mine else []
-    outcomes = [_right(s) for s in samples]
+        rollouts = (
+            runner.run(mine, seed=seed, step=step, split="eval", num_rollouts=1, policy_version=step) if mine else []
+        )
+    outcomes = [_right(r) for r in rollouts]
     if gather is not None:
         outcomes = gather(outcomes)
-    return Evaluation(sum(outcomes) / max(len(outcomes), 1), len(outcomes), samples)
+    return Evaluation(sum(outcomes) / max(len(outcomes), 1), len(outcomes), rollouts)
 
 
-def _right(sample: Sample) -> bool:
-    known = sample.trajectory.correct if sample.trajectory is not None else None
-    return bool(known) if known is not None else sample.final_reward > 0
+def _right(rollout: Rollout) -> bool:
+    known = rollout.trajectory.correct if rollout.trajectory is not None else None
+    return bool(known) if known is not None else rollout.final_reward > 0

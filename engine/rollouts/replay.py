@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from .samples import Sample
+from .rollout import Rollout
 
-ARRAYS = ("token_ids", "agent_mask", "rewards", "turn", "logprobs", "ref_logprobs", "advantages")
+ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages")
+FACTS = ("group", "index", "final_reward", "policy_version")
+NEW_NAMES = {"turn": "turn_ids", "born": "policy_version", "prompt": "group", "rollout": "index"}
+"""How checkpoints of earlier versions call what is in them."""
 
 
 class ReplayBuffer:
@@ -34,33 +37,30 @@ class ReplayBuffer:
                 f"got {capacity}, {alpha}, {tau}, {max_age}"
             )
         self.capacity, self.alpha, self.tau, self.max_age = capacity, alpha, tau, max_age
-        self.entries: list[Sample] = []
+        self.entries: list[Rollout] = []
         self._random = np.random.Generator(np.random.PCG64(seed))
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def add(self, samples: Iterable[Sample], step: int) -> None:
-        """Keep those with a non-zero advantage and known behaviour log-probs, born at `step`; the oldest make room."""
-        for sample in samples:
-            if sample.logprobs is not None and magnitude(sample) > 0:
-                sample.born = step
-                self.entries.append(sample)
+    def add(self, rollouts: Iterable[Rollout]) -> None:
+        """Keep those with a non-zero advantage and known behaviour log-probs; the oldest make room."""
+        self.entries += [r for r in rollouts if r.logprobs is not None and magnitude(r) > 0]
         del self.entries[: max(len(self.entries) - self.capacity, 0)]
 
     def expire(self, step: int) -> None:
         """Forget what is older than `max_age`."""
-        self.entries = [s for s in self.entries if step - s.born <= self.max_age]
+        self.entries = [r for r in self.entries if step - r.policy_version <= self.max_age]
 
     def weights(self, step: int) -> np.ndarray:
         """Probability of each entry to be drawn first at `step`, float64 [len(self)]; 0 beyond `max_age`."""
-        age = np.array([step - s.born for s in self.entries], dtype=np.float64)
-        size = np.array([magnitude(s) for s in self.entries], dtype=np.float64)
+        age = np.array([step - r.policy_version for r in self.entries], dtype=np.float64)
+        size = np.array([magnitude(r) for r in self.entries], dtype=np.float64)
         weight = np.where(age <= self.max_age, size**self.alpha * np.exp(-age / self.tau), 0.0)
         total = weight.sum()
         return weight / total if total > 0 else weight
 
-    def sample(self, n: int, step: int) -> list[Sample]:
+    def sample(self, n: int, step: int) -> list[Rollout]:
         """Draw up to `n` different trajectories for `step`; fewer when the buffer has no more."""
         self.expire(step)
         p = self.weights(step)
@@ -72,20 +72,16 @@ class ReplayBuffer:
 
     def save(self, folder: Path) -> None:
         """Write `replay.safetensors` and `replay.json` into `folder`."""
-        lengths = [len(s) for s in self.entries]
         arrays: dict[str, np.ndarray] = {}
         for name in ARRAYS:
-            parts = [_or_zeros(getattr(s, name), n, np.float32) for s, n in zip(self.entries, lengths, strict=True)]
+            parts = [_or_zeros(getattr(r, name), len(r)) for r in self.entries]
             if parts:
                 arrays[name] = np.concatenate(parts)
         save_file(arrays, folder / "replay.safetensors")
         facts = {
-            "lengths": lengths,
-            "born": [s.born for s in self.entries],
-            "prompt": [s.prompt for s in self.entries],
-            "rollout": [s.rollout for s in self.entries],
-            "has_ref": [s.ref_logprobs is not None for s in self.entries],
-            "final_reward": [s.final_reward for s in self.entries],
+            "lengths": [len(r) for r in self.entries],
+            "has_ref": [r.ref_logprobs is not None for r in self.entries],
+            **{name: [getattr(r, name) for r in self.entries] for name in FACTS},
             "random": self._random.bit_generator.state,
         }
         (folder / "replay.json").write_text(json.dumps(facts))
@@ -94,31 +90,25 @@ class ReplayBuffer:
         """The inverse of `save`; capacity, alpha, tau and maximum age stay this buffer's own."""
         facts: Mapping[str, Any] = json.loads((folder / "replay.json").read_text())
         arrays = load_file(folder / "replay.safetensors")
+        facts = {NEW_NAMES.get(k, k): v for k, v in facts.items()}
+        arrays = {NEW_NAMES.get(k, k): v for k, v in arrays.items()}
         starts = np.concatenate([[0], np.cumsum(facts["lengths"])]).astype(int)
         self.entries = []
-        for i, born in enumerate(facts["born"]):
+        for i, has_ref in enumerate(facts["has_ref"]):
             part: dict[str, Any] = {name: arrays[name][starts[i] : starts[i + 1]].copy() for name in ARRAYS}
-            if not facts["has_ref"][i]:
+            if not has_ref:
                 part["ref_logprobs"] = None
-            self.entries.append(
-                Sample(
-                    **part,
-                    prompt=facts["prompt"][i],
-                    rollout=facts["rollout"][i],
-                    final_reward=facts["final_reward"][i],
-                    born=born,
-                )
-            )
+            self.entries.append(Rollout(**part, **{name: facts[name][i] for name in FACTS}))
         del self.entries[: max(len(self.entries) - self.capacity, 0)]
         self._random.bit_generator.state = facts["random"]
 
 
-def magnitude(sample: Sample) -> float:
-    """|A| of a trajectory: the mean of |advantage| over its agent tokens."""
-    if sample.advantages is None or not sample.agent_mask.any():
+def magnitude(rollout: Rollout) -> float:
+    """|A| of a rollout: the mean of |advantage| over its agent tokens."""
+    if rollout.advantages is None or not rollout.agent_mask.any():
         return 0.0
-    return float(np.abs(sample.advantages[sample.agent_mask]).mean())
+    return float(np.abs(rollout.advantages[rollout.agent_mask]).mean())
 
 
-def _or_zeros(array: np.ndarray | None, length: int, dtype: Any) -> np.ndarray:
-    return np.zeros(length, dtype) if array is None else array
+def _or_zeros(array: np.ndarray | None, length: int) -> np.ndarray:
+    return np.zeros(length, np.float32) if array is None else array

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...envs.agent import Agent
-from ...envs.loading import EnvLoadError, canonical_config, load_env_class
-from .samples import Sample, TrialError, merge_samples, samples_from_trial
+from ...envs.loading import EnvLoadError, canonical_config, make_env
+from .rollout import Rollout, in_batch_order
+from .trial import TrialError, rollouts_from_trial
 
 EnvKey = tuple[str, str]
 
@@ -94,15 +95,7 @@ class RolloutRunner:
     def environment(self, row: Row) -> Any:
         """The instance that serves `row`, made on first use. Raises EnvLoadError."""
         if row.key not in self.env_cache:
-            found = load_env_class(row.env_class_path)
-            try:
-                env = found(tokenizer=self.tokenizer, **row.env_config)
-            except EnvLoadError:
-                raise
-            except Exception as problem:
-                raise EnvLoadError(
-                    f'"{row.env_class_path}" with env_config {row.key[1]}: {type(problem).__name__}: {problem}'
-                ) from problem
+            env = make_env(row.env_class_path, row.env_config, self.tokenizer)
             if self.prepare is not None:
                 self.prepare(env)
             self.env_cache[row.key] = env
@@ -117,8 +110,9 @@ class RolloutRunner:
         step: int = 0,
         split: str = "train",
         num_rollouts: int | None = None,
-    ) -> list[Sample]:
-        """Rollouts of `rows`, in order: row i gives `num_rollouts` samples with `prompt == first + i`.
+        policy_version: int = 0,
+    ) -> list[Rollout]:
+        """Rollouts of `rows`, in order: row i gives `num_rollouts` rollouts with `group == first + i`.
 
         `seed` makes the trials repeatable; every group of rows gets its own, made from it and the group's first row.
         Raises EnvLoadError, TrialError, and whatever the agent raises.
@@ -127,12 +121,12 @@ class RolloutRunner:
         groups: dict[EnvKey, list[int]] = {}
         for index, row in enumerate(rows):
             groups.setdefault(row.key, []).append(index)
-        done = []
+        done: list[Rollout] = []
         for indices in groups.values():
             env = self.environment(rows[indices[0]])
-            prompts = [first + i for i in indices]
+            numbers = [first + i for i in indices]
             given = {
-                "seed": None if seed is None else (seed * 1_000_003 + prompts[0]) % 2**31,
+                "seed": None if seed is None else (seed * 1_000_003 + numbers[0]) % 2**31,
                 "step": step,
                 "split": split,
             }
@@ -143,13 +137,13 @@ class RolloutRunner:
                 **{k: v for k, v in given.items() if k in _accepted(type(env))},
             )
             try:
-                done.append(samples_from_trial(result, prompts, rollouts))
+                done += rollouts_from_trial(result, numbers, rollouts, policy_version)
             except TrialError as problem:
                 raise TrialError(f"{rows[indices[0]].env_class_path}: {problem}") from problem
             spent = result.get("timings") or {}
             self.timings.generate += float(spent.get("generate_s", 0.0))
             self.timings.environment += float(spent.get("environment_s", 0.0))
-        return merge_samples(done)
+        return in_batch_order(done)
 
 
 @functools.cache

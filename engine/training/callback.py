@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..policy.prepared import acting
 from ..record.step_recorder import StepRecorder
 from ..rollouts.evaluation import Evaluation, evaluate
 from ..rollouts.runner import Row
@@ -114,13 +115,13 @@ class RunCallback(TrainerCallback):
         self.recorder.event("phase", "evaluating", step=step, name="evaluating")
         began = time.perf_counter()
         trainer = self.trainer
-        with trainer._acting(), trainer.merged():
+        with acting(trainer.accelerator.unwrap_model(trainer.model)):
             greedy, sampled = (self._evaluate(step, temperature) for temperature in (0.0, 1.0))
         self.last_evaluation = {"success/eval_greedy": greedy.success, "success/eval_sampled": sampled.success}
         seconds = time.perf_counter() - began
         if self.main:
             self.recorder.values(step, {**self.last_evaluation, "time/evaluate": seconds})
-            self.recorder.trajectories(step, greedy.samples, "eval")
+            self.recorder.trajectories(step, greedy.rollouts, "eval")
             self.recorder.event(
                 "eval",
                 f"held-out success {greedy.success:.0%} greedy, {sampled.success:.0%} at temperature 1 "
@@ -131,7 +132,7 @@ class RunCallback(TrainerCallback):
                 sampled=sampled.success,
                 n=greedy.n,
             )
-        trainer.forget_time(seconds)
+        trainer.clock.forget(seconds)
 
     def _evaluate(self, step: int, temperature: float) -> Evaluation:
         accelerator = self.trainer.accelerator
@@ -154,7 +155,7 @@ class RunCallback(TrainerCallback):
             return
         measured = {**trainer.step_metrics, **trainer.phases.take(), "kl/beta": beta}
         measured["time/record"] = self.recorder.take_seconds()  # of the step before: this one's is being spent
-        measured["time/step"] = trainer.step_seconds()
+        measured["time/step"] = trainer.clock.take()
         if trainer.beta_controller is not None:
             measured["kl/target"] = trainer.beta_controller.config.target_kl
             measured["kl/tolerance"] = trainer.beta_controller.config.kl_tolerance
@@ -196,7 +197,7 @@ class RunCallback(TrainerCallback):
                 [s.trajectory for s in samples],  # type: ignore[misc]
                 [s.breakdown for s in samples],  # type: ignore[misc]
                 {k: v for k, v in metrics.items() if v is not None},
-                [int(s.agent_mask.sum()) for s in samples],
+                [s.agent_tokens for s in samples],
             )
             for finding in self.diagnosis.observe(batch):
                 self.recorder.event(
@@ -238,7 +239,7 @@ class RunCallback(TrainerCallback):
                 return
             began = time.perf_counter()
             time.sleep(PAUSE_SECONDS)
-            self.trainer.forget_time(time.perf_counter() - began)
+            self.trainer.clock.forget(time.perf_counter() - began)
 
     def _poll(self) -> list[str]:
         commands: list[str] = []

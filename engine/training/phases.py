@@ -18,14 +18,15 @@ class PhaseClock:
         self._device = device
 
     @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        """Count what happens inside under `phase`."""
-        began = time.perf_counter()
+    def __call__(self, phase: str, without: str = "") -> Iterator[None]:
+        """Count what happens inside under `phase`, except what is counted under `without` meanwhile."""
+        began, other = time.perf_counter(), self.seconds(without)
         try:
             yield
         finally:
             self._settle()
-            self._seconds[phase] += time.perf_counter() - began
+            spent = time.perf_counter() - began - (self.seconds(without) - other)
+            self._seconds[phase] += max(spent, 0.0)
 
     def add(self, phase: str, seconds: float) -> None:
         """Count seconds that were measured elsewhere."""
@@ -44,3 +45,25 @@ class PhaseClock:
     def _settle(self) -> None:
         if self._device is not None and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+class StepClock:
+    """How long an optimiser step takes, from its first micro-batch to its being recorded."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """A micro-batch begins; the first one starts the clock."""
+        if self._began is None:
+            self._began = time.perf_counter()
+
+    def take(self) -> float:
+        """Seconds since the current step began; the next call counts from the next step."""
+        began, self._began = self._began, None
+        return 0.0 if began is None else time.perf_counter() - began
+
+    def forget(self, seconds: float) -> None:
+        """Time that was spent inside a step and is not the step's: an evaluation, a pause."""
+        if self._began is not None:
+            self._began += seconds

@@ -5,9 +5,6 @@ TRL's `SFTTrainer` does the training; the demonstrations come to it as tokens an
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +17,29 @@ from trl.trainer.sft_trainer import SFTTrainer
 from ...configs.schema import RunConfig
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.activations import needs_plain_checkpointing
-from ..policy.merged import merged_weights
 from ..policy.models import load_policy, save_adapters
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
 from ..rollouts.runner import RolloutRunner, Row
 from . import checkpoints
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
+from .phases import StepClock
 from .resumable import Resumable
 from .sft_progress import SFTProgress
 
 
 class ResumableSFTTrainer(Resumable, SFTTrainer):
-    """TRL's trainer with this project's checkpoints, and with what `RunCallback` needs to evaluate between steps.
+    """TRL's trainer with this project's checkpoints, and with what is needed to evaluate between steps."""
 
-    `runner` runs the evaluation's rollouts; it is set before the training begins.
-    """
-
-    runner: RolloutRunner
-    _step_began: float | None = None
+    def __init__(self, *args: Any, runner: RolloutRunner, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.runner = runner
+        self.clock = StepClock()
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """One backward pass; the first of an optimiser step starts its clock."""
-        if self._step_began is None:
-            self._step_began = time.perf_counter()
+        self.clock.begin()
         return super().training_step(*args, **kwargs)
-
-    def step_seconds(self) -> float:
-        """Seconds since the current optimiser step began; the next call counts from the next step."""
-        began, self._step_began = self._step_began, None
-        return 0.0 if began is None else time.perf_counter() - began
-
-    def forget_time(self, seconds: float) -> None:
-        """Time that was spent inside a step and is not the step's: an evaluation, a pause."""
-        if self._step_began is not None:
-            self._step_began += seconds
-
-    @contextlib.contextmanager
-    def _acting(self) -> Iterator[None]:
-        """Nothing to prepare: the agent itself switches to eval mode and back."""
-        yield
-
-    def merged(self) -> contextlib.AbstractContextManager[Any]:
-        """Adapters that multiply once, where weights are whole on this process."""
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            return contextlib.nullcontext()
-        return merged_weights(self.accelerator.unwrap_model(self.model))
 
 
 def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, resume: bool = False) -> bool:
@@ -85,19 +59,19 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
     recorder.vocabulary(tokenizer)
     demonstrations = collect(config, tokenizer)
     recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
-    trainer = ResumableSFTTrainer(
-        model=model,
-        args=_arguments(config, run_dir),
-        train_dataset=Dataset.from_list([d.to_features() for d in demonstrations]),
-        processing_class=tokenizer,
-    )
     agent = TransformersAgent(
         model,
         tokenizer,
         max_turn_tokens=config.training.max_turn_tokens,
         max_trajectory_tokens=config.training.max_trajectory_tokens,
     )
-    trainer.runner = RolloutRunner(agent=agent, tokenizer=tokenizer, num_rollouts=1)
+    trainer = ResumableSFTTrainer(
+        runner=RolloutRunner(agent=agent, tokenizer=tokenizer, num_rollouts=1),
+        model=model,
+        args=_arguments(config, run_dir),
+        train_dataset=Dataset.from_list([d.to_features() for d in demonstrations]),
+        processing_class=tokenizer,
+    )
     trainer.before_commit = lambda: recorder.guard("flush", lambda: writer.flush(timeout=10.0))
     trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
     progress = SFTProgress(

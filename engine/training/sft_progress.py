@@ -25,6 +25,6 @@ class SFTProgress(RunCallback):
         if not self.main:
             return
         values = {NAMES[name]: float(value) for name, value in logs.items() if name in NAMES}
-        values |= {"time/step": self.trainer.step_seconds(), "time/record": self.recorder.take_seconds()}
+        values |= {"time/step": self.trainer.clock.take(), "time/record": self.recorder.take_seconds()}
         self.recorder.values(step, values | memory_metrics())
         self.recorder.guard("status", lambda: self.recorder.writer.status("running", step=step))

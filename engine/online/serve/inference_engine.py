@@ -25,9 +25,9 @@ from ....rewards.embedding import pool_step_embeddings
 from ...policy.forward import forward_agent_tokens, hidden_states, vocabulary_of
 from ...policy.kl import TopKDistribution
 from ...policy.merged import merged_weights
+from ...rollouts.padding import pad_rows
+from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner
-from ...rollouts.samples import Sample, pad_rows
-from ...rollouts.scoring import scorable
 from ...runs.types import NeighbourVote, Served, TrajectoryRecord
 from ..learn.policy_update import DENSE_LOGITS
 from ..store.update_task import Experience, OriginalLogits, UpdateTask
@@ -53,7 +53,7 @@ class Answer:
     vote: Vote
     ballot: Vote
     gate: Gate
-    samples: list[Sample]
+    samples: list[Rollout]
     policy_version: int
     correct: bool | None
     seconds: float
@@ -172,12 +172,12 @@ class InferenceEngine:
             return Gate(False, "the caller chose the sampling or the version")
         return gate(outcome, self.config.min_confidence, self.config.learn_from_unanimous)
 
-    def vote(self, request: Request, samples: Sequence[Sample], neighbours: Sequence[Neighbour]) -> Vote:
+    def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[Neighbour]) -> Vote:
         """The vote over a request's candidates."""
         return vote([_answer_of(s) for s in samples], neighbours)
 
     @torch.inference_mode()
-    def _request_embeddings(self, initial: Sequence[Sample]) -> list[np.ndarray | None]:
+    def _request_embeddings(self, initial: Sequence[Rollout]) -> list[np.ndarray | None]:
         """Mean last hidden state over what each initial trajectory was asked and observed, [D]."""
         if self.config.neighbours == 0 or self.config.buffer_size == 0 or not initial:
             return [None] * len(initial)
@@ -288,7 +288,7 @@ class InferenceEngine:
     def _task(
         self,
         answer: Answer,
-        samples: Sequence[Sample],
+        samples: Sequence[Rollout],
         result: Any,
         first: int,
         logits: dict[int, OriginalLogits],
@@ -300,7 +300,7 @@ class InferenceEngine:
             i
             for i in candidates
             if outcome.correct[i] is not None
-            and scorable(samples[i])
+            and samples[i].scorable
             and samples[i].agent_mask.any()
             and samples[i].logprobs is not None
         ]
@@ -341,7 +341,7 @@ class InferenceEngine:
 
     @torch.inference_mode()
     def _score(
-        self, samples: Sequence[Sample], wanted: Sequence[bool]
+        self, samples: Sequence[Rollout], wanted: Sequence[bool]
     ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:
         """One forward pass of the policy that answered: step embeddings [S_i, D] of all rows, and the original logits
         of the wanted ones. No pass when neither is needed."""
@@ -396,13 +396,13 @@ class _Padded:
     logprobs: Tensor
 
 
-def _padded(samples: Sequence[Sample]) -> _Padded:
+def _padded(samples: Sequence[Rollout]) -> _Padded:
     length = max(len(s) for s in samples)
     return _Padded(
         token_ids=pad_rows([s.token_ids for s in samples], length, 0, torch.long),
         attention_mask=pad_rows([np.ones(len(s), bool) for s in samples], length, 0, torch.bool),
         agent_mask=pad_rows([s.agent_mask for s in samples], length, 0, torch.bool),
-        turns=pad_rows([s.turn for s in samples], length, -1, torch.int16),
+        turns=pad_rows([s.turn_ids for s in samples], length, -1, torch.int16),
         logprobs=pad_rows([s.logprobs for s in samples], length, 0.0, torch.float32),
     )
 
@@ -420,7 +420,7 @@ def _joined(parts: Sequence[OriginalLogits]) -> OriginalLogits:
     )
 
 
-def _joining(group: Sequence[Sample], drawn: Sequence[Sample]) -> list[Sample]:
+def _joining(group: Sequence[Rollout], drawn: Sequence[Rollout]) -> list[Rollout]:
     """Samples that were drawn later as further rollouts of the same group, for the record."""
     first = next((s.trajectory for s in group if s.trajectory is not None), None)
     joined = []
@@ -432,11 +432,11 @@ def _joining(group: Sequence[Sample], drawn: Sequence[Sample]) -> list[Sample]:
     return joined
 
 
-def _answer_of(sample: Sample) -> str | None:
+def _answer_of(sample: Rollout) -> str | None:
     return sample.trajectory.answer if sample.trajectory is not None else None
 
 
-def _correct(outcome: Vote, samples: Sequence[Sample]) -> bool | None:
+def _correct(outcome: Vote, samples: Sequence[Rollout]) -> bool | None:
     """Whether the ensemble's answer is right, where the environment knows."""
     winner = canonical(outcome.answer)
     known = [s.trajectory for s in samples if s.trajectory is not None and s.trajectory.correct is not None]
@@ -448,7 +448,7 @@ def _correct(outcome: Vote, samples: Sequence[Sample]) -> bool | None:
     return winner is not None and any(canonical(t.expected) == winner for t in known)
 
 
-def _failure(samples: Sequence[Sample]) -> str | None:
+def _failure(samples: Sequence[Rollout]) -> str | None:
     """Why there is no answer, when every rollout failed."""
     errors = [s.trajectory.error for s in samples if s.trajectory is not None]
     return next((e for e in errors if e), None) if errors and all(errors) else None

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from grpo_tui.engine.rollouts.advantages import EPSILON, has_signal, last_of_turn, token_advantages, turn_advantages
+from grpo_tui.engine.rollouts.advantages import METHODS, AdvantageError, advantage_method
+from grpo_tui.engine.rollouts.advantages.base import EPSILON, TurnRewards, last_of_turn
+from grpo_tui.engine.rollouts.rollout import Rollout
 
 GROUP = 4
 
@@ -23,6 +25,18 @@ def batches(draw):
     lengths = draw(hnp.arrays(np.int64, groups * GROUP, elements=st.integers(0, turns)))
     valid = draw(hnp.arrays(np.bool_, groups * GROUP, elements=st.sampled_from([True, True, True, False])))
     return rewards, np.arange(turns) < lengths[:, None], valid
+
+
+def turn_rewards(rewards, mask, valid=None) -> TurnRewards:
+    """Rows as groups of `GROUP`."""
+    rewards, mask = torch.as_tensor(rewards), torch.as_tensor(mask)
+    valid = torch.ones(len(rewards), dtype=torch.bool) if valid is None else torch.as_tensor(valid)
+    shape = (-1, GROUP, rewards.shape[1])
+    return TurnRewards(rewards.masked_fill(~mask, 0.0).view(shape), mask.view(shape), valid.view(-1, GROUP))
+
+
+def by_turn(rewards, mask, method, scale="none", valid=None) -> torch.Tensor:
+    return METHODS[method]().compare(turn_rewards(rewards, mask, valid), scale).advantages().flatten(0, 1)
 
 
 def by_hand(rewards, mask, valid, method, scale):
@@ -57,7 +71,7 @@ def by_hand(rewards, mask, valid, method, scale):
 @given(batches(), st.sampled_from(["group", "turn"]), st.sampled_from(["group", "batch", "none"]))
 def test_turn_advantages_equal_their_definition(batch, method, scale):
     rewards, mask, valid = batch
-    ours = turn_advantages(torch.tensor(rewards), torch.tensor(mask), GROUP, method, scale, torch.tensor(valid))
+    ours = by_turn(rewards, mask, method, scale, valid)
     expected = by_hand(rewards, mask, valid, method, scale)
     assert np.allclose(ours.numpy(), expected, atol=1e-6, rtol=1e-6)
 
@@ -66,16 +80,16 @@ def test_turn_advantages_equal_their_definition(batch, method, scale):
 @given(batches())
 def test_reward_advantages_are_the_rewards(batch):
     rewards, mask, valid = batch
-    ours = turn_advantages(torch.tensor(rewards), torch.tensor(mask), GROUP, "reward", valid=torch.tensor(valid))
+    ours = by_turn(rewards, mask, "reward", "group", valid)
     assert np.array_equal(ours.numpy(), np.where(mask & valid[:, None], rewards, 0.0))
 
 
 @settings(max_examples=40, deadline=None)
 @given(batches(), st.sampled_from(["group", "turn", "reward"]))
 def test_a_group_without_signal_has_no_advantage_anywhere(batch, method):
-    rewards, mask, valid = (torch.tensor(x) for x in batch)
-    signal = has_signal(rewards, mask, GROUP, method, 0.0, valid)
-    advantages = turn_advantages(rewards, mask, GROUP, method, "none", valid).view(len(signal), -1)
+    rewards, mask, valid = batch
+    signal = METHODS[method]().signal(turn_rewards(rewards, mask, valid))
+    advantages = by_turn(rewards, mask, method, "none", valid).view(len(signal), -1)
     for group, alive in zip(advantages, signal, strict=True):
         if not alive:
             assert group.abs().max() <= 1e-5
@@ -84,31 +98,69 @@ def test_a_group_without_signal_has_no_advantage_anywhere(batch, method):
 def test_equal_returns_are_no_signal_and_a_minimum_filters_small_differences():
     rewards = torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0], [1.0], [0.0], [1.0], [0.50], [0.51], [0.50], [0.51]])
     mask = torch.ones_like(rewards, dtype=torch.bool)
-    assert has_signal(rewards, mask, GROUP).tolist() == [False, True, True]
-    assert has_signal(rewards, mask, GROUP, min_std=0.1).tolist() == [False, True, False]
+    batch = turn_rewards(rewards, mask)
+    assert METHODS["group"]().signal(batch).tolist() == [False, True, True]
+    assert METHODS["group"]().signal(batch, min_std=0.1).tolist() == [False, True, False]
 
 
-def test_groups_are_multiples_of_the_group_size():
-    with pytest.raises(ValueError, match="multiple of the group size 4"):
-        turn_advantages(torch.zeros(6, 1), torch.ones(6, 1, dtype=torch.bool), GROUP)
+def rollout(turn_ids, agent, group: int = 0, index: int = 0) -> Rollout:
+    turn_ids, agent = np.asarray(turn_ids, np.int16), np.asarray(agent, bool)
+    return Rollout(np.zeros(len(agent), np.int64), agent, turn_ids, np.zeros(len(agent), np.float32), group, index)
+
+
+def test_groups_are_whole():
+    with pytest.raises(ValueError, match="6 rollouts are not whole groups of 4"):
+        TurnRewards.of([rollout([0], [True])] * 6, GROUP)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_tokens_carry_the_advantage_of_their_turn(data):
-    turns, rows = data.draw(st.integers(1, 4)), GROUP
-    values = torch.tensor(data.draw(hnp.arrays(np.float64, (rows, turns), elements=st.floats(-3, 3))))
-    turn_ids = torch.tensor(data.draw(hnp.arrays(np.int64, (rows, 9), elements=st.integers(-1, turns - 1))))
-    turn_ids = turn_ids.sort(1).values
-    agent = torch.tensor(data.draw(hnp.arrays(np.bool_, (rows, 9))))
-    spread = token_advantages(values, turn_ids, agent, "group")
-    single = token_advantages(values, turn_ids, agent, "reward")
-    last = last_of_turn(turn_ids, agent)
-    for i in range(rows):
-        for t in range(9):
-            turn = int(turn_ids[i, t])
-            there = bool(agent[i, t]) and turn >= 0
-            assert spread[i, t] == (values[i, turn] if there else 0.0)
-            later = any(bool(agent[i, k]) and int(turn_ids[i, k]) == turn for k in range(t + 1, 9))
-            assert single[i, t] == (values[i, turn] if there and not later else 0.0)
-            assert bool(last[i, t]) == (there and not later)
+    turns = data.draw(st.integers(1, 4))
+    values = data.draw(hnp.arrays(np.float64, turns, elements=st.floats(-3, 3, width=32)))
+    turn_ids = np.sort(data.draw(hnp.arrays(np.int64, 9, elements=st.integers(-1, turns - 1))))
+    agent = data.draw(hnp.arrays(np.bool_, 9))
+    row = rollout(turn_ids, agent)
+    spread = METHODS["group"]().per_token(values, row)
+    single = METHODS["reward"]().per_token(values, row)
+    last = last_of_turn(row)
+    for t in range(9):
+        turn = int(turn_ids[t])
+        there = bool(agent[t]) and turn >= 0
+        assert spread[t] == (values[turn] if there else 0.0)
+        later = any(bool(agent[k]) and int(turn_ids[k]) == turn for k in range(t + 1, 9))
+        assert single[t] == (values[turn] if there and not later else 0.0)
+        assert bool(last[t]) == (there and not later)
+
+
+OWN = """
+from grpo_tui.engine.rollouts.advantages.base import AdvantageMethod
+
+class LastTurn(AdvantageMethod):
+    name = "last turn"
+
+    def returns(self, batch):
+        return batch.rewards[:, :, -1:], batch.happened[:, :, -1:]
+"""
+
+
+def test_a_method_of_ones_own_is_one_file(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    method = advantage_method(f"{tmp_path}/own.py:LastTurn")
+    rewards = torch.tensor([[5.0, 1.0], [5.0, 3.0], [9.0, 1.0], [5.0, 3.0]])
+    compared = method.compare(turn_rewards(rewards, torch.ones_like(rewards, dtype=torch.bool)), "none")
+    found = compared.advantages()
+    assert found[0, :, 0].tolist() == [-1.0, 1.0, -1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("grup", "reward, group, turn"),
+        ("no.such.Method", "there is no module"),
+        ("json.JSONDecoder", "AdvantageMethod"),
+    ],
+)
+def test_a_method_that_is_none_is_refused_in_one_sentence(name, message):
+    with pytest.raises(AdvantageError, match=message):
+        advantage_method(name)

@@ -11,7 +11,7 @@ import torch
 
 from grpo_tui.configs.sections import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
-from grpo_tui.engine.rollouts.samples import TrialError
+from grpo_tui.engine.rollouts.trial import TrialError
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
 from .parts import (
@@ -193,7 +193,7 @@ def test_the_loss_has_no_gradient_at_tokens_that_the_agent_did_not_write(tmp_pat
     """Gradients of the logits of each position, on the padded path, where all logits exist."""
     trainer, output = generate(tmp_path, packed=False)
     kept: list[torch.Tensor] = []
-    base = trainer._base_model()
+    base = trainer.policy.base
     hook = base.base_model.register_forward_hook(
         lambda _m, _i, out: (out.last_hidden_state.retain_grad(), kept.append(out.last_hidden_state))[0]
     )

@@ -19,7 +19,7 @@ from grpo_tui.engine.policy.packed import (
     turn_embeddings,
 )
 from grpo_tui.engine.policy.packing import pack
-from grpo_tui.engine.rollouts.samples import turns_of
+from grpo_tui.engine.rollouts.trial import turns_of
 from tests.engine.agents import models
 
 from .parts import policy

@@ -109,13 +109,13 @@ def test_recorded_numbers_are_those_that_were_trained_on(tmp_path, base):
             tokens = reader.tokens(sample.trajectory.id)
             assert record.breakdown is not None and tokens is not None
             assert record.breakdown.total == pytest.approx(sample.breakdown.total, abs=1e-6)
-            assert record.breakdown.total == pytest.approx(float(sample.step_rewards.sum()), abs=1e-5)
+            assert record.breakdown.total == pytest.approx(float(sample.turn_rewards.sum()), abs=1e-5)
             assert np.array_equal(tokens.token_ids, sample.token_ids)
             assert np.allclose(np.asarray(tokens.advantages), sample.advantages, atol=1e-3)
             assert np.allclose(tokens.logprobs, sample.logprobs, atol=1e-2)
             assert record.advantage == pytest.approx(sample.advantages[sample.agent_mask].mean(), abs=1e-5)
             for turn, advantage in enumerate(record.step_advantages):
-                where = sample.agent_mask & (sample.turn == turn)
+                where = sample.agent_mask & (sample.turn_ids == turn)
                 assert advantage == pytest.approx(sample.advantages[where].mean(), abs=1e-5)
         totals = [s.breakdown.total for s in samples]
         assert dict(reader.metric("rewards/total/mean"))[step] == pytest.approx(np.mean(totals), abs=1e-6)
@@ -131,7 +131,7 @@ def test_reference_log_probs_and_embeddings_come_from_one_pass(tmp_path):
     """Shaped rewards and the KL both on: one frozen pass a step, none of its own for the embeddings."""
     trainer = acting_trainer(tmp_path, orchestrator=RewardOrchestrator(config=RewardsConfig()), beta=0.1, max_steps=2)
     calls = {"backbone": 0}
-    base = trainer._base_model().base_model
+    base = trainer.policy.base.base_model
     train_forwards: list[bool] = []
 
     def count(module: Any, inputs: Any, output: Any) -> None:
@@ -158,7 +158,7 @@ def test_embeddings_are_means_of_last_hidden_states_over_a_turns_tokens(tmp_path
             hidden = model(input_ids=torch.from_numpy(sample.token_ids)[None], output_hidden_states=True).hidden_states
         last = hidden[-1][0].numpy()
         for turn in range(sample.turns):
-            where = sample.agent_mask & (sample.turn == turn)
+            where = sample.agent_mask & (sample.turn_ids == turn)
             assert np.allclose(sample.embeddings[turn], last[where].mean(0), atol=1e-4)
 
 

@@ -10,23 +10,25 @@ import torch
 from scipy.stats import chisquare
 
 from grpo_tui.engine.rollouts.replay import ReplayBuffer, magnitude
-from grpo_tui.engine.rollouts.samples import Sample
-from grpo_tui.engine.rollouts.scoring import Scored, Scorer, refill
-from grpo_tui.engine.training.env_trainer import kl_of_rollouts
+from grpo_tui.engine.rollouts.rollout import Group, Rollout, rollouts_of
+from grpo_tui.engine.rollouts.scoring import Scorer
+from grpo_tui.engine.rollouts.selection import refill
+from grpo_tui.engine.training.pipeline import kl_of_rollouts
 
 from .parts import make_trainer, playback_rows, rollout
 
 
-def sample(index: int, advantage: float, number: int = 0) -> Sample:
+def sample(index: int, advantage: float, number: int = 0, step: int = 0) -> Rollout:
     row = rollout(index, number)
     n = len(row["ids"])
-    return Sample(
+    return Rollout(
         token_ids=row["ids"],
         agent_mask=row["mask"],
         rewards=np.zeros(n, np.float32),
-        turn=np.where(row["mask"], 0, -1).astype(np.int16),
-        prompt=index,
-        rollout=number,
+        turn_ids=np.where(row["mask"], 0, -1).astype(np.int16),
+        group=index,
+        index=number,
+        policy_version=step,
         logprobs=np.linspace(-2, -1, n).astype(np.float32),
         ref_logprobs=np.linspace(-3, -1, n).astype(np.float32),
         advantages=np.where(row["mask"], advantage, 0).astype(np.float32),
@@ -36,7 +38,7 @@ def sample(index: int, advantage: float, number: int = 0) -> Sample:
 def test_probability_is_advantage_to_the_alpha_times_decay_with_age():
     buffer = ReplayBuffer(alpha=2.0, tau=3.0, max_age=5)
     for step, advantage in [(1, 1.0), (3, -2.0), (4, 0.5)]:
-        buffer.add([sample(step, advantage)], step)
+        buffer.add([sample(step, advantage, step=step)])
     weights = np.array([1.0**2 * np.exp(-5 / 3), 2.0**2 * np.exp(-3 / 3), 0.5**2 * np.exp(-2 / 3)])
     assert buffer.weights(6) == pytest.approx(weights / weights.sum())
 
@@ -44,54 +46,59 @@ def test_probability_is_advantage_to_the_alpha_times_decay_with_age():
 def test_draws_follow_the_probabilities():
     buffer = ReplayBuffer(alpha=1.0, tau=2.0, seed=1)
     for step in range(4):
-        buffer.add([sample(step, 0.5 + step)], step)
+        buffer.add([sample(step, 0.5 + step, step=step)])
     expected = buffer.weights(4)
-    drawn = [buffer.sample(1, 4)[0].prompt for _ in range(4000)]
+    drawn = [buffer.sample(1, 4)[0].group for _ in range(4000)]
     counts = np.bincount(drawn, minlength=4)
     assert chisquare(counts, expected * 4000).pvalue > 1e-4
 
 
 def test_nothing_older_than_the_maximum_age_is_drawn():
     buffer = ReplayBuffer(max_age=3)
-    buffer.add([sample(0, 5.0)], 0)
-    buffer.add([sample(1, 0.1)], 2)
-    assert {s.prompt for s in buffer.sample(2, 3)} == {0, 1}
-    assert [s.prompt for s in buffer.sample(2, 4)] == [1]
+    buffer.add([sample(0, 5.0)])
+    buffer.add([sample(1, 0.1, step=2)])
+    assert {s.group for s in buffer.sample(2, 3)} == {0, 1}
+    assert [s.group for s in buffer.sample(2, 4)] == [1]
     assert buffer.sample(2, 9) == []
     assert len(buffer) == 0
 
 
 def test_no_trajectory_is_drawn_twice_at_once():
     buffer = ReplayBuffer()
-    buffer.add([sample(i, 1.0) for i in range(5)], 0)
-    assert sorted(s.prompt for s in buffer.sample(9, 1)) == [0, 1, 2, 3, 4]
+    buffer.add([sample(i, 1.0) for i in range(5)])
+    assert sorted(s.group for s in buffer.sample(9, 1)) == [0, 1, 2, 3, 4]
 
 
 def test_trajectories_without_advantage_or_log_probs_are_not_kept():
     buffer = ReplayBuffer()
-    buffer.add([sample(0, 0.0), dataclasses.replace(sample(1, 1.0), logprobs=None)], 0)
+    buffer.add([sample(0, 0.0), dataclasses.replace(sample(1, 1.0), logprobs=None)])
     assert len(buffer) == 0
 
 
 def test_the_oldest_make_room():
     buffer = ReplayBuffer(capacity=3)
-    buffer.add([sample(i, 1.0) for i in range(5)], 0)
-    assert [s.prompt for s in buffer.entries] == [2, 3, 4]
+    buffer.add([sample(i, 1.0) for i in range(5)])
+    assert [s.group for s in buffer.entries] == [2, 3, 4]
 
 
 def test_a_buffer_comes_back_from_disk_with_its_random_state(tmp_path):
     buffer, back = ReplayBuffer(seed=5), ReplayBuffer(seed=99)
     for step in range(6):
-        buffer.add([sample(step, 1.0 + step), dataclasses.replace(sample(step + 10, 1.0), ref_logprobs=None)], step)
+        buffer.add(
+            [
+                sample(step, 1.0 + step, step=step),
+                dataclasses.replace(sample(step + 10, 1.0, step=step), ref_logprobs=None),
+            ]
+        )
     buffer.sample(2, 6)
     buffer.save(tmp_path)
     back.load(tmp_path)
     for mine, its in zip(buffer.entries, back.entries, strict=True):
-        for name in ("token_ids", "agent_mask", "turn", "logprobs", "advantages"):
+        for name in ("token_ids", "agent_mask", "turn_ids", "logprobs", "advantages"):
             assert np.array_equal(getattr(mine, name), getattr(its, name)), name
         assert (mine.ref_logprobs is None) == (its.ref_logprobs is None)
-        assert (mine.born, mine.prompt, mine.rollout) == (its.born, its.prompt, its.rollout)
-    assert [s.prompt for s in buffer.sample(4, 7)] == [s.prompt for s in back.sample(4, 7)]
+        assert (mine.policy_version, mine.group, mine.index) == (its.policy_version, its.group, its.index)
+    assert [s.group for s in buffer.sample(4, 7)] == [s.group for s in back.sample(4, 7)]
 
 
 def test_an_empty_buffer_comes_back_too(tmp_path):
@@ -101,7 +108,7 @@ def test_an_empty_buffer_comes_back_too(tmp_path):
     assert len(back) == 0
 
 
-def group(prompt: int, rewards: list[float]) -> list[Sample]:
+def group(prompt: int, rewards: list[float]) -> list[Rollout]:
     made = []
     for number, reward in enumerate(rewards):
         new = sample(prompt, 0.0, number)
@@ -110,27 +117,31 @@ def group(prompt: int, rewards: list[float]) -> list[Sample]:
     return made
 
 
+def replayed(batch: list[Rollout]) -> int:
+    return sum(r.replayed for r in batch)
+
+
 def test_places_of_groups_without_signal_are_filled_and_the_batch_keeps_its_size():
     buffer, scorer = ReplayBuffer(), Scorer(4)
-    first = scorer.score(group(0, [0, 1, 0, 1]) + group(1, [0, 0, 1, 0]))
-    batch, replayed = refill(first, 4, buffer, 1)
-    assert (len(batch), replayed, len(buffer)) == (8, 0, 8)
-    second = scorer.score(group(2, [1, 1, 1, 1]) + group(3, [1, 0, 1, 1]))
-    assert second.signal == [False, True]
-    batch, replayed = refill(second, 4, buffer, 2)
-    assert (len(batch), replayed) == (8, 4)
+    first, _ = scorer.score(group(0, [0, 1, 0, 1]) + group(1, [0, 0, 1, 0]))
+    batch = refill(first, buffer, 1)
+    assert (len(batch), replayed(batch), len(buffer)) == (8, 0, 8)
+    second, _ = scorer.score(group(2, [1, 1, 1, 1]) + group(3, [1, 0, 1, 1]))
+    assert [g.signal for g in second] == [False, True]
+    batch = refill(second, buffer, 2)
+    assert (len(batch), replayed(batch)) == (8, 4)
     assert all(magnitude(s) > 0 for s in batch)
-    assert {s.prompt for s in batch[:4]} <= {0, 1}
-    assert [s.prompt for s in batch[4:]] == [3] * 4
+    assert {s.group for s in batch[:4]} <= {0, 1}
+    assert [s.group for s in batch[4:]] == [3] * 4
     assert batch[0].logprobs is not None  # the behaviour log-probs that it was sampled with
     assert len(buffer) == 12  # the fresh group went in after the draw, the silent one did not
 
 
 def test_what_the_buffer_cannot_fill_stays_without_gradient():
-    scored = Scorer(4, min_group_std=0.5).score(group(0, [0.5, 0.51, 0.5, 0.51]))
-    assert scored.signal == [False]
-    batch, replayed = refill(scored, 4, ReplayBuffer(), 1)
-    assert replayed == 0
+    scored, _ = Scorer(4, min_group_std=0.5).score(group(0, [0.5, 0.51, 0.5, 0.51]))
+    assert [g.signal for g in scored] == [False]
+    batch = refill(scored, ReplayBuffer(), 1)
+    assert replayed(batch) == 0
     assert all(magnitude(s) == 0 for s in batch)
 
 
@@ -139,11 +150,11 @@ def test_rollouts_that_the_environment_failed_count_in_no_mean():
 
     rows = group(0, [0.0, 1.0, 1.0, 0.0])
     for number, row in enumerate(rows):
-        row.trajectory = Trajectory(
-            "t", "e", "p", "g", number, "", (), stop_reason="error" if number == 3 else "answer", correct=None
-        )
-    scored = Scorer(4, scale="none").score(rows)
-    largest = [float(np.abs(np.asarray(s.advantages)).max()) for s in scored.samples]
+        failed = "error" if number == 3 else "answer"
+        trajectory = Trajectory("t", "e", "p", "g", number, "", (), stop_reason=failed, correct=None)
+        rows[number] = dataclasses.replace(row, trajectory=trajectory)
+    scored, _ = Scorer(4, scale="none").score(rows)
+    largest = [float(np.abs(np.asarray(r.advantages)).max()) for r in rollouts_of(scored)]
     assert largest == pytest.approx([2 / 3, 1 / 3, 1 / 3, 0.0], abs=1e-6)
 
 
@@ -153,9 +164,9 @@ def test_a_buffer_that_makes_no_sense_is_refused():
 
 
 def test_scored_keeps_order():
-    scored = Scorer(4).score(group(0, [0, 1, 0, 1]) + group(1, [0, 0, 1, 0]))
-    assert isinstance(scored, Scored)
-    assert [s.prompt for s in scored.samples] == [0] * 4 + [1] * 4
+    scored, _ = Scorer(4).score(group(0, [0, 1, 0, 1]) + group(1, [0, 0, 1, 0]))
+    assert all(isinstance(g, Group) for g in scored)
+    assert [r.group for r in rollouts_of(scored)] == [0] * 4 + [1] * 4
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -172,16 +183,14 @@ def test_replayed_rows_have_no_kl_and_no_gradient_of_it(tmp_path, packed):
         mask[:, 0] = 0
         reference = -5 * torch.rand(4, 9, generator=random)[rows]
         inputs = {
-            "prompt_ids": ids[:, :0],
-            "prompt_mask": ids[:, :0],
-            "completion_ids": ids,
-            "completion_mask": torch.ones_like(ids),
-            "tool_mask": mask,
+            "prompt_completion_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "agent_token_mask": mask,
             "advantages": torch.zeros(ids.shape),
             "old_per_token_logps": torch.full(ids.shape, -9.0),
             "ref_per_token_logps": reference,
             "num_items_in_batch": torch.tensor(10),
-            "fresh": torch.tensor(fresh),
+            "replayed": ~torch.tensor(fresh),
         }
         loss = trainer.compute_loss(trainer.model, inputs)
         loss.backward()
@@ -201,19 +210,17 @@ def test_the_logged_kl_is_the_mean_log_ratio_over_all_rollouts_of_the_step(tmp_p
         tmp_path, playback_rows(12), beta=0.5, replay=ReplayBuffer(), max_steps=3, learning_rate=0.05
     )
     expected = []
-    complete = trainer._complete
+    complete = trainer.pipeline.complete
 
-    def watched(samples):
-        complete(samples)
+    def watched(rollouts, reference):
+        done = complete(rollouts, reference)
         ratios = [
-            float(s.logprobs[t]) - float(s.ref_logprobs[t])
-            for s in samples
-            for t in range(1, len(s))
-            if s.agent_mask[t]
+            float(s.logprobs[t]) - float(s.ref_logprobs[t]) for s in done for t in range(1, len(s)) if s.agent_mask[t]
         ]
         expected.append(sum(ratios) / len(ratios))
+        return done
 
-    trainer._complete = watched
+    trainer.pipeline.complete = watched
     trainer.train()
     logged = [entry["kl"] for entry in trainer.state.log_history if "loss" in entry]
     assert logged == pytest.approx(expected, rel=1e-6, abs=1e-9)
@@ -222,10 +229,9 @@ def test_the_logged_kl_is_the_mean_log_ratio_over_all_rollouts_of_the_step(tmp_p
 
 def test_what_comes_from_the_buffer_says_so():
     samples = group(0, [1.0, 0.0]) + group(1, [1.0, 1.0])
-    scored = Scorer(2, method="group").score(samples)
+    scored, _ = Scorer(2).score(samples)
     buffer = ReplayBuffer(seed=0)
-    buffer.add([sample(0, 1.0), sample(1, -1.0)], 1)
-    batch, drawn = refill(scored, 2, buffer, 2)
-    assert drawn == 2
+    buffer.add([sample(0, 1.0, step=1), sample(1, -1.0, step=1)])
+    batch = refill(scored, buffer, 2)
     assert [s.replayed for s in batch] == [False, False, True, True]
     assert not any(s.replayed for s in buffer.entries)

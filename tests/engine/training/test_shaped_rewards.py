@@ -58,7 +58,7 @@ def test_they_are_the_references_mean_last_hidden_states_over_each_steps_tokens(
         ids = torch.as_tensor(sample.token_ids)[None].long()
         with torch.no_grad():
             hidden = trainer.ref_model.base_model(input_ids=ids).last_hidden_state
-        turn, mask = torch.as_tensor(sample.turn)[None], torch.as_tensor(sample.agent_mask)[None]
+        turn, mask = torch.as_tensor(sample.turn_ids)[None], torch.as_tensor(sample.agent_mask)[None]
         [expected] = pool_step_embeddings(hidden, turn, mask, [len(sample.trajectory.steps)])
         torch.testing.assert_close(torch.from_numpy(sample.embeddings), expected, atol=1e-4, rtol=1e-4)
 
@@ -68,4 +68,4 @@ def test_the_dense_reward_and_its_breakdown_are_those_of_each_sample(tmp_path):
     assert {len(s.trajectory.steps) for s in trainer.generated} == {1, 2, 3}
     for sample in trainer.generated:
         assert sample.breakdown.trajectory_id == sample.trajectory.id
-        assert sample.step_rewards.tolist() == pytest.approx([s.total for s in sample.breakdown.steps], abs=1e-6)
+        assert sample.turn_rewards.tolist() == pytest.approx([s.total for s in sample.breakdown.steps], abs=1e-6)

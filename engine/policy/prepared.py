@@ -1,0 +1,162 @@
+"""One owner of the changes that are made to a model so that it runs faster with the same result.
+
+In this order, and taken off in the reverse one:
+
+| | change | what is replaced | for how long |
+|---|---|---|---|
+| 1 | fast norms (`norms`) | `forward` of every plain RMSNorm | from preparing to `close` |
+| 2 | packed forward (`packed`) | `forward` of the causal language model | from preparing to `close` |
+| 3 | merged adapters (`merged`) | `forward` of every plain LoRA layer | a block |
+| 4 | packed attention, short last layer (`packed`) | the attention's name, `forward` of the last layer | a block |
+
+The norms come first, so that the comparison of packed and padded forward pass (`agrees`) sees the model as it will run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ...rewards.embedding import pool_step_embeddings
+from .forward import base_of, padded_forward
+from .merged import merged_weights
+from .norms import use_fast_norms
+from .packed import add_packed_forward, agrees_with_plain, packed_mode, turn_embeddings
+from .packing import pack
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Of B rows: `logprobs`, float32 [T_i] each, nats, 0 on tokens that were not asked for; `embeddings`, float32
+    [S_i, D] each, the last hidden states averaged over each turn's agent tokens (None: not asked for)."""
+
+    logprobs: list[np.ndarray]
+    embeddings: list[np.ndarray] | None
+
+
+class PreparedModel:
+    """A causal language model with these changes.
+
+    temperature: logits are divided by it. packed: run on packed rows, if that gives the same log-probs. autocast: makes
+    the context in which forward passes run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float = 1.0,
+        packed: bool = True,
+        autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self.model = model
+        self.base = base_of(model)
+        self.temperature = temperature
+        self.autocast = autocast
+        use_fast_norms(self.base)
+        add_packed_forward(self.base, temperature)
+        self.packed = packed and agrees_with_plain(self.base)
+        self.in_packed_pass = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens go in."""
+        return self.base.get_input_embeddings().weight.device
+
+    @contextlib.contextmanager
+    def packed_pass(self) -> Iterator[None]:
+        """For a loss on packed rows. With gradient checkpointing the backward pass belongs inside, too: it runs the
+        layers again."""
+        self.in_packed_pass = True
+        try:
+            with packed_mode(self.base), merged_weights(self.model, gradient=True):
+                yield
+        finally:
+            self.in_packed_pass = False
+
+    @torch.no_grad()
+    def score(
+        self,
+        token_ids: Sequence[np.ndarray],
+        agent_mask: Sequence[np.ndarray],
+        turn_ids: Sequence[np.ndarray] | None = None,
+    ) -> TokenScores:
+        """One forward pass over B rows: the log-probs of the agent's tokens and, with `turn_ids`, embeddings of turns.
+
+        token_ids[i]: int [T_i]; agent_mask[i]: bool [T_i]; turn_ids[i]: int [T_i], -1 in the prompt.
+        """
+        run = self._score_packed if self.packed else self._score_padded
+        with merged_weights(self.model), self.autocast():
+            return run(token_ids, agent_mask, turn_ids)
+
+    def _score_packed(
+        self,
+        token_ids: Sequence[np.ndarray],
+        agent_mask: Sequence[np.ndarray],
+        turn_ids: Sequence[np.ndarray] | None,
+    ) -> TokenScores:
+        packing = pack(token_ids, agent_mask).to(self.device)
+        with packed_mode(self.base):
+            out = self.model(packing=packing)
+        padded = packing.pad(out.logprobs).float().cpu().numpy()
+        logprobs = [padded[row, : len(ids)].copy() for row, ids in enumerate(token_ids)]
+        return TokenScores(logprobs, None if turn_ids is None else turn_embeddings(out.hidden, packing, turn_ids))
+
+    def _score_padded(
+        self,
+        token_ids: Sequence[np.ndarray],
+        agent_mask: Sequence[np.ndarray],
+        turn_ids: Sequence[np.ndarray] | None,
+    ) -> TokenScores:
+        """For models that the packed forward does not fit."""
+        length = max(len(ids) for ids in token_ids)
+        ids = _padded(token_ids, length, 0)
+        there = _padded([np.ones(len(t)) for t in token_ids], length, 0)
+        agent = _padded(agent_mask, length, 0).bool()
+        agent[:, 0] = False  # nothing comes before a first token
+        out = padded_forward(self.model, ids, there, agent, keep_hidden=turn_ids is not None)
+        target = ids[agent].to(out.logits.device)
+        chosen = F.log_softmax(out.logits.float() / self.temperature, -1).gather(-1, target[:, None])[:, 0]
+        padded = torch.zeros(ids.shape)
+        padded[agent] = chosen.cpu()
+        logprobs = [padded[row, : len(tokens)].numpy().copy() for row, tokens in enumerate(token_ids)]
+        if turn_ids is None or out.hidden is None:
+            return TokenScores(logprobs, None)
+        turns = _padded(turn_ids, length, -1).to(out.hidden.device)
+        steps = [int(t[m].max(initial=-1)) + 1 for t, m in zip(turn_ids, agent_mask, strict=True)]
+        pooled = pool_step_embeddings(out.hidden, turns, agent.to(turns.device), steps)
+        return TokenScores(logprobs, [e.cpu().numpy() for e in pooled])
+
+
+@contextlib.contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Eval mode, which also switches gradient checkpointing off, and no gradients; as before afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+@contextlib.contextmanager
+def acting(model: nn.Module) -> Iterator[None]:
+    """`model` as it acts in rollouts and evaluation: `inference`, with adapters that multiply once."""
+    with inference(model), merged_weights(model):
+        yield
+
+
+def _padded(rows: Sequence[np.ndarray], length: int, value: int) -> torch.Tensor:
+    """Rows [T_i] as long [B, length], right-padded with `value`."""
+    out = torch.full((len(rows), length), value, dtype=torch.long)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = torch.from_numpy(np.ascontiguousarray(row)).long()
+    return out

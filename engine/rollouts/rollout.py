@@ -1,0 +1,151 @@
+"""The currency of training: `Rollout`, one trajectory with its tokens and everything that is computed from them.
+
+A rollout is ragged (its arrays have its own length) and never changes; each stage returns a new one with its field
+filled in:
+
+    environment → token_ids, agent_mask, turn_ids, rewards, logprobs, trajectory      (`trial`)
+    reference   → ref_logprobs, embeddings                                            (`training.frozen`)
+    rewards     → turn_rewards, breakdown                                             (`scoring`)
+    advantages  → advantages, formula                                                 (`advantages`)
+
+Tensors [B, T] are made of rollouts in one place (`training.batch`), where the loss needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ...envs.trajectory import TokenArrays, Trajectory
+from ...rewards.breakdown import AdvantageFormula, RewardBreakdown
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """One rollout of T tokens and S turns.
+
+    token_ids: int64 [T]. agent_mask: bool [T], True where the agent wrote the token. turn_ids: int16 [T], -1 in the
+    prompt; an observation belongs to the turn that it answers. rewards: float32 [T], the environment's own.
+    group: which prompt of the batch; index: which rollout of that prompt. final_reward: the environment's sum.
+
+    logprobs: float32 [T], nats, of the policy that sampled each agent token (None: not known). ref_logprobs:
+    float32 [T], nats, under the reference. embeddings: float32 [S, D], the reference's last hidden states averaged
+    over each turn's agent tokens. turn_rewards: float32 [S], shaped. advantages: float32 [T]; formula: how they came
+    about.
+
+    policy_version: optimiser steps that the policy had made when it sampled this. replayed: drawn from the replay
+    buffer, not sampled for this step.
+    """
+
+    token_ids: np.ndarray
+    agent_mask: np.ndarray
+    turn_ids: np.ndarray
+    rewards: np.ndarray
+    group: int
+    index: int
+    final_reward: float = 0.0
+    logprobs: np.ndarray | None = None
+    ref_logprobs: np.ndarray | None = None
+    embeddings: np.ndarray | None = None
+    trajectory: Trajectory | None = None
+    turn_rewards: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
+    breakdown: RewardBreakdown | None = None
+    advantages: np.ndarray | None = None
+    formula: AdvantageFormula | None = None
+    policy_version: int = 0
+    replayed: bool = False
+
+    def __len__(self) -> int:
+        return int(self.token_ids.shape[0])
+
+    @property
+    def turns(self) -> int:
+        """S, the number of turns in which the agent wrote something."""
+        return int(self.turn_ids[self.agent_mask].max()) + 1 if self.agent_mask.any() else 0
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the agent's first one; the whole length when it wrote nothing."""
+        first = np.flatnonzero(self.agent_mask)
+        return int(first[0]) if len(first) else len(self)
+
+    @property
+    def agent_tokens(self) -> int:
+        """How many tokens the agent wrote."""
+        return int(self.agent_mask.sum())
+
+    @property
+    def total_reward(self) -> float:
+        """The shaped reward of the whole rollout."""
+        return float(self.turn_rewards.sum())
+
+    @property
+    def advantage(self) -> float:
+        """The one advantage that a person compares: the mean over the agent's tokens; 0 where there are none."""
+        if self.advantages is None or not self.agent_mask.any():
+            return 0.0
+        return float(self.advantages[self.agent_mask].mean())
+
+    @property
+    def scorable(self) -> bool:
+        """False when the environment failed this rollout: what it earned says nothing about the policy."""
+        return self.trajectory is None or self.trajectory.stop_reason not in ("error", "timeout")
+
+    def mean_by_turn(self, values: np.ndarray) -> np.ndarray:
+        """Mean of per-token values [T, ...] over each turn's agent tokens, float32 [S, ...]; 0 for a turn without."""
+        out = np.zeros((self.turns, *values.shape[1:]), np.float32)
+        for turn in range(self.turns):
+            where = self.agent_mask & (self.turn_ids == turn)
+            if where.any():
+                out[turn] = values[where].mean(0)
+        return out
+
+    def reward_by_turn(self) -> np.ndarray:
+        """The environment's per-token rewards summed over each turn, float32 [S]."""
+        out = np.zeros(self.turns, np.float32)
+        for turn in range(self.turns):
+            out[turn] = self.rewards[self.turn_ids == turn].sum()
+        return out
+
+    def without_gradient(self) -> Rollout:
+        """The same with advantages of 0: what is filtered out must not act as amplified noise."""
+        return self if self.advantages is None else replace(self, advantages=np.zeros_like(self.advantages))
+
+    def for_loss(self) -> Rollout:
+        """Only what the loss needs, for the way to another process."""
+        return replace(self, trajectory=None, breakdown=None, embeddings=None, formula=None)
+
+    def token_arrays(self) -> TokenArrays:
+        """As the run record stores them."""
+        return TokenArrays(
+            token_ids=self.token_ids.astype(np.int32),
+            agent_mask=self.agent_mask,
+            logprobs=self.logprobs if self.logprobs is not None else np.zeros(len(self), np.float32),
+            turn=self.turn_ids,
+            advantages=self.advantages,
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rollouts of one prompt, which are compared with each other; `signal`: whether they differ enough to learn
+    from."""
+
+    rollouts: tuple[Rollout, ...]
+    signal: bool = True
+
+    def without_gradient(self) -> Group:
+        """The same with advantages of 0."""
+        return replace(self, rollouts=tuple(r.without_gradient() for r in self.rollouts))
+
+
+def rollouts_of(groups: Sequence[Group]) -> list[Rollout]:
+    """The rollouts of all groups, in order."""
+    return [r for g in groups for r in g.rollouts]
+
+
+def in_batch_order(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """By group, then by index: the order of the batch's rows."""
+    return sorted(rollouts, key=lambda r: (r.group, r.index))

@@ -1,0 +1,34 @@
+"""What becomes of groups without signal: their places are filled from the replay buffer, or by other groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .replay import ReplayBuffer
+from .rollout import Group, Rollout, rollouts_of
+
+
+def refill(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -> list[Rollout]:
+    """Selective sample replay: the batch with the groups that carry no signal replaced from the buffer.
+
+    Afterwards the groups with signal are in the buffer. The batch has the order and size of before; rollouts that the
+    buffer could not replace stay, with advantages of 0.
+    """
+    drawn = buffer.sample(sum(len(g.rollouts) for g in groups if not g.signal), step)
+    drawn.reverse()
+    batch: list[Rollout] = []
+    for group in groups:
+        for rollout in group.rollouts:
+            if group.signal:
+                batch.append(rollout)
+            else:
+                batch.append(replace(drawn.pop(), replayed=True) if drawn else rollout.without_gradient())
+    buffer.add([r.for_loss() for r in rollouts_of([g for g in groups if g.signal])])
+    return batch
+
+
+def replace_silent(groups: Sequence[Group], extra: Sequence[Group]) -> list[Group]:
+    """Dynamic sampling (DAPO): those of `extra` with signal in the places of those of `groups` without."""
+    fresh = [g for g in reversed(extra) if g.signal]
+    return [g if g.signal or not fresh else fresh.pop() for g in groups]

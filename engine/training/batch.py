@@ -1,0 +1,101 @@
+"""The one place where rollouts become padded tensors [B, T], and where the loss's names for them are made.
+
+The dictionary has the names of the contract (`prompt_completion_ids`, `attention_mask`, `agent_token_mask`,
+`advantages`, `old_per_token_logps`, `ref_per_token_logps`). TRL works on a prompt and a completion; here the prompt is
+empty ([B, 0]) and the completion is the whole trajectory with the agent mask as `tool_mask`, so its names are further
+names of the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..policy.packing import Packing, pack
+from ..rollouts.padding import pad_rows
+from ..rollouts.rollout import Rollout
+
+Batch = dict[str, Any]
+"""Tensors by name; `rollouts`, where it is there, are the ragged rows that they were made of."""
+
+
+def make_batch(
+    rollouts: Sequence[Rollout], *, pad_token_id: int, device: torch.device, reference: bool = False
+) -> dict[str, Tensor]:
+    """Right-padded tensors [B, T] of B rollouts, T the longest: ids and masks int64, the rest float32.
+
+    reference: with `ref_per_token_logps`, and with `replayed` (bool [B]) where rollouts come from the replay buffer.
+    """
+    length = max(len(r) for r in rollouts)
+
+    def padded(rows: Sequence[np.ndarray | None], value: float, dtype: torch.dtype) -> Tensor:
+        return pad_rows(rows, length, value, dtype).to(device)
+
+    agent = padded([r.agent_mask for r in rollouts], 0, torch.long)
+    agent[:, 0] = 0  # nothing comes before a first token: it has no log-prob
+    batch = {
+        "prompt_completion_ids": padded([r.token_ids for r in rollouts], pad_token_id, torch.long),
+        "attention_mask": padded([np.ones(len(r)) for r in rollouts], 0, torch.long),
+        "agent_token_mask": agent,
+        "advantages": padded([r.advantages for r in rollouts], 0.0, torch.float32),
+        "old_per_token_logps": padded([r.logprobs for r in rollouts], 0.0, torch.float32),
+    }
+    if reference:
+        batch["ref_per_token_logps"] = padded([r.ref_logprobs for r in rollouts], 0.0, torch.float32)
+        if any(r.replayed for r in rollouts):
+            batch["replayed"] = torch.tensor([r.replayed for r in rollouts], device=device)
+    return batch
+
+
+def with_trl_names(batch: Mapping[str, Any]) -> Batch:
+    """The same with TRL's names for the tensors."""
+    ids, attention = batch["prompt_completion_ids"], batch["attention_mask"]
+    agent = batch["agent_token_mask"]
+    return {
+        **batch,
+        "prompt_ids": ids[:, :0],
+        "prompt_mask": attention[:, :0],
+        "completion_ids": ids,
+        "completion_mask": attention,
+        "tool_mask": agent,
+        "num_items_in_batch": batch.get("num_items_in_batch", (agent * attention).sum()),
+    }
+
+
+def micro_batches(
+    batch: Mapping[str, Tensor], rollouts: Sequence[Rollout], parts: int, shuffled: int = 0
+) -> list[Batch]:
+    """A batch as `parts` equal ones, each with its `rollouts`; scalars go into each.
+
+    shuffled: rows are shuffled before, by groups of so many (0: they keep their order).
+    """
+    rows = len(rollouts)
+    order = torch.arange(rows)
+    if shuffled:
+        order = (torch.randperm(rows // shuffled)[:, None] * shuffled + torch.arange(shuffled)).flatten()
+        batch = {k: v[order.to(v.device)] if v.ndim else v for k, v in batch.items()}
+    size = rows // parts
+    return [
+        {
+            **{k: v[start : start + size] if v.ndim else v for k, v in batch.items()},
+            "rollouts": [rollouts[i] for i in order[start : start + size].tolist()],
+        }
+        for start in range(0, size * parts, size)
+    ]
+
+
+def packing_of(batch: Mapping[str, Any]) -> Packing:
+    """How the rows of a batch lie in one packed row; from its `rollouts`, or from the tensors where they are alone."""
+    ids, attention = batch["prompt_completion_ids"], batch["attention_mask"].bool()
+    if "rollouts" in batch:
+        rows, masks = [r.token_ids for r in batch["rollouts"]], [r.agent_mask for r in batch["rollouts"]]
+    else:
+        lengths = attention.sum(1).tolist()
+        agent = (batch["agent_token_mask"].bool() & attention).cpu().numpy()
+        rows = [row[:n] for row, n in zip(ids.cpu().numpy(), lengths, strict=True)]
+        masks = [row[:n] for row, n in zip(agent, lengths, strict=True)]
+    return pack(rows, masks, ids.shape[1]).to(ids.device)

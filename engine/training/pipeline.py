@@ -1,0 +1,216 @@
+"""How the rollouts of a step come to be: a pipeline of stages that take values and return values.
+
+rows → rollouts                       `RolloutRunner.run`, on each process its share or all on the main one
+rollouts → log-probs, embeddings      `FrozenPass`, each process its own
+rollouts → rewards → advantages       `Scorer`, on the main process: groups and statistics belong to all
+groups → batch                        `selection`: replay, or rollouts of other prompts
+batch → this process's rollouts       `Processes`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from datasets import Dataset
+
+from ..policy.prepared import PreparedModel, acting, inference
+from ..rollouts.replay import ReplayBuffer
+from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
+from ..rollouts.runner import RolloutRunner, Row, parse_row
+from ..rollouts.scoring import Metrics, Scorer
+from ..rollouts.selection import refill, replace_silent
+from .frozen import FrozenPass
+from .phases import PhaseClock
+from .processes import Processes
+
+Placement = Literal["auto", "main", "sharded"]
+
+
+@dataclass(frozen=True)
+class StepRollouts:
+    """What came of the pipeline.
+
+    batch: this process's rollouts, as the loss wants them. generated: all rollouts that were made, also those that were
+    filtered out (main process only, elsewhere empty). metrics: what was measured beyond TRL's own metrics. kl: see
+    `kl_of_rollouts` (None without a reference).
+    """
+
+    batch: list[Rollout] = field(default_factory=list)
+    generated: list[Rollout] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=dict)
+    kl: float | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a step asks of the pipeline.
+
+    rows: this process's rows of the dataset, each prompt repeated once for each rollout of its group. step: optimiser
+    steps made so far, which is the policy's version. reference: log-probs of the reference are needed.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    step: int
+    reference: bool
+
+
+class RolloutPipeline:
+    """The stages with their parts. replay: selective sample replay; dynamic_rounds: DAPO's dynamic sampling instead, so
+    many rounds at most (0: off), with rows of `dataset`. Which groups are filtered out is the scorer's word."""
+
+    def __init__(
+        self,
+        policy: PreparedModel,
+        runner: RolloutRunner,
+        frozen: FrozenPass,
+        scorer: Scorer,
+        processes: Processes,
+        phases: PhaseClock,
+        dataset: Dataset,
+        *,
+        replay: ReplayBuffer | None = None,
+        dynamic_rounds: int = 0,
+        placement: Placement = "auto",
+        seed: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.runner = runner
+        self.frozen = frozen
+        self.scorer = scorer
+        self.processes = processes
+        self.phases = phases
+        self.dataset = dataset
+        self.replay = replay
+        self.dynamic_rounds = dynamic_rounds
+        self.placement: Placement = placement
+        self.seed = seed
+
+    def train(self, request: Request) -> StepRollouts:
+        """Rollouts to train on: scored, selected, and shared out to the processes."""
+        groups, metrics = self.collect(request)
+        if self.dynamic_rounds:
+            groups, generated = self.resample(groups, request)
+        else:
+            generated = groups
+        if not self.processes.main:
+            return self._shared([], generated, {}, request)
+        filtered = sum(not g.signal for g in generated) / max(len(generated), 1)
+        if self.replay is not None or self.dynamic_rounds:
+            groups, generated = _filtered(groups), _filtered(generated)
+        batch = rollouts_of(groups) if self.replay is None else refill(groups, self.replay, request.step)
+        metrics = {
+            **metrics,
+            "grpo/filtering_rate": filtered,
+            "grpo/replay_share": sum(r.replayed for r in batch) / max(len(batch), 1),
+            "grpo/effective_batch": float(np.mean([bool(np.any(r.advantages)) for r in batch])),
+        }
+        return self._shared(batch, generated, metrics, request)
+
+    def evaluate(self, request: Request) -> StepRollouts:
+        """Rollouts to measure a loss on: scored, none left out."""
+        groups, metrics = self.collect(request)
+        return self._shared(rollouts_of(groups), groups, metrics, request)
+
+    def collect(self, request: Request, round_: int = 0) -> tuple[list[Group], Metrics]:
+        """Groups with everything that the loss needs: those of all processes on the main one, none elsewhere.
+
+        round_: numbers several collections of one step, each of which samples differently.
+        """
+        mine = self.complete(self.rollouts(request, round_), request.reference)
+        everyone = self.processes.gather(mine)
+        if not self.processes.main:
+            return [], {}
+        with self.phases("reward"):
+            return self.scorer.score(in_batch_order(everyone))
+
+    def rollouts(self, request: Request, round_: int = 0) -> list[Rollout]:
+        """This process's share of the rollouts, by either placement."""
+        size, rows = self.scorer.group_size, list(request.rows)
+        processes = self.processes
+        seed = self.seed * 1_000_003 + request.step * 31 + round_
+        if processes.number > 1 and (self.placement == "main" or len(rows) % size):
+            everyone = processes.gather(rows)[::size]
+            made = self._run(everyone, 0, seed, request.step) if processes.main else []
+            return processes.share(processes.broadcast(made), len(rows))
+        mine = rows[::size]
+        return self._run(mine, processes.index * len(mine), seed, request.step)
+
+    def complete(self, rollouts: Sequence[Rollout], reference: bool) -> list[Rollout]:
+        """The same rollouts with behaviour log-probs where the environment gave none and, where they are needed,
+        reference log-probs and embeddings."""
+        done = list(rollouts)
+        with self.phases("logprobs"), inference(self.policy.model):
+            if any(r.logprobs is None for r in done):
+                done = self.frozen.behaviour(done)
+            if reference or self.scorer.needs_embeddings:
+                done = self.frozen.reference(done, embeddings=self.scorer.needs_embeddings)
+        return done
+
+    def resample(self, groups: list[Group], request: Request) -> tuple[list[Group], list[Group]]:
+        """Dynamic sampling (DAPO, arXiv 2503.14476): groups without signal replaced by groups of other prompts.
+
+        Returns the batch's groups and all that were made. What equal shares of the processes made too many is left out,
+        so that the batch does not depend on their number.
+        """
+        made = list(groups)
+        for round_ in range(1, self.dynamic_rounds + 1):
+            missing = self.processes.broadcast(sum(not g.signal for g in groups))
+            if missing == 0:
+                break
+            each = -(-missing // self.processes.number)
+            chosen = self.processes.share(self._other_rows(each * self.processes.number, request.step, round_), each)
+            rows = [self.dataset[i] for i in chosen for _ in range(self.scorer.group_size)]
+            extra, _ = self.collect(replace(request, rows=rows), round_)
+            made += extra[:missing]
+            groups = replace_silent(groups, extra[:missing])
+        return groups, made
+
+    def _run(self, rows: Sequence[Mapping[str, Any]], first: int, seed: int, step: int) -> list[Rollout]:
+        parsed: list[Row] = [parse_row(r, f"row {i}") for i, r in enumerate(rows)]
+        before = replace(self.runner.timings)
+        with acting(self.policy.model):
+            made = self.runner.run(parsed, first=first, seed=seed, step=step + 1, policy_version=step)
+        spent = self.runner.timings
+        self.phases.add("generate", spent.generate - before.generate)
+        self.phases.add("environment", spent.environment - before.environment)
+        return made
+
+    def _other_rows(self, n: int, step: int, round_: int) -> list[int]:
+        """Rows of the dataset for another round, the same on every process."""
+        return np.random.default_rng([self.seed, step, round_]).integers(0, len(self.dataset), n).tolist()
+
+    def _shared(self, batch: list[Rollout], generated: list[Group], metrics: Metrics, request: Request) -> StepRollouts:
+        """The same on every process, each with its slice of the batch."""
+        made = rollouts_of(generated)
+        kl = self.processes.broadcast(kl_of_rollouts(made)) if request.reference else None
+        if self.processes.number > 1:
+            everyone = self.processes.broadcast([r.for_loss() for r in batch])
+            batch = self.processes.share(everyone, len(request.rows))
+        return StepRollouts(batch, made, metrics, kl)
+
+
+def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:
+    """Reverse KL(π ‖ π_ref) in nats per token: the mean of log π − log π_ref (k1) over the agent's tokens.
+
+    This is the KL that is logged and that beta follows, in the place of TRL's, which is k3 over the batch. That batch
+    is a selection (groups with signal, replayed rows), where the policy is at its least typical. And where a policy
+    has become sure, most of k3 sits in tokens that are hardly ever sampled: it reads low until one of them is, and
+    then shows that token alone. k1 over all rollouts has neither fault.
+    (Schulman, "Approximating KL divergence", 2020.)
+    """
+    total, count = 0.0, 0
+    for rollout in rollouts:
+        if rollout.logprobs is not None and rollout.ref_logprobs is not None:
+            mask = rollout.agent_mask.copy()
+            mask[:1] = False  # nothing comes before a first token
+            total += float((rollout.logprobs - rollout.ref_logprobs)[mask].sum(dtype=np.float64))
+            count += int(mask.sum())
+    return total / max(count, 1)
+
+
+def _filtered(groups: Sequence[Group]) -> list[Group]:
+    """Groups without signal have advantages of 0: what is filtered out must not act as amplified noise."""
+    return [g if g.signal else g.without_gradient() for g in groups]
