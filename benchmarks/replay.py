@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 from trl.trainer.grpo_config import GRPOConfig
 
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.policy.prepared import acting
 from grpo_tui.engine.rollouts.evaluation import evaluate
 from grpo_tui.engine.rollouts.replay import ReplayBuffer
 from grpo_tui.engine.rollouts.runner import parse_row
@@ -122,7 +123,7 @@ class Log(TrainerCallback):
         self.effective.append(self.trainer.step_metrics["grpo/effective_batch"])
         self.filtered.append(self.trainer.step_metrics["grpo/filtering_rate"])
         self.rollouts.append(len(self.trainer.generated))
-        with self.trainer._acting():
+        with acting(self.trainer.policy.model):
             found = evaluate(self.trainer.runner, self.rows, temperature=0.0, step=state.global_step)
         self.success.append((state.global_step, found.success))
 

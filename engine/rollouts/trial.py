@@ -70,7 +70,7 @@ def turns_of(agent_mask: np.ndarray) -> np.ndarray:
     return (np.cumsum(starts) - 1).astype(np.int16)
 
 
-def _ragged(tokens: TokenArrays, trajectory: Trajectory) -> dict[str, np.ndarray]:
+def _ragged(tokens: TokenArrays, trajectory: Trajectory) -> dict[str, Any]:
     """Fields of a rollout from an environment's own arrays."""
     return {
         "token_ids": tokens.token_ids.astype(np.int64),
@@ -81,7 +81,7 @@ def _ragged(tokens: TokenArrays, trajectory: Trajectory) -> dict[str, np.ndarray
     }
 
 
-def _unpadded(padded: Mapping[str, np.ndarray], row: int) -> dict[str, np.ndarray]:
+def _unpadded(padded: Mapping[str, np.ndarray], row: int) -> dict[str, Any]:
     """Fields of a rollout from one row of the padded arrays."""
     valid = padded["padded_attn_mask"][row].astype(bool)
     agent_mask = padded["padded_agent_mask"][row].astype(bool)[valid]
