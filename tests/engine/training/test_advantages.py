@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from grpo_tui.engine.rollouts.advantages import METHODS, AdvantageError, advantage_method
 from grpo_tui.engine.rollouts.advantages.base import EPSILON, TurnRewards, last_of_turn
 from grpo_tui.engine.rollouts.rollout import Rollout
+from grpo_tui.rewards.breakdown import RewardBreakdown
 
 GROUP = 4
 
@@ -122,7 +125,8 @@ def test_tokens_carry_the_advantage_of_their_turn(data):
     agent = data.draw(hnp.arrays(np.bool_, 9))
     row = rollout(turn_ids, agent)
     spread = METHODS["group"]().per_token(values, row)
-    single = METHODS["reward"]().per_token(values, row)
+    shaped = dataclasses.replace(row, breakdown=RewardBreakdown("", (), 0.0))
+    single = METHODS["reward"]().per_token(values, shaped)
     last = last_of_turn(row)
     for t in range(9):
         turn = int(turn_ids[t])
