@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -108,6 +108,7 @@ class MultiTurnEnv(Env):
         seed: int | None = None,
         step: int = 0,
         split: Split = "train",
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, Any]:
         """Run `num_rollouts` rollouts of each of the B tasks; row = task * num_rollouts + rollout.
 
@@ -117,6 +118,8 @@ class MultiTurnEnv(Env):
         padded_turn_ids int64 (-1 in prompt and padding), all [B * num_rollouts, T]; final_rewards float32
         [B * num_rollouts], the sum of the environment's rewards; trajectories and tokens, one per row; timings in
         seconds (generate_s, environment_s).
+
+        `on_progress` is told after each turn how many rollouts have ended, of how many.
 
         What the environment does wrong ends up in that row's trajectory (`stop_reason` `error` or `timeout`, with
         `error`); what the agent raises is raised.
@@ -140,6 +143,8 @@ class MultiTurnEnv(Env):
                 if not live:
                     break
                 self._advance(session, rollouts, live, timings)
+                if on_progress is not None:
+                    on_progress(sum(not rollout.live for rollout in rollouts), len(rollouts))
             tokens = [session.tokens(row) for row in range(len(rollouts))]
         finally:
             session.close()

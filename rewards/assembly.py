@@ -12,7 +12,7 @@ from ..configs.sections.rewards import COMPONENTS
 from ..envs.trajectory import Trajectory
 from .breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
 from .detectors import SAME
-from .metrics import ACTION_DISTRIBUTION, action_distribution, component_metrics
+from .metrics import ACTION_DISTRIBUTION, RolloutSums, action_distribution, component_metrics
 from .moments import Moments
 from .normalization import RewardNormalizer, tensor_moments
 from .result import RewardResult
@@ -73,7 +73,12 @@ def assemble(
         moments[name] = tensor_moments(raw[i][valid[i]])
     scale = torch.tensor([weights[name] for name in names], dtype=torch.float64)
     contributions = normalized * scale[:, None]
-    per_rollout = torch.zeros(len(names), rollouts, dtype=torch.float64).index_add_(1, batch.rollout, contributions)
+
+    def of_rollouts(steps: Tensor) -> Tensor:  # [C, N] -> [C, B]
+        return torch.zeros(len(names), rollouts, dtype=torch.float64).index_add_(1, batch.rollout, steps)
+
+    per_rollout = of_rollouts(contributions)
+    raw_sums, normalized_sums = of_rollouts(raw), of_rollouts(normalized)
 
     metrics: dict[str, float | Mapping[str, float]] = {}
     for i, name in enumerate(names):
@@ -83,7 +88,7 @@ def assemble(
             tensor_moments(normalized[i][valid[i]]),
             weights[name],
             normalizer.running[name],
-            float(per_rollout[i].mean()) if rollouts else 0.0,
+            RolloutSums(*(float(s[i].mean()) if rollouts else 0.0 for s in (raw_sums, normalized_sums, per_rollout))),
         )
     shares = _advantage_shares(per_rollout, batch.group)
     metrics |= {f"rewards/advantage_share/{name}": share for name, share in zip(names, shares, strict=False)}

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Literal
 
 from ..configs.sections.rewards import DiagnosisConfig
 from ..envs.trajectory import Trajectory
@@ -21,9 +22,16 @@ SAME = 1e-9
 """Rewards that differ by less are the same reward."""
 
 
+Grade = Literal["good", "hint", "warning", "failure"]
+"""good: no trouble at all; hint: worth knowing; warning: training may go wrong; failure: it does."""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. `subject` says about which part (a component, an action), where there are several."""
+    """One thing that was found. `subject` says about which part (a component, an action), where there are several.
+
+    `message` says first what is the matter and what helps, then how it was measured: screens may cut its end.
+    """
 
     detector: str
     message: str
@@ -31,6 +39,7 @@ class Finding:
     threshold: float
     trajectories: tuple[str, ...] = ()
     subject: str = ""
+    grade: Grade = "warning"
 
 
 @dataclass(frozen=True)
@@ -101,8 +110,8 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
         found.append(
             Finding(
                 "advantage_share",
-                f"{name} makes {size} of the advantage's variance over {len(batches)} steps: this is what the policy "
-                f"is taught beside the task. At more than {limits.advantage_share:.0%}, lower w_{name}.",
+                f"{name} is what the policy is taught beside the task: lower w_{name}. It makes {size} of the "
+                f"advantage's variance over {len(batches)} steps (limit {limits.advantage_share:.0%}).",
                 share,
                 limits.advantage_share,
                 _ids(strongest, limits),
@@ -154,7 +163,7 @@ def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         return []
     shown = action if action != "?" else "a turn without a readable call"
     evidence = sorted((r for r in latest.rollouts if action in r.actions), key=lambda r: -len(r.actions))
-    message = f"{shown} makes {share:.0%} of all actions: the policy uses its other tools no more."
+    message = f"{shown} makes {share:.0%} of all actions: the other tools are used no more."
     return [Finding("action_collapse", message, share, limits.action_share, _ids(evidence, limits), action)]
 
 
@@ -166,8 +175,14 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     left = series[-1] / max(series)
     if left >= limits.entropy_fall:
         return []
-    message = f"policy entropy fell to {series[-1]:.3g}, {left:.0%} of what it was within {len(series)} steps."
-    return [Finding("entropy_collapse", message, left, limits.entropy_fall, _ids(batches[-1].rollouts, limits))]
+    ids = _ids(batches[-1].rollouts, limits)
+    measured = f"policy entropy fell to {series[-1]:.3g}, {left:.0%} of what it was within {len(series)} steps"
+    known = [b for b in batches if any(r.correct is not None for r in b.rollouts)]
+    before, after = known[: len(known) // 2], known[len(known) // 2 :]
+    if before and (start := _success(before)) + limits.success_rise < (end := _success(after)):
+        message = f"{measured}, while success rose from {start:.0%} to {end:.0%}: it becomes sure of what works."
+        return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, grade="hint")]
+    return [Finding("entropy_collapse", f"{measured}: it explores no more.", left, limits.entropy_fall, ids)]
 
 
 def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
@@ -194,10 +209,15 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
     if after <= limits.no_variance_share or after <= before:
         return []
     flat = [r for g in _groups(batches[-1].rollouts) if _is_flat(g) for r in g]
-    right = all(r.correct for r in flat) if flat else False
-    why = "They are all right: the tasks have become too easy." if right else "Harder or easier tasks would teach more."
-    message = f"{after:.0%} of the groups have no variance (before: {before:.0%}) and teach nothing. {why}"
-    return [Finding("groups_without_variance", message, after, limits.no_variance_share, _ids(flat, limits))]
+    ids = _ids(flat, limits)
+    measured = f"{after:.0%} of the groups have no variance (before: {before:.0%}) and teach nothing"
+    if flat and all(r.correct for r in flat):
+        message = f"solved: whole groups answer rightly. {measured}; harder tasks would teach more."
+        return [Finding("groups_without_variance", message, after, limits.no_variance_share, ids, "solved", "good")]
+    wrong = sum(not r.correct for r in flat) / len(flat) if flat else 0.0
+    tasks = "easier" if wrong > 0.5 else "harder"
+    message = f"{measured}: {tasks} tasks would teach more."
+    return [Finding("groups_without_variance", message, after, limits.no_variance_share, ids)]
 
 
 def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
@@ -212,7 +232,9 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     where += [f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''}"] if names else []
     where += [f"{dropped:g} raw reward values, which count as 0"] if dropped > 0 else []
     count = len(bad) + len(names) + (dropped if dropped > 0 else 0)
-    return [Finding("not_finite", f"NaN or infinity in {'; '.join(where)}.", count, 0.0, _ids(bad, limits))]
+    return [
+        Finding("not_finite", f"NaN or infinity in {'; '.join(where)}.", count, 0.0, _ids(bad, limits), grade="failure")
+    ]
 
 
 DETECTORS: dict[str, Detector] = {

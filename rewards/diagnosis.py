@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class Diagnosis:
-    """The detectors over the last `window` steps. A finding that stays true is reported again after a window."""
+    """The detectors over the last `window` steps. A finding is reported at most once in a window, also where
+    it comes and goes."""
 
     def __init__(self, config: DiagnosisConfig | None = None, detectors: Mapping[str, Detector] | None = None) -> None:
         self.config = config or DiagnosisConfig()
@@ -40,8 +41,6 @@ class Diagnosis:
                 found += detector(tuple(self.batches), self.config)
             except Exception:
                 log.exception("detector %s failed at step %s", name, batch.step)
-        present = {(f.detector, f.subject) for f in found}
-        self._reported = {key: step for key, step in self._reported.items() if key in present}
         new = []
         for finding in found:
             key = (finding.detector, finding.subject)

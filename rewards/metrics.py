@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from ..envs.trajectory import Trajectory
 from .moments import Moments
@@ -34,11 +35,20 @@ def action_distribution(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     return {name: counts[name] / steps for name in sorted(counts)} if steps else {}
 
 
+@dataclass(frozen=True)
+class RolloutSums:
+    """Means over rollouts of a component's sums over the rollout's steps: normalised × weight = contribution, and the
+    contributions of all components add up to `rewards/total/mean`."""
+
+    raw: float
+    normalized: float
+    contribution: float
+
+
 def component_metrics(
-    name: str, raw: Moments, normalized: Moments, weight: float, running: Moments, contribution: float
+    name: str, raw: Moments, normalized: Moments, weight: float, running: Moments, sums: RolloutSums
 ) -> dict[str, float]:
-    """The metrics of one component. `raw` and `normalized` are over the steps where it is defined; `contribution` is
-    the mean over trajectories of what it adds to the total, so that these add up to `rewards/total/mean`."""
+    """The metrics of one component. `raw` and `normalized` are over the steps where it is defined."""
     return {
         f"rewards/raw/{name}": raw.mean,
         f"rewards/raw_std/{name}": raw.std,
@@ -46,7 +56,9 @@ def component_metrics(
         f"rewards/normalized_std/{name}": normalized.std,
         f"rewards/weight/{name}": weight,
         f"rewards/contribution/{name}": normalized.mean * weight,
-        f"rewards/per_trajectory/{name}": contribution,
+        f"rewards/raw_per_trajectory/{name}": sums.raw,
+        f"rewards/normalized_per_trajectory/{name}": sums.normalized,
+        f"rewards/per_trajectory/{name}": sums.contribution,
         f"rewards/running_mean/{name}": running.mean,
         f"rewards/running_std/{name}": running.std,
     }

@@ -19,6 +19,8 @@ from .rollout import Rollout, in_batch_order
 from .trial import TrialError, rollouts_from_trial
 
 EnvKey = tuple[str, str]
+_OPTIONAL = frozenset({"seed", "step", "split", "on_progress"})
+"""Keywords of `run_trial` beyond the contract's three."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Timings:
 class RolloutRunner:
     """Runs trials of rows with one agent. `prepare(env)` is called once for each new environment.
 
+    `on_progress` is told how many rollouts of a call have ended, of how many.
+
     `env_cache` maps (class path, canonical config) to the instance.
     """
 
@@ -91,6 +95,7 @@ class RolloutRunner:
     env_cache: dict[EnvKey, Any] = field(default_factory=dict)
     prepare: Callable[[Any], None] | None = None
     timings: Timings = field(default_factory=Timings)
+    on_progress: Callable[[int, int], None] | None = None
 
     def environment(self, row: Row) -> Any:
         """The instance that serves `row`, made on first use. Raises EnvLoadError."""
@@ -122,6 +127,8 @@ class RolloutRunner:
         for index, row in enumerate(rows):
             groups.setdefault(row.key, []).append(index)
         done: list[Rollout] = []
+        ended, total = 0, len(rows) * rollouts
+        self._tell(0, total)
         for indices in groups.values():
             env = self.environment(rows[indices[0]])
             numbers = [first + i for i in indices]
@@ -129,6 +136,7 @@ class RolloutRunner:
                 "seed": None if seed is None else (seed * 1_000_003 + numbers[0]) % 2**31,
                 "step": step,
                 "split": split,
+                "on_progress": lambda n, _, before=ended: self._tell(before + n, total),
             }
             result = env.run_trial(
                 task_data_list=[rows[i].task_data for i in indices],
@@ -140,10 +148,16 @@ class RolloutRunner:
                 done += rollouts_from_trial(result, numbers, rollouts, policy_version)
             except TrialError as problem:
                 raise TrialError(f"{rows[indices[0]].env_class_path}: {problem}") from problem
+            ended += len(indices) * rollouts
+            self._tell(ended, total)
             spent = result.get("timings") or {}
             self.timings.generate += float(spent.get("generate_s", 0.0))
             self.timings.environment += float(spent.get("environment_s", 0.0))
         return in_batch_order(done)
+
+    def _tell(self, ended: int, total: int) -> None:
+        if self.on_progress is not None:
+            self.on_progress(ended, total)
 
 
 @functools.cache
@@ -151,5 +165,5 @@ def _accepted(env_class: type) -> frozenset[str]:
     """Which optional keywords this class's `run_trial` takes: a user's own may have only the three of the contract."""
     parameters = inspect.signature(env_class.run_trial).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return frozenset({"seed", "step", "split"})
-    return frozenset(p.name for p in parameters)
+        return _OPTIONAL
+    return _OPTIONAL & {p.name for p in parameters}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -27,6 +28,14 @@ class Request:
     id: str
     command: Command
     time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request with what came of it, by process."""
+
+    request: Request
+    answers: Mapping[str, str]
 
 
 def request(run_dir: Path | str, command: Command) -> str:
@@ -47,6 +56,42 @@ def outcome(run_dir: Path | str, request_id: str, process: str | None = None) ->
         if answer:
             return str(answer.get("outcome", ""))
     return None
+
+
+def withdraw(run_dir: Path | str, request_id: str) -> bool:
+    """Take a request back. False when it is too late: a process has acted on it (or may have, and it is gone)."""
+    folder = Path(run_dir) / CONTROL
+    if any(folder.glob(f"{request_id}.*.done")):
+        return False
+    try:
+        os.unlink(folder / f"{request_id}.json")
+    except OSError:
+        return False
+    return True
+
+
+def asked(run_dir: Path | str) -> list[Asked]:
+    """All requests since the run was started or resumed, oldest first, with the answers so far."""
+    folder = Path(run_dir) / CONTROL
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        id_ = name.removesuffix(".json")
+        if name.startswith(".") or not name.endswith(".json"):
+            continue
+        data = read_json(folder / name)
+        if data.get("command") not in get_args(Command):
+            continue
+        answers = {}
+        for done in names:
+            if done.startswith(f"{id_}.") and done.endswith(".done"):
+                answer = read_json(folder / done)
+                answers[done[len(id_) + 1 : -len(".done")]] = str(answer.get("outcome", ""))
+        found.append(Asked(Request(id_, cast(Command, data["command"]), number(data.get("time")) or 0.0), answers))
+    return found
 
 
 def clear(run_dir: Path | str) -> None:

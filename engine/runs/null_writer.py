@@ -39,6 +39,9 @@ class NullWriter:
     ) -> None:
         """Nothing."""
 
+    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """Nothing."""
+
     def vocabulary(self, texts: Sequence[str], *, byte_level: bool = False) -> None:
         """Nothing."""
 

@@ -124,6 +124,10 @@ class RunReader:
 
     def latest(self) -> dict[str, float]:
         """The last value of every metric."""
+        return {name: value for name, (_, value) in self.latest_points().items()}
+
+    def latest_points(self) -> dict[str, tuple[int, float]]:
+        """The last value of every metric, with its step."""
         db = self._ready()
         return {} if db is None else series.latest(db)
 
@@ -131,9 +135,10 @@ class RunReader:
         """The last step of which anything is recorded; 0 before."""
         return int(self._scalar("SELECT max(step) FROM steps") or 0)
 
-    def step_times(self, after_step: int = -1) -> list[tuple[int, float]]:
-        """`[(step, seconds since the epoch)]`: when the first thing of each step was recorded."""
-        return [(s, t) for s, t in self._all("SELECT step, time FROM steps WHERE step > ?", (after_step,))]
+    def step_times(self, max_points: int = 400) -> list[tuple[int, float]]:
+        """`[(step, seconds since the epoch)]`: when the first thing of a step was recorded; of some steps of many."""
+        db = self._ready()
+        return [] if db is None else series.times(db, max_points)
 
     def events(self, kinds: Iterable[str] | None = None, *, after_id: int = 0, limit: int = 200) -> list[Event]:
         """The last `limit` events after an id, oldest first."""

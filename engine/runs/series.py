@@ -60,13 +60,24 @@ def since(db: Connection, rowid: int, limit: int) -> tuple[int, dict[str, list[t
     return rowid, found
 
 
-def latest(db: Connection) -> dict[str, float]:
-    """The last value of every metric: one seek each."""
+def latest(db: Connection) -> dict[str, tuple[int, float]]:
+    """The last step and value of every metric: one seek each."""
     rows = db.all(
-        "SELECT name, (SELECT value FROM metrics WHERE metrics.name = metric_names.id ORDER BY step DESC LIMIT 1) "
-        "FROM metric_names ORDER BY id"
+        "SELECT metric_names.name, metrics.step, metrics.value FROM metric_names JOIN metrics ON metrics.id = "
+        "(SELECT id FROM metrics WHERE metrics.name = metric_names.id ORDER BY step DESC LIMIT 1) "
+        "ORDER BY metric_names.id"
     )
-    return {name: _value(value) for name, value in rows}
+    return {name: (step, _value(value)) for name, step, value in rows}
+
+
+def times(db: Connection, max_points: int) -> list[tuple[int, float]]:
+    """`[(step, seconds since the epoch)]` of at most about `max_points` steps over the run, and of the last."""
+    last = db.one("SELECT max(step) FROM steps")
+    if last is None or last[0] is None:
+        return []
+    every = max(1, last[0] // max(1, max_points))
+    sql = "SELECT step, time FROM steps WHERE step % ? = 0 OR step = ? ORDER BY step"
+    return [(int(step), float(time)) for step, time in db.all(sql, (every, last[0]))]
 
 
 def _id(db: Connection, name: str) -> int | None:

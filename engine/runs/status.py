@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from .paths import PROCESSES, RUN_FILE
-from .types import ENDED, SCHEMA_VERSION, RunInfo, RunStatus
+from .types import ENDED, SCHEMA_VERSION, Progress, RunInfo, RunStatus
 
 PRIMARY = ("training", "engine")
 """Processes whose status is the run's status, in this order."""
@@ -161,6 +161,8 @@ def look(run_dir: Path) -> RunInfo:
         exit_code=None if code is None else int(code),
         error=None if error is None else str(error),
         schema_version=int(number(run.get("schema_version")) or SCHEMA_VERSION),
+        progress=_progress(state.get("progress")) if status not in ENDED else None,
+        heard=number(state.get("heard")),
         facts=facts,
     )
 
@@ -169,7 +171,14 @@ def number(value: object) -> float | None:
     """A finite number of a file that may hold anything."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value if abs(value) < 1e18 else None
+    return value if abs(value) < 1e18 else None  # false for NaN, too
+
+
+def _progress(said: object) -> Progress | None:
+    if not isinstance(said, dict):
+        return None
+    done, total = number(said.get("done")) or 0, number(said.get("total")) or 0
+    return Progress(str(said.get("phase") or ""), int(done), int(total))
 
 
 def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus, str | None]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
-NAMES = ("success/train", "success/eval_greedy", "success/eval_sampled", "rewards/total/mean", "online/success")
+RATE_WINDOW = 100
+"""Requests over which the outcome of one request (0 or 1) becomes a rate."""
+RATES = ("online/success",)
+NAMES = ("success/train", "success/eval_greedy", "success/eval_sampled", "rewards/total/mean", *RATES)
 POINTS = 32
 
 
 class Summary:
-    """For each of `NAMES` the last value and a curve of at most `POINTS` means over the whole run."""
+    """For each of `NAMES` the last value and a curve of at most `POINTS` means over the whole run, with their steps.
+
+    The last value of `RATES` is the mean over the last `RATE_WINDOW` values.
+    """
 
     def __init__(self) -> None:
         self._series: dict[str, _Curve] = {}
@@ -19,33 +26,49 @@ class Summary:
         for name in NAMES:
             value = values.get(name)
             if value is not None and value == value:
-                self._series.setdefault(name, _Curve()).add(value)
+                if name not in self._series:
+                    self._series[name] = _Curve(RATE_WINDOW if name in RATES else 1)
+                self._series[name].add(step, value)
 
     def to_json(self) -> dict[str, dict[str, object]]:
-        """`{name: {"last": x, "curve": [..]}}`."""
-        return {name: {"last": c.last, "curve": [round(v, 4) for v in c.points()]} for name, c in self._series.items()}
+        """`{name: {"last": x, "curve": [..], "steps": [..]}}`: the means and the last step of each."""
+        return {
+            name: {
+                "last": curve.last,
+                "curve": [round(mean, 4) for mean, _ in curve.points()],
+                "steps": [step for _, step in curve.points()],
+            }
+            for name, curve in self._series.items()
+        }
 
 
 class _Curve:
     """Means of equal spans; when there are too many, neighbours merge and the span doubles."""
 
-    def __init__(self) -> None:
-        self.last = 0.0
+    def __init__(self, window: int) -> None:
+        self._newest: deque[float] = deque(maxlen=window)
         self.span = 1
-        self.done: list[float] = []
+        self.done: list[tuple[float, int]] = []
         self.total = 0.0
         self.count = 0
+        self.step = 0
 
-    def add(self, value: float) -> None:
-        self.last = value
+    @property
+    def last(self) -> float:
+        return sum(self._newest) / len(self._newest)
+
+    def add(self, step: int, value: float) -> None:
+        self._newest.append(value)
         self.total += value
         self.count += 1
+        self.step = step
         if self.count == self.span:
-            self.done.append(self.total / self.count)
+            self.done.append((self.total / self.count, step))
             self.total, self.count = 0.0, 0
             if len(self.done) == POINTS:
-                self.done = [(a + b) / 2 for a, b in zip(self.done[::2], self.done[1::2], strict=True)]
+                pairs = zip(self.done[::2], self.done[1::2], strict=True)
+                self.done = [((a + b) / 2, step) for (a, _), (b, step) in pairs]
                 self.span *= 2
 
-    def points(self) -> list[float]:
-        return [*self.done, self.total / self.count] if self.count else list(self.done)
+    def points(self) -> list[tuple[float, int]]:
+        return [*self.done, (self.total / self.count, self.step)] if self.count else list(self.done)

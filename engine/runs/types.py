@@ -34,7 +34,8 @@ ENDED = ("finished", "stopped", "crashed")
 EventKind = Literal[
     "beta",  # data: from, to, reason, mean_kl, target_kl, tolerance
     "snapshot",  # data: version, action (published | loaded | held | rolled_back), path
-    "alert",  # a finding of a detector: data: detector, value, threshold, trajectories (ids)
+    "alert",  # a finding of a detector: data: detector, subject, grade, value, threshold, trajectories (ids)
+    "note",  # a finding that is no trouble: the same data
     "checkpoint",  # data: path
     "eval",  # data: split, greedy, sampled, n
     "control",  # data: command, outcome; the run acknowledges a request
@@ -42,6 +43,18 @@ EventKind = Literal[
     "record",  # the record itself was in trouble (full disk, dropped rows): data: reason, dropped
     "error",  # data: where, traceback
 ]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is inside its present step: `done` of `total` parts of a phase (0 of 0: the phase has no parts).
+
+    A phase is a word such as `rollouts`, `log-probs`, `update`, `evaluation`.
+    """
+
+    phase: str = ""
+    done: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,9 @@ class RunInfo:
     exit_code: int | None = None
     error: str | None = None
     schema_version: int = SCHEMA_VERSION
+    progress: Progress | None = None
+    heard: float | None = None
+    """When the run last said or recorded anything of its own accord: its last sign of life."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property

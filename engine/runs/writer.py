@@ -121,6 +121,7 @@ class RunWriter:
         with self._condition:
             self._hurry |= status != self._state["status"] or error is not None
             self._state.update(news)
+            self._state["heard"] = time.time()
             self._state.pop("ended", None)
             if status in ENDED:
                 self._state["ended"] = time.time()
@@ -128,6 +129,13 @@ class RunWriter:
             self._condition.notify_all()
         if status in ENDED:
             self.flush(timeout=10.0)
+
+    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """Where the run is inside its step (see `Progress`); costs no more than keeping it, and is soon on disk."""
+        with self._condition:
+            self._state["progress"] = {"phase": phase, "done": done, "total": total}
+            self._state["heard"] = time.time()
+            self._state_dirty = True
 
     def vocabulary(self, texts: Sequence[str], *, byte_level: bool = False) -> None:
         """The text of every token id, in order, once per run, so that a viewer needs no tokenizer.
@@ -187,6 +195,7 @@ class RunWriter:
             if self._closing or (self._queue and self._bytes + item.cost > self._limit):
                 self._overflow += item.rows
                 return
+            self._state["heard"] = time.time()
             self._queue.append(item)
             self._bytes += item.cost
             self._condition.notify_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list, gather_object
@@ -14,6 +15,7 @@ from ..policy.prepared import acting
 from ..record.step_recorder import StepRecorder
 from ..rollouts.evaluation import Evaluation, evaluate
 from ..rollouts.runner import Row
+from .step_progress import StepProgress
 
 if TYPE_CHECKING:
     from .env_trainer import GRPOEnvTrainer
@@ -56,6 +58,8 @@ class RunCallback(TrainerCallback):
         self.last_evaluation: dict[str, float] = {}
         self._evaluated_at = -1
         self._asked_checkpoint: list[Any] = []
+        self.progress = StepProgress(recorder)
+        trainer.runner.on_progress = self.progress.rollouts
 
     @property
     def main(self) -> bool:
@@ -95,17 +99,38 @@ class RunCallback(TrainerCallback):
         if self.stopped:
             control.should_training_stop = True
             control.should_save = True
+        if control.should_save and self._saved(step) is not None:  # during a pause
+            control.should_save = False
+            self._answer_saved(step)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A checkpoint was written (or the disk refused it)."""
+        step = state.global_step
+        path = self._saved(step)
+        if path is not None:
+            self.recorder.event("checkpoint", f"checkpoint of step {step}", step=step, path=str(path))
+        self._answer_saved(step)
+
+    def _saved(self, step: int) -> Path | None:
+        """The checkpoint of this step, when there is one."""
         path = self.trainer.last_checkpoint
-        if path is not None and path.name.endswith(f"-{state.global_step}"):
-            self.recorder.event(
-                "checkpoint", f"checkpoint of step {state.global_step}", step=state.global_step, path=str(path)
-            )
-            self._answer(f"saved as {path.name}")
-        else:
-            self._answer("the checkpoint could not be saved; the log says why")
+        return path if path is not None and path.name.endswith(f"-{step}") else None
+
+    def _answer_saved(self, step: int) -> None:
+        path = self._saved(step)
+        self._answer("the checkpoint could not be saved; the log says why" if path is None else f"saved as {path.name}")
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Where the step is, for who watches."""
+        self.progress.step(args.gradient_accumulation_steps)
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """One micro-batch of the step went through."""
+        self.progress.micro_batch()
 
     def evaluate(self, step: int) -> None:
         """Success on the held-out tasks, greedy and at temperature 1; every process takes its share."""
@@ -115,8 +140,10 @@ class RunCallback(TrainerCallback):
         self.recorder.event("phase", "evaluating", step=step, name="evaluating")
         began = time.perf_counter()
         trainer = self.trainer
+        self.progress.acting = "evaluation"
         with acting(trainer.accelerator.unwrap_model(trainer.model)):
             greedy, sampled = (self._evaluate(step, temperature) for temperature in (0.0, 1.0))
+        self.progress.acting = "rollouts"
         self.last_evaluation = {"success/eval_greedy": greedy.success, "success/eval_sampled": sampled.success}
         seconds = time.perf_counter() - began
         if self.main:
@@ -201,10 +228,12 @@ class RunCallback(TrainerCallback):
             )
             for finding in self.diagnosis.observe(batch):
                 self.recorder.event(
-                    "alert",
+                    "note" if finding.grade == "good" else "alert",
                     finding.message,
                     step=step,
                     detector=finding.detector,
+                    subject=finding.subject,
+                    grade=finding.grade,
                     value=finding.value,
                     threshold=finding.threshold,
                     trajectories=list(finding.trajectories),
@@ -215,28 +244,27 @@ class RunCallback(TrainerCallback):
     # What people ask for.
 
     def _serve(self, step: int, control: TrainerControl) -> None:
-        """Pause, resume, checkpoint or stop, on every process alike."""
+        """Pause, resume, checkpoint or stop, on every process alike. What is due is saved before a pause."""
         paused = False
         while True:
-            commands = self._poll()
-            if "stop" in commands:
-                self.stopped = True
-                self.recorder.guard("status", lambda: self.recorder.writer.status("stopping", step=step))
-            if "checkpoint" in commands:
-                if paused:  # the loop is not going on yet: save right now
+            for command in self._poll():
+                if command == "checkpoint":
+                    control.should_save = True
+                    continue
+                self.stopped |= command == "stop"
+                paused = command == "pause"
+                now = "stopping" if self.stopped else "paused" if paused else "running"
+                self.recorder.guard("status", lambda now=now: self.recorder.writer.status(now, step=step))
+            if not paused or self.stopped:
+                return
+            if control.should_save:  # the loop does not go on yet: save right now
+                control.should_save = False
+                if self._saved(step) is None:
+                    self.progress.checkpoint()
                     self.trainer._save_checkpoint(self.trainer.model, None)
                     self.on_save(self.trainer.args, self.trainer.state, control)
                 else:
-                    control.should_save = True
-            for command in commands:
-                if command in ("pause", "resume"):
-                    paused = command == "pause"
-                    self.recorder.guard(
-                        "status",
-                        lambda now="paused" if paused else "running": self.recorder.writer.status(now, step=step),
-                    )
-            if not paused or self.stopped:
-                return
+                    self._answer_saved(step)
             began = time.perf_counter()
             time.sleep(PAUSE_SECONDS)
             self.trainer.clock.forget(time.perf_counter() - began)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 
 class PhaseClock:
-    """Adds up seconds by phase until they are taken. On CUDA a phase ends when the device has done its work."""
+    """Adds up seconds by phase until they are taken. On CUDA a phase ends when the device has done its work.
 
-    def __init__(self, device: torch.device | None = None) -> None:
+    `on_begin` is told the name of each phase that begins.
+    """
+
+    def __init__(self, device: torch.device | None = None, on_begin: Callable[[str], None] | None = None) -> None:
+        self.on_begin = on_begin
         self._seconds: dict[str, float] = defaultdict(float)
         self._device = device
 
     @contextmanager
     def __call__(self, phase: str, without: str = "") -> Iterator[None]:
         """Count what happens inside under `phase`, except what is counted under `without` meanwhile."""
+        if self.on_begin is not None:
+            self.on_begin(phase)
         began, other = time.perf_counter(), self.seconds(without)
         try:
             yield

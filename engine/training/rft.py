@@ -129,6 +129,7 @@ def build_trainer(
         on_progress=print_progress,
     )
     trainer.add_callback(callback)
+    trainer.phases.on_begin = callback.progress.phase
     recorder.vocabulary(tokenizer)
     return trainer, callback
 

@@ -70,7 +70,8 @@ def test_a_component_that_makes_most_of_the_advantage():
     [finding] = find("advantage_share", batches)
     assert finding.subject == "coherence"
     assert finding.value > finding.threshold == 0.5
-    assert finding.message.endswith("At more than 50%, lower w_coherence.")
+    assert finding.message.startswith("coherence") and "lower w_coherence" in finding.message[:80]
+    assert finding.grade == "warning"
     assert finding.trajectories == ("4-2", "4-5", "4-1", "4-4", "4-7")  # those with most of it first
 
 
@@ -115,7 +116,9 @@ def test_groups_without_variance():
     flat = [batch(s, task=lambda i: 1.0) for s in range(5, 10)]
     [finding] = find("groups_without_variance", [*HEALTHY[:5], *flat])
     assert finding.value == 1.0
-    assert "too easy" in finding.message
+    assert finding.grade == "good" and finding.message.startswith("solved"), "all right is no trouble"
+    [wrong] = find("groups_without_variance", [*HEALTHY[:5], *(batch(s, task=lambda i: 0.0) for s in range(5, 10))])
+    assert wrong.grade == "warning" and "easier tasks" in wrong.message
     assert find("groups_without_variance", flat) == []  # always so, not rising
 
 

@@ -61,19 +61,22 @@ def _loop(worker: UpdateWorker, writer: RunWriter, control: ControlChannel, poll
     looked = 0.0
     while True:
         for request in control.poll():
-            if request.command == "stop":
-                control.acknowledge(request, "updates end; state saved")
-                return
+            outcome = "updates end; state saved"
             if request.command == "pause":
                 paused = True
                 worker.commit()
-                control.acknowledge(request, "updates paused; tasks wait in the queue")
+                outcome = "learning paused; tasks wait in the queue, answers go on"
             elif request.command == "resume":
                 paused = False
-                control.acknowledge(request, f"updates go on; {worker.release()}")
+                outcome = f"learning goes on; {worker.release()}"
             elif request.command == "checkpoint":
                 done = worker.publish()
-                control.acknowledge(request, f"version {worker.writer.version} published" if done else "not published")
+                outcome = f"version {worker.writer.version} published" if done else "not published"
+            control.acknowledge(request, outcome)
+            told = {"command": request.command, "outcome": outcome}
+            writer.event("control", f"{request.command}: {outcome}", **told)
+            if request.command == "stop":
+                return
             writer.status("paused" if paused else "running")
         if time.monotonic() - looked >= poll_s:
             looked = time.monotonic()

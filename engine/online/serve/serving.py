@@ -198,10 +198,14 @@ class Serving:
             if command.command == "stop":
                 self._stopped = True
                 self.control.acknowledge(command, "serving ends")
-            elif command.command in ("pause", "resume"):
-                self.control.acknowledge(command, f"serving goes on; updates {command.command}")
-            else:
-                self.control.acknowledge(command, "left to the update worker")
+            elif not self._learning:  # else the update worker does it and answers
+                self.control.acknowledge(command, "nothing to do: this run serves and does not learn")
+
+    @property
+    def _learning(self) -> bool:
+        """Whether an update worker lives, or is about to."""
+        state = process_state(self.run_dir, "worker")
+        return self.config.updates and bool(state["alive"] or state["launcher_alive"])
 
     def _keep(self, *, force: bool = False) -> None:
         now = time.monotonic()

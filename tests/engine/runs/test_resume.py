@@ -85,7 +85,8 @@ def test_the_short_curve_of_the_list_goes_on_too(run_dir: Path):
     resumed.status("stopped")
     with RunReader(run_dir) as reader:
         curve = reader.info().facts["summary"]["success/train"]
-        assert curve == {"last": 0.9, "curve": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.9]}
+        assert curve["last"] == 0.9 and curve["curve"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.9]
+        assert curve["steps"] == [1, 2, 3, 4, 5, 6, 7]
     resumed.close()
 
 

@@ -15,9 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_tui.engine.runs import control
+from grpo_tui.engine.runs.headline import of_record, of_status
 from grpo_tui.engine.runs.masking import MASKED, is_secret_key, mask, mask_text
+from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import identity, is_alive, look, read_json, write_json
 from grpo_tui.engine.runs.summary import POINTS, Summary
+from grpo_tui.engine.runs.types import Progress
 from grpo_tui.engine.runs.writer import RunWriter
 
 
@@ -237,3 +240,57 @@ def test_the_summary_keeps_the_shape_of_a_long_curve():
     curve = made["success/train"]["curve"]
     assert isinstance(curve, list) and POINTS // 2 <= len(curve) <= POINTS
     assert curve == sorted(curve) and curve[0] < 0.05 and curve[-1] > 0.9
+    steps = made["success/train"]["steps"]
+    assert isinstance(steps, list) and len(steps) == len(curve)
+    middle = [step / 10_000 for step in steps]
+    assert all(abs(mean - at) < 0.1 for mean, at in zip(curve, middle, strict=True)), "each mean stands at its steps"
+
+
+def test_an_evaluation_stands_at_the_step_at_which_it_was_made(run_dir: Path):
+    writer = RunWriter(run_dir)
+    for step in range(1, 41):
+        writer.metrics(step, {"rewards/total/mean": 0.5} | ({"success/eval_greedy": 0.9} if step == 10 else {}))
+    writer.close()
+    made = of_status(look(run_dir))
+    assert made is not None and made.curves["success/eval_greedy"] == [(10, 0.9)]
+    with RunReader(run_dir) as reader:
+        record = of_record(reader)
+    assert record.values == made.values and record.curves["success/eval_greedy"] == [(10, 0.9)]
+
+
+def test_the_success_of_serving_is_a_rate_over_the_last_requests(run_dir: Path):
+    writer = RunWriter(run_dir)
+    for step in range(1, 301):
+        writer.metrics(step, {"online/success": float(step % 4 == 0)})
+    writer.close()
+    made = of_status(look(run_dir))
+    with RunReader(run_dir) as reader:
+        record = of_record(reader)
+    assert made is not None and made.success == record.success == 0.25, "not that of the last request"
+
+
+def test_progress_inside_a_step_and_the_last_sign_of_life(run_dir: Path):
+    writer = RunWriter(run_dir)
+    writer.status("running", step=3)
+    before = time.time()
+    writer.progress("rollouts", 5, 16)
+    assert writer.flush(5)
+    info = look(run_dir)
+    assert info.progress == Progress("rollouts", 5, 16)
+    assert info.heard is not None and before <= info.heard <= time.time()
+    writer.status("finished")
+    writer.close()
+    assert look(run_dir).progress is None, "an ended run is inside no step"
+
+
+def test_a_request_can_be_taken_back_until_a_process_has_answered(run_dir: Path):
+    channel = control.ControlChannel(run_dir)
+    first, second = control.request(run_dir, "pause"), control.request(run_dir, "checkpoint")
+    assert [(a.request.id, a.answers) for a in control.asked(run_dir)] == [(first, {}), (second, {})]
+    assert control.withdraw(run_dir, first)
+    assert not control.withdraw(run_dir, first), "only once"
+    heard = channel.poll()
+    assert [r.command for r in heard] == ["checkpoint"]
+    channel.acknowledge(heard[0], "saved as checkpoint-7")
+    assert not control.withdraw(run_dir, second), "it is too late"
+    assert control.asked(run_dir)[0].answers == {"training": "saved as checkpoint-7"}

@@ -102,6 +102,23 @@ def test_people_pause_save_and_stop_a_run_and_it_answers(tmp_path, base):
     assert recorded_steps(folder) == list(range(1, info.step + 1))
 
 
+def test_what_was_asked_before_a_pause_is_saved_during_it_and_only_once(tmp_path, base):
+    folder = make_run(tmp_path / "paused", base, max_steps=10_000, save_every=0)
+    process = start(folder)
+    try:
+        saved, paused = request(folder, "checkpoint"), request(folder, "pause")  # both heard after the first step
+        wait(lambda: outcome(folder, paused))
+        wait(lambda: outcome(folder, saved))
+        assert look(folder).status == "paused" and outcome(folder, saved) == "saved as checkpoint-1"
+        assert look(folder).heard is not None
+        stopped = request(folder, "stop")
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+    assert outcome(folder, stopped) == "stopping; saved as checkpoint-1"
+    assert events(folder, "checkpoint") == ["checkpoint of step 1"], "the step is saved once, not again for the stop"
+
+
 def test_a_run_that_is_refused_says_why_in_one_sentence_and_keeps_the_traceback(tmp_path, base, capsys):
     folder = make_run(tmp_path / "refused", base, prompts_per_step=2)
     text = (folder / "config.yaml").read_text().replace("CalculatorEnv", "CalculatorEnw")
