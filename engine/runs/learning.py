@@ -37,7 +37,7 @@ OWN_BITS = sum(BIT[kind] for kind in OWN_KINDS)
 LATER_BITS = [BIT[mark] for mark in MARKS if mark not in OWN_KINDS]
 LEARNED_FROM = ("trained", "replayed", "applied")
 
-GateCode = Literal["open", "low_confidence", "unanimous", "no_label", "no_answer"]
+GateCode = Literal["open", "low_confidence", "unanimous", "no_label", "no_answer", "own_sampling"]
 """Whether a request could be learnt from: open, or why not."""
 
 

@@ -169,7 +169,7 @@ class InferenceEngine:
         """The confidence gate. What a caller had sampled in its own way, or by an older version, is not learnt from:
         it is not what the served policy would have done."""
         if request.sampling.is_own or request.version is not None:
-            return Gate(False, "the caller chose the sampling or the version")
+            return Gate("own_sampling", "the caller chose the sampling or the version")
         return gate(outcome, self.config.min_confidence, self.config.learn_from_unanimous)
 
     def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[Neighbour]) -> Vote:
@@ -247,7 +247,7 @@ class InferenceEngine:
         ballot = replace(
             answer.ballot, labels=labels, correct=tuple(correct), confidence=1.0, flipped=correct[0] is False
         )
-        labelled = replace(answer, samples=samples, ballot=ballot, gate=Gate(True))
+        labelled = replace(answer, samples=samples, ballot=ballot, gate=Gate("open"))
         if all(c is None for c in correct):
             return Learned(labelled)
         embeddings, logits = self._score(samples, [c is not None for c in correct])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from grpo_tui.configs.sections.rewards import RewardsConfig
 from grpo_tui.engine.agents import TransformersAgent
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
-from grpo_tui.engine.online.serve.requests import Request, RequestError, RequestSource, parse_request, read_requests
+from grpo_tui.engine.online.serve.requests import (
+    Request,
+    RequestError,
+    RequestSource,
+    Sampling,
+    parse_request,
+    read_requests,
+)
 from grpo_tui.engine.online.serve.voting import canonical
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter
@@ -311,3 +319,31 @@ def test_answers_are_the_same_alone_or_together() -> None:
     first = together.answer(requests(2), 1)[0]
     one = alone.answer(requests(1), 1)[0]
     assert np.array_equal(first.samples[0].token_ids, one.samples[0].token_ids)
+
+
+def test_what_a_caller_had_sampled_in_its_own_way_is_answered_and_recorded_but_not_learnt_from() -> None:
+    made = engine(samples_to_learn=2)
+    greedy = [replace(r, sampling=Sampling(temperature=0.0, max_tokens=3)) for r in requests(2)]
+    old = [replace(r, version=2) for r in requests(1, start=9)]
+    for answers in (made.answer(greedy, policy_version=3), made.answer(old, policy_version=2)):
+        learned = made.learn(answers)
+        assert all(item.task is None and item.answer.gate.code == "own_sampling" for item in learned)
+        assert [len(item.records) for item in learned] == [5] * len(answers)
+    first = made.answer(greedy[:1], policy_version=3)[0]
+    assert len({tuple(s.token_ids.tolist()) for s in first.samples}) == 1  # greedy: all alike
+    assert all(s.agent_mask.sum() <= 3 for s in first.samples)
+
+
+def test_a_persons_word_is_the_label_of_an_answer() -> None:
+    made = engine()
+    answer = made.answer(requests(1), policy_version=3)[0]
+    given = [canonical(s.trajectory.answer) for s in answer.samples]
+    right = next(g for g in given if g is not None)
+    task = made.label(answer, right, None).task
+    assert task is not None
+    assert task.experience.pseudo_labels == (right,) * len(task.experience.answers)
+    for_answer = task.reward_tensor[..., task.components.index("task")].sum(1)
+    assert (for_answer > 0).tolist() == [canonical(a) == right for a in task.experience.answers]
+    wrong = made.label(answer, None, right).task
+    assert wrong is not None and {canonical(a) for a in wrong.experience.answers} == {right}
+    assert made.label(answer, None, "nobody said this").task is None
