@@ -158,7 +158,11 @@ class MultiTurnEnv(Env):
         self, session: AgentSession, rollouts: list[_Rollout], live: list[int], timings: dict[str, float]
     ) -> None:
         began = time.perf_counter()
-        turns = session.act(live)
+        acting = {row: turn for row, turn in zip(live, session.act(live), strict=True) if not self._is_full(turn)}
+        for row in live:
+            if row not in acting:  # the last observation left no room for a turn: the rollout ended with it
+                rollouts[row].stop_reason = "max_tokens"
+        live, turns = list(acting), list(acting.values())
         acted = time.perf_counter()
         outcomes = guarded_map(
             lambda pair: self._answer(rollouts[pair[0]], pair[1].text),
@@ -174,6 +178,11 @@ class MultiTurnEnv(Env):
             session.observe(going_on, [rollouts[row].steps[-1].observation for row in going_on])
         timings["environment_s"] += answered - acted
         timings["generate_s"] += acted - began + time.perf_counter() - answered
+
+    @staticmethod
+    def _is_full(turn: AgentTurn) -> bool:
+        """Whether the trajectory had no room left for a single token: nothing was written, so there is no step."""
+        return turn.stop_reason == "token_limit" and turn.token_span[0] == turn.token_span[1]
 
     def _answer(self, rollout: _Rollout, text: str) -> _Answer:
         """Understand a turn and carry it out. Runs under guard: may raise anything, may hang."""

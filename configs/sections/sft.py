@@ -33,7 +33,10 @@ class SFTConfig(Section):
     data: str | None = None
     """A JSONL file of conversations (`messages`), instead of the environment's demonstrations."""
     save_every: int = Field(default=50, ge=0)
-    """Steps between checkpoints; 0: only at the end."""
+    """Steps between checkpoints; 0: by time alone. There is always one at the start, after the first step and at the
+    end."""
+    save_minutes: float = Field(default=5.0, ge=0)
+    """Minutes after which a checkpoint is due in any case; 0: by steps alone."""
     eval_tasks: int = Field(default=64, ge=0)
     """Held-out tasks on which success is measured before and after; 0: not at all."""
     output_dir: str = "saved_models/sft_adapters"

@@ -87,7 +87,10 @@ class TrainingConfig(Section):
     eval_every: int = Field(default=25, ge=0)
     """Steps between evaluations on held-out tasks; 0: only at the end."""
     save_every: int = Field(default=50, ge=0)
-    """Steps between checkpoints; 0: only at the end."""
+    """Steps between checkpoints; 0: by time alone. There is always one at the start, after the first step and at the
+    end."""
+    save_minutes: float = Field(default=5.0, ge=0)
+    """Minutes after which a checkpoint is due in any case; 0: by steps alone."""
     keep_checkpoints: int = Field(default=2, ge=1)
     output_dir: str = "saved_models/rft_adapters"
 

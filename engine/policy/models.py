@@ -24,6 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ...configs.sections.model import ModelConfig
 from ..agents import tiny
+from ..runs.checksums import CHECKSUMS, find_damage
 from .activations import checkpoint_activations
 
 BUILTIN_MODELS = {"builtin:tiny": "base"}
@@ -68,6 +69,7 @@ def load_policy(
 def load_base(config: ModelConfig) -> PreTrainedModel:
     """The bare base model, in float32 or as `config.dtype` says, on the CPU. Raises ModelLoadError."""
     source, revision = _base_source(config)
+    _check(Path(source))
     disable_progress_bar()  # a log file is no place for it
     try:
         return AutoModelForCausalLM.from_pretrained(
@@ -114,12 +116,19 @@ def save_adapters(model: PeftModel, folder: Path | str) -> Path:
 
 def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> PeftModel:
     folder = _adapter_folder(adapters)
+    _check(folder)
     try:
         return PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
     except Exception as error:
         raise ModelLoadError(
             f"the adapters in {adapters} do not fit the base model {base.name_or_path}: {_first_line(error)}"
         ) from error
+
+
+def _check(folder: Path) -> None:
+    """Raise ModelLoadError when a folder that says what it holds (`checksums.json`) no longer does."""
+    if (folder / CHECKSUMS).is_file() and (damage := find_damage(folder)) is not None:
+        raise ModelLoadError(f"{folder} is damaged: {damage}; the last checkpoint of its run has the weights, too")
 
 
 def _adapter_folder(adapters: str) -> Path:

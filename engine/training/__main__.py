@@ -6,14 +6,16 @@ Started by the launcher, once or (under `accelerate launch`) once for each proce
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 import time
 from pathlib import Path
 
-from ..launch.life import live
+from ..launch.life import FAILED, live
 from ..launch.process_logging import set_up_logging
+from ..runs.errors import RecordDamaged
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,30 +33,42 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
     set_up_logging()
 
     from ..runs.control import ControlChannel
+    from ..runs.lock import Locked, hold
     from ..runs.writer import NullWriter, RunWriter
-    from .checkpoints import checkpoint_folder, latest
+    from .checkpoints import CheckpointError, Start, find_start, set_aside
 
     main_process = int(os.environ.get("RANK", "0")) == 0
-    start = latest(checkpoint_folder(run_dir)) if resume else None
-    writer = (
-        RunWriter(run_dir, resume_from_step=(start[0] if start else 0) if resume else None)
-        if main_process
-        else NullWriter()
-    )
-    control = ControlChannel(run_dir, sigterm=True)
+    start, refused = Start(), None
+    with contextlib.ExitStack() as held:
+        if main_process:  # before anything of the run is touched: another process may be training it
+            try:
+                held.enter_context(hold(run_dir, "training"))
+            except Locked as problem:
+                print(f"error: {problem}", file=sys.stderr)
+                return FAILED
+        try:
+            start = find_start(run_dir) if resume else start
+            if main_process:
+                set_aside(start.damaged)
+        except (CheckpointError, RecordDamaged, OSError) as problem:
+            refused = problem
+        writer = RunWriter(run_dir, resume_from_step=start.record_from) if main_process else NullWriter()
+        control = ControlChannel(run_dir, sigterm=True)
 
-    def life() -> bool | None:
-        from ..launch.settings import read_config
+        def life() -> bool | None:
+            from ..launch.settings import read_config
 
-        config = read_config(run_dir)
-        if config.mode == "sft":
-            from .sft import run_sft as train
-        else:
-            from .rft import run_rft as train
-        logging.getLogger(__name__).info("loaded in %.1f s", time.perf_counter() - began)
-        return train(config, run_dir, writer, control, resume)
+            if refused is not None:
+                raise refused
+            config = read_config(run_dir)
+            if config.mode == "sft":
+                from .sft import run_sft as train
+            else:
+                from .rft import run_rft as train
+            logging.getLogger(__name__).info("loaded in %.1f s", time.perf_counter() - began)
+            return train(config, run_dir, writer, control, start)
 
-    return live(writer, "training", life, step=start[0] if start else 0)
+        return live(writer, "training", life, step=start.step)
 
 
 if __name__ == "__main__":

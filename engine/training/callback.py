@@ -29,8 +29,10 @@ class RunCallback(TrainerCallback):
     """One for a run, on every process; only the main one records and listens to requests.
 
     eval_rows: held-out tasks; evaluated before the first step, every `eval_every` steps (0: not in between) and after
-    the last. control: `engine.runs.control.ControlChannel` (None: nobody asks for anything). diagnosis:
-    `rewards.diagnosis.Diagnosis` (None: no detectors). on_progress: called with (step, metrics) after each step.
+    the last. save_every, save_minutes: a checkpoint is due after so many steps or minutes (0: not for that reason), and
+    always at the start, after the first step and after the last. control: `engine.runs.control.ControlChannel` (None:
+    nobody asks for anything). diagnosis: `rewards.diagnosis.Diagnosis` (None: no detectors). on_progress: called with
+    (step, metrics) after each step.
     """
 
     def __init__(
@@ -40,6 +42,8 @@ class RunCallback(TrainerCallback):
         *,
         eval_rows: Sequence[Row] = (),
         eval_every: int = 0,
+        save_every: int = 0,
+        save_minutes: float = 0.0,
         control: Any = None,
         diagnosis: Any = None,
         seed: int = 0,
@@ -49,6 +53,8 @@ class RunCallback(TrainerCallback):
         self.recorder = recorder
         self.eval_rows = list(eval_rows)
         self.eval_every = eval_every
+        self.save_every = save_every
+        self.save_minutes = save_minutes
         self.control_channel = control
         self.diagnosis = diagnosis
         self.seed = seed
@@ -56,10 +62,12 @@ class RunCallback(TrainerCallback):
         self.stopped = False
         """A person or a signal asked the run to stop."""
         self.last_evaluation: dict[str, float] = {}
-        self._evaluated_at = -1
+        self.evaluated_at = -1
+        """The last step whose evaluation is recorded."""
         self._asked_checkpoint: list[Any] = []
         self.progress = StepProgress(recorder)
         trainer.runner.on_progress = self.progress.rollouts
+        self._saved_at = time.monotonic()
 
     @property
     def main(self) -> bool:
@@ -69,8 +77,11 @@ class RunCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Status, and where the policy stands before the first step."""
+        """A first checkpoint, status, and where the policy stands before the first step."""
         total = state.max_steps
+        self._saved_at = time.monotonic()
+        if self.trainer.last_checkpoint is None:  # whoever is killed from here on has something to go on from
+            self.trainer._save_checkpoint(self.trainer.model, None)
         self.recorder.guard(
             "status", lambda: self.recorder.writer.status("running", step=state.global_step, total_steps=total)
         )
@@ -95,6 +106,8 @@ class RunCallback(TrainerCallback):
         last = step >= state.max_steps
         if last or (self.eval_every and step % self.eval_every == 0):
             self.evaluate(step)
+        if self._save_is_due(step, last):
+            control.should_save = True
         self._serve(step, control)
         if self.stopped:
             control.should_training_stop = True
@@ -105,6 +118,7 @@ class RunCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A checkpoint was written (or the disk refused it)."""
+        self._saved_at = time.monotonic()
         step = state.global_step
         path = self._saved(step)
         if path is not None:
@@ -132,11 +146,20 @@ class RunCallback(TrainerCallback):
         """One micro-batch of the step went through."""
         self.progress.micro_batch()
 
+    def _save_is_due(self, step: int, last: bool) -> bool:
+        """The same answer on every process: the main one's clock decides."""
+        minutes = (time.monotonic() - self._saved_at) / 60
+        due = last or step == 1 or bool(self.save_every and step % self.save_every == 0)
+        due |= bool(self.save_minutes and minutes >= self.save_minutes)
+        if self.trainer.accelerator.num_processes > 1:
+            due = broadcast_object_list([due])[0]
+        return due
+
     def evaluate(self, step: int) -> None:
         """Success on the held-out tasks, greedy and at temperature 1; every process takes its share."""
-        if not self.eval_rows or self._evaluated_at == step:
+        if not self.eval_rows or self.evaluated_at == step:
             return
-        self._evaluated_at = step
+        self.evaluated_at = step
         self.recorder.event("phase", "evaluating", step=step, name="evaluating")
         began = time.perf_counter()
         trainer = self.trainer

@@ -4,14 +4,21 @@ Protocol of a save, in order, and what each step protects from:
 
 1. Everything is written into `checkpoints/.tmp-checkpoint-N`    (a reader never sees a half-written checkpoint)
 2. the run's record is flushed                                   (no step of the checkpoint is missing in the record)
-3. every file and the folder are fsynced                         (a rename that survives a power cut has its contents)
-4. the folder is renamed to `checkpoint-N`                       (from here on it exists, in one instant)
-5. `checkpoints/` is fsynced, older checkpoints are removed      (there is always at least one whole checkpoint)
+3. the length and SHA-256 of each file are written beside them   (damage is found before a file is used)
+4. every file and the folder are fsynced                         (a rename that survives a power cut has its contents)
+5. the folder is renamed to `checkpoint-N`                       (from here on it exists, in one instant)
+6. `checkpoints/` is fsynced, older checkpoints are removed      (there is always at least one whole checkpoint)
+
+A whole checkpoint of step N that is there already stays: it holds the same state. A run has its first checkpoint, of
+step 0, before it does anything else, and another after its first step: one that is killed can be gone on with.
 
 Files: adapters (or model) as safetensors, `optimizer.safetensors` + `.json`, `scheduler.json`, `rng_R.safetensors` +
 `.json` for each process R, `trainer_state.json`, `replay.safetensors` + `.json`, `rewards.safetensors` + `.json`
-(running statistics, dynamics model), `beta.json`. The record's position is the step in the folder's name: what was
-recorded after it is removed on a resume. Nothing is pickled.
+(running statistics, dynamics model), `beta.json`, `checksums.json`. The record's position is the step in the folder's
+name: what was recorded after it is removed on a resume. Nothing is pickled.
+
+A resume goes on from the newest checkpoint that is whole (`find_start`). Damaged ones that are newer are renamed to
+`damaged-checkpoint-N`, and removed once the run has a whole checkpoint of that step again.
 """
 
 from __future__ import annotations
@@ -20,65 +27,135 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runs.paths import CHECKPOINTS
+from ..runs.checkpoints import PREFIX, Damaged, checkpoint_folder, checkpoints, newest_whole
+from ..runs.checksums import find_damage, write_checksums
+from ..runs.reader import RunReader
 
-PREFIX = "checkpoint-"
 TEMPORARY = ".tmp-"
+DAMAGED = "damaged-"
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be used; the message names it and says what is wrong."""
 
 
-def checkpoint_folder(run_dir: Path) -> Path:
-    """Where a run's checkpoints are."""
-    return run_dir / CHECKPOINTS
+@dataclass(frozen=True)
+class Start:
+    """Where training begins: at `step`, with the state in `checkpoint` (None: from the beginning).
+
+    record_from: what was recorded after this step is removed and made again (None: nothing is). damaged: newer
+    checkpoints that cannot be used. note: what a person should hear about it, one sentence.
+    """
+
+    step: int = 0
+    checkpoint: Path | None = None
+    record_from: int | None = None
+    damaged: tuple[Damaged, ...] = ()
+    note: str = ""
 
 
-def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Whole checkpoints in `folder` as (step, path), oldest first."""
-    found = []
-    for path in folder.glob(f"{PREFIX}*") if folder.is_dir() else ():
-        step = path.name.removeprefix(PREFIX)
-        if step.isdigit() and path.is_dir():
-            found.append((int(step), path))
-    return sorted(found)
+def find_start(run_dir: Path) -> Start:
+    """Where a resumed run goes on: at its newest whole checkpoint. Changes nothing.
+
+    Raises CheckpointError when steps are recorded and there is no whole checkpoint: nothing recorded is given up.
+    """
+    found, damaged = newest_whole(checkpoint_folder(run_dir))
+    with RunReader(run_dir) as record:
+        recorded = record.last_step()
+        evaluated = any(event.step == 0 for event in record.events(kinds=["eval"], limit=100_000))
+    why = "; ".join(f"{d.path.name} is damaged ({d.why})" for d in damaged)
+    if found is None:
+        if damaged or recorded:
+            kept = f"its {recorded} recorded steps stay as they are" if recorded else "there is nothing to go on with"
+            raise CheckpointError(
+                f"run {run_dir.name} has no whole checkpoint{f': {why}' if why else ''}; {kept}. Start a new run with "
+                f"its configuration: grpo-tui train {run_dir / 'config.yaml'}"
+            )
+        return Start(record_from=0 if evaluated else -1)
+    step, path = found
+    note = f"{why}; " if why else ""
+    note += f"going on from {path.name}"
+    made = max([recorded, *(int(d.path.name.removeprefix(PREFIX)) for d in damaged)])
+    if made > step:
+        note += f"; the {made - step} steps made after it are made again"
+    elif recorded < step:
+        note += f"; steps {recorded + 1} to {step} are missing in the record"
+    return Start(step, path, step if step or evaluated else -1, tuple(damaged), note)
 
 
-def latest(folder: Path) -> tuple[int, Path] | None:
-    """The newest whole checkpoint, or None."""
-    found = checkpoints(folder)
-    return found[-1] if found else None
+def set_aside(damaged: Sequence[Damaged]) -> None:
+    """Rename damaged checkpoints, so that nothing takes them for whole. Raises OSError."""
+    for each in damaged:
+        target = each.path.with_name(DAMAGED + each.path.name)
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(each.path, target)
 
 
 def begin(folder: Path, step: int) -> Path:
     """An empty temporary folder for the checkpoint of `step`; leftovers of an interrupted save are removed."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(old, ignore_errors=True)
+    discard(folder)
     temporary = folder / f"{TEMPORARY}{PREFIX}{step}"
     temporary.mkdir()
     return temporary
 
 
 def commit(temporary: Path, keep: int) -> Path:
-    """Make the checkpoint exist, and remove all but the newest `keep`."""
+    """Make the checkpoint exist, and remove all but the newest `keep`, which is at least 1. Raises OSError."""
+    folder, final = temporary.parent, temporary.with_name(temporary.name.removeprefix(TEMPORARY))
+    if final.exists() and find_damage(final) is None:  # asked for twice: it holds this very state
+        shutil.rmtree(temporary, ignore_errors=True)
+        return final
+    write_checksums(temporary)
     for path in [p for p in temporary.rglob("*") if p.is_file()]:
         _fsync(path)
     for path in [temporary, *(p for p in temporary.rglob("*") if p.is_dir())]:
         _fsync(path)
-    final = temporary.with_name(temporary.name.removeprefix(TEMPORARY))
-    if final.exists():  # the same step again, after a resume: the new one takes its place
+    if final.exists():
         shutil.rmtree(final)
     os.rename(temporary, final)
-    _fsync(final.parent)
-    for _, old in checkpoints(final.parent)[:-keep]:
+    _fsync(folder)
+    for _, old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
+    newest = int(final.name.removeprefix(PREFIX))
+    for path in folder.glob(f"{DAMAGED}{PREFIX}*"):
+        if (step := path.name.removeprefix(DAMAGED + PREFIX)).isdigit() and int(step) <= newest:
+            shutil.rmtree(path, ignore_errors=True)
     return final
+
+
+@contextmanager
+def replacing(folder: Path | str) -> Iterator[Path]:
+    """A temporary folder that takes the place of `folder` when the block ends, with checksums; nothing is left of it
+    when the block fails. Raises OSError."""
+    target = Path(folder).expanduser()
+    temporary, old = target.with_name(f".tmp-{target.name}"), target.with_name(f".old-{target.name}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in (temporary, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        yield temporary
+        write_checksums(temporary)
+        if target.exists():
+            os.rename(target, old)
+        os.rename(temporary, target)
+    finally:
+        if old.exists() and not target.exists():
+            os.rename(old, target)
+        for leftover in (temporary, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def discard(folder: Path) -> None:
+    """Remove what unfinished saves left in `folder`."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _fsync(path: Path) -> None:
@@ -89,7 +166,7 @@ def _fsync(path: Path) -> None:
         os.close(handle)
 
 
-# The parts. torch is imported where it is needed: `latest` is asked before anything heavy is loaded.
+# The parts. torch is imported where it is needed: `find_start` is asked before anything heavy is loaded.
 
 
 def save_optimizer(state: Mapping[str, Any], folder: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from accelerate.utils import is_peft_model
+from accelerate.utils import gather_object, is_peft_model
+from safetensors import SafetensorError
 from transformers import Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -53,22 +55,57 @@ class Resumable(Trainer):
         self.state_parts: list[StatePart] = []
         self.last_checkpoint: Path | None = None
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        folder = Path(str(self.args.output_dir))
-        step = self.state.global_step
-        try:
-            self.last_checkpoint = self._write_checkpoint(folder, step)
-        except OSError as problem:
-            logger.exception("the checkpoint of step %d could not be saved", step)
-            if self.on_save_failed is not None:
-                self.on_save_failed(f"the checkpoint of step {step} could not be saved: {problem}")
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers', which makes one step before it looks whether all were made: a resumed run may have them."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return None
+        return super()._run_epoch(*args, **kwargs)
 
-    def _write_checkpoint(self, folder: Path, step: int) -> Path:
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder, step = Path(str(self.args.output_dir)), self.state.global_step
+        problem = self._write_checkpoint(folder, step)
+        if problem is None:
+            self.last_checkpoint = folder / f"{checkpoints.PREFIX}{step}"
+            return
+        logger.error("the checkpoint of step %d could not be saved: %s", step, problem)
+        if self.on_save_failed is not None:
+            kept = self.last_checkpoint.name if self.last_checkpoint is not None else "there is none before it"
+            self.on_save_failed(
+                f"the checkpoint of step {step} could not be saved ({problem}); training goes on, and the last one "
+                f"is {kept}"
+            )
+
+    def _write_checkpoint(self, folder: Path, step: int) -> str | None:
+        """Write and publish; what the disk refused in a few words, the same on every process, or None."""
         main = self.accelerator.is_main_process
         temporary = folder / f"{checkpoints.TEMPORARY}{checkpoints.PREFIX}{step}"
-        if main:
-            checkpoints.begin(folder, step)
-        self.accelerator.wait_for_everyone()
+        stages = (
+            lambda: checkpoints.begin(folder, step) if main else None,
+            lambda: self._write_parts(temporary, main),
+            lambda: self._publish(temporary) if main else None,
+        )
+        for stage in stages:
+            problem = self._on_all(stage)
+            if problem is not None:
+                if main:
+                    checkpoints.discard(folder)
+                return problem
+        return None
+
+    def _on_all(self, stage: Callable[[], object]) -> str | None:
+        """Run one stage on every process; go on together, with the first problem that any of them had."""
+        problem = None
+        try:
+            stage()
+        except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a full disk
+            logger.exception("saving a checkpoint")
+            problem = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        if self.accelerator.num_processes > 1:
+            problem = next((p for p in gather_object([problem]) if p is not None), None)
+        return problem
+
+    def _write_parts(self, temporary: Path, main: bool) -> None:
         self._save_weights(temporary)
         self._save_optimizer_and_scheduler(str(temporary))
         self._save_scaler(str(temporary))
@@ -77,13 +114,11 @@ class Resumable(Trainer):
             self.state.save_to_json(str(temporary / "trainer_state.json"))
             for part in self.state_parts:
                 part.save(temporary)
-        self.accelerator.wait_for_everyone()
-        if main:
-            if self.before_commit is not None:
-                self.before_commit()
-            checkpoints.commit(temporary, self.keep_checkpoints)
-        self.accelerator.wait_for_everyone()
-        return folder / f"{checkpoints.PREFIX}{step}"
+
+    def _publish(self, temporary: Path) -> None:
+        if self.before_commit is not None:
+            self.before_commit()
+        checkpoints.commit(temporary, self.keep_checkpoints)
 
     def _save_weights(self, folder: Path) -> None:
         """The adapter that is trained (its frozen copy is made anew on a resume), or the whole model."""
@@ -104,21 +139,23 @@ class Resumable(Trainer):
             state = scheduler.state_dict()
             (Path(output_dir) / "scheduler.json").write_text(json.dumps(state))
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with _naming(resume_from_checkpoint):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
         folder = Path(checkpoint)
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            super()._load_optimizer_and_scheduler(checkpoint)
-        else:
-            try:
+        with _naming(checkpoint):
+            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                super()._load_optimizer_and_scheduler(checkpoint)
+            else:
                 cast(Any, self.optimizer).load_state_dict(checkpoints.load_optimizer(folder))
                 cast(Any, self.lr_scheduler).load_state_dict(json.loads((folder / "scheduler.json").read_text()))
-            except (OSError, ValueError, KeyError) as problem:
-                raise checkpoints.CheckpointError(f"the checkpoint {checkpoint} is damaged: {problem}") from problem
-        for part in self.state_parts:
-            if part.everywhere or self.accelerator.is_main_process:
-                part.load(folder)
+            for part in self.state_parts:
+                if part.everywhere or self.accelerator.is_main_process:
+                    part.load(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         checkpoints.save_rng(Path(output_dir), self.accelerator.process_index)
@@ -126,6 +163,17 @@ class Resumable(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             checkpoints.load_rng(Path(checkpoint), self.accelerator.process_index)
+
+
+@contextmanager
+def _naming(checkpoint: str) -> Iterator[None]:
+    """What goes wrong while a checkpoint is loaded, as a sentence that names it: it does not fit this run."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as problem:
+        raise checkpoints.CheckpointError(
+            f"the checkpoint {checkpoint} does not fit this run's configuration ({type(problem).__name__}: {problem})"
+        ) from problem
 
 
 class ResumableTrainer(Resumable, GRPOTrainer):

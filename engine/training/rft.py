@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from trl.trainer.grpo_config import GRPOConfig
 
 from ...configs.schema import RunConfig
@@ -25,32 +27,34 @@ from ..rollouts.dataset import load_rows, to_dataset
 from ..rollouts.replay import ReplayBuffer
 from . import checkpoints
 from .callback import RunCallback
-from .checkpoints import checkpoint_folder
+from .checkpoints import Start, checkpoint_folder
 from .env_trainer import GRPOEnvTrainer
-from .resumable import StatePart
+from .resumable import Resumable, StatePart
 
 logger = logging.getLogger(__name__)
+
+ROOM_SECONDS = 10
+"""How long a run that has nowhere to write its result waits before it tries again."""
 
 
 class TrainingError(ValueError):
     """Training cannot be done as configured; the message is one sentence for a person."""
 
 
-def run_rft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, resume: bool = False) -> bool:
+def run_rft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, start: Start | None = None) -> bool:
     """Train, and leave the adapters in `training.output_dir`. True when all steps were made, False when stopped.
 
-    writer: the run's record. control: requests of people. resume: go on from the newest checkpoint of `run_dir`, if
-    there is one. Raises errors whose message is one sentence (ModelLoadError, DataError, TrainingError, …).
+    writer: the run's record. control: requests of people. start: where a resumed run goes on. Raises errors whose
+    message is one sentence (ModelLoadError, DataError, TrainingError, …).
     """
+    start = start or Start()
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
     recorder.event("phase", "loading the model and the data", name="loading")
     trainer, callback = build_trainer(config, run_dir, recorder, control)
-    start = checkpoints.latest(checkpoint_folder(run_dir)) if resume else None
-    trainer.before_commit = lambda: recorder.guard("flush", lambda: writer.flush(timeout=10.0))
-    trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
+    begin_at(start, trainer, callback)
     sink = wandb_sink(config, run_dir, recorder) if trainer.accelerator.is_main_process else None
     try:
-        trainer.train(resume_from_checkpoint=str(start[1]) if start else None)
+        trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
     finally:
         if sink is not None:
             sink.close()
@@ -58,10 +62,44 @@ def run_rft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
         return False
     where = config.training.output_dir
     recorder.event("phase", f"saving the adapters to {where}", step=trainer.state.global_step, name="saving")
+    saved = True
     if trainer.accelerator.is_main_process:
-        save_final(trainer, config.training.output_dir)
+        saved = when_there_is_room(lambda: save_final(trainer, where), recorder, control, where)
     trainer.accelerator.wait_for_everyone()
-    return True
+    return saved
+
+
+def begin_at(start: Start, trainer: Resumable, callback: RunCallback) -> None:
+    """Tie a trainer's checkpoints to the record, and say where a resumed run goes on."""
+    recorder = callback.recorder
+    trainer.last_checkpoint = start.checkpoint
+    trainer.before_commit = lambda: recorder.guard("flush", lambda: recorder.writer.flush(timeout=10.0))
+    trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
+    if start.record_from is not None:  # what is recorded of this step, its evaluation too, stays
+        callback.evaluated_at = start.record_from
+    if start.note:
+        recorder.event("record" if start.damaged else "phase", start.note, step=start.step, name="resumed")
+
+
+def when_there_is_room(save: Callable[[], object], recorder: StepRecorder, control: Any, where: str) -> bool:
+    """Save what the whole run was for, and wait while the disk refuses it. False when asked to stop meanwhile."""
+    told = False
+    while True:
+        try:
+            save()
+            return True
+        except (OSError, SafetensorError) as problem:
+            logger.exception("saving to %s", where)
+            if not told:
+                recorder.event(
+                    "record", f"{where} cannot be written ({problem}); the run waits and tries again until it can be"
+                )
+                told = True
+        for _ in range(ROOM_SECONDS):
+            time.sleep(1.0)
+            if control is not None and any(request.command == "stop" for request in control.poll()):
+                recorder.event("record", f"stopped without writing {where}; the last checkpoint has the adapters")
+                return False
 
 
 def build_trainer(
@@ -123,6 +161,8 @@ def build_trainer(
         recorder,
         eval_rows=eval_rows,
         eval_every=training.eval_every,
+        save_every=training.save_every,
+        save_minutes=training.save_minutes,
         control=control,
         diagnosis=Diagnosis(config.rewards.diagnosis),
         seed=config.seed,
@@ -206,9 +246,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int) -> GRPOConfig:
         activation_checkpointing=config.model.gradient_checkpointing and needs_plain_checkpointing(),
         seed=config.seed,
         logging_steps=1,
-        save_strategy="steps" if training.save_every else "no",
-        save_steps=training.save_every or 500,
-        save_only_model=False,
+        save_strategy="no",  # `RunCallback` decides
         report_to="none",
         disable_tqdm=True,
         use_cpu=use_cpu,
@@ -225,27 +263,17 @@ def micro_batch(rows: int, training: TrainingConfig) -> int:
     return max(d for d in range(1, min(rows, limit) + 1) if rows % d == 0)
 
 
-def save_final(trainer: GRPOEnvTrainer, folder: str) -> Path:
+def save_final(trainer: GRPOEnvTrainer, folder: str) -> None:
     """The trained adapters (or the model), for plain `from_pretrained`; a half-written folder is never left behind."""
-    target = Path(folder).expanduser()
-    temporary = target.with_name(f".tmp-{target.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if isinstance(model, PeftModel):
-        save_adapters(model, temporary)
-    else:
-        model.save_pretrained(str(temporary))
-    trainer.tokenizer.save_pretrained(str(temporary))
-    if trainer.orchestrator is not None:  # online learning goes on with the same statistics
-        checkpoints.save_rewards(trainer.orchestrator, temporary)
-    old = target.with_name(f".old-{target.name}")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        os.rename(target, old)
-    os.rename(temporary, target)
-    shutil.rmtree(old, ignore_errors=True)
-    return target
+    with checkpoints.replacing(folder) as temporary:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if isinstance(model, PeftModel):
+            save_adapters(model, temporary)
+        else:
+            model.save_pretrained(str(temporary))
+        trainer.tokenizer.save_pretrained(str(temporary))
+        if trainer.orchestrator is not None:  # online learning goes on with the same statistics
+            checkpoints.save_rewards(trainer.orchestrator, temporary)
 
 
 def print_progress(step: int, metrics: dict[str, Any]) -> None:

@@ -21,10 +21,11 @@ from ..policy.models import load_policy, save_adapters
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
 from ..rollouts.runner import RolloutRunner, Row
-from . import checkpoints
+from .checkpoints import Start, checkpoint_folder, replacing
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
 from .phases import StepClock
 from .resumable import Resumable
+from .rft import begin_at, when_there_is_room
 from .sft_progress import SFTProgress
 
 
@@ -42,16 +43,16 @@ class ResumableSFTTrainer(Resumable, SFTTrainer):
         return super().training_step(*args, **kwargs)
 
 
-def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, resume: bool = False) -> bool:
+def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, start: Start | None = None) -> bool:
     """Train adapters as `config.sft` says and save them to `config.sft.output_dir`.
 
-    writer: the run's record (`RunWriter`; on other ranks `NullWriter`). control: a `ControlChannel`. With `resume` the
-    newest checkpoint of the run is continued. Returns False when a request ended the training early; what was learned
-    by then is in a checkpoint and in the adapters.
+    writer: the run's record (`RunWriter`; on other ranks `NullWriter`). control: a `ControlChannel`. start: where a
+    resumed run goes on. Returns False when a request ended the training early; what was learned by then is in a
+    checkpoint and in the adapters.
 
     Raises ModelLoadError, DataError, DemonstrationError, CheckpointError.
     """
-    sft, run_dir = config.sft, Path(run_dir)
+    sft, run_dir, start = config.sft, Path(run_dir), start or Start()
     set_seed(config.seed)
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
     recorder.event("phase", "loading the model and the demonstrations", name="loading")
@@ -72,27 +73,32 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
         train_dataset=Dataset.from_list([d.to_features() for d in demonstrations]),
         processing_class=tokenizer,
     )
-    trainer.before_commit = lambda: recorder.guard("flush", lambda: writer.flush(timeout=10.0))
-    trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
     progress = SFTProgress(
         trainer,  # type: ignore[arg-type]
         recorder,
         eval_rows=_held_out(config, tokenizer),
+        save_every=sft.save_every,
+        save_minutes=sft.save_minutes,
         control=control,
         seed=config.seed,
     )
     trainer.add_callback(progress)
-
-    start = checkpoints.latest(checkpoints.checkpoint_folder(run_dir)) if resume else None
-    trainer.train(resume_from_checkpoint=str(start[1]) if start else None)
-    step = trainer.state.global_step
-    if checkpoints.latest(checkpoints.checkpoint_folder(run_dir)) != (step, trainer.last_checkpoint):
-        trainer._save_checkpoint(trainer.model, None)
+    begin_at(start, trainer, progress)
+    trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
+    saved = True
     if trainer.accelerator.is_main_process:
-        folder = save_adapters(trainer.accelerator.unwrap_model(trainer.model), sft.output_dir)
-        recorder.event("checkpoint", f"saved the adapters to {folder}", step=step, path=str(folder))
+        model, where = trainer.accelerator.unwrap_model(trainer.model), sft.output_dir
+
+        def save() -> None:
+            with replacing(where) as temporary:
+                save_adapters(model, temporary)
+
+        saved = when_there_is_room(save, recorder, control, where)
+        if saved:
+            step = trainer.state.global_step
+            recorder.event("checkpoint", f"saved the adapters to {where}", step=step, path=where)
     trainer.accelerator.wait_for_everyone()
-    return not progress.stopped
+    return saved and not progress.stopped
 
 
 def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
@@ -126,7 +132,7 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
     sft, cpu = config.sft, config.model.device == "cpu"
     micro = sft.micro_batch_size or sft.batch_size
     return TRLConfig(
-        output_dir=str(checkpoints.checkpoint_folder(run_dir)),
+        output_dir=str(checkpoint_folder(run_dir)),
         num_train_epochs=sft.epochs,
         max_steps=sft.max_steps or -1,
         per_device_train_batch_size=micro,
@@ -142,8 +148,7 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         seed=config.seed,
         logging_steps=1,
         logging_strategy="steps",
-        save_strategy="steps" if sft.save_every else "no",
-        save_steps=sft.save_every or 1,
+        save_strategy="no",  # `RunCallback` decides
         report_to=[],
         disable_tqdm=True,
         max_length=None,

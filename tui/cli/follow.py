@@ -14,6 +14,7 @@ import psutil
 from ...engine.launch import tail_log
 from ...engine.launch.logs import log_path
 from ...engine.launch.start import exit_code
+from ...engine.runs.checkpoints import checkpoint_folder, checkpoints
 from ...engine.runs.paths import RUN_FILE
 from ...engine.runs.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
@@ -113,11 +114,20 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
             lines = tail_log(run, 1) or lines
         reason = f": {literal(lines[-1].strip()[:300])}" if lines[-1] else ""
         warn(f"run {run.id} crashed at step {run.step}{reason}; its log: {log or Path(run.path) / 'logs'}")
-        out(f"inspect: grpo-tui inspect {run.id} · go on from its last checkpoint: grpo-tui train --resume {run.id}")
+        out(f"inspect: grpo-tui inspect {run.id} · {_way_on(run)}")
         return
     out(f"run {run.id} {run.status} at step {run.step}{took}")
     again = f" · go on: grpo-tui train --resume {run.id}" if run.status == "stopped" and run.mode != "online" else ""
     out(f"inspect: grpo-tui inspect {run.id}{again}")
+
+
+def _way_on(run: RunInfo) -> str:
+    """What to type after a crash: a checkpoint to go on from, or else the configuration to begin again with."""
+    if run.mode == "online":
+        return f"go on: grpo-tui online --resume {run.id}"
+    if checkpoints(checkpoint_folder(Path(run.path))):
+        return f"go on from its last checkpoint: grpo-tui train --resume {run.id}"
+    return f"it has no checkpoint; begin again: grpo-tui train {Path(run.path) / 'config.yaml'}"
 
 
 class _Progress:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...engine.runs.types import RunInfo
 from .common import ExitCode, RunsDir, SetOption, fail, on_terminal, say
 from .config import ConfigArgument, load
+
+if TYPE_CHECKING:
+    from ...configs import RunConfig
 
 HELP = """Train: supervised (--mode sft) or with reinforcement (--mode rft), and watch it live.
 
@@ -80,6 +83,9 @@ def train(
             ExitCode.USAGE,
         )
 
+    if old is not None:
+        _refuse_or_end(old, settings)
+
     from ...engine.launch import LaunchError, start_run
 
     try:
@@ -94,6 +100,30 @@ def train(
     except LaunchError as error:
         fail(str(error), ExitCode.USAGE)
     watch(home, run, headless=headless)
+
+
+def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
+    """End the command when there is nothing to go on with: all steps are made, or no checkpoint is there.
+
+    Whether a checkpoint is whole is for the training process to see.
+    """
+    from ...engine.runs.checkpoints import checkpoint_folder, checkpoints
+
+    section = settings.sft if settings.mode == "sft" else settings.training
+    total = section.max_steps or run.total_steps
+    if run.status == "finished" and total is not None and run.step >= total:
+        key = "sft" if settings.mode == "sft" else "training"
+        if Path(section.output_dir).expanduser().is_dir():
+            say(
+                f"run {run.id} has made all its {total} steps, and its adapters are in {section.output_dir}; "
+                f"for more steps: grpo-tui train --resume {run.id} --set {key}.max_steps={2 * total}"
+            )
+            raise typer.Exit(ExitCode.OK)
+    elif run.step > 0 and not run.active and not checkpoints(checkpoint_folder(Path(run.path))):
+        fail(
+            f"run {run.id} has no checkpoint to go on from; what it recorded stays as it is. A new run with the same "
+            f"configuration: grpo-tui train {Path(run.path) / 'config.yaml'}"
+        )
 
 
 def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None] = say) -> None:

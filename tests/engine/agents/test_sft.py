@@ -16,6 +16,7 @@ from grpo_tui.engine.policy.models import load_policy
 from grpo_tui.engine.runs.control import ControlChannel, outcome, request
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.training.checkpoints import Start, find_start
 from grpo_tui.engine.training.demonstrations import (
     DemonstrationError,
     always,
@@ -56,10 +57,11 @@ def config(base: Path, run_dir: Path, **sft: Any) -> RunConfig:
     )
 
 
-def train(config: RunConfig, run_dir: Path, *, resume: bool = False, from_step: int | None = None) -> bool:
-    writer = RunWriter(run_dir, resume_from_step=from_step)
+def train(config: RunConfig, run_dir: Path, *, resume: bool = False) -> bool:
+    start = find_start(run_dir) if resume else Start()
+    writer = RunWriter(run_dir, resume_from_step=start.record_from)
     try:
-        return run_sft(config, run_dir, writer, ControlChannel(run_dir), resume=resume)
+        return run_sft(config, run_dir, writer, ControlChannel(run_dir), start)
     finally:
         writer.close()
 
@@ -177,7 +179,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(base, tmp_path):
     assert not run_sft(again, broken, writer, channel)
     writer.close()
     assert len(losses(broken)) == 4
-    assert train(again, broken, resume=True, from_step=4)
+    assert train(again, broken, resume=True)
 
     assert [s for s, _ in losses(broken)] == [1, 2, 3, 4, 5, 6]
     np.testing.assert_allclose([v for _, v in losses(broken)], [v for _, v in losses(whole)], atol=1e-5)
@@ -195,7 +197,7 @@ def test_requests_are_answered(base, tmp_path):
     assert not train(run, tmp_path)
     assert outcome(tmp_path, checkpoint) == "saved as checkpoint-1"
     assert outcome(tmp_path, stop) == "stopping; saved as checkpoint-1"
-    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-1"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["checkpoint-0", "checkpoint-1"]
     assert (tmp_path / "adapters" / "adapter_model.safetensors").is_file()
 
 

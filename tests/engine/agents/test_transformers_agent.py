@@ -280,3 +280,16 @@ def test_a_short_row_may_write_after_a_long_one_is_full():
     assert [t.stop_reason for t in turns] == ["turn_limit", "token_limit"]
     assert len(session.tokens(1)) == 64
     assert_logprobs_match(net, session, [0, 1])
+
+
+def test_an_observation_that_does_not_fit_ends_the_rollout_without_an_empty_step():
+    tok = tokenizer()
+    env = CalculatorEnv(max_turns=4)
+    task = {"start": 3, "operations": [["add", 4]], "answer": "7"}
+    room = len(TransformersAgent(model("qwen3"), tok).chat.prompt(env.reset(task)[1])) + 4 + 2
+    agent = TransformersAgent(model("qwen3", end_bias=-50.0), tok, max_turn_tokens=4, max_trajectory_tokens=room)
+    for trajectory in env.run_trial([task], agent, 3, seed=0)["trajectories"]:
+        assert trajectory.stop_reason == "max_tokens"
+        assert [s.token_span[1] - s.token_span[0] for s in trajectory.steps] == [4]
+        found = [p.rule for penalties in find_penalties(trajectory) for p in penalties]
+        assert sorted(found) == ["no_final_answer", "unparsable_call"]  # for what it wrote, once each

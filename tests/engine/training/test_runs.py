@@ -74,7 +74,7 @@ def test_a_killed_and_resumed_run_misses_no_step_and_ends_where_the_whole_one_do
     assert recorded_rollouts(folder) == dict.fromkeys(range(1, 9), 8)
     ours, expected = weights(folder), weights(whole)
     for name in expected:
-        assert torch.allclose(ours[name], expected[name], atol=1e-5), name
+        assert torch.equal(ours[name], expected[name]), name
 
 
 def test_people_pause_save_and_stop_a_run_and_it_answers(tmp_path, base):
@@ -130,15 +130,6 @@ def test_a_run_that_is_refused_says_why_in_one_sentence_and_keeps_the_traceback(
     info = look(folder)
     assert (info.status, info.error) == ("crashed", said.removeprefix("error: "))
     assert events(folder, "error") == [said.removeprefix("error: ")]
-
-
-def test_a_damaged_checkpoint_is_named(tmp_path, base, capsys):
-    folder = make_run(tmp_path / "damaged", base, max_steps=2)
-    assert run(folder) == 0
-    (checkpoint_folder(folder) / "checkpoint-2" / "optimizer.json").write_text("{")
-    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("max_steps: 2", "max_steps: 4"))
-    assert run(folder, resume=True) == 1
-    assert "checkpoint-2 is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.stress

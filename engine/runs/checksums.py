@@ -1,0 +1,49 @@
+"""A folder that says of itself whether it is whole: `checksums.json` holds the length and SHA-256 of each file.
+
+Damage is found before a file is used. Written weights are read again days later, from disks that lose blocks and after
+copies that ended early; a flipped bit in a weight is no error to any reader and would simply be learnt from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+CHECKSUMS = "checksums.json"
+
+
+def write_checksums(folder: Path) -> None:
+    """Note length and checksum of every file in `folder` (and in folders below it). Raises OSError."""
+    files = {str(p.relative_to(folder)): _facts(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+    files.pop(CHECKSUMS, None)
+    (folder / CHECKSUMS).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with a folder that `write_checksums` described, in a few words; None when it is whole."""
+    try:
+        files = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))["files"]
+        expected = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in files.items()}
+    except FileNotFoundError:
+        return f"its {CHECKSUMS} is missing"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return f"its {CHECKSUMS} cannot be read"
+    for name, (length, digest) in expected.items():
+        try:
+            found = _facts(folder / name)
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except OSError as problem:
+            return f"{name} cannot be read ({problem.strerror})"
+        if found["bytes"] != length:
+            return f"{name} has {found['bytes']} bytes and was written with {length}"
+        if found["sha256"] != digest:
+            return f"{name} is not as it was written"
+    return None
+
+
+def _facts(path: Path) -> dict[str, str | int]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": file.tell(), "sha256": digest}

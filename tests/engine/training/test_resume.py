@@ -1,0 +1,224 @@
+"""Going on with a run: killed at any moment, with damaged files, on a full disk, twice at once, or when it is over."""
+
+from __future__ import annotations
+
+import random
+import resource
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grpo_tui.engine.runs.checkpoints import checkpoint_folder, checkpoints, newest_whole
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.training.__main__ import run
+
+from .runs import events, make_run, recorded_rollouts, recorded_steps, start
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("model") / "base"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base) -> Path:
+    """A run that nobody disturbed."""
+    folder = make_run(tmp_path_factory.mktemp("runs") / "whole", base, max_steps=STEPS, eval_every=3)
+    assert run(folder) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(tmp_path, whole) -> Path:
+    """A run of its own, finished, with two checkpoints."""
+    folder = tmp_path / "copied"
+    shutil.copytree(whole, folder)
+    text = (folder / "config.yaml").read_text().replace(str(whole / "adapters"), str(folder / "adapters"))
+    (folder / "config.yaml").write_text(text)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "adapters" / "adapter_model.safetensors")
+
+
+def recorded_evaluations(folder: Path) -> list[int]:
+    with RunReader(folder) as reader:
+        return [step for step, _ in reader.metric("success/eval_greedy")]
+
+
+def assert_same_run(folder: Path, whole: Path) -> None:
+    """Every step once, none too many, every evaluation once, and bitwise the same adapters."""
+    assert recorded_steps(folder) == recorded_steps(whole)
+    assert recorded_rollouts(folder) == recorded_rollouts(whole)
+    assert recorded_evaluations(folder) == recorded_evaluations(whole)
+    ours, expected = weights(folder), weights(whole)
+    assert ours.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(ours[name], expected[name]), name
+    assert look(folder).status == "finished"
+    assert look(folder).step == look(whole).step
+    assert not list(checkpoint_folder(folder).glob(".tmp-*"))
+
+
+def kill_when(folder: Path, moment: Callable[[], bool], later: float = 0.0, *, resume: bool) -> None:
+    """Start or resume a run and SIGKILL it once `moment` has come and `later` seconds have passed."""
+    process = start(folder, *(["--resume"] if resume else []))
+    until = time.monotonic() + 120
+    try:
+        while not moment() and process.poll() is None:
+            assert time.monotonic() < until, "waited in vain"
+            time.sleep(0.002)
+        time.sleep(later)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def phase(folder: Path, name: str, step: int) -> bool:
+    if not (folder / "record.sqlite").exists():
+        return False
+    with RunReader(folder) as reader:
+        return any(e.data.get("name") == name and e.step == step for e in reader.events(["phase"]))
+
+
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "while it loads": lambda folder: phase(folder, "loading", 0),
+    "in the first evaluation": lambda folder: phase(folder, "evaluating", 0),
+    "before the first step is saved": lambda folder: phase(folder, "training", 0),
+    "while a checkpoint is written": lambda folder: bool(list(checkpoint_folder(folder).glob(".tmp-checkpoint-2"))),
+    "between checkpoints": lambda folder: look(folder).step >= 3,
+    "in the last evaluation": lambda folder: phase(folder, "evaluating", STEPS),
+    "after the last checkpoint": lambda folder: (checkpoint_folder(folder) / f"checkpoint-{STEPS}").exists(),
+    "after the end": lambda folder: look(folder).status == "finished",
+}
+
+
+@pytest.mark.parametrize("moment", ["in the first evaluation", "in the last evaluation", "after the last checkpoint"])
+def test_a_run_that_was_killed_becomes_the_run_that_was_not(tmp_path, base, whole, moment):
+    folder = make_run(tmp_path / "killed", base, max_steps=STEPS, eval_every=3)
+    kill_when(folder, lambda: MOMENTS[moment](folder), resume=False)
+    assert run(folder, resume=True) == 0
+    assert_same_run(folder, whole)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("attempt", range(20))
+def test_kills_at_random_moments(tmp_path, base, whole, attempt):
+    folder, moments = make_run(tmp_path / "killed", base, max_steps=STEPS, eval_every=3), list(MOMENTS)
+    for number in range(random.randint(1, 3)):
+        name = moments[attempt % len(moments)] if number == 0 else random.choice(moments)
+        kill_when(folder, lambda at=name: MOMENTS[at](folder), random.uniform(0, 0.7), resume=number > 0)
+    assert run(folder, resume=True) == 0
+    assert_same_run(folder, whole)
+
+
+def test_a_run_that_is_over_makes_no_further_step(copied, whole):
+    assert run(copied, resume=True) == 0
+    assert_same_run(copied, whole)
+
+
+def test_what_was_recorded_is_not_given_up_when_there_is_nothing_to_go_on_from(copied, capsys):
+    before = recorded_rollouts(copied)
+    shutil.rmtree(checkpoint_folder(copied))
+    assert run(copied, resume=True) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "has no whole checkpoint; its 6 recorded steps stay as they are" in said
+    assert recorded_rollouts(copied) == before
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path, at: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(at * (len(data) - 1))] ^= 0x40
+    path.write_bytes(bytes(data))
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "truncated": truncate,
+    "emptied": lambda path: path.write_bytes(b""),
+    "deleted": lambda path: path.unlink(),
+    "its first byte flipped": lambda path: flip(path, 0.0),
+    "its middle flipped": lambda path: flip(path, 0.5),
+    "its last byte flipped": lambda path: flip(path, 1.0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_to_any_file_is_seen_before_it_is_used(copied, damage):
+    folder = checkpoint_folder(copied)
+    (before, _), (newest, path) = checkpoints(folder)
+    for file in sorted(path.iterdir()):
+        kept = file.read_bytes()
+        DAMAGE[damage](file)
+        found, damaged = newest_whole(folder)
+        assert found is not None and found[0] == before, file.name
+        assert [d.path for d in damaged] == [path] and file.name in damaged[0].why
+        file.write_bytes(kept)
+    assert newest_whole(folder)[0] == (newest, path)
+
+
+def test_a_damaged_checkpoint_is_said_and_made_again(copied, whole):
+    flip(checkpoint_folder(copied) / f"checkpoint-{STEPS}" / "adapter_model.safetensors", 0.7)
+    assert run(copied, resume=True) == 0
+    said = [m for m in events(copied, "record") if "damaged" in m]
+    assert said == [
+        f"checkpoint-{STEPS} is damaged (adapter_model.safetensors is not as it was written); going on from "
+        f"checkpoint-{STEPS - 2}; the 2 steps made after it are made again"
+    ]
+    assert_same_run(copied, whole)
+    assert sorted(p.name for p in checkpoint_folder(copied).iterdir()) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_loses_nothing(copied, capsys):
+    for _, path in checkpoints(checkpoint_folder(copied)):
+        truncate(path / "optimizer.safetensors")
+    before = recorded_rollouts(copied)
+    assert run(copied, resume=True) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "checkpoint-6 is damaged (optimizer.safetensors has" in said and "checkpoint-4 is damaged" in said
+    assert recorded_rollouts(copied) == before
+    assert len(checkpoints(checkpoint_folder(copied))) == 2
+
+
+def test_a_full_disk_costs_checkpoints_and_the_result_waits_for_room(tmp_path, base, whole):
+    """No file may grow beyond 40 kB, as on a disk without room; at the end the limit is taken away."""
+    folder = make_run(tmp_path / "full", base, max_steps=STEPS, eval_every=3)
+    process = start(folder)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
+    try:
+        until = time.monotonic() + 240
+        while "saving to" not in (folder / "log.txt").read_text():
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        assert "the checkpoint of step 2 could not be saved" in (folder / "log.txt").read_text()
+        assert not list(checkpoint_folder(folder).glob(".tmp-*"))
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert process.wait(120) == 0
+    finally:
+        process.kill()
+        process.wait()
+    for name, expected in weights(whole).items():
+        assert torch.equal(weights(folder)[name], expected)
+    assert not list(folder.glob(".tmp-*"))
+
+
+def test_one_run_is_trained_by_one_process_at_a_time(tmp_path, base, whole):
+    folder = make_run(tmp_path / "twice", base, max_steps=STEPS, eval_every=3)
+    kill_when(folder, lambda: look(folder).step >= 2, resume=False)
+    both = [start(folder, "--resume") for _ in range(2)]
+    codes = sorted(process.wait(120) for process in both)
+    assert codes == [0, 1]
+    assert "stop it first" in (folder / "log.txt").read_text()
+    assert_same_run(folder, whole)
