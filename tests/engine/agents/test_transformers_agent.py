@@ -15,6 +15,8 @@ from grpo_tui.engine.agents import ScriptedAgent, TransformersAgent
 from grpo_tui.engine.agents.decoder import UnsupportedModelError
 from grpo_tui.engine.agents.session import TransformersSession
 from grpo_tui.envs.agent import Message
+from grpo_tui.envs.calculator import CalculatorEnv
+from grpo_tui.rewards.penalties import Episode, NoFinalAnswer, UnparsableCall
 
 from .models import model, tokenizer
 
@@ -291,5 +293,6 @@ def test_an_observation_that_does_not_fit_ends_the_rollout_without_an_empty_step
     for trajectory in env.run_trial([task], agent, 3, seed=0)["trajectories"]:
         assert trajectory.stop_reason == "max_tokens"
         assert [s.token_span[1] - s.token_span[0] for s in trajectory.steps] == [4]
-        found = [p.rule for penalties in find_penalties(trajectory) for p in penalties]
-        assert sorted(found) == ["no_final_answer", "unparsable_call"]  # for what it wrote, once each
+        rules = [UnparsableCall(), NoFinalAnswer()]
+        found = [r.id for s in trajectory.steps for r in rules if r.check(Episode(trajectory), s) is not None]
+        assert found == ["unparsable_call", "no_final_answer"]  # for what it wrote, once each

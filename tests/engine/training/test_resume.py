@@ -145,7 +145,7 @@ def flip(path: Path, at: float) -> None:
     path.write_bytes(bytes(data))
 
 
-DAMAGE: dict[str, Callable[[Path], None]] = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     "truncated": truncate,
     "emptied": lambda path: path.write_bytes(b""),
     "deleted": lambda path: path.unlink(),
