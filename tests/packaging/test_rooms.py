@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.runs": PLAIN_DATA,
     "engine.launch": ("configs", "engine.runs"),
     "engine.agents": ("configs", "envs"),
-    "engine.policy": ("configs", "envs", "rewards", "engine.agents"),
+    "engine.policy": ("configs", "envs", "rewards", "engine.agents", "engine.runs.checksums"),
     "engine.rollouts": ("configs", "envs", "rewards", "engine.agents", "engine.policy"),
     "engine.record": ("configs", "envs", "rewards", "engine.runs", "engine.policy", "engine.rollouts"),
     "engine.training": (*BELOW_TRAINING, "engine.record"),
