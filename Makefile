@@ -5,7 +5,7 @@
 VENV ?= .venv
 ARGS ?=
 WORKERS ?= 2
-BENCHES ?= environment rewards record app grpo_step success replay online
+BENCHES ?= environment rewards record app grpo_step success replay online serving
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary --quiet -c constraints.txt
