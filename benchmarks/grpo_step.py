@@ -276,7 +276,7 @@ def random_policy(name: str) -> str:
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from grpo_tui.engine.agents import tiny
+    from grpo_tui.engine.policy import tiny
 
     if name != "random:0.5b":
         raise SystemExit(f"unknown policy {name}: builtin:tiny, random:0.5b, or a folder")

@@ -42,12 +42,18 @@ def pool_step_embeddings(
     counted = agent_mask.bool() & (turn_ids >= 0) & (turn_ids < slots)
     row, column = counted.nonzero(as_tuple=True)
     index = row * slots + turn_ids[row, column].long()
-    sums = torch.zeros(batch * slots, width, dtype=torch.float32, device=hidden_states.device)
-    sums.index_add_(0, index, hidden_states[row, column].float())
-    sizes = torch.zeros(batch * slots, dtype=torch.float32, device=hidden_states.device)
-    sizes.index_add_(0, index, torch.ones_like(index, dtype=torch.float32))
-    means = (sums / sizes.clamp(min=1)[:, None]).view(batch, slots, width)
+    means = segment_means(hidden_states[row, column], index, batch * slots).view(batch, slots, width)
     return [means[i, :count] for i, count in enumerate(steps)]
+
+
+def segment_means(values: Tensor, segment: Tensor, number: int) -> Tensor:
+    """Means of `values` [M, D] over the rows of each segment, float32 [number, D]; zeros for a segment without rows.
+
+    segment: int64 [M], below `number`.
+    """
+    sums = torch.zeros(number, values.shape[-1], dtype=torch.float32, device=values.device)
+    sums.index_add_(0, segment, values.float())
+    return sums / torch.bincount(segment, minlength=number).clamp(min=1)[:, None]
 
 
 class ActionEncoder:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from ..policy.prepared import decoding
+from ..policy.unwrap import base_of, device_of
 from .attention import IMPLEMENTATION as CACHED
 from .row_cache import RowCache
 
@@ -23,9 +24,8 @@ class Decoder:
     def __init__(self, model: torch.nn.Module):
         self.model = model
         # An adapter's wrapper adds a call a step; its layers are in the base model already.
-        base = getattr(model, "get_base_model", None)
-        self.base: torch.nn.Module = base() if callable(base) else model  # type: ignore[assignment]
-        config = self.base.config.get_text_config(decoder=True)  # type: ignore[union-attr,operator]
+        self.base = base_of(model)
+        config = self.base.config.get_text_config(decoder=True)
         kinds, details = get_layer_types_and_kwargs(config)
         self.windows: dict[str, int | None] = {}
         for kind, detail in zip(kinds, details, strict=True):
@@ -42,7 +42,7 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         """Where tokens go in."""
-        return self.base.get_input_embeddings().weight.device  # type: ignore[operator,union-attr]
+        return device_of(self.base)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -70,26 +70,15 @@ class Decoder:
         )
         return output.logits[:, -1]
 
-    @contextmanager
-    def sampling(self) -> Iterator[None]:
+    def sampling(self) -> AbstractContextManager[None]:
         """Eval mode, no gradients, and an attention that takes masks; everything as before afterwards.
 
         Kernels that take no mask of their own shape (flash-attention and the like) are replaced by torch's
         `scaled_dot_product_attention`, which picks a fused kernel itself.
         """
-        training = self.model.training
-        implementation = self.config._attn_implementation
-        if training:
-            self.model.eval()
-        if implementation != "eager":
-            self.config._attn_implementation = CACHED if self.device.type == "cpu" else "sdpa"
-        try:
-            with torch.inference_mode():
-                yield
-        finally:
-            if training:
-                self.model.train()
-            self.config._attn_implementation = implementation
+        if self.config._attn_implementation == "eager":
+            return decoding(self.model, None)
+        return decoding(self.model, CACHED if self.device.type == "cpu" else "sdpa")
 
     def _masks(
         self, mask: torch.Tensor, positions: torch.Tensor, kv_length: int

@@ -23,6 +23,8 @@ from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .patches import patched
+
 SMALL_LAYER = 512 * 512
 """Most elements of a weight for which a dense gradient is cheaper than the two thin products."""
 
@@ -41,13 +43,10 @@ def merged_weights(model: nn.Module, *, gradient: bool = False) -> Iterator[int]
         layers = [m for m in layers if _base(m).weight.numel() <= SMALL_LAYER and _base(m).weight.device.type == "cpu"]
     elif sum(_base(m).weight.numel() * 4 for m in layers) > SMALL_COPY:
         layers = []
-    for layer in layers:
-        layer.forward = _summing(layer) if gradient else _fixed(layer)
-    try:
-        yield len(layers)
-    finally:
+    with contextlib.ExitStack() as stack:
         for layer in layers:
-            del layer.__dict__["forward"]  # what remains is the class's own
+            stack.enter_context(patched(layer, "forward", _summing(layer) if gradient else _fixed(layer)))
+        yield len(layers)
 
 
 def _base(layer: Any) -> nn.Linear:

@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.logging import disable_progress_bar
 
 from ...configs.sections.model import ModelConfig
-from ..agents import tiny
 from ..runs.checksums import CHECKSUMS, find_damage
+from . import tiny
 from .activations import checkpoint_activations
 
 BUILTIN_MODELS = {"builtin:tiny": "base"}

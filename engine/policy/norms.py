@@ -10,7 +10,9 @@ policy must be trained with the arithmetic that it acts with).
 
 from __future__ import annotations
 
+import contextlib
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,20 +20,24 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from .patches import patched
+
 SMALL = 1 << 16
 """Up to so many elements the number of operations counts, not their passes."""
 
 
-def use_fast_norms(model: nn.Module) -> int:
-    """Give the RMSNorms of `model` the fast form, for good; returns how many there are.
+@contextlib.contextmanager
+def fast_norms(model: nn.Module) -> Iterator[int]:
+    """The RMSNorms of `model` have the fast form inside; yields how many there are.
 
     A norm is recognised by what it computes: weight · x / sqrt(mean(x²) + variance_epsilon) on a sample. Others (with
     1 + weight, say) stay as they are.
     """
     found = [m for m in model.modules() if _is_plain(m)]
-    for module in found:
-        module.forward = types.MethodType(_forward, module)
-    return len(found)
+    with contextlib.ExitStack() as stack:
+        for module in found:
+            stack.enter_context(patched(module, "forward", types.MethodType(_forward, module)))
+        yield len(found)
 
 
 class RMSNorm(torch.autograd.Function):

@@ -1,6 +1,6 @@
 """Log-probs of many trajectories in one forward pass over the packed row of `packing`.
 
-The result is the one of the padded forward pass, up to the order of floating-point sums; `agrees_with_plain` checks
+The result is the one of the padded forward pass, up to the order of floating-point sums; `PackedForward.agrees` checks
 that for a given model, and models that do not (other attention, scaled logits) keep the padded path.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,10 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from .activations import decoder_layers
 from .packing import Packing, pack
+from .patches import patched
+from .token_scores import score_tokens
 
 IMPLEMENTATION = "grpo_tui_packed"
-
-DENSE_LOGITS = 1 << 26
-"""Up to so many logits (tokens x vocabulary) at once; above, the projection goes in chunks (and twice)."""
-CHUNK = 32768
 
 
 @dataclass(frozen=True)
@@ -82,43 +80,73 @@ def packed_attention(
     return torch.cat(results).index_select(0, packing.out)[None], None
 
 
-def add_packed_forward(model: PreTrainedModel, temperature: float = 1.0, tail: bool = True) -> None:
-    """Give a causal language model a second way of being called: `model(packing=…)` returns a `PackedOutput`.
+class PackedForward:
+    """A second way of calling a causal language model: `model(packing=…)` returns a `PackedOutput`.
 
-    It goes through the module's own `forward`, so that DDP, FSDP and PEFT see an ordinary call. `temperature` divides
-    the logits. `tail`: the last layer's MLP may run on the tokens alone that are read (not where layers are sharded).
+    It goes through the module's own `forward`, so that DDP and PEFT see an ordinary call. temperature: divides the
+    logits. `short_tail`: the last layer's MLP runs on the tokens alone that are read.
     """
-    AttentionInterface.register(IMPLEMENTATION, packed_attention)
-    plain = model.forward
 
-    @functools.wraps(type(model).forward)
-    def forward(
-        self: Any,
-        *args: Any,
-        packing: Packing | None = None,
-        entropy_grad: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        if packing is None:
-            return plain(*args, **kwargs)
-        states = packed_states(self, packing)
-        head = self.get_output_embeddings()
+    def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
+        self.model = model
+        self.temperature = temperature
+        self.layers = decoder_layers(model)
+        self.short_tail = bool(self.layers) and all(hasattr(self.layers[-1], part) for part in TAIL)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """The model takes `packing` inside."""
+        plain = self.model.forward
+
+        @functools.wraps(type(self.model).forward)
+        def forward(
+            *args: Any,
+            packing: Packing | None = None,
+            entropy_grad: bool = False,
+            **kwargs: Any,
+        ) -> Any:
+            return plain(*args, **kwargs) if packing is None else self(packing, entropy_grad)
+
+        with patched(self.model, "forward", forward):
+            yield
+
+    def __call__(self, packing: Packing, entropy_grad: bool = False) -> PackedOutput:
+        """Log-probs and entropies of the M scored tokens, and the hidden states they come from; inside `attention`."""
+        states = self.states(packing)
+        head: Any = self.model.get_output_embeddings()
         chosen = states.index_select(0, packing.before)
-        logprobs, entropy = score_tokens(chosen, head.weight, head.bias, packing.target, temperature, entropy_grad)
-        return PackedOutput(logprobs, entropy, states)
+        scores = score_tokens(chosen, head.weight, head.bias, packing.target, self.temperature, entropy_grad)
+        return PackedOutput(*scores, states)
 
-    model.forward = types.MethodType(forward, model)
-    model.packed_temperature = temperature  # type: ignore[assignment]
-    layers = decoder_layers(model)
-    model.packed_tail = tail and bool(layers) and all(hasattr(layers[-1], n) for n in TAIL)  # type: ignore[assignment]
+    def states(self, packing: Packing) -> Tensor:
+        """The last hidden states of `packing.kept`, [K, H]: the packed forward without its output layer."""
+        body: Any = self.model.base_model
+        output = body(input_ids=packing.token_ids, position_ids=packing.positions, use_cache=False, packing=packing)
+        states = output.last_hidden_state[0]
+        return states if self.short_tail else states.index_select(0, packing.kept)
 
+    @contextlib.contextmanager
+    def attention(self) -> Iterator[None]:
+        """Attention is the packed one inside, and the last layer short. With gradient checkpointing the backward pass
+        belongs inside too: it runs the layers again."""
+        AttentionInterface.register(IMPLEMENTATION, packed_attention)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(patched(self.model.config, "_attn_implementation", IMPLEMENTATION))
+            if self.short_tail:
+                last = self.layers[-1]
+                stack.enter_context(patched(last, "forward", types.MethodType(_tail, last)))
+            yield
 
-def packed_states(model: Any, packing: Packing) -> Tensor:
-    """The last hidden states of `packing.kept`, [K, H]: the packed forward without its output layer."""
-    states = model.base_model(
-        input_ids=packing.token_ids, position_ids=packing.positions, use_cache=False, packing=packing
-    ).last_hidden_state[0]
-    return states if model.packed_tail else states.index_select(0, packing.kept)
+    def agrees(self, tokens: int = 24) -> bool:
+        """Whether this gives the log-probs of the padded forward pass, on four short rows; call it while installed.
+
+        A model with attention that is not asked for by name, with recurrent layers or with logits that are scaled or
+        capped does not; it must keep the padded path. One whose last layer is of another kind loses `short_tail`.
+        """
+        if self.short_tail and _agrees(self, tokens):
+            return True
+        self.short_tail = False
+        return _agrees(self, tokens)
 
 
 TAIL = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
@@ -131,81 +159,9 @@ def _tail(layer: Any, hidden_states: Tensor, *, packing: Packing, **kwargs: Any)
     return hidden_states + layer.mlp(layer.post_attention_layernorm(hidden_states))
 
 
-def score_tokens(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, entropy_grad: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Log-prob of each target token and the entropy of its distribution: hidden [M, H], weight [V, H] → [M], [M].
-
-    The entropy carries a gradient only when asked to: it is a number to look at unless there is an entropy bonus.
-    """
-    if hidden.shape[0] * weight.shape[0] > DENSE_LOGITS:
-        from trl.kernels import ChunkedLogProbFunction  # here: TRL takes seconds to import, and serving does without
-
-        logprobs, entropy, *_ = ChunkedLogProbFunction.apply(  # type: ignore[misc]
-            hidden, weight, bias, target, temperature, CHUNK, None, 1.0, ("log_probs", "entropy")
-        )
-        return logprobs, entropy if entropy_grad else entropy.detach()
-    logits = F.linear(hidden, weight, bias).float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    log_p = torch.log_softmax(logits, -1)
-    logprobs = log_p.gather(-1, target[:, None])[:, 0]
-    with contextlib.nullcontext() if entropy_grad else torch.no_grad():
-        kept = log_p if entropy_grad else log_p.detach()
-        entropy = -(kept.exp() * kept).sum(-1)
-    return logprobs, entropy
-
-
-@contextlib.contextmanager
-def packed_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Attention of `model` is the packed one inside. With gradient checkpointing the backward pass belongs inside
-    too: it runs the layers again."""
-    config = model.config
-    before = config._attn_implementation
-    config._attn_implementation = IMPLEMENTATION
-    last: Any = decoder_layers(model)[-1] if model.packed_tail else None
-    if last is not None:
-        last.forward = types.MethodType(_tail, last)
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-        if last is not None:
-            del last.forward
-
-
-def turn_embeddings(hidden: Tensor, packing: Packing, turn: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Mean of the last hidden states over each turn's scored tokens: hidden [K, H] → B arrays float32 [S_i, H].
-
-    turn[i]: int [T_i], the turn of each token.
-    """
-    row, column = packing.row.cpu().numpy(), packing.column.cpu().numpy()
-    turns = np.array([turn[r][c] for r, c in zip(row, column, strict=True)], np.int64)
-    counts = np.zeros(packing.shape[0], np.int64)
-    np.maximum.at(counts, row, turns + 1)
-    starts = np.cumsum(counts) - counts
-    owner = torch.from_numpy(starts[row] + turns).to(hidden.device)
-    sums = torch.zeros(int(counts.sum()), hidden.shape[-1], device=hidden.device)
-    sums.index_add_(0, owner, hidden.index_select(0, packing.itself).float())
-    number = torch.bincount(owner, minlength=len(sums)).clamp(min=1)
-    means = (sums / number[:, None]).cpu().numpy()
-    return [np.ascontiguousarray(part) for part in np.split(means, starts[1:])]
-
-
-def agrees_with_plain(model: PreTrainedModel, tokens: int = 24) -> bool:
-    """Whether the packed forward of `model` gives the log-probs of the padded one, on four short rows.
-
-    A model with attention that is not asked for by name, with recurrent layers or with logits that are scaled or
-    capped does not; it must keep the padded path. One whose last layer is of another kind does without `_tail`.
-    """
-    if model.packed_tail and _agrees(model, tokens):
-        return True
-    model.packed_tail = False  # type: ignore[assignment]
-    return _agrees(model, tokens)
-
-
 @torch.no_grad()
-def _agrees(model: PreTrainedModel, tokens: int) -> bool:
+def _agrees(packed: PackedForward, tokens: int) -> bool:
+    model = packed.model
     vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr]
     device = next(model.parameters()).device
     rng = np.random.default_rng(0)
@@ -216,14 +172,14 @@ def _agrees(model: PreTrainedModel, tokens: int) -> bool:
     training = model.training
     model.eval()
     try:
-        with packed_mode(model):
+        with packed.attention():
             ours = packing.pad(model(packing=packing).logprobs)
         ids = torch.zeros(packing.shape, dtype=torch.long)
         there = torch.zeros(packing.shape, dtype=torch.long)
         for i, row in enumerate(rows):
             ids[i, : len(row)], there[i, : len(row)] = torch.from_numpy(row), 1
         ids, there = ids.to(device), there.to(device)
-        logits = model(input_ids=ids, attention_mask=there).logits[:, :-1].float() / model.packed_temperature
+        logits = model(input_ids=ids, attention_mask=there).logits[:, :-1].float() / packed.temperature
         plain = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
         difference = (ours[:, 1:] - plain)[ours[:, 1:] != 0]
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError):

@@ -4,12 +4,15 @@ In this order, and taken off in the reverse one:
 
 | | change | what is replaced | for how long |
 |---|---|---|---|
-| 1 | fast norms (`norms`) | `forward` of every plain RMSNorm | from preparing to `close` |
-| 2 | packed forward (`packed`) | `forward` of the causal language model | from preparing to `close` |
+| 1 | fast norms (`norms`) | `forward` of every plain RMSNorm | from preparing to `restore` |
+| 2 | packed forward (`packed`) | `forward` of the causal language model | from preparing to `restore` |
 | 3 | merged adapters (`merged`) | `forward` of every plain LoRA layer | a block |
 | 4 | packed attention, short last layer (`packed`) | the attention's name, `forward` of the last layer | a block |
+| 5 | cached attention (`decoding`) | the attention's name | a block, never inside 4 |
 
-The norms come first, so that the comparison of packed and padded forward pass (`agrees`) sees the model as it will run.
+Norms come before the packed forward so that its comparison with the padded one sees the model as it will run; adapters
+are merged after an adapter was chosen, since the sums hold for the one that is active. Each change is a context manager
+that puts back what it found (`patches`), so that they nest and a second preparation of one model does no harm.
 """
 
 from __future__ import annotations
@@ -25,11 +28,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from ...rewards.embedding import pool_step_embeddings
-from .forward import base_of, padded_forward
 from .merged import merged_weights
-from .norms import use_fast_norms
-from .packed import add_packed_forward, agrees_with_plain, packed_mode, turn_embeddings
+from .norms import fast_norms
+from .packed import PackedForward
 from .packing import pack
+from .padded import padded_forward
+from .patches import patched
+from .token_scores import turn_embeddings
+from .unwrap import base_of, device_of
 
 
 @dataclass(frozen=True)
@@ -60,15 +66,22 @@ class PreparedModel:
         self.base = base_of(model)
         self.temperature = temperature
         self.autocast = autocast
-        use_fast_norms(self.base)
-        add_packed_forward(self.base, temperature)
-        self.packed = packed and agrees_with_plain(self.base)
+        self.forward = PackedForward(self.base, temperature)
         self.in_packed_pass = False
+        self._changes = contextlib.ExitStack()
+        self._changes.enter_context(fast_norms(self.base))
+        self._changes.enter_context(self.forward.installed())
+        self._changes.enter_context(patched(self.base, "prepared", self))
+        self.packed = packed and self.forward.agrees()
 
-    @property
-    def device(self) -> torch.device:
-        """Where tokens go in."""
-        return self.base.get_input_embeddings().weight.device
+    @staticmethod
+    def of(model: nn.Module) -> PreparedModel | None:
+        """Who owns the changes of this model; None for one that is as it was loaded."""
+        return getattr(base_of(model), "prepared", None)
+
+    def restore(self) -> None:
+        """Take the changes off again; the model is as it was before."""
+        self._changes.close()
 
     @contextlib.contextmanager
     def packed_pass(self) -> Iterator[None]:
@@ -76,7 +89,7 @@ class PreparedModel:
         layers again."""
         self.in_packed_pass = True
         try:
-            with packed_mode(self.base), merged_weights(self.model, gradient=True):
+            with self.forward.attention(), merged_weights(self.model, gradient=True):
                 yield
         finally:
             self.in_packed_pass = False
@@ -102,8 +115,8 @@ class PreparedModel:
         agent_mask: Sequence[np.ndarray],
         turn_ids: Sequence[np.ndarray] | None,
     ) -> TokenScores:
-        packing = pack(token_ids, agent_mask).to(self.device)
-        with packed_mode(self.base):
+        packing = pack(token_ids, agent_mask).to(device_of(self.base))
+        with self.forward.attention():
             out = self.model(packing=packing)
         padded = packing.pad(out.logprobs).float().cpu().numpy()
         logprobs = [padded[row, : len(ids)].copy() for row, ids in enumerate(token_ids)]
@@ -139,18 +152,32 @@ class PreparedModel:
 def inference(model: nn.Module) -> Iterator[None]:
     """Eval mode, which also switches gradient checkpointing off, and no gradients; as before afterwards."""
     training = model.training
-    model.eval()
+    if training:
+        model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(training)
+        if training:
+            model.train()
 
 
 @contextlib.contextmanager
 def acting(model: nn.Module) -> Iterator[None]:
     """`model` as it acts in rollouts and evaluation: `inference`, with adapters that multiply once."""
     with inference(model), merged_weights(model):
+        yield
+
+
+@contextlib.contextmanager
+def decoding(model: nn.Module, attention: str | None) -> Iterator[None]:
+    """`model` as it decodes token by token: eval mode, inference mode, and `attention` (None: the model's own)."""
+    config: Any = base_of(model).config.get_text_config(decoder=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(inference(model))
+        if attention is not None:
+            stack.enter_context(patched(config, "_attn_implementation", attention))
+        stack.enter_context(torch.inference_mode())
         yield
 
 

@@ -1,7 +1,7 @@
 """Make the tiny policy from nothing: `python -m grpo_tui.engine.training.tiny.build` (or `make policy`).
 
 Tokenizer, base and adapters are made from the visual environment's own demonstrations (see `curriculum`), seeded, and
-written to `engine/agents/tiny` as safetensors. It takes a few minutes on two cores.
+written to `engine/policy/tiny` as safetensors. It takes a few minutes on two cores.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 from ....configs.sections.model import LoraSection
 from ....envs.trajectory import TokenArrays
 from ....envs.visual import VisualEnv
-from ...agents import tiny
 from ...agents.transformers_agent import TransformersAgent
+from ...policy import tiny
 from ..demonstrations import play_demonstrations
 from .curriculum import COMPARISONS, PRACTICE, habit_route, spelling
 from .lessons import teach

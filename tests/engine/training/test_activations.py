@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from grpo_tui.engine.policy.activations import ATTENTION, checkpoint_activations
-from grpo_tui.engine.policy.packed import add_packed_forward, packed_mode
+from grpo_tui.engine.policy.packed import PackedForward
 from grpo_tui.engine.policy.packing import pack
 
 from .parts import policy
@@ -32,8 +32,10 @@ def gradients(model, backward_calls: AttentionCalls) -> dict[str, torch.Tensor]:
     ids = [rng.integers(3, 250, n) for n in (30, 24)]
     packing = pack(ids, [np.arange(len(row)) > 8 for row in ids])
     model.train()
-    with packed_mode(model):
-        loss = (model(packing=packing).logprobs * torch.linspace(-1, 1, 36)).sum()
+    forward = PackedForward(model)
+    forward.short_tail = False
+    with forward.attention():
+        loss = (forward(packing).logprobs * torch.linspace(-1, 1, 36)).sum()
         with backward_calls:
             loss.backward()
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -41,8 +43,6 @@ def gradients(model, backward_calls: AttentionCalls) -> dict[str, torch.Tensor]:
 
 def test_attention_and_the_last_layer_are_not_computed_again():
     plain, model = policy(layers=3), policy(layers=3)
-    for each in (plain, model):
-        add_packed_forward(each, tail=False)
     plain.activation_checkpointing_enable({"use_reentrant": False})
     checkpoint_activations(model)
     runs: Counter[int] = Counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo_tui.engine.policy.norms import SMALL, RMSNorm, use_fast_norms
+from grpo_tui.engine.policy.norms import SMALL, RMSNorm, fast_norms
 from tests.engine.agents import models
 
 from .parts import policy
@@ -43,12 +43,14 @@ def test_gradcheck():
 @pytest.mark.parametrize("tokens", [5, SMALL // 32 + 1])
 def test_a_model_computes_what_it_did_before(tokens):
     plain, fast = policy(), policy()
-    assert use_fast_norms(fast) == 2 * 4 + 1  # two layers of four (with those of queries and keys), and the last
     ids = torch.arange(tokens)[None] % 250
-    with torch.no_grad():
+    with torch.no_grad(), fast_norms(fast) as norms:
+        assert norms == 2 * 4 + 1  # two layers of four (with those of queries and keys), and the last
         assert torch.allclose(fast(input_ids=ids).logits, plain(input_ids=ids).logits, atol=1e-4)
 
 
 def test_norms_of_another_kind_and_half_precision_are_left_alone():
-    assert use_fast_norms(models.model("gemma3")) == 0  # these multiply by 1 + weight
-    assert use_fast_norms(policy().bfloat16()) == 0
+    with fast_norms(models.model("gemma3")) as norms:
+        assert norms == 0  # these multiply by 1 + weight
+    with fast_norms(policy().bfloat16()) as norms:
+        assert norms == 0

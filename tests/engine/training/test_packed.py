@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -9,16 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from grpo_tui.engine.policy import packed
+from grpo_tui.engine.policy import token_scores
 from grpo_tui.engine.policy.activations import checkpoint_activations
-from grpo_tui.engine.policy.packed import (
-    add_packed_forward,
-    agrees_with_plain,
-    packed_mode,
-    score_tokens,
-    turn_embeddings,
-)
+from grpo_tui.engine.policy.packed import PackedForward
 from grpo_tui.engine.policy.packing import pack
+from grpo_tui.engine.policy.token_scores import score_tokens, turn_embeddings
 from grpo_tui.engine.rollouts.trial import turns_of
 from tests.engine.agents import models
 
@@ -64,7 +61,8 @@ def gradients(model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 @given(st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans())
 def test_log_probs_and_gradients_equal_those_of_the_padded_pass(seed, groups, size, checkpointing, tail):
     model = policy()
-    add_packed_forward(model, tail=tail)
+    forward = PackedForward(model)
+    forward.short_tail = tail
     ids, masks = trajectories(seed, groups, size)
     expected = padded_log_probs(model, ids, masks)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(seed))
@@ -73,7 +71,7 @@ def test_log_probs_and_gradients_equal_those_of_the_padded_pass(seed, groups, si
         checkpoint_activations(model)
         model.train()
     packing = pack(ids, masks)
-    with packed_mode(model):
+    with forward.installed(), forward.attention():
         ours = packing.pad(model(packing=packing).logprobs)
         got = gradients(model, (ours * weights).sum())
     assert (ours - expected).abs().max() < 1e-5
@@ -93,9 +91,9 @@ def test_prompts_are_encoded_once_and_padding_never():
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
 def test_common_architectures_are_packed(architecture):
     model = models.model(architecture)
-    add_fused(model)
-    assert agrees_with_plain(model)
-    assert model.packed_tail
+    with fused(model) as forward:
+        assert forward.agrees()
+        assert forward.short_tail
 
 
 def test_a_last_layer_that_is_put_together_otherwise_runs_on_all_tokens():
@@ -103,20 +101,20 @@ def test_a_last_layer_that_is_put_together_otherwise_runs_on_all_tokens():
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = GraniteForCausalLM(GraniteConfig(vocab_size=300, residual_multiplier=0.5, **sizes))  # type: ignore[arg-type]
-    add_fused(model)
-    assert model.packed_tail
-    assert agrees_with_plain(model)
-    assert not model.packed_tail
+    with fused(model) as forward:
+        assert forward.short_tail
+        assert forward.agrees()
+        assert not forward.short_tail
 
 
 def test_step_embeddings_are_means_over_each_turns_agent_tokens():
     model = policy()
-    add_packed_forward(model)
+    forward = PackedForward(model)
     ids, masks = trajectories(3, 2, 3)
     turns = [turns_of(m) for m in masks]
     packing = pack(ids, masks)
-    with torch.no_grad(), packed_mode(model):
-        found = turn_embeddings(model(packing=packing).hidden, packing, turns)
+    with torch.no_grad(), forward.attention():
+        found = turn_embeddings(forward(packing).hidden, packing, turns)
     for row, mask, turn, ours in zip(ids, masks, turns, found, strict=True):
         hidden = model.model(input_ids=torch.from_numpy(row)[None]).last_hidden_state[0].detach().numpy()
         scored = mask & (np.arange(len(mask)) > 0)
@@ -129,17 +127,21 @@ def test_step_embeddings_are_means_over_each_turns_agent_tokens():
 @pytest.mark.parametrize("architecture", ["mistral-sliding", "gemma3"])
 def test_models_with_other_attention_keep_the_padded_path(architecture):
     model = models.model(architecture)
-    add_fused(model)
     before = model.config._attn_implementation
-    assert not agrees_with_plain(model)
+    with fused(model) as forward:
+        assert not forward.agrees()
     assert model.config._attn_implementation == before
 
 
-def add_fused(model) -> None:
+@contextlib.contextmanager
+def fused(model):
+    """With TRL's scoring head on it, as in training."""
     from trl.trainer.utils import add_fused_lm_head
 
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
-    add_packed_forward(model)
+    forward = PackedForward(model)
+    with forward.installed():
+        yield forward
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -152,7 +154,7 @@ def test_large_vocabularies_are_scored_in_chunks_with_the_same_result(monkeypatc
     assert hidden.grad is not None
     expected = hidden.grad.clone()
     hidden.grad.zero_()
-    monkeypatch.setattr(packed, "DENSE_LOGITS", 1)
+    monkeypatch.setattr(token_scores, "DENSE_LOGITS", 1)
     chunked = score_tokens(hidden, weight, None, target, temperature, entropy_grad=True)
     (chunked[0].sum() + chunked[1].sum()).backward()
     for a, b in zip(dense, chunked, strict=True):

@@ -1,0 +1,25 @@
+"""Replacing an attribute for the length of a block."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+_NONE = object()
+
+
+@contextlib.contextmanager
+def patched(target: Any, name: str, value: Any) -> Iterator[None]:
+    """`target.name` is `value` inside. Afterwards it is what it was: its own attribute, its class's, or a property's
+    value. Blocks nest."""
+    computed = isinstance(getattr(type(target), name, None), property)
+    before = getattr(target, name) if computed else vars(target).get(name, _NONE)
+    setattr(target, name, value)
+    try:
+        yield
+    finally:
+        if before is _NONE:
+            delattr(target, name)
+        else:
+            setattr(target, name, before)

@@ -1,0 +1,58 @@
+"""From last hidden states to what is kept of them: log-probs and entropies of tokens, means over turns."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...rewards.embedding import segment_means
+from .packing import Packing
+
+DENSE_LOGITS = 1 << 26
+"""Up to so many logits (tokens x vocabulary) at once; above, the projection goes in chunks (and twice)."""
+CHUNK = 32768
+
+
+def score_tokens(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target token and the entropy of its distribution: hidden [M, H], weight [V, H] → [M], [M].
+
+    The entropy carries a gradient only when asked to: it is a number to look at unless there is an entropy bonus.
+    """
+    if hidden.shape[0] * weight.shape[0] > DENSE_LOGITS:
+        from trl.kernels import ChunkedLogProbFunction  # here: TRL takes seconds to import, and serving does without
+
+        logprobs, entropy, *_ = ChunkedLogProbFunction.apply(  # type: ignore[misc]
+            hidden, weight, bias, target, temperature, CHUNK, None, 1.0, ("log_probs", "entropy")
+        )
+        return logprobs, entropy if entropy_grad else entropy.detach()
+    logits = F.linear(hidden, weight, bias).float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    log_p = torch.log_softmax(logits, -1)
+    logprobs = log_p.gather(-1, target[:, None])[:, 0]
+    with contextlib.nullcontext() if entropy_grad else torch.no_grad():
+        kept = log_p if entropy_grad else log_p.detach()
+        entropy = -(kept.exp() * kept).sum(-1)
+    return logprobs, entropy
+
+
+def turn_embeddings(hidden: Tensor, packing: Packing, turn_ids: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Mean of the last hidden states over each turn's scored tokens: hidden [K, H] → B arrays float32 [S_i, H].
+
+    turn_ids[i]: int [T_i], the turn of each token.
+    """
+    row, column = packing.row.cpu().numpy(), packing.column.cpu().numpy()
+    turns = np.array([turn_ids[r][c] for r, c in zip(row, column, strict=True)], np.int64)
+    counts = np.zeros(packing.shape[0], np.int64)
+    np.maximum.at(counts, row, turns + 1)
+    starts = np.cumsum(counts) - counts
+    owner = torch.from_numpy(starts[row] + turns).to(hidden.device)
+    means = segment_means(hidden.index_select(0, packing.itself), owner, int(counts.sum())).cpu().numpy()
+    return [np.ascontiguousarray(part) for part in np.split(means, starts[1:])]
