@@ -303,7 +303,7 @@ def main() -> None:
     parser.add_argument("--engine", metavar="RUN_DIR", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engine:
-        from grpo_tui.engine.online.serve.engine import serve
+        from grpo_tui.engine.online.serve.assembly import serve
 
         def corrupted(*arguments: Any) -> bool:
             return serve(*arguments, engine_class=CorruptedEngine)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from ..runs.paths import LOGS
 from ..runs.types import RunInfo
 
 _TAIL_BYTES = 1 << 16
+_REASON = re.compile(
+    r"error: |Fatal Python error|([A-Za-z_]+\.)*[A-Za-z_]*(Error|Exception|Interrupt)\b|.*\b(ERROR|CRITICAL)\b"
+)
 
 
 def log_path(run: RunInfo, name: str | None = None) -> Path | None:
@@ -44,3 +48,8 @@ def tail_log(run: RunInfo, n: int = 20, name: str | None = None) -> list[str]:
     while shown and not shown[-1].strip():
         shown.pop()
     return shown[-n:]
+
+
+def last_error(run: RunInfo, name: str | None = None) -> str | None:
+    """The last line of a log that reads as an error (`ValueError: …`, `error: …`, `… ERROR …`); None without one."""
+    return next((line for line in reversed(tail_log(run, 200, name)) if _REASON.match(line)), None)

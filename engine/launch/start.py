@@ -17,14 +17,14 @@ from typing import IO, TYPE_CHECKING, Any
 from ..runs import control
 from ..runs.masking import mask
 from ..runs.paths import LOGS, PROCESSES, RUN_FILE, new_run_id
-from ..runs.status import ENDED, identity, look, process_names, read_json, write_json
+from ..runs.status import ENDED, identity, look, process_names, process_state, read_json, write_json
 from ..runs.types import SCHEMA_VERSION, RunInfo
 from . import trainer
 from .errors import LaunchError
 from .facts import gather
 from .find import find_run
 from .settings import write_config
-from .stop import living
+from .stop import wait_until_gone
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -39,6 +39,8 @@ CPU_SETTINGS = {
 """What the libraries read from the environment when a process starts; the user's own settings go first."""
 MODULES = {"training": "grpo_tui.engine.training"}
 ONLINE_MODULES = {"engine": "grpo_tui.engine.online.serve.engine", "worker": "grpo_tui.engine.online.learn.worker"}
+ENDING_SECONDS = 10.0
+"""How long resuming waits for processes of the run that are about to end."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
 _codes: dict[int, int] = {}
@@ -172,8 +174,11 @@ def _resumed(runs_dir: Path, ref: str) -> Path:
     run_dir = Path(info.path)
     if info.status not in ENDED:
         raise LaunchError(f"run {info.id} is {info.status} (pid {info.pid}): stop it first, or watch it with inspect")
-    if names := living(run_dir):
-        raise LaunchError(f"the process {names[0]!r} of run {info.id} still lives: stop it first")
+    if names := wait_until_gone(run_dir, ENDING_SECONDS):
+        pid = process_state(run_dir, names[0]).get("pid")
+        raise LaunchError(
+            f"the process {names[0]!r} (pid {pid}) of run {info.id} still lives: `grpo-tui stop {info.id}` ends it"
+        )
     for name in process_names(run_dir):
         (run_dir / PROCESSES / f"{name}.json").unlink(missing_ok=True)
     return run_dir

@@ -58,6 +58,12 @@ def living(run_dir: Path) -> list[str]:
     return [name for name, s in states.items() if (s["alive"] and _speaks(s)) or s["launcher_alive"]]
 
 
+def wait_until_gone(run_dir: Path, seconds: float = 60.0) -> list[str]:
+    """Wait for the processes of a run that has ended; returns the names of those that still live."""
+    _wait(run_dir, seconds)
+    return living(run_dir)
+
+
 def _speaks(state: Mapping[str, Any]) -> bool:
     """One on another machine that has announced its end is not waited for until its last word grows old."""
     return not (is_elsewhere(state) and state.get("status") in ENDED)
@@ -69,7 +75,8 @@ def _pids(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
     for name in process_names(run_dir):
         states = [process_state(run_dir, name), read_json(run_dir / PROCESSES / f"{name}.launch.json")]
         pairs = [(s.get("pid"), s.get("started")) for s in states if not is_elsewhere(s)]
-        alive = list(dict.fromkeys(int(pid) for pid, started in pairs if pid and is_alive(pid, started)))
+        # Without its start time nothing proves that a pid is still that process: such a one is never signalled.
+        alive = list(dict.fromkeys(int(pid) for pid, started in pairs if pid and started and is_alive(pid, started)))
         found.extend((name, pid) for pid in (alive[:1] if own else alive))
     return found
 

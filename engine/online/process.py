@@ -1,47 +1,100 @@
-"""What the processes of an online run have in common: a quiet start, and an end that is told in one sentence."""
+"""What the processes of an online run have in common: how they start, whom they end with, and what they load.
+
+No process of a run outlives the one it works for. The worker ends when the engine is gone; background validation,
+the worker's child, ends with the worker: its standard input is a pipe whose other end only the worker holds.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import threading
+import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..launch.life import live
 from ..launch.process_logging import set_up_logging
+from ..launch.settings import read_config
+from ..runs.control import ControlChannel
+from ..runs.status import process_state
+from ..runs.writer import RunWriter
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
-    from ..runs.control import ControlChannel
-    from ..runs.writer import RunWriter
 
     Life = Callable[[RunConfig, Path, RunWriter, ControlChannel, bool], bool]
 
 
-def run_process(module: str, life: Life, arguments: list[str] | None = None) -> int:
-    """`python -m grpo_tui.engine.online.<module> RUN_DIR [--resume]`: 0 when finished or stopped, 1 when failed.
+def run_process(name: str, life: str | Life, arguments: list[str] | None = None) -> int:
+    """The process `name` of a run, called with RUN_DIR [--resume] [--child]: 0 when finished or stopped, 1 when failed.
 
-    `life(config, run_dir, writer, control, resume)` returns whether it finished by itself (else it was stopped).
+    `life(config, run_dir, writer, control, resume)` returns whether it finished by itself (else it was stopped). Given
+    as `module:function` it is imported only once the process has said that it starts: that takes seconds.
+
+    With `--child` the process ends as soon as its standard input does, also while it still imports or loads.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m grpo_tui.engine.online.{module}")
-    name = module.rpartition(".")[2]
+    parser = argparse.ArgumentParser(prog=f"the process {name!r} of an online run")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--resume", action="store_true", help="go on where the run was left")
+    parser.add_argument("--child", action="store_true", help="end when standard input ends")
     given = parser.parse_args(arguments)
+    if given.child:
+        end_with_parent()
     set_up_logging()
-
-    from ..runs.control import ControlChannel
-    from ..runs.writer import RunWriter
 
     writer = RunWriter(given.run_dir, process=name)
     control = ControlChannel(given.run_dir, process=name, sigterm=True)
 
     def whole_life() -> bool:
-        from ..launch.settings import read_config
-
-        return life(read_config(given.run_dir), given.run_dir, writer, control, given.resume)
+        config = read_config(given.run_dir)
+        whole = _imported(life) if isinstance(life, str) else life
+        return whole(config, given.run_dir, writer, control, given.resume)
 
     return live(writer, name, whole_life)
+
+
+def _imported(path: str) -> Life:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
+def end_with_parent() -> None:
+    """End this process once its standard input ends, at whatever instant: to be called before anything slow.
+
+    The parent holds the other end of that pipe and nobody else does, so the kernel closes it however the parent dies.
+    """
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1):
+                continue
+        os._exit(0)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+class EngineWatch:
+    """Whether the engine that this process works for is gone. It looks every `every_s` seconds."""
+
+    def __init__(self, run_dir: Path, every_s: float = 1.0) -> None:
+        self.run_dir = run_dir
+        self.every_s = every_s
+        self._looked = time.monotonic()
+        self._missed = 0
+
+    def gone(self) -> bool:
+        """True after two looks in a row that found it dead; never for a run that has had no engine."""
+        if time.monotonic() - self._looked < self.every_s:
+            return self._missed > 1
+        self._looked = time.monotonic()
+        state = process_state(self.run_dir, "engine")
+        dead = bool(state.get("pid")) and not state["alive"] and not state["launcher_alive"]
+        self._missed = self._missed + 1 if dead else 0
+        return self._missed > 1
 
 
 def load_serving_policy(config: RunConfig) -> tuple[Any, Any]:

@@ -86,6 +86,11 @@ class RunInfo:
         """Whether it goes on: more may be recorded, and it hears requests."""
         return self.status not in ENDED
 
+    @property
+    def resume_command(self) -> str:
+        """What to type to go on with it."""
+        return f"grpo-tui {'online' if self.mode == 'online' else 'train'} --resume {self.id}"
+
 
 @dataclass(frozen=True)
 class StoredTokens:

@@ -11,9 +11,9 @@ from types import FrameType
 
 import psutil
 
-from ...engine.launch import tail_log
-from ...engine.launch.logs import log_path
+from ...engine.launch.logs import last_error, log_path
 from ...engine.launch.start import exit_code
+from ...engine.launch.stop import wait_until_gone
 from ...engine.runs.checkpoints import checkpoint_folder, checkpoints
 from ...engine.runs.paths import RUN_FILE
 from ...engine.runs.reader import RunReader
@@ -96,10 +96,12 @@ def follow(run: RunInfo, *, stop: Callable[[], RunInfo], out: Callable[[str], No
             warn(f"not waiting; run {run.id} may still be saving. See: grpo-tui runs")
             return asked.exit_code
         progress.print_new(last=True)
-        out(f"run {run.id} {info.status} at step {info.step}; go on with: grpo-tui train --resume {run.id}")
+        out(f"run {run.id} {info.status} at step {info.step}; go on with: {run.resume_command}")
         return asked.exit_code
     finally:
         progress.close()
+    if left := wait_until_gone(Path(run.path)):
+        warn(f"the process {left[0]!r} of run {run.id} still lives; grpo-tui stop {run.id} ends it")
     tell_end(info, out)
     return ExitCode.OK if info.status in ("finished", "stopped") else ExitCode.FAILED
 
@@ -108,16 +110,17 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
     """The last lines about a run: how it ended, how to look at it, and how to go on."""
     took = f" in {duration(run.ended - run.created)}" if run.ended and run.created else ""
     if run.status == "crashed":
-        log = log_path(run)
-        lines = (run.error or "").strip().splitlines() or [""]
-        if lines[-1].startswith(VAGUE):
-            lines = tail_log(run, 1) or lines
-        reason = f": {literal(lines[-1].strip()[:300])}" if lines[-1] else ""
+        process = "engine" if run.mode == "online" else "training"
+        log = log_path(run, process) or log_path(run)
+        line = ((run.error or "").strip().splitlines() or [""])[-1]
+        if line.startswith(VAGUE):
+            line = last_error(run, process) or line
+        reason = f": {literal(line.strip()[:300])}" if line else ""
         warn(f"run {run.id} crashed at step {run.step}{reason}; its log: {log or Path(run.path) / 'logs'}")
         out(f"inspect: grpo-tui inspect {run.id} · {_way_on(run)}")
         return
     out(f"run {run.id} {run.status} at step {run.step}{took}")
-    again = f" · go on: grpo-tui train --resume {run.id}" if run.status == "stopped" and run.mode != "online" else ""
+    again = f" · go on: {run.resume_command}" if run.status == "stopped" else ""
     out(f"inspect: grpo-tui inspect {run.id}{again}")
 
 

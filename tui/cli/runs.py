@@ -109,20 +109,23 @@ def stop(
 ) -> None:
     """Ask the run to finish its step, save a checkpoint and end; wait for it."""
     from ...engine.launch import LaunchError, stop_run
+    from ...engine.launch.stop import living
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
 
     info = find(resolve_runs_dir(runs_dir), run)
-    if not info.active:
+    left = living(Path(info.path))
+    if not info.active and not left:
         say(f"run {info.id} is not running ({info.status} at step {info.step})")
         return
+    if not info.active:
+        say(f"run {info.id} has {info.status}; what is left of it is told to end: {', '.join(left)}")
     try:
         after = stop_run(info, timeout=timeout, force=force)
     except LaunchError as error:
         fail(str(error))
-    if after.active:
-        fail(
-            f"run {info.id} has not stopped after {timeout:g} s; it still saves, or give a longer --timeout, or --force"
-        )
+    still = living(Path(info.path))
+    if after.active or still:
+        what = f"run {info.id}" if after.active else f"the process {still[0]!r} of run {info.id}"
+        fail(f"{what} has not stopped after {timeout:g} s; it still saves, or give a longer --timeout, or --force")
     say(f"run {after.id} {after.status} at step {after.step}")
-    if after.mode != "online":
-        say(f"go on with: grpo-tui train --resume {after.id}")
+    say(f"go on with: {after.resume_command}")

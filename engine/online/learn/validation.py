@@ -98,7 +98,6 @@ def validate_forever(
     from .worker_state import StateError, read_state
 
     torch.set_num_threads(1)
-    parent = os.getppid()
     model, tokenizer = load_serving_policy(config)
     agent = TransformersAgent(
         model,
@@ -121,7 +120,7 @@ def validate_forever(
     start = {n: p.detach().clone() for n, p in validator.parameters.items()}
     last = int(queue.get("validated", -1))
     writer.status("running")
-    while os.getppid() == parent:
+    while True:
         if any(r.command == "stop" for r in control.poll()):
             return False
         update = int(queue.get("update", 0))
@@ -143,7 +142,6 @@ def validate_forever(
             last = update
         except (StateError, QueueError, OSError):  # replaced while it was looked at, or a full disk: the next round
             time.sleep(POLL_S)
-    return False
 
 
 def append_line(path: Path, values: Mapping[str, Any]) -> None:
@@ -158,4 +156,4 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_process("learn.validation", validate_forever))
+    sys.exit(run_process("validation", validate_forever))

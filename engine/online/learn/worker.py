@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..process import load_serving_policy, run_process
+from ...launch.start import spawn
+from ..process import EngineWatch, load_serving_policy, run_process
 
 if TYPE_CHECKING:
     from ....configs.schema import RunConfig
@@ -44,7 +45,7 @@ def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlCh
     writer.status("running", step=worker.updater.update)
     validator = _start_validation(run_dir) if online.updates and online.validation.enabled else None
     try:
-        _loop(worker, writer, control, online.poll_interval_s)
+        _loop(worker, writer, control, EngineWatch(run_dir), online.poll_interval_s)
     finally:
         if validator is not None:
             validator.terminate()
@@ -56,10 +57,13 @@ def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlCh
     return False
 
 
-def _loop(worker: UpdateWorker, writer: RunWriter, control: ControlChannel, poll_s: float) -> None:
+def _loop(worker: UpdateWorker, writer: RunWriter, control: ControlChannel, engine: EngineWatch, poll_s: float) -> None:
     paused = False
     looked = 0.0
     while True:
+        if engine.gone():
+            print("the engine is gone; updates end, the state is saved", file=sys.stderr)
+            return
         for request in control.poll():
             outcome = "updates end; state saved"
             if request.command == "pause":
@@ -73,7 +77,7 @@ def _loop(worker: UpdateWorker, writer: RunWriter, control: ControlChannel, poll
                 done = worker.publish()
                 outcome = f"version {worker.writer.version} published" if done else "not published"
             control.acknowledge(request, outcome)
-            told = {"command": request.command, "outcome": outcome}
+            told: dict[str, Any] = {"command": request.command, "outcome": outcome}
             writer.event("control", f"{request.command}: {outcome}", **told)
             if request.command == "stop":
                 return
@@ -93,9 +97,10 @@ def _tell(writer: Any, message: str) -> None:
 
 
 def _start_validation(run_dir: Path) -> subprocess.Popen[bytes]:
-    """Background validation, a child that ends with this process."""
-    return subprocess.Popen([sys.executable, "-m", "grpo_tui.engine.online.learn.validation", str(run_dir)])
+    """Background validation, a child that ends with this process: see `process.end_with_parent`."""
+    module = "grpo_tui.engine.online.learn.validation"
+    return spawn(run_dir, "validation", [sys.executable, "-m", module, str(run_dir), "--child"], stdin=subprocess.PIPE)
 
 
 if __name__ == "__main__":
-    sys.exit(run_process("learn.worker", work))
+    sys.exit(run_process("worker", work))

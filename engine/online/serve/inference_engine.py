@@ -31,6 +31,7 @@ from ...rollouts.runner import RolloutRunner
 from ...runs.types import NeighbourVote, Served, TrajectoryRecord
 from ..learn.policy_update import DENSE_LOGITS
 from ..store.update_task import Experience, OriginalLogits, UpdateTask
+from .answers import Answer
 from .experience_buffer import ExperienceBuffer
 from .requests import Request, Sampling
 from .voting import Gate, Neighbour, Vote, canonical, gate, learning_rate, vote
@@ -39,42 +40,6 @@ if TYPE_CHECKING:
     from ...agents.transformers_agent import TransformersAgent
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one request, with everything it came from. `samples[0]` is the initial trajectory.
-
-    `vote` gave the answer, `ballot` gives the labels and the gate: the same vote, or that of more samples which were
-    drawn after the answer. `seconds`: from arrival to answer. `correct` where the task's answer is known, else None.
-    """
-
-    request: Request
-    vote: Vote
-    ballot: Vote
-    gate: Gate
-    samples: list[Rollout]
-    policy_version: int
-    correct: bool | None
-    seconds: float
-    neighbours: tuple[Neighbour, ...] = ()
-    embedding: np.ndarray | None = None
-    error: str | None = None
-
-    @property
-    def text(self) -> str | None:
-        """The ensemble's answer."""
-        return self.vote.answer
-
-    @property
-    def trajectory_id(self) -> str:
-        """The trajectory that shows the way to this answer: the first candidate that gave it, else the initial one."""
-        winner = canonical(self.text)
-        for sample in self.samples:
-            if sample.trajectory is not None and canonical(sample.trajectory.answer) == winner:
-                return sample.trajectory.id
-        first = self.samples[0].trajectory if self.samples else None
-        return first.id if first is not None else ""
 
 
 @dataclass
@@ -138,7 +103,7 @@ class InferenceEngine:
                 Answer(
                     request=request,
                     vote=outcome,
-                    ballot=outcome,
+                    label_vote=outcome,
                     gate=self._gate(request, outcome),
                     samples=group,
                     policy_version=policy_version,
@@ -198,7 +163,7 @@ class InferenceEngine:
         wanted = [a.gate.open for a in answers for s in a.samples if s.trajectory is not None]
         embeddings, logits = self._score(samples, wanted)
         correctness = [
-            bool(c) for a in answers for s, c in zip(a.samples, a.ballot.correct, strict=True) if s.trajectory
+            bool(c) for a in answers for s, c in zip(a.samples, a.label_vote.correct, strict=True) if s.trajectory
         ]
         result = self.orchestrator.calculate_total_reward(
             [s.trajectory for s in samples if s.trajectory is not None],
@@ -244,10 +209,10 @@ class InferenceEngine:
             else:
                 correct.append(False if given == canonical(wrong) else None)
         labels = tuple(right if c is not None else None for c in correct)
-        ballot = replace(
-            answer.ballot, labels=labels, correct=tuple(correct), confidence=1.0, flipped=correct[0] is False
+        label_vote = replace(
+            answer.label_vote, labels=labels, correct=tuple(correct), confidence=1.0, flipped=correct[0] is False
         )
-        labelled = replace(answer, samples=samples, ballot=ballot, gate=Gate("open"))
+        labelled = replace(answer, samples=samples, label_vote=label_vote, gate=Gate("open"))
         if all(c is None for c in correct):
             return Learned(labelled)
         embeddings, logits = self._score(samples, [c is not None for c in correct])
@@ -280,8 +245,10 @@ class InferenceEngine:
         wider = []
         for i, answer in enumerate(able):
             samples = [*answer.samples, *_joining(answer.samples, drawn[i * extra : (i + 1) * extra])]
-            ballot = self.vote(answer.request, samples, answer.neighbours)
-            wider.append(replace(answer, samples=samples, ballot=ballot, gate=self._gate(answer.request, ballot)))
+            label_vote = self.vote(answer.request, samples, answer.neighbours)
+            wider.append(
+                replace(answer, samples=samples, label_vote=label_vote, gate=self._gate(answer.request, label_vote))
+            )
         found = {a.request.number: a for a in wider}
         return [found.get(a.request.number, a) for a in answers]
 
@@ -294,7 +261,7 @@ class InferenceEngine:
         logits: dict[int, OriginalLogits],
     ) -> UpdateTask | None:
         """The update that this answer suggests; None when no candidate has a label and tokens of its own."""
-        outcome = answer.ballot
+        outcome = answer.label_vote
         candidates = range(len(samples)) if self.config.learn_from == "all" else range(1)
         rows = [
             i
@@ -372,8 +339,8 @@ class InferenceEngine:
     def _metrics(self, answer: Answer) -> dict[str, Any]:
         values: dict[str, Any] = {
             "online/gate_rate": float(answer.gate.open),
-            "online/flip_rate": float(answer.ballot.flipped),
-            "online/confidence": answer.ballot.confidence,
+            "online/flip_rate": float(answer.label_vote.flipped),
+            "online/confidence": answer.label_vote.confidence,
             "online/latency_s": answer.seconds,
             "online/neighbours": float(len(answer.neighbours)),
         }
@@ -456,7 +423,7 @@ def _failure(samples: Sequence[Rollout]) -> str | None:
 
 def _served(answer: Answer, row: int, trajectory: Trajectory) -> Served:
     """The candidate's place in the vote, for the record."""
-    outcome = answer.ballot
+    outcome = answer.label_vote
     winner = canonical(answer.text)
     gave = winner is not None and canonical(trajectory.answer) == winner
     return Served(

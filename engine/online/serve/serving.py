@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from ...runs.status import ENDED, process_state
 from ...runs.writer import RunWriter
 from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue
+from .answers import Answer
 from .enqueuer import Enqueuer
-from .inference_engine import Answer, InferenceEngine
+from .inference_engine import InferenceEngine
 from .record_keeper import RecordKeeper
 from .requests import PersonsWord, Request, RequestError, RequestSource
 from .weights import WeightFollower
@@ -31,43 +32,33 @@ DRAIN_S = 120.0
 """How long an engine without further requests waits for the worker to use up the queue."""
 
 
+@dataclass(kw_only=True)
 class Serving:
     """Everything that happens on the engine's main thread."""
 
-    def __init__(
-        self,
-        engine: InferenceEngine,
-        source: RequestSource,
-        follower: WeightFollower,
-        keeper: RecordKeeper,
-        queue: UpdateQueue,
-        enqueuer: Enqueuer,
-        control: ControlChannel,
-        writer: RunWriter,
-        run_dir: Path,
-        config: OnlineConfig,
-        *,
-        on_answers: Callable[[Sequence[Answer]], None] | None = None,
-    ) -> None:
-        self.engine = engine
-        self.source = source
-        self.follower = follower
-        self.keeper = keeper
-        self.queue = queue
-        self.enqueuer = enqueuer
-        self.control = control
-        self.writer = writer
-        self.run_dir = run_dir
-        self.config = config
-        self.on_answers = on_answers
-        self.answered = int(queue.get("request", 0))
+    engine: InferenceEngine
+    source: RequestSource
+    follower: WeightFollower
+    keeper: RecordKeeper
+    queue: UpdateQueue
+    enqueuer: Enqueuer
+    control: ControlChannel
+    writer: RunWriter
+    run_dir: Path
+    config: OnlineConfig
+    on_answers: Callable[[Sequence[Answer]], None] | None = None
+    answered: int = field(init=False)
+    """Requests answered so far, over all lives of the run."""
+    remembered: OrderedDict[int, Answer] = field(init=False, default_factory=OrderedDict)
+    """Callers' latest answers by the number of the request: a person may still say whether they were right."""
+
+    def __post_init__(self) -> None:
+        self.answered = int(self.queue.get("request", 0))
         self.heard = 0
-        self.source.skip(int(queue.get("row", 0)))
+        self.source.skip(int(self.queue.get("row", 0)))
         self._kept = 0.0
         self._worker_missed = False
         self._stopped = False
-        self.remembered: OrderedDict[int, Answer] = OrderedDict()
-        """Callers' latest answers by the number of the request: a person may still say whether they were right."""
 
     def run(self) -> bool:
         """Serve until told to stop (False), or until no request can come (True)."""

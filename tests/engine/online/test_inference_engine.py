@@ -274,14 +274,14 @@ def test_samples_to_learn_join_the_label_and_the_task_but_not_the_answer() -> No
     made, plain = engine(samples=3, samples_to_learn=6), engine(samples=3)
     answers = made.answer(requests(4), policy_version=2)
     for answer, usual in zip(answers, plain.answer(requests(4), policy_version=2), strict=True):
-        assert answer.text == usual.text and len(answer.samples) == 3 and answer.ballot is answer.vote
+        assert answer.text == usual.text and len(answer.samples) == 3 and answer.label_vote is answer.vote
     learned = made.learn(answers)
     assert any(item.task is not None for item in learned)
     for answer, item in zip(answers, learned, strict=True):
         assert item.answer.vote is answer.vote and item.answer.samples[:3] == answer.samples
         given = [canonical(r.trajectory.answer) for r in item.records]
-        assert len(given) == 9 and item.answer.ballot.confidence == pytest.approx(max(map(given.count, given)) / 9)
-        assert item.metrics["online/confidence"] == item.answer.ballot.confidence
+        assert len(given) == 9 and item.answer.label_vote.confidence == pytest.approx(max(map(given.count, given)) / 9)
+        assert item.metrics["online/confidence"] == item.answer.label_vote.confidence
         ids = [r.trajectory.id for r in item.records]
         assert len(set(ids)) == 9 and [r.trajectory.rollout for r in item.records] == list(range(9))
         assert {r.trajectory.group for r in item.records} == {item.records[0].trajectory.group}

@@ -19,10 +19,10 @@ import pytest
 from PIL import Image
 
 from grpo_tui.configs.sections import EnvironmentConfig
+from grpo_tui.engine.online.serve.answers import Answer
 from grpo_tui.engine.online.serve.http.guard import is_loopback
 from grpo_tui.engine.online.serve.http.schema import Feedback
 from grpo_tui.engine.online.serve.http.uploads import Uploads
-from grpo_tui.engine.online.serve.inference_engine import Answer
 from grpo_tui.engine.online.serve.requests import Request, RequestSource
 from grpo_tui.engine.online.serve.server import AnswerServer, ServeError, parse_address
 from grpo_tui.engine.online.serve.voting import gate, vote

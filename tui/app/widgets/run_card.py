@@ -60,5 +60,5 @@ class RunCard(Pane):
                 line = Line(p).add(title, p.faint, cells=8).gap().add(percent(known["last"]), p.strong)
                 lines.append(line.add(" on held-out tasks", p.muted))
         if info.status in ("crashed", "stopped"):
-            lines += [Line(p), Line(p).add(f"grpo-tui train --resume {info.id}", p.accent).add("  goes on", p.muted)]
+            lines += [Line(p), Line(p).add(info.resume_command, p.accent).add("  goes on", p.muted)]
         return lines

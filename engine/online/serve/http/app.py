@@ -24,8 +24,7 @@ from starlette.routing import Route
 
 from .....configs.sections import EnvironmentConfig
 from .....envs.base import Env
-from ..answers import answer_as_json
-from ..inference_engine import Answer
+from ..answers import Answer, answer_as_json
 from ..requests import Request, RequestDropped, RequestError, RequestSource, Sampling, parse_request
 from .completion import Completion, event
 from .conversation import row_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..inference_engine import Answer
+from ..answers import Answer
 
 PIECE = 48
 """Characters in one event of a stream. The answer is known as a whole, by vote, before its first character goes out."""

@@ -1,0 +1,257 @@
+"""Puts the inference engine's process together from a run's configuration, and runs it to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ....configs.schema import RunConfig
+from ....rewards import RewardOrchestrator
+from ...agents import TransformersAgent
+from ...record.wandb_sink import WandbSink
+from ...rollouts.dataset import load_rows
+from ...rollouts.runner import RolloutRunner
+from ...runs.control import ControlChannel
+from ...runs.writer import RunWriter
+from ...training.checkpoints import load_rewards
+from ..process import load_serving_policy
+from ..store.folder import OnlineFolder
+from ..store.snapshots import SnapshotReader
+from ..store.update_queue import UpdateQueue
+from .answers import Answer, answer_as_json
+from .backend import EngineBackend
+from .enqueuer import Enqueuer
+from .experience_buffer import ExperienceBuffer
+from .http.uploads import Uploads
+from .inference_engine import InferenceEngine
+from .record_keeper import RecordKeeper
+from .requests import RequestError, RequestSource, parse_request, read_requests, rows_as_requests
+from .server import AnswerServer
+from .serving import Serving
+from .weights import WeightFollower
+
+log = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "GRPO_TUI_TOKEN"
+
+
+def serve(
+    config: RunConfig,
+    run_dir: Path,
+    writer: RunWriter,
+    control: ControlChannel,
+    resume: bool,
+    *,
+    engine_class: type[InferenceEngine] = InferenceEngine,
+) -> bool:
+    """Answer requests until they end (True) or the run is stopped (False)."""
+    online = config.online
+    writer.event("phase", "The policy is being loaded.", name="loading")
+    cores = os.cpu_count() or 1
+    torch.set_num_threads(online.engine_threads or max(1, cores - online.worker_threads * online.updates))
+    torch.manual_seed(config.seed)
+    folder = OnlineFolder(run_dir)
+    folder.root.mkdir(parents=True, exist_ok=True)
+
+    def problem(message: str) -> None:
+        writer.event("alert", message, detector="serving")
+        log.warning("%s", message)
+
+    with contextlib.ExitStack() as closing:  # what is opened first is closed last
+        queue = UpdateQueue(folder.queue, limit=online.queue_limit)
+        closing.callback(queue.close)
+        wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)
+        closing.callback(wandb.close)
+        model, tokenizer = load_serving_policy(config)
+        buffer = ExperienceBuffer(online.buffer_size)
+        if resume and folder.buffer.exists():
+            with contextlib.suppress(OSError, ValueError):  # only a memory: serving does not depend on it
+                buffer.load(folder.buffer)
+        closing.callback(_save_buffer, buffer, folder.buffer)
+        engine = _inference_engine(config, writer, model, tokenizer, buffer, engine_class)
+        follower = WeightFollower(
+            model, SnapshotReader(folder.snapshots, problem), poll_s=online.poll_interval_s, on_problem=problem
+        )
+        follower.look()
+        follower.start()
+        closing.callback(follower.stop)
+        source, pipe = _source(config, tokenizer)
+        server = _server(config, source, run_dir, folder, tokenizer, follower)
+        if server is not None:
+            closing.callback(folder.address.unlink, missing_ok=True)
+            closing.callback(server.stop)
+        _record_vocabulary(writer, tokenizer)
+        serving = Serving(
+            engine=engine,
+            source=source,
+            follower=follower,
+            keeper=RecordKeeper(writer, queue, online.kl, sinks=[wandb], tokens=config.logging.record_tokens),
+            queue=queue,
+            enqueuer=Enqueuer(queue, tell=problem),
+            control=control,
+            writer=writer,
+            run_dir=run_dir,
+            config=online,
+            on_answers=_print_answers if pipe else None,
+        )
+        writer.status("running", step=serving.answered, total_steps=online.max_requests)
+        return serving.run()
+
+
+def _inference_engine(
+    config: RunConfig,
+    writer: RunWriter,
+    model: Any,
+    tokenizer: Any,
+    buffer: ExperienceBuffer,
+    engine_class: type[InferenceEngine],
+) -> InferenceEngine:
+    """The policy as an agent in its environments, with the rewards of offline training."""
+    online = config.online
+    agent = TransformersAgent(
+        model,
+        tokenizer,
+        temperature=online.temperature,
+        max_turn_tokens=online.max_turn_tokens,
+        max_trajectory_tokens=online.max_trajectory_tokens,
+    )
+
+    def prepare(env: Any) -> None:
+        if hasattr(env, "image_store"):
+            env.image_store = writer
+        if hasattr(env, "turn_timeout_s") and "turn_timeout_s" not in config.environment.config:
+            env.turn_timeout_s = config.environment.turn_timeout_s
+
+    runner = RolloutRunner(agent, tokenizer, online.samples, prepare=prepare)
+    orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
+    known = _load_reward_state(orchestrator, config, writer)
+    return engine_class(
+        model, runner, orchestrator, online, buffer=buffer, learn_statistics=not known, seed=config.seed
+    )
+
+
+def _save_buffer(buffer: ExperienceBuffer, path: Path) -> None:
+    with contextlib.suppress(OSError):
+        buffer.save(path)
+
+
+def _record_vocabulary(writer: RunWriter, tokenizer: Any) -> None:
+    texts = [t or "" for t in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
+    writer.vocabulary(texts, byte_level=any("Ġ" in t or "Ċ" in t for t in texts))
+
+
+def _load_reward_state(orchestrator: Any, config: RunConfig, writer: RunWriter) -> bool:
+    """The statistics and the dynamics model of offline training, if they were kept; True when they were.
+
+    What was learnt offline then stays as it is, so that a reward means the same here; without it, both start afresh
+    and learn.
+    """
+    named = config.online.reward_state
+    beside = config.online.adapters or config.model.sft_adapters
+    folder = Path(named or beside or "").expanduser()
+    if not (folder / "rewards.json").is_file():
+        if named is not None:
+            raise FileNotFoundError(f"online.reward_state: there is no {folder / 'rewards.json'}")
+        writer.event("phase", "No saved reward statistics: they start afresh and are learnt here.", name="loading")
+        return False
+    load_rewards(orchestrator, folder)
+    writer.event("phase", f"Reward statistics of {folder}, as they were saved.", name="loading")
+    return True
+
+
+def _source(config: RunConfig, tokenizer: Any) -> tuple[RequestSource, bool]:
+    """Where requests come from, and whether answers go to standard output."""
+    online = config.online
+    called = partial(
+        RequestSource,
+        open_ended=online.serve is not None,
+        max_waiting=online.max_waiting,
+        batch_tokens=online.batch_tokens,
+    )
+    if online.requests == "-":
+        source = RequestSource(open_ended=True, max_waiting=256)
+        threading.Thread(target=_read_pipe, args=(source, config), name="stdin", daemon=True).start()
+        return source, True
+    if online.requests is not None:
+        rows = read_requests(Path(online.requests).expanduser(), config.environment)
+        return called(rows), False
+    if online.serve is not None:
+        return called(), False
+    return RequestSource(rows_as_requests(load_rows(config.environment, "train", config.seed, tokenizer))), False
+
+
+def _read_pipe(source: RequestSource, config: RunConfig) -> None:
+    """Requests from standard input, a JSON object a line; a line that is none is answered with its error, in place."""
+    for number, line in enumerate(sys.stdin, 1):
+        if not line.strip():
+            continue
+        try:
+            try:
+                raw = json.loads(line)
+            except ValueError as error:
+                raise RequestError(f"line {number}: not JSON ({error})") from error
+            source.submit(parse_request(raw, config.environment, f"line {number}"), wait=True)
+        except RequestError as error:
+            _say({"error": str(error), "line": number})
+    source.close()
+
+
+def _print_answers(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        _say(answer_as_json(answer))
+
+
+_saying = threading.Lock()
+
+
+def _say(values: dict[str, Any]) -> None:
+    """One JSON line to standard output; whoever reads it may have gone, which is no reason to stop learning."""
+    with _saying, contextlib.suppress(BrokenPipeError):
+        print(json.dumps(values), flush=True)
+
+
+def _server(
+    config: RunConfig,
+    source: RequestSource,
+    run_dir: Path,
+    folder: OnlineFolder,
+    tokenizer: PreTrainedTokenizerBase,
+    follower: WeightFollower,
+) -> AnswerServer | None:
+    """The HTTP side, started, its address in a file that only the owner reads; None when not asked for."""
+    online = config.online
+    if online.serve is None:
+        return None
+    server = AnswerServer(
+        online.serve,
+        source,
+        EngineBackend(config, run_dir, folder, source, tokenizer, follower),
+        uploads=Uploads(
+            run_dir / "images" / "uploads", tuple(Path(f).expanduser().resolve() for f in online.image_folders)
+        ),
+        tokens=os.environ.get(TOKEN_VARIABLE, "").split(),
+        max_body_bytes=online.max_body_bytes,
+        certificate=_file(online.tls_certificate),
+        key=_file(online.tls_key),
+    )
+    server.start()
+    descriptor = os.open(folder.address, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({"url": server.url, "token_needed": server.token_needed}, file)
+    log.info("answering on %s", server.url)
+    return server
+
+
+def _file(name: str | None) -> Path | None:
+    return None if name is None else Path(name).expanduser()
