@@ -35,7 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from grpo_tui.engine.launch.start import CPU_SETTINGS
+from grpo_tui.engine.launch.children import CPU_SETTINGS
 
 STOCK, OURS, STOCK_WITHOUT = "stock", "ours", "stock, no checkpointing"
 STOCK_FACTORY = "stock, environment_factory"

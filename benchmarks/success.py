@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from grpo_tui.configs.loading import load_config
-from grpo_tui.engine.launch.start import CPU_SETTINGS
+from grpo_tui.engine.launch.children import CPU_SETTINGS
 from grpo_tui.engine.runs.reader import RunReader
 
 KEYS = ("success/eval_greedy", "success/eval_sampled")

@@ -7,7 +7,7 @@ import platform
 import sys
 from typing import Any
 
-from ..runs.masking import mask
+from ..runs.masking import mask, mask_command
 
 PACKAGES = ("grpo-tui", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy")
 VARIABLES = (
@@ -28,7 +28,7 @@ def gather() -> dict[str, Any]:
     """Plain data; secrets are masked."""
     return mask(
         {
-            "command": sys.argv,
+            "command": mask_command(sys.argv),
             "folder": os.getcwd(),
             "python": platform.python_version(),
             "platform": platform.platform(),

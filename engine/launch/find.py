@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from pathlib import Path
 
 from ..runs.errors import RunNotFound
 from ..runs.paths import CONFIG_FILE, DATABASE, RUN_FILE
 from ..runs.status import look, read_json
 from ..runs.types import RunInfo
+from .children import reap
 
 
 def list_runs(runs_dir: Path) -> list[RunInfo]:
     """All runs of a folder, newest first; empty when there is no such folder. Reads a few small files of each."""
-    _reap()
+    reap()
     runs = [look(runs_dir / name) for name in _names(runs_dir)]
     return sorted(runs, key=lambda r: (r.created, r.id), reverse=True)
 
@@ -25,7 +25,7 @@ def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
 
     Raises RunNotFound with the nearest ids.
     """
-    _reap()
+    reap()
     text = os.fspath(ref)
     if text == "latest":
         runs = list_runs(runs_dir)
@@ -64,9 +64,3 @@ def _names(runs_dir: Path) -> list[str]:
 
 def _is_run(path: Path) -> bool:
     return any((path / name).is_file() for name in (RUN_FILE, DATABASE, CONFIG_FILE))
-
-
-def _reap() -> None:
-    start = sys.modules.get(f"{__package__}.start")
-    if start is not None:  # else this process has started none
-        start.reap()

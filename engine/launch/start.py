@@ -1,25 +1,26 @@
-"""Start a run: its folder and files first, then its processes, each a session of its own that outlives the terminal."""
+"""Start a run, or go on with one: its folder and files first, then its processes."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..runs import control
 from ..runs.masking import mask
 from ..runs.paths import LOGS, PROCESSES, RUN_FILE, new_run_id
-from ..runs.status import ENDED, identity, look, process_names, process_state, read_json, write_json
+from ..runs.status import ENDED, look, process_names, process_state, read_json, write_json
 from ..runs.types import SCHEMA_VERSION, RunInfo
 from . import trainer
+from .children import spawn
 from .errors import LaunchError
 from .facts import gather
 from .find import find_run
@@ -29,21 +30,11 @@ from .stop import wait_until_gone
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
 
-CPU_SETTINGS = {
-    # How long a waiting OpenMP thread spins before it sleeps. The default (for ever, nearly) makes a step take ten
-    # times as long on a busy machine, and not spinning at all half as long again on an idle one.
-    "GOMP_SPINCOUNT": "20000",
-    # Large tensors on huge pages: a fresh one of 40 MB costs ten thousand page faults otherwise, as much as using it.
-    "THP_MEM_ALLOC_ENABLE": "1",
-}
-"""What the libraries read from the environment when a process starts; the user's own settings go first."""
 MODULES = {"training": "grpo_tui.engine.training"}
 ONLINE_MODULES = {"engine": "grpo_tui.engine.online.serve.engine", "worker": "grpo_tui.engine.online.learn.worker"}
 ENDING_SECONDS = 10.0
 """How long resuming waits for processes of the run that are about to end."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
-_codes: dict[int, int] = {}
 
 
 def start_run(
@@ -64,8 +55,23 @@ def start_run(
     all output. Raises LaunchError (the trainer is not installed, too), RunNotFound.
     """
     trainer.require("serving" if config.mode == "online" else "training")
-    run_dir = _resumed(runs_dir, resume) if resume is not None else _made(runs_dir, run_id)
     made = resume is None
+    run_dir = _made(runs_dir, run_id) if resume is None else Path(find_run(runs_dir, resume).path)
+    with _alone(run_dir):
+        if not made:
+            _prepare_resume(run_dir)
+        return _started(config, run_dir, made, num_processes, accelerate_config, stdin, stdout)
+
+
+def _started(
+    config: RunConfig,
+    run_dir: Path,
+    made: bool,
+    num_processes: int,
+    accelerate_config: Path | None,
+    stdin: int | IO[bytes] | None,
+    stdout: int | IO[bytes] | None,
+) -> RunInfo:
     try:
         secrets = write_config(config, run_dir)
         _write_facts(config, run_dir, num_processes, resumed=not made)
@@ -87,68 +93,22 @@ def start_run(
     return look(run_dir)
 
 
-def spawn(
-    run_dir: Path,
-    name: str,
-    command: Sequence[str],
-    *,
-    environment: Mapping[str, str] | None = None,
-    stdin: int | IO[bytes] | None = None,
-    stdout: int | IO[bytes] | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start one process of a run in its own session, its output in `logs/<name>.log`, and note its pid and start."""
-    before = time.time()
-    log = run_dir / LOGS / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    env = {
-        **CPU_SETTINGS,
-        **os.environ,
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONFAULTHANDLER": "1",
-        **(environment or {}),
-    }
-    with log.open("ab") as output:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL if stdin is None else stdin,
-            stdout=output if stdout is None else stdout,
-            stderr=output,
-            start_new_session=True,
-            env=env,
-        )
-    _children[str(run_dir), name] = child
-    facts = {**identity(child.pid), "time": before, "command": mask(list(command)), "log": f"{LOGS}/{name}.log"}
-    write_json(run_dir / PROCESSES / f"{name}.launch.json", facts)
-    return child
-
-
-def reap() -> None:
-    """Take note of children of this process that have ended, so that none stays a zombie."""
-    for key, child in list(_children.items()):
-        code = child.poll()
-        if code is None:
-            continue
-        del _children[key]
-        _codes[child.pid] = code
-        path = Path(key[0]) / PROCESSES / f"{key[1]}.launch.json"
-        facts = read_json(path)
-        if facts.get("pid") == child.pid:
-            try:
-                write_json(path, {**facts, "exit_code": code, "ended": time.time()})
-            except OSError:
-                continue
-
-
-def exit_code(pid: int, timeout: float = 5.0) -> int | None:
-    """How a process that this one started has ended, also when the run's folder is gone; None when not known.
-
-    It is waited for: a process whose first thread has ended already looks like a zombie while its others still end.
-    """
-    for child in [c for c in _children.values() if c.pid == pid]:
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout)
-    reap()
-    return _codes.get(pid)
+@contextmanager
+def _alone(run_dir: Path) -> Iterator[None]:
+    """Only one command at a time starts or resumes this run; the kernel gives the lock back when it dies."""
+    try:
+        (run_dir / PROCESSES).mkdir(exist_ok=True)
+        lock = os.open(run_dir / PROCESSES / "start.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise LaunchError(f"the run cannot be started in {run_dir}: {error.strerror or error}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(f"run {run_dir.name} is being started by another command right now") from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def _made(runs_dir: Path, run_id: str | None) -> Path:
@@ -169,9 +129,9 @@ def _made(runs_dir: Path, run_id: str | None) -> Path:
     return run_dir
 
 
-def _resumed(runs_dir: Path, ref: str) -> Path:
-    info = find_run(runs_dir, ref)
-    run_dir = Path(info.path)
+def _prepare_resume(run_dir: Path) -> None:
+    """Forget the words of the processes before. Raises LaunchError while one of them lives."""
+    info = look(run_dir)
     if info.status not in ENDED:
         raise LaunchError(f"run {info.id} is {info.status} (pid {info.pid}): stop it first, or watch it with inspect")
     if names := wait_until_gone(run_dir, ENDING_SECONDS):
@@ -181,7 +141,6 @@ def _resumed(runs_dir: Path, ref: str) -> Path:
         )
     for name in process_names(run_dir):
         (run_dir / PROCESSES / f"{name}.json").unlink(missing_ok=True)
-    return run_dir
 
 
 def _write_facts(config: RunConfig, run_dir: Path, num_processes: int, *, resumed: bool) -> None:

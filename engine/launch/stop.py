@@ -14,6 +14,7 @@ from ..runs import control
 from ..runs.paths import PROCESSES
 from ..runs.status import ENDED, is_alive, is_elsewhere, look, process_names, process_state, read_json, write_json
 from ..runs.types import RunInfo
+from .children import reap
 from .errors import LaunchError
 
 ASK_SECONDS = 3.0
@@ -51,8 +52,6 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
 
 def living(run_dir: Path) -> list[str]:
     """Names of the processes of a run that live, here or on another machine."""
-    from .start import reap
-
     reap()
     states = {name: process_state(run_dir, name) for name in process_names(run_dir)}
     return [name for name, s in states.items() if (s["alive"] and _speaks(s)) or s["launcher_alive"]]

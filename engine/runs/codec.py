@@ -11,7 +11,8 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress as selected
-from typing import Any
+from struct import calcsize
+from typing import Any, Literal
 
 import orjson
 
@@ -139,8 +140,8 @@ def decode_tokens(data: bytes, index: int) -> StoredTokens | None:
     start, stop, total = sum(lengths[:index]), sum(lengths[: index + 1]), sum(lengths)
     view = memoryview(payload)
 
-    def cut(offset: int, begin: int, end: int, kind: str) -> memoryview:
-        width = array(kind).itemsize if kind != "?" else 1
+    def cut(offset: int, begin: int, end: int, kind: Literal["i", "?", "f", "h"]) -> memoryview[Any]:
+        width = calcsize(kind)
         part = view[offset + width * begin : offset + width * end]
         if len(part) != width * (end - begin):
             raise ValueError("the block of tokens is too short")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MASKED = "••••••"
@@ -26,6 +26,7 @@ _VALUES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}"
     r"|xox[abprs]-[A-Za-z0-9-]{10,}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
 )
+_INNER_KEY = re.compile(r"([\w.-]+)[\"']?\s*[:=]")
 _USERINFO = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 
 
@@ -55,3 +56,18 @@ def mask(value: Any, key: str = "") -> Any:
             return MASKED
         return mask_text(value)
     return value
+
+
+def mask_command(arguments: Sequence[str]) -> list[str]:
+    """A command line without its secrets: `--set a.api_key=…`, `--hf-token …`, and values that hold such a key."""
+    masked: list[str] = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        before = masked[-1] if masked else ""
+        if equals and (is_secret_key(name) or any(map(is_secret_key, _INNER_KEY.findall(value)))):
+            masked.append(f"{name}={MASKED}")
+        elif before.startswith("--") and "=" not in before and is_secret_key(before):
+            masked.append(MASKED)
+        else:
+            masked.append(mask_text(argument))
+    return masked

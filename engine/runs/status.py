@@ -71,14 +71,17 @@ def identity(pid: int | None = None) -> dict[str, Any]:
 
 
 def is_alive(pid: int | None, started: float | None) -> bool:
-    """Whether that very process (not a later one with its pid) exists here and is not a zombie."""
-    if not pid:
+    """Whether that very process exists here and is not a zombie.
+
+    A pid alone names whichever process has it now: without the start time nothing is proved, and the answer is no.
+    """
+    if not pid or started is None:
         return False
     import psutil  # here: a list of runs that have all ended needs no processes
 
     try:
         process = psutil.Process(pid)
-        if started is not None and abs(process.create_time() - started) > 1.5:
+        if abs(process.create_time() - started) > 1.5:
             return False
         return process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError, OverflowError):
@@ -146,7 +149,7 @@ def look(run_dir: Path) -> RunInfo:
     pid, code = number(state.get("pid")), number(state.get("exit_code"))
     ended = number(state.get("ended")) or (number(state.get("time")) if status == "crashed" else None)
     return RunInfo(
-        id=str(run.get("id") or run_dir.name),
+        id=run_dir.name,
         path=str(run_dir),
         mode=str(run.get("mode") or ""),
         status=status,

@@ -11,8 +11,8 @@ from types import FrameType
 
 import psutil
 
+from ...engine.launch.children import exit_code
 from ...engine.launch.logs import last_error, log_path
-from ...engine.launch.start import exit_code
 from ...engine.launch.stop import wait_until_gone
 from ...engine.runs.checkpoints import checkpoint_folder, checkpoints
 from ...engine.runs.paths import RUN_FILE

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -128,9 +131,74 @@ def test_going_on_with_a_stopped_run(start_small, runs_dir: Path):
         assert reader.metric("success/train") == [(s, 0.5) for s in range(1, final.step + 1)]
 
 
+def test_of_two_that_go_on_with_a_run_in_the_same_instant_one_is_refused(start_small):
+    run = until(lambda i: i.step > 3, start_small("goes on"))
+    stop_run(run, timeout=20)
+    barrier = threading.Barrier(2)
+
+    def go() -> RunInfo | LaunchError:
+        barrier.wait()
+        try:
+            return start_small("goes on", resume=run.id)
+        except LaunchError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = [f.result() for f in [pool.submit(go), pool.submit(go)]]
+    refused = [a for a in answers if isinstance(a, LaunchError)]
+    assert len(refused) == 1, answers
+    assert "right now" in str(refused[0]) or "stop it first" in str(refused[0])
+    stop_run(run, timeout=20)
+
+
+def test_a_copy_of_a_run_goes_on_without_its_original(start_small, runs_dir: Path):
+    run = until(lambda i: i.step > 3, start_small("goes on"))
+    stop_run(run, timeout=20)
+    shutil.copytree(run.path, runs_dir / "copy")
+    original = {p: p.read_bytes() for p in Path(run.path).rglob("*") if p.is_file()}
+    again = start_small("goes on", resume="copy")
+    assert (again.id, again.path) == ("copy", str(runs_dir / "copy"))
+    on = until(lambda i: i.status == "running", again)
+    stop_run(on, timeout=20)
+    assert {p: p.read_bytes() for p in Path(run.path).rglob("*") if p.is_file()} == original
+    os.rename(runs_dir / "copy", runs_dir / "renamed")
+    assert sorted(r.id for r in list_runs(runs_dir)) == sorted([run.id, "renamed"])
+    assert find_run(runs_dir, "renamed").id == "renamed"
+
+
+def test_a_process_that_cannot_be_proved_to_be_the_runs_is_not_ended(runs_dir: Path):
+    made(runs_dir, "r")
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        for state in ({"pid": bystander.pid}, {"pid": bystander.pid, "started": None}, {"pid": -1}, {"pid": 1}):
+            write_json(
+                runs_dir / "r" / "processes" / "training.json", {"status": "running", "time": time.time(), **state}
+            )
+            assert stop_run(find_run(runs_dir, "r"), timeout=0.2, force=True).status == "crashed"
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_what_lives_on_after_a_crash_is_named_and_ended_by_stop(start_small, monkeypatch):
+    monkeypatch.setattr("grpo_tui.engine.launch.stop.ASK_SECONDS", 0.2)
+    config = RunConfig(mode="online", name="goes on")
+    run = until(lambda i: i.status == "running", start_small(config=config))
+    os.kill(run.pid or 0, signal.SIGKILL)
+    crashed = until(lambda i: i.status == "crashed", run)
+    with pytest.raises(LaunchError, match=r"'worker' \(pid \d+\) of run .* still lives: `grpo-tui stop .*` ends it"):
+        start_small(config=config, resume=run.id)
+    stop_run(crashed, timeout=20)
+    again = start_small(config=config, resume=run.id)
+    stop_run(until(lambda i: i.status == "running", again), timeout=20)
+
+
 def test_secrets_reach_the_process_and_no_file(start_small, runs_dir: Path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "wandb-secret-value")
-    monkeypatch.setattr(sys, "argv", ["grpo-tui", "--set", "x=hf_" + "s" * 30])
+    monkeypatch.setattr(
+        sys, "argv", ["grpo-tui", "--set", "x=hf_" + "s" * 30, "--set", "environment.config.api_key=open sesame"]
+    )
     config = RunConfig()
     config.environment.config = {"api_key": "open sesame", "size": 3}
     run = start_small(config=config)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.headline import of_record, of_status
-from grpo_tui.engine.runs.masking import MASKED, is_secret_key, mask, mask_text
+from grpo_tui.engine.runs.masking import MASKED, is_secret_key, mask, mask_command, mask_text
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import identity, is_alive, look, read_json, write_json
 from grpo_tui.engine.runs.summary import POINTS, Summary
@@ -48,7 +48,9 @@ def test_another_process_with_the_same_pid_is_not_the_run(run_dir: Path):
     assert look(run_dir).status == "crashed"
     announce(run_dir, status="running", **mine)
     assert look(run_dir).status == "running"
-    assert not is_alive(None, None) and not is_alive(2**22 + 5, None)
+    announce(run_dir, status="running", pid=mine["pid"])  # whose pid that is cannot be proved
+    assert look(run_dir).status == "crashed"
+    assert not is_alive(None, None) and not is_alive(2**22 + 5, time.time())
 
 
 def test_a_run_on_another_machine_lives_while_it_speaks(run_dir: Path):
@@ -223,6 +225,22 @@ def test_keys_of_secrets(key: str):
 )
 def test_keys_that_only_sound_like_secrets(key: str):
     assert mask({key: "abc"}) == {key: "abc"}
+
+
+def test_a_command_line_is_kept_without_its_secrets():
+    given = ["grpo-tui", "train", "--set", "environment.config.api_key=s3cret", "--set", "a={hf_token: s3cret, b: 1}"]
+    given += [
+        "--set=x.password=s3cret",
+        "--auth-token",
+        "s3cret",
+        "--set",
+        "training.max_tokens=5",
+        "--set",
+        "b=sk-" + "s" * 20,
+    ]
+    kept = mask_command(given)
+    assert "s3cret" not in " ".join(kept) and "s" * 20 not in " ".join(kept)
+    assert kept[3] == f"environment.config.api_key={MASKED}" and "training.max_tokens=5" in kept
 
 
 def test_values_that_look_like_secrets():

@@ -1,0 +1,100 @@
+"""The processes that this one has started: each a session of its own that outlives the terminal, with a log of its own.
+
+Starting, finding and stopping runs all look here, so that an ended child is noted once and never stays a zombie.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from ..runs.masking import mask_command
+from ..runs.paths import LOGS, PROCESSES
+from ..runs.status import identity, read_json, write_json
+
+if TYPE_CHECKING:
+    import subprocess  # a list of runs starts nothing, and looks here too
+
+CPU_SETTINGS = {
+    # How long a waiting OpenMP thread spins before it sleeps. The default (for ever, nearly) makes a step take ten
+    # times as long on a busy machine, and not spinning at all half as long again on an idle one.
+    "GOMP_SPINCOUNT": "20000",
+    # Large tensors on huge pages: a fresh one of 40 MB costs ten thousand page faults otherwise, as much as using it.
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
+"""What the libraries read from the environment when a process starts; the user's own settings go first."""
+
+_children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+_codes: dict[int, int] = {}
+
+
+def spawn(
+    run_dir: Path,
+    name: str,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdin: int | IO[bytes] | None = None,
+    stdout: int | IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start one process of a run in its own session, its output in `logs/<name>.log`, and note its pid and start."""
+    import subprocess
+
+    before = time.time()
+    log = run_dir / LOGS / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    env = {
+        **CPU_SETTINGS,
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        **(environment or {}),
+    }
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=output if stdout is None else stdout,
+            stderr=output,
+            start_new_session=True,
+            env=env,
+        )
+    _children[str(run_dir), name] = child
+    facts = {**identity(child.pid), "time": before, "command": mask_command(command), "log": f"{LOGS}/{name}.log"}
+    write_json(run_dir / PROCESSES / f"{name}.launch.json", facts)
+    return child
+
+
+def reap() -> None:
+    """Take note of children of this process that have ended, so that none stays a zombie."""
+    for key, child in list(_children.items()):
+        code = child.poll()
+        if code is None:
+            continue
+        del _children[key]
+        _codes[child.pid] = code
+        path = Path(key[0]) / PROCESSES / f"{key[1]}.launch.json"
+        facts = read_json(path)
+        if facts.get("pid") == child.pid:
+            try:
+                write_json(path, {**facts, "exit_code": code, "ended": time.time()})
+            except OSError:
+                continue
+
+
+def exit_code(pid: int, timeout: float = 5.0) -> int | None:
+    """How a process that this one started has ended, also when the run's folder is gone; None when not known.
+
+    It is waited for: a process whose first thread has ended already looks like a zombie while its others still end.
+    """
+    from subprocess import TimeoutExpired
+
+    for child in [c for c in _children.values() if c.pid == pid]:
+        with suppress(TimeoutExpired):
+            child.wait(timeout)
+    reap()
+    return _codes.get(pid)
