@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...launch.start import spawn
+from ...launch.children import spawn
 from ..process import EngineWatch, load_serving_policy, run_process
 
 if TYPE_CHECKING:
