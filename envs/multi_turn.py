@@ -339,7 +339,7 @@ class MultiTurnEnv(Env):
                         answer=rollout.answer,
                         expected=self._expected(rollout.task),
                         correct=rollout.correct if rollout.stop_reason == "answer" else _wrong(rollout),
-                        env_reward=float(sum(s.reward for s in rollout.steps)),
+                        env_reward=float(sum(s.reward or 0.0 for s in rollout.steps)),
                         modality=rollout.context.modality,
                         images=rollout.images,
                         stop_reason=rollout.stop_reason or "max_turns",

@@ -45,12 +45,36 @@ class Overlay:
 
 
 @dataclass(frozen=True)
+class Call:
+    """One call of a tool. `arguments` is any JSON value; `problem` says why it could not be read as one (it is then
+    the text as written). `result` is None when no answer to it was recorded."""
+
+    name: str
+    arguments: Any = None
+    id: str = ""
+    result: str | None = None
+    error: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a prompt: who speaks, and what."""
+
+    role: str
+    text: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
 class Step:
     """One turn: what the agent wrote, how it was understood, and what the environment answered.
 
     `text` is the agent's output verbatim; `thought` is what stands before the call. `action` is the tool's name, or
     None when no call could be parsed (`parse_error` says why). `error` is an error of the tool or the environment.
-    `token_span` is `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`.
+    `token_span` is `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`. `calls` are all calls of
+    the turn with their results where more is known than `action` and `arguments` (those of the first call) can say.
+    `reward` is None where none was recorded.
     """
 
     index: int
@@ -63,11 +87,12 @@ class Step:
     images: tuple[str, ...] = ()
     overlay: Overlay | None = None
     context: StepContext = field(default_factory=StepContext)
-    reward: float = 0.0
+    reward: float | None = 0.0
     error: str | None = None
     stop_reason: str = "stop"
     token_span: tuple[int, int] = (0, 0)
     seconds: float = 0.0
+    calls: tuple[Call, ...] = ()
 
     @property
     def action_key(self) -> str:
@@ -84,6 +109,9 @@ class Trajectory:
     `group` is shared by the rollouts of one prompt in one training step (GRPO's group); `prompt_id` by all rollouts
     of one prompt over the whole run. `correct` is None when the task has no known answer. `stop_reason`: `answer`,
     `max_turns`, `max_tokens`, `error` or `timeout`. `tools` is shared between trajectories of an environment.
+    `messages` is the prompt with its roles where there are several; `agent` names who acts in runs with several
+    agents; `extra` holds columns of the writer's own, which filters see as `extra.<name>`. `env_reward` is None where
+    none was recorded.
     """
 
     id: str
@@ -98,13 +126,16 @@ class Trajectory:
     answer: str | None = None
     expected: str | None = None
     correct: bool | None = None
-    env_reward: float = 0.0
+    env_reward: float | None = 0.0
     modality: str = "text"
     images: tuple[str, ...] = ()
     stop_reason: str = "answer"
     error: str | None = None
     seconds: float = 0.0
     meta: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
+    agent: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -122,6 +153,7 @@ class Trajectory:
         kept = {k: v for k, v in data.items() if k in known and k != "tools"}
         kept["steps"] = tuple(_step(s) for s in data.get("steps", ()))
         kept["images"] = tuple(data.get("images", ()))
+        kept["messages"] = tuple(Message(**m) for m in data.get("messages", ()))
         return cls(**kept, tools=tuple(tools))
 
 
@@ -165,6 +197,7 @@ def _step(data: Mapping[str, Any]) -> Step:
         )
     kept["images"] = tuple(data.get("images", ()))
     kept["token_span"] = tuple(data.get("token_span", (0, 0)))
+    kept["calls"] = tuple(Call(**c) for c in data.get("calls", ()))
     return Step(**kept)
 
 

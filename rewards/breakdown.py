@@ -32,31 +32,31 @@ class Penalty:
 @dataclass(frozen=True)
 class ComponentValue:
     """One component at one step: `contribution = weight * normalized`. Components that are not normalised have
-    `normalized == raw`."""
+    `normalized == raw`. None where a writer did not record the number: unknown is neither 0 nor 1."""
 
-    raw: float
-    normalized: float
-    weight: float
-    contribution: float
+    raw: float | None
+    normalized: float | None
+    weight: float | None
+    contribution: float | None
 
 
 @dataclass(frozen=True)
 class StepReward:
-    """All components at one step; `total` is the sum of their contributions."""
+    """All components at one step; `total` is the sum of their contributions, None where it was not recorded."""
 
     step: int
     components: Mapping[str, ComponentValue]
     penalties: tuple[Penalty, ...] = ()
-    total: float = 0.0
+    total: float | None = 0.0
 
 
 @dataclass(frozen=True)
 class RewardBreakdown:
-    """The whole reward of one trajectory; `total` is the sum over its steps."""
+    """The whole reward of one trajectory; `total` is the sum over its steps, None where it was not recorded."""
 
     trajectory_id: str
     steps: tuple[StepReward, ...]
-    total: float
+    total: float | None
 
     @property
     def penalties(self) -> tuple[Penalty, ...]:

@@ -72,10 +72,10 @@ def rollout_of(trajectory: Trajectory, breakdown: RewardBreakdown, tokens: int =
     sums: dict[str, float] = defaultdict(float)
     for step in breakdown.steps:
         for name, value in step.components.items():
-            sums[name] += value.contribution
-    return Rollout(
-        trajectory.id, trajectory.group, breakdown.total, sums, trajectory.correct, trajectory.actions, tokens
-    )
+            if value.contribution is not None:
+                sums[name] += value.contribution
+    total = math.nan if breakdown.total is None else breakdown.total
+    return Rollout(trajectory.id, trajectory.group, total, sums, trajectory.correct, trajectory.actions, tokens)
 
 
 def advantage_shares(rollouts: Iterable[Rollout]) -> dict[str, float]:

@@ -275,7 +275,7 @@ class RewardOrchestrator:
     def _task_reward(self, trajectory: Trajectory, correctness: Correctness) -> float:
         if correctness is not None:
             return float(correctness)
-        return 0.0 if self.weights.get("environment") else float(trajectory.env_reward)
+        return 0.0 if self.weights.get("environment") else float(trajectory.env_reward or 0.0)
 
     def _embeddings(
         self, trajectories: Sequence[Trajectory], counts: Sequence[int], embeddings: Sequence[Tensor] | Tensor | None

@@ -41,6 +41,7 @@ def encode_body(record: TrajectoryRecord) -> bytes:
     trajectory = record.trajectory
     breakdown = record.breakdown
     document = {
+        "nulls": "unknown",  # records of version 1 have null for numbers that were not finite
         "trajectory": {name: getattr(trajectory, name) for name in _TRAJECTORY_FIELDS},
         "breakdown": breakdown,
         "advantage": record.advantage,
@@ -50,21 +51,31 @@ def encode_body(record: TrajectoryRecord) -> bytes:
         "formula": record.formula,
         "use": record.use,
         "served": record.served,
+        "token_count": record.token_count,
+        "unknown": dict(record.unknown),
     }
     # orjson writes NaN and infinity as null; a number that is none is exactly what a person will look for.
-    if is_finite(record):
+    if is_finite(record) and _parts_are_finite(record):
         return encode_json(document)
     return json.dumps(_plain(document), default=_default).encode("ascii")
 
 
 def is_finite(record: TrajectoryRecord) -> bool:
     """Whether the reward and the advantages are numbers."""
-    numbers = [record.trajectory.env_reward, *record.step_advantages]
+    numbers = [record.trajectory.env_reward, record.advantage, *record.step_advantages]
     if record.breakdown is not None:
         numbers.append(record.breakdown.total)
-    if record.advantage is not None:
-        numbers.append(record.advantage)
-    return all(map(math.isfinite, numbers))
+    return all(n is None or math.isfinite(n) for n in numbers)
+
+
+def _parts_are_finite(record: TrajectoryRecord) -> bool:
+    """Whether the numbers that the reward is made of are numbers."""
+    parts: list[float | None] = [s.reward for s in record.trajectory.steps]
+    for step in record.breakdown.steps if record.breakdown is not None else ():
+        parts.append(step.total)
+        for value in step.components.values():
+            parts += (value.raw, value.normalized, value.weight, value.contribution)
+    return all(n is None or math.isfinite(n) for n in parts)
 
 
 def decode_body(line: bytes, tools: Sequence[ToolSpec] = ()) -> TrajectoryRecord:
@@ -74,11 +85,12 @@ def decode_body(line: bytes, tools: Sequence[ToolSpec] = ()) -> TrajectoryRecord
     except orjson.JSONDecodeError:
         data = json.loads(line)
     breakdown = data.get("breakdown")
-    for step in data["trajectory"].get("steps", ()):
-        _nan_for_null(step, ("reward", "seconds"))
-    for step in breakdown["steps"] if breakdown is not None else ():
-        for component in step["components"].values():
-            _nan_for_null(component, ("raw", "normalized", "weight", "contribution"))
+    if "nulls" not in data:
+        for step in data["trajectory"].get("steps", ()):
+            _nan_for_null(step, ("reward", "seconds"))
+        for step in breakdown["steps"] if breakdown is not None else ():
+            for component in step["components"].values():
+                _nan_for_null(component, ("raw", "normalized", "weight", "contribution"))
     trajectory = Trajectory.from_json(data["trajectory"], tools)
     formula, use, served = data.get("formula"), data.get("use"), data.get("served")
     return TrajectoryRecord(
@@ -91,6 +103,8 @@ def decode_body(line: bytes, tools: Sequence[ToolSpec] = ()) -> TrajectoryRecord
         formula=None if formula is None else AdvantageFormula.from_json(formula),
         use=None if use is None else Use.from_json(use),
         served=Served.from_meta(trajectory.meta) if served is None else Served.from_json(served),
+        token_count=data.get("token_count"),
+        unknown=data.get("unknown") or {},
     )
 
 

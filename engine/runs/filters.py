@@ -54,11 +54,15 @@ NAMES = {"group": ("grp", "groups"), "prompt": ("prompt", "prompts")}
 TEXTS = ("text", "agent", "observation", "answer")
 KEYS = (*LABELS, *NAMES, "id", *TEXTS)
 
+OWN_COLUMNS = ("extra.", "component.")
+"""Columns of a record's own: `extra.difficulty>3`, `component.format=0.5`, `extra.source:web*`."""
+
 HELP = (
     f"numbers: {', '.join(NUMBERS)} with < <= > >= = != (reward<0.2, step:100..200); "
     f"flags: {', '.join(FLAGS)}; "
     f"names: {', '.join(k + ':' for k in (*LABELS, *NAMES, 'id'))} (* matches anything); "
-    f"words: {', '.join(k + ':' for k in TEXTS)}; joined by and, or, not, ( )"
+    f"words: {', '.join(k + ':' for k in TEXTS)}; "
+    f"columns of the record's own: extra.NAME, component.NAME; joined by and, or, not, ( )"
 )
 
 _ALIASES = {"rule": "penalty", "environment": "env", "tool": "action", "stop_reason": "stop", "penalized": "penalised"}
@@ -192,6 +196,8 @@ class _Parser:
         if op is not None and following is not None:
             self.at = following.end()
             op = "=" if op == "==" else op
+            if key.startswith(OWN_COLUMNS):
+                return self.column(found["word"], op)
             if key in NUMBERS:
                 return self.number(key, op)
             if key in KEYS:
@@ -203,6 +209,8 @@ class _Parser:
                 return self.flag_value(key, op)
         elif key in FLAGS:
             return lambda b: _flag(b, key)
+        elif key.startswith(OWN_COLUMNS):
+            self.fail(f"compare {found['word']} with a value: {found['word']}>3", start)
         elif key in NUMBERS:
             self.fail(f"compare {key} with a number: {key}<0.2", start)
         elif key in KEYS:
@@ -228,6 +236,25 @@ class _Parser:
         number = self.parse_number(key, text, at)
         sql_op = {":": "=", "!=": "<>"}.get(op, op)
         return lambda b: _number(b, key, f"{sql_op} ?", (number,))
+
+    def column(self, key: str, op: str) -> _Node:
+        """A condition on a column of the record's own, whose values are numbers or texts."""
+        text, at = self.value(key)
+        span = _RANGE.fullmatch(text) if op in (":", "=") else None
+        if span is not None:
+            low, high = (self.parse_number(key, part, at) for part in (span["low"], span["high"]))
+            return lambda b: _column(b, key, "number BETWEEN ? AND ?", (low, high))
+        flags = {"true": 1.0, "false": 0.0}
+        try:
+            number = flags[text.lower()] if text.lower() in flags else float(text)
+        except ValueError:
+            if op not in (":", "=", "!="):
+                self.fail(f"{key} needs a number after {op}", at)
+            found = "text GLOB ?" if "*" in text else "text = ?"
+            return lambda b: _column(b, key, f"NOT {found}" if op == "!=" else found, (text,))
+        sql_op = {":": "=", "!=": "<>"}.get(op, op)
+        either = f"(number {sql_op} ? OR text = ?)" if sql_op == "=" else f"number {sql_op} ?"
+        return lambda b: _column(b, key, either, (number, text) if sql_op == "=" else (number,))
 
     def parse_number(self, key: str, text: str, at: int) -> float:
         try:
@@ -286,6 +313,20 @@ def _flag(build: _Build, key: str) -> str:
     if not build.holds(column, "what updates did with a rollout"):
         return "(0)"
     return f"coalesce({FLAGS[key]}, 0)" if column == "uses" else f"({FLAGS[key]})"
+
+
+def _column(build: _Build, key: str, condition: str, values: tuple[object, ...]) -> str:
+    """Condition for a column of the record's own; a record without it has no match, and a note says so."""
+    known = build.names.of_kind("extra")
+    name = key if key.lower().startswith("component.") else key[len("extra.") :]
+    ids = [known[name]] if name in known else [i for n, i in known.items() if n.lower() == name.lower()]
+    if not ids:
+        near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
+        shown = ", ".join(n if n.startswith("component.") else f"extra.{n}" for n in near)
+        build.notes.append(f"this run has no column {key!r}" + (f"; it has {shown}" if shown else ""))
+        return "(0)"
+    build.params.extend((*ids, *values))
+    return f"(n IN (SELECT n FROM extras WHERE name IN ({','.join('?' * len(ids))}) AND {condition}))"
 
 
 def _label(build: _Build, key: str, text: str) -> str:

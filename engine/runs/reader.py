@@ -215,7 +215,31 @@ class RunReader:
                 single = f"SELECT {self._row_columns()} FROM {_ROW_TABLES} WHERE rows.n = ?"
                 rows = [row for n in part for row in self._all(single, (n,))]
             found.update((row[0], self._row(row)) for row in rows)
+        self._add_extras(found)
         return [found[n] for n in numbers if n in found]
+
+    def _with_extras(self, rows: Sequence[TrajectoryRow]) -> list[TrajectoryRow]:
+        found = {row.n: row for row in rows}
+        self._add_extras(found)
+        return list(found.values())
+
+    def _add_extras(self, rows: dict[int, TrajectoryRow]) -> None:
+        """The record's own columns of some rows, into them. Most records have none."""
+        labels = self._labels
+        names = labels.of_kind("extra") if labels is not None else {}
+        if not names or labels is None:
+            return
+        numbers = list(rows)
+        for start in range(0, len(numbers), 500):
+            part = numbers[start : start + 500]
+            sql = (
+                f"SELECT n, name, number, text FROM extras WHERE name IN ({','.join('?' * len(names))}) "
+                f"AND n IN ({','.join('?' * len(part))})"
+            )
+            values: dict[int, dict[str, Any]] = {}
+            for n, name, number, text in self._all(sql, [*names.values(), *part]):
+                values.setdefault(n, {})[labels.names[name]] = number if text is None else text
+            rows.update((n, replace(rows[n], extra=extra)) for n, extra in values.items())
 
     def group(self, group: str) -> list[TrajectoryRow]:
         """The rollouts of one group, in order of rollout."""
@@ -224,7 +248,7 @@ class RunReader:
             "ORDER BY rollout, rows.n LIMIT 4096",
             (group,),
         )
-        return [self._row(r) for r in rows]
+        return self._with_extras([self._row(r) for r in rows])
 
     def prompt(self, prompt_id: str, limit: int = 200) -> list[TrajectoryRow]:
         """The last `limit` rollouts of one prompt over the whole run, oldest first."""
@@ -233,7 +257,7 @@ class RunReader:
             "WHERE rows.prompt = (SELECT id FROM prompts WHERE name = ?) ORDER BY rows.n DESC LIMIT ?",
             (prompt_id, limit),
         )
-        return [self._row(r) for r in reversed(rows)]
+        return self._with_extras([self._row(r) for r in reversed(rows)])
 
     def histogram(
         self, column: str = "reward", bins: int = 20, filter: str = "", search: str = ""

@@ -15,6 +15,12 @@ from urllib.parse import quote
 from .errors import RecordDamaged
 from .types import SCHEMA_VERSION
 
+EXTRAS = """
+-- Columns of a writer's own (`extra.difficulty`) and, where they are not of this program, reward components
+-- (`component.format`), by name: numbers where they are numbers, else text.
+CREATE TABLE extras (name INTEGER, n INTEGER, number REAL, text TEXT, PRIMARY KEY (name, n)) WITHOUT ROWID;
+"""
+
 _USES = """
 -- What updates after its own step did with a rollout; the first is in its row and its body (see learning.py).
 -- `mask`: bits as in rows.uses. `data`: JSON.
@@ -32,6 +38,7 @@ ALTER TABLE rows ADD COLUMN gate INTEGER;
 ALTER TABLE rows ADD COLUMN confidence REAL;
 {_USES}
 """,
+    2: EXTRAS,
 }
 """SQL that turns version `n` into `n + 1`; applied when a run of an older version is resumed."""
 
@@ -116,7 +123,7 @@ CREATE INDEX events_kind ON events (kind);
 
 CREATE TABLE vocabulary (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
 {_USES}
-"""
+{EXTRAS}"""
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:

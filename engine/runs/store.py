@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...envs.tools import ToolSpec
+from ...envs.trajectory import Step
 from . import codec
 from .labels import Labels
 from .learning import LATER_BITS, OWN_BITS, USE_COLUMNS, Use, use_of
@@ -50,6 +51,7 @@ INSERT INTO spans SELECT name, ?1, step - step % ?2 AS s, count(value), sum(valu
     FROM metrics WHERE step >= ?3 GROUP BY name, s
 """
 _SEARCH = "INSERT INTO search (rowid, prompt, agent, observation, answer, penalty) VALUES (?, ?, ?, ?, ?, ?)"
+_EXTRA = "INSERT OR REPLACE INTO extras VALUES (?, ?, ?, ?)"
 _UNSEARCH = (
     "INSERT INTO search (search, rowid, prompt, agent, observation, answer, penalty) "
     "VALUES ('delete', ?, ?, ?, ?, ?, ?)"
@@ -134,7 +136,6 @@ class RecordStore:
 
     def add_trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> list[str]:
         """Append the records of one step. Returns one sentence for each that cannot be recorded, and leaves it out."""
-        self._touch(step)
         refused: list[str] = []
         encoded: list[tuple[TrajectoryRecord, bytes, tuple[str, ...]]] = []
         for record in records:
@@ -142,25 +143,52 @@ class RecordStore:
                 encoded.append((record, codec.encode_body(record), codec.search_text(record)))
             except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
                 refused.append(f"trajectory {_name(record)} cannot be written as JSON: {error}")
-        n = self.last_n()
-        rows, cards, texts, overflow = [], [], [], []
-        for record, _, text in encoded:
-            n += 1
+        self._touch(step)
+        first = self.add_rows([(step, record) for record, _, _ in encoded])
+        self.add_search((first + i, text) for i, (_, _, text) in enumerate(encoded))
+        self._chunks(first, encoded)
+        return refused
+
+    def add_rows(self, records: Sequence[tuple[int | None, TrajectoryRecord]]) -> int:
+        """Append what lists and filters see of trajectories, each with its step where one is known, without their
+        text. Returns the number of the first."""
+        first = self.last_n() + 1
+        rows, cards, overflow, extras = [], [], [], []
+        for n, (step, record) in enumerate(records, first):
             row, card, rest = self._row(n, step, record)
             rows.append(row)
             cards.append(card)
-            texts.append((n, *text))
             overflow.extend((label, n) for label in rest)
+            extras.extend(self._extras(n, record.trajectory.extra))
+        for step in {step for step, _ in records if step is not None}:
+            self._touch(step)
         if rows:
             columns = tuple(rows[0])
             marks = ", ".join(f":{column}" for column in columns)
             self.db.executemany(f"INSERT INTO rows ({', '.join(columns)}) VALUES ({marks})", rows)
         self.db.executemany("INSERT INTO cards VALUES (?, ?, ?, ?)", cards)
-        self.db.executemany(_SEARCH, texts)
         if overflow:
             self.db.executemany("INSERT OR IGNORE INTO overflow VALUES (?, ?)", overflow)
-        self._chunks(n - len(encoded) + 1, encoded)
-        return refused
+        if extras:
+            self.db.executemany(_EXTRA, extras)
+        return first
+
+    def add_search(self, texts: Iterable[tuple[int, tuple[str, ...]]]) -> None:
+        """Make trajectories findable by their text (see `codec.search_text`), by number."""
+        self.db.executemany(_SEARCH, ((n, *text) for n, text in texts))
+
+    def add_extras(self, n: int, extra: Mapping[str, Any]) -> None:
+        """More columns of a trajectory that is recorded already; those of the same name are replaced."""
+        self.db.executemany(_EXTRA, self._extras(n, extra))
+
+    def _extras(self, n: int, extra: Mapping[str, Any]) -> Iterator[tuple[int, int, float | None, str | None]]:
+        for name, value in extra.items():
+            if isinstance(value, (bool, int, float)):
+                number = _number(value) if abs(value) < 1e300 else None
+                yield self.labels.intern("extra", name), n, number, None
+            elif value is not None:
+                text = value if isinstance(value, str) else codec.encode_json(value).decode("utf-8", "replace")
+                yield self.labels.intern("extra", name), n, None, clean(text[:ANSWER_LENGTH])
 
     def add_uses(self, uses: Sequence[tuple[str, Use]]) -> None:
         """What later updates did with rollouts, by their ids; one that is not in the record is left out."""
@@ -224,7 +252,7 @@ class RecordStore:
         head = self.db.execute(
             "SELECT first_n, count, body, tokens FROM chunks WHERE first_n < ? AND first_n + count > ?", (cut, cut)
         ).fetchone()
-        for table, key in (("rows", "n"), ("cards", "n"), ("overflow", "n"), ("uses", "n"), ("chunks", "first_n")):
+        for table, key in (("rows", "n"), ("cards", "n"), ("overflow", "n"), ("uses", "n"), ("extras", "n"), ("chunks", "first_n")):
             self.db.execute(f"DELETE FROM {table} WHERE {key} >= ?", (cut,))
         for table, column in (("groups", "grp"), ("prompts", "prompt")):  # pages of groups count on ids without holes
             self.db.execute(f"DELETE FROM {table} WHERE id > (SELECT coalesce(max({column}), 0) FROM rows)")
@@ -251,11 +279,11 @@ class RecordStore:
         arrays = codec.decode_tokens(codec.decompress(tokens), n - first) if tokens is not None else None
         return _with(record, tools, arrays)
 
-    def _row(self, n: int, step: int, record: TrajectoryRecord) -> tuple[dict[str, Any], tuple[Any, ...], list[int]]:
+    def _row(self, n: int, step: int | None, record: TrajectoryRecord) -> tuple[dict[str, Any], tuple[Any, ...], list[int]]:
         """The row by columns, the card, and the labels that have no bit of their own."""
         trajectory, breakdown = record.trajectory, record.breakdown
         intern = self.labels.intern
-        actions = [intern("action", s.action or "?") for s in trajectory.steps]
+        actions = [intern("action", s.label) for s in trajectory.steps]
         rules = [intern("penalty", p.rule) for p in breakdown.penalties] if breakdown is not None else []
         action_mask, rest = self.labels.mask(set(actions))
         rule_mask, more = self.labels.mask(set(rules))
@@ -264,14 +292,14 @@ class RecordStore:
         row: dict[str, Any] = {
             "n": n,
             "step": step,
-            "reward": float(trajectory.env_reward if breakdown is None else breakdown.total),
+            "reward": _number(trajectory.env_reward if breakdown is None else breakdown.total),
             "correct": None if trajectory.correct is None else int(bool(trajectory.correct)),
             "actions": action_mask,
             "rules": rule_mask,
             "penalties": len(rules),
-            "advantage": None if record.advantage is None else float(record.advantage),
+            "advantage": _number(record.advantage),
             "turns": len(trajectory.steps),
-            "tokens": 0 if record.tokens is None else len(record.tokens),
+            "tokens": record.token_count if record.tokens is None else len(record.tokens),
             "flags": _flags(record),
             "env": intern("env", trajectory.env),
             "split": intern("split", record.split),
@@ -361,12 +389,21 @@ def _flags(record: TrajectoryRecord) -> int:
     """The bits of the column `flags`."""
     trajectory, served = record.trajectory, record.served
     flags = FLAG_ERROR if trajectory.error or any(s.error for s in trajectory.steps) else 0
-    flags |= FLAG_UNPARSED if any(s.action is None for s in trajectory.steps) else 0
+    flags |= FLAG_UNPARSED if any(_is_unparsed(s) for s in trajectory.steps) else 0
     flags |= 0 if codec.is_finite(record) else FLAG_NAN
     if served is not None:
         flags |= FLAG_SENT if served.sent else 0
         flags |= {True: FLAG_AGREES, False: FLAG_DISAGREES, None: 0}[served.agrees]
     return flags
+
+
+def _is_unparsed(step: Step) -> bool:
+    """A turn in which a call was meant and none could be read."""
+    return step.parse_error is not None or (step.action is None and step.needs_call)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _name(record: object) -> str:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...envs.tools import ToolSpec as ToolSpec
+from ...envs.trajectory import Call as Call
+from ...envs.trajectory import Message as Message
 from ...envs.trajectory import Overlay as Overlay
 from ...envs.trajectory import Step as Step
 from ...envs.trajectory import StepContext as StepContext
@@ -25,7 +27,7 @@ from .learning import NeighbourVote as NeighbourVote
 from .learning import Served as Served
 from .learning import Use as Use
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 RunStatus = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "crashed"]
 ENDED = ("finished", "stopped", "crashed")
@@ -113,7 +115,8 @@ class TrajectoryRecord:
     `advantage` is the scalar that a person compares within the group (the mean over its agent tokens where
     advantages are per token); per-token values are in `tokens.advantages`. `step_advantages`: one per turn. `formula`:
     how they came about (None: not recorded). `use`: what its own step's update did with it (None: not recorded, or
-    nothing learns from it); `served`: the vote that it took part in, online.
+    nothing learns from it); `served`: the vote that it took part in, online. `token_count`: the number of tokens where only that is known. `unknown`: what was not recorded (`reward`,
+    `weight`, `advantage`, …) and why, in one sentence each.
     """
 
     trajectory: Trajectory
@@ -126,6 +129,8 @@ class TrajectoryRecord:
     formula: AdvantageFormula | None = None
     use: Use | None = None
     served: Served | None = None
+    token_count: int | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,12 +152,13 @@ class TrajectoryRow:
     `n` is the row's number in order of recording (1-based, dense per run), the key by which pages are read. `rules`
     are the penalty rules that were broken, each once; `prompt` and `answer` may be cut. `uses`: what updates did with
     it, its own step's and later ones', as `learning.MARKS` (None: not recorded). `gate`, `confidence`, `sent`: see
-    `Served`; empty and None for a rollout that answered no request.
+    `Served`; empty and None for a rollout that answered no request. `step` and `tokens` are None
+    where they were not recorded; `extra` holds the writer's own columns.
     """
 
     n: int
     id: str
-    step: int
+    step: int | None
     group: str
     prompt_id: str
     rollout: int
@@ -162,7 +168,7 @@ class TrajectoryRow:
     advantage: float | None
     correct: bool | None
     turns: int
-    tokens: int
+    tokens: int | None
     penalties: int
     stop_reason: str
     actions: tuple[str, ...]
@@ -174,3 +180,4 @@ class TrajectoryRow:
     gate: str = ""
     confidence: float | None = None
     sent: bool | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "envs": ("configs",),
     "rewards": ("configs", "envs"),
     "engine.runs": PLAIN_DATA,
+    "engine.imports": (*PLAIN_DATA, "engine.runs"),
     "engine.launch": ("configs", "engine.runs"),
     "engine.agents": ("configs", "envs", "rewards", "engine.policy"),
     "engine.policy": ("configs", "envs", "rewards", "engine.runs.checksums"),
@@ -39,9 +40,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.record": ("configs", "envs", "rewards", "engine.runs", "engine.policy", "engine.rollouts"),
     "engine.training": (*BELOW_TRAINING, "engine.record"),
     "engine.online": (*BELOW_TRAINING, "engine.record", "engine.training"),
-    "tui": ("configs", "engine.runs", "engine.launch"),
+    "tui": ("configs", "engine.runs", "engine.imports", "engine.launch"),
 }
-LIGHT = ("tui", "engine.runs", "engine.launch")
+LIGHT = ("tui", "engine.runs", "engine.imports", "engine.launch")
 HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 LIGHT_AT_IMPORT = (
     "envs",

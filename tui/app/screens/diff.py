@@ -241,8 +241,8 @@ class DiffScreen(AppScreen):
 
         # the one that went most differently is the one to learn from; over the run, the newest
         def distance(i: int) -> float:
-            mine = self.left.breakdown.total if self.left and self.left.breakdown else 0.0
-            return abs((self.others[i].reward or 0.0) - mine)
+            mine = self.left.breakdown.total if self.left and self.left.breakdown else None
+            return abs((self.others[i].reward or 0.0) - (mine or 0.0))
 
         self.at = (
             (len(self.others) - 1 if self.pool_of_prompt else max(range(len(self.others)), key=distance))

@@ -1,0 +1,48 @@
+"""The process that indexes a dump behind the app: `python -m grpo_tui.engine.imports FOLDER`.
+
+It goes on while its parent lives: first rows, then text search, then whatever the files grow by.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+from .cache import dump_of
+from .containers import DumpError
+from .index import Indexer
+from .lock import locked
+
+PART_SECONDS = 0.5
+LOOK_SECONDS = 1.0
+
+
+def follow(folder: Path) -> None:
+    """Index on until the parent is gone."""
+    parent = os.getppid()
+    found = dump_of(folder)
+    if found is None:
+        return
+    with locked(folder) as mine:
+        if not mine:
+            return
+        with Indexer(found[0], folder, found[1]) as indexer:
+            while os.getppid() == parent:
+                more = indexer.advance(PART_SECONDS)
+                if not more:
+                    more = indexer.make_searchable(PART_SECONDS)
+                if not more:
+                    indexer.describe()
+                    time.sleep(LOOK_SECONDS)
+                    indexer.look_again()
+
+
+if __name__ == "__main__":
+    try:
+        os.nice(5)
+        follow(Path(sys.argv[1]))
+    except (DumpError, OSError, sqlite3.Error, KeyboardInterrupt):
+        sys.exit(1)

@@ -1,0 +1,82 @@
+"""Where the index of a dump lies: in the user's cache, never beside the user's files; thrown away when it is stale."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+from ..runs.paths import RUN_FILE
+from ..runs.status import read_json, write_json
+from .dump import Options, key_of
+
+KEPT = 200
+"""Indexes of dumps that are kept; the one not opened for longest goes first."""
+
+
+def cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/grpo-tui/dumps`, else `~/.cache/grpo-tui/dumps`."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    base = Path(home) if home else Path.home() / ".cache"
+    return base / "grpo-tui" / "dumps"
+
+
+def folder_of(dump: Path, options: Options) -> Path:
+    """The folder of a dump's index; it is called as the dump, which is what screens show as the run's name."""
+    return cache_dir() / key_of(dump, options) / (dump.name or "dump")
+
+
+def describe(folder: Path, dump: Path, options: Options, facts: dict[str, object]) -> None:
+    """Say in the index what it is of, and that it was opened now."""
+    write_json(
+        folder / RUN_FILE,
+        {
+            "id": dump.name or str(dump),
+            "mode": "dump",
+            "created": time.time(),
+            "environment": ", ".join(str(f) for f in facts.get("formats") or ()) if facts else "",
+            "facts": {**facts, "dump": str(dump), "options": options.to_json()},
+        },
+    )
+
+
+def dump_of(folder: Path) -> tuple[Path, Options] | None:
+    """The dump that a folder is the index of; None for a run of our own."""
+    run = read_json(folder / RUN_FILE)
+    facts = run.get("facts")
+    if run.get("mode") != "dump" or not isinstance(facts, dict) or not facts.get("dump"):
+        return None
+    return Path(str(facts["dump"])), Options.from_json(facts.get("options") or {})
+
+
+def recent() -> list[Path]:
+    """Folders of the dumps opened lately, the latest first; what is no longer there is left out."""
+    found = []
+    try:
+        with os.scandir(cache_dir()) as entries:
+            for entry in entries:
+                for run in Path(entry.path).glob(f"*/{RUN_FILE}"):
+                    known = dump_of(run.parent)
+                    if known is not None and known[0].exists():
+                        found.append((run.stat().st_mtime, run.parent))
+    except OSError:
+        return []
+    return [folder for _, folder in sorted(found, reverse=True)]
+
+
+def forget(folder: Path) -> None:
+    """Throw an index away."""
+    shutil.rmtree(folder.parent if folder.parent.parent == cache_dir() else folder, ignore_errors=True)
+
+
+def tidy() -> None:
+    """Throw away the indexes of dumps that are gone, and all but the `KEPT` opened last."""
+    kept = set(recent()[:KEPT])
+    try:
+        with os.scandir(cache_dir()) as entries:
+            for entry in entries:
+                if not any(Path(folder).parent == Path(entry.path) for folder in kept):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+    except OSError:
+        return

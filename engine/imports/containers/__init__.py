@@ -1,0 +1,45 @@
+"""How a file holds documents: one file a container. A container is recognised by its first bytes, never by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import json_file, json_lines, parquet, sqlite, zip_file, zstd_lines
+from .base import HEAD, Container, DumpError
+
+CONTAINERS: tuple[Container, ...] = (
+    parquet.Parquet(),
+    sqlite.Sqlite(),
+    zip_file.ZipFile(),
+    zstd_lines.ZstdLines(),
+    json_file.JsonFile(),
+    json_lines.JsonLines(),
+)
+BY_NAME = {container.name: container for container in CONTAINERS}
+
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_TORCH = "a pickle (torch.save or Python's own): opening it would run code, so grpo-tui never does; write JSON lines"
+
+
+def container_of(path: Path) -> Container | None:
+    """The container of a file; None for one that holds no documents. Raises DumpError for what must not be opened."""
+    with open(path, "rb") as file:
+        head = file.read(HEAD)
+    if head[:2] in _PICKLES or (head[:4] == b"PK\x03\x04" and _holds_pickle(path)):
+        raise DumpError(f"{path}: {_TORCH}")
+    return next((c for c in CONTAINERS if c.detect(head)), None)
+
+
+def _holds_pickle(path: Path) -> bool:
+    """Whether a zip is what `torch.save` writes."""
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()[:64]
+            for name in names:
+                if name.endswith(("/data.pkl", "data.pkl", ".pkl", ".pickle")):
+                    return True
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return False
+    return False

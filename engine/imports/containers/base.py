@@ -1,0 +1,76 @@
+"""What a container is, and what is read from one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+HEAD = 1 << 16
+"""Bytes of a file by which its container is recognised."""
+MAX_DOCUMENT = 64 << 20
+"""Bytes of one document; a longer one is skipped, with its place."""
+
+
+class DumpError(Exception):
+    """A dump, or a part of it, that cannot be read: one sentence with the file and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One document and its place: `offset` and `length` mean to its container what they need to mean to read it
+    again; `line` is what a person calls the place; `after`: where the next one begins. `problem`: it was skipped."""
+
+    offset: int
+    length: int
+    line: int
+    after: int
+    document: Any = None
+    problem: str | None = None
+
+
+class Container(Protocol):
+    """How a file holds documents."""
+
+    name: str
+
+    def detect(self, head: bytes) -> bool:
+        """Whether a file that begins with these bytes is one."""
+        ...
+
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+        """The documents behind a place, in order. Raises DumpError or OSError."""
+        ...
+
+    def read(self, path: Path, offset: int, length: int) -> Any:
+        """The document at a place. Raises DumpError or OSError."""
+        ...
+
+    def end(self, path: Path) -> int:
+        """How far `after` can go now: for progress, and to see that a file has grown. Raises OSError."""
+        ...
+
+
+def loads(data: bytes) -> Any:
+    """JSON, NaN and infinity allowed. Raises ValueError, also for what is nested too deeply."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        # orjson knows no NaN; anything else that it refuses is refused
+        if b"NaN" not in data and b"Infinity" not in data and b"\\ud" not in data and b"\\uD" not in data:
+            raise ValueError(_told(error)) from None
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        except ValueError as other:
+            raise ValueError(_told(other)) from None
+
+
+def _told(error: Exception) -> str:
+    """The reader's complaint without the text that it read."""
+    return f"it is no JSON ({str(error)[:120]})"

@@ -1,0 +1,73 @@
+"""One JSON document in a file: an object, or a list whose items are the documents (also when pretty-printed)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from .base import DumpError, Found, loads
+
+MAX_FILE = 2 << 30
+"""Bytes of a file that is read at once."""
+
+
+class JsonFile:
+    """`.json` of any name. Several lines that are each a document are JSON lines."""
+
+    name = "json"
+
+    def detect(self, head: bytes) -> bool:
+        """An object or list that does not end on its first line, or is the only line of the file."""
+        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+        if start[:1] not in (b"{", b"[") or b"\0" in start[:512]:
+            return False
+        first, newline, rest = start.partition(b"\n")
+        if newline and not rest.strip():
+            newline = b""
+        if not newline:
+            # one line so far: a list is a file of items; an object may be the first line of a growing file
+            return first[:1] == b"[" and first[1:].lstrip()[:1] == b"{"
+        try:
+            loads(first)
+        except ValueError:
+            # the first line is no document of its own: either pretty-printed, or a damaged line among good ones
+            return not _a_document(rest.partition(b"\n")[0])
+        return False
+
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+        """The document, or the items of the list, each with its index as the place."""
+        items = _load(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+        for i, item in enumerate(items[after:], after):
+            yield Found(i, 1, i + 1, i + 1, item)
+
+    def read(self, path: Path, offset: int, length: int) -> Any:
+        """An item by its index."""
+        items = _load(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+        if offset >= len(items):
+            raise DumpError(f"{path} has changed since it was indexed: it has no item {offset} any more")
+        return items[offset]
+
+    def end(self, path: Path) -> int:
+        """Its size: such a file does not grow but is written anew."""
+        return os.stat(path).st_size
+
+
+@lru_cache(maxsize=2)
+def _load(path: Path, size: int, _changed: int) -> tuple[Any, ...]:
+    if size > MAX_FILE:
+        raise DumpError(f"{path}: one JSON document of {size >> 20} MiB cannot be read at once; write JSON lines")
+    try:
+        data = loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    except ValueError as error:
+        raise DumpError(f"{path}: {error}") from None
+    return tuple(data) if isinstance(data, list) else (data,)
+
+
+def _a_document(line: bytes) -> bool:
+    try:
+        return isinstance(loads(line), dict)
+    except ValueError:
+        return False

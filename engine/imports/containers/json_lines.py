@@ -1,0 +1,95 @@
+"""One JSON document a line. A line that is still being written waits; a damaged one is skipped with its number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .base import MAX_DOCUMENT, DumpError, Found, loads
+
+BLOCK = 1 << 20
+
+
+class JsonLines:
+    """`.jsonl` of any name."""
+
+    name = "json lines"
+
+    def detect(self, head: bytes) -> bool:
+        """Text that begins with an object or a list."""
+        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+        return start[:1] in (b"{", b"[") and b"\0" not in start[:512]
+
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+        """Lines behind a byte."""
+        with open(path, "rb") as file:
+            file.seek(after)
+            yield from lines(file.read, after, line)
+
+    def read(self, path: Path, offset: int, length: int) -> Any:
+        """The line at a byte."""
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(length)
+        try:
+            return loads(data)
+        except ValueError as error:
+            raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
+
+    def end(self, path: Path) -> int:
+        """Its size."""
+        return os.stat(path).st_size
+
+
+def lines(read: Any, at: int, line: int) -> Iterator[Found]:
+    """Documents of a stream of lines. The last line counts only when it is whole: what is torn may still grow."""
+    rest: list[bytes] = []
+    held = 0
+    skipping = False  # inside a line that is too long to read
+    while block := read(BLOCK):
+        pieces = block.split(b"\n")
+        for i, piece in enumerate(pieces):
+            last = i == len(pieces) - 1
+            if last:
+                if not skipping:
+                    rest.append(piece)
+                held += len(piece)
+                if held > MAX_DOCUMENT and not skipping:
+                    skipping = True
+                    rest.clear()
+                break
+            line += 1
+            length = held + len(piece)
+            after = at + length + 1
+            if skipping or length > MAX_DOCUMENT:
+                size = f"{length / (1 << 20):.0f} MiB"
+                yield Found(at, length, line, after, problem=f"the line has {size}; up to 64 MiB are read")
+            else:
+                rest.append(piece)
+                data = b"".join(rest) if len(rest) > 1 else piece
+                yield from _one(data, at, line, after)
+            rest.clear()
+            held, skipping, at = 0, False, after
+    data = b"".join(rest)
+    if held and not skipping and data.strip():
+        try:
+            document = loads(_without_mark(data, at))
+        except ValueError:
+            return
+        if isinstance(document, (dict, list)):
+            yield Found(at, held, line + 1, at + held, document)
+
+
+def _one(data: bytes, at: int, line: int, after: int) -> Iterator[Found]:
+    if not data or data.isspace():
+        return
+    try:
+        yield Found(at, len(data), line, after, loads(_without_mark(data, at)))
+    except ValueError as error:
+        yield Found(at, len(data), line, after, problem=str(error))
+
+
+def _without_mark(data: bytes, at: int) -> bytes:
+    return data.removeprefix(b"\xef\xbb\xbf") if at == 0 else data

@@ -1,0 +1,74 @@
+"""Rows of a SQLite database, opened for reading only."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from .base import DumpError, Found
+
+TABLES = ("traces", "metrics", "alerts")
+"""Tables that hold documents (trackio's), in the order in which they are read."""
+_SPAN = 1 << 40  # places: rows of the first table, then of the second
+
+
+class Sqlite:
+    """`.db` of any name."""
+
+    name = "sqlite"
+
+    def detect(self, head: bytes) -> bool:
+        """The magic bytes."""
+        return head[:16] == b"SQLite format 3\0"
+
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+        """`{"table": name, "row": {…}}` for each row of a known table."""
+        db = _connect(path)
+        try:
+            for number, table in enumerate(TABLES):
+                if not db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone():
+                    continue
+                start = max(0, after - number * _SPAN)
+                for row in db.execute(
+                    f"SELECT rowid AS place, * FROM {table} WHERE rowid > ? ORDER BY rowid", (start,)
+                ):
+                    document = {"table": table, "row": {k: row[k] for k in row.keys() if k != "place"}}
+                    place = number * _SPAN + row["place"]
+                    yield Found(place, 1, row["place"], place, document)
+        except sqlite3.Error as error:
+            raise DumpError(f"{path}: this database cannot be read ({error})") from None
+        finally:
+            db.close()
+
+    def read(self, path: Path, offset: int, length: int) -> Any:
+        """A row by its place."""
+        db = _connect(path)
+        try:
+            number, rowid = divmod(offset, _SPAN)
+            row = db.execute(f"SELECT * FROM {TABLES[number]} WHERE rowid = ?", (rowid,)).fetchone()
+        except (sqlite3.Error, IndexError) as error:
+            raise DumpError(f"{path}: this database cannot be read ({error})") from None
+        finally:
+            db.close()
+        if row is None:
+            raise DumpError(f"{path} has changed since it was indexed: it has no row {rowid} any more")
+        return {"table": TABLES[number], "row": {k: row[k] for k in row.keys()}}
+
+    def end(self, path: Path) -> int:
+        """Its size."""
+        return os.stat(path).st_size
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+        db.row_factory = sqlite3.Row
+        db.execute("PRAGMA trusted_schema = OFF")
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return db
+    except sqlite3.Error as error:
+        raise DumpError(f"{path}: this database cannot be read ({error})") from None

@@ -1,0 +1,131 @@
+"""Documents in a zip: inspect-ai's `.eval` (JSON members packed with zstd, method 93, which `zipfile` of Python 3.11
+refuses) and zipped JSON lines.
+
+The directory is read by `zipfile`; members are unpacked here, with a limit on what they may unpack to.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from .base import MAX_DOCUMENT, DumpError, Found, loads
+from .json_lines import lines
+
+ZSTD = 93
+MAX_MEMBER = 1 << 30
+"""Bytes of one member; one that claims or unpacks to more is skipped."""
+_HEADER = struct.Struct("<4s22xHH")
+
+
+class ZipFile:
+    """`.eval` and `.zip` of any name. A place is the member's number, and a line's beginning and length in it."""
+
+    name = "zip"
+
+    def detect(self, head: bytes) -> bool:
+        """The magic bytes."""
+        return head[:4] == b"PK\x03\x04"
+
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+        """The members that are JSON, each with its name; lines of JSON one by one."""
+        members = _members(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+        for number, member in enumerate(members):
+            if number < after or member.is_dir():
+                continue
+            try:
+                data = _unpack(path, member)
+            except DumpError as error:
+                yield Found(number, 0, number + 1, number + 1, problem=f"{member.filename}: {error}")
+                continue
+            yield from _documents(member.filename, data, number)
+
+    def read(self, path: Path, offset: int, length: int) -> Any:
+        """A member's document, or the line of it that `length` names."""
+        members = _members(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+        if offset >= len(members):
+            raise DumpError(f"{path} has changed since it was indexed: it has no member {offset} any more")
+        member = members[offset]
+        for found in _documents(member.filename, _unpack(path, member), offset):
+            if found.length == length and found.problem is None:
+                return found.document
+        raise DumpError(f"{path}: {member.filename} has changed since it was indexed")
+
+    def end(self, path: Path) -> int:
+        """The number of members."""
+        return len(_members(path, os.stat(path).st_size, os.stat(path).st_mtime_ns))
+
+
+def _documents(name: str, data: bytes, number: int) -> Iterator[Found]:
+    """`{"member": name, "document": …}` for each JSON document of a member; `length` is the line's number."""
+    if data.lstrip()[:1] not in (b"{", b"["):
+        return
+    try:
+        yield Found(number, 0, number + 1, number + 1, {"member": name, "document": loads(data)})
+        return
+    except ValueError as error:
+        if b"\n" not in data.strip():
+            yield Found(number, 0, number + 1, number + 1, problem=f"{name}: {error}")
+            return
+    at = 0
+
+    def read(size: int) -> bytes:
+        nonlocal at
+        part = data[at : at + size]
+        at += len(part)
+        return part
+
+    for found in lines(read, 0, 0):
+        document = None if found.problem else {"member": name, "document": found.document}
+        problem = f"{name}, line {found.line}: {found.problem}" if found.problem else None
+        yield Found(number, found.line, number + 1, number + 1, document, problem)
+
+
+@lru_cache(maxsize=8)
+def _members(path: Path, _size: int, _changed: int) -> tuple[zipfile.ZipInfo, ...]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return tuple(archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+        raise DumpError(f"{path}: this zip file cannot be read ({error})") from None
+
+
+def _unpack(path: Path, member: zipfile.ZipInfo) -> bytes:
+    """A member's bytes. Raises DumpError for what is damaged, encrypted, or unpacks to more than is sane."""
+    limit = min(MAX_MEMBER, max(MAX_DOCUMENT, member.file_size))
+    if member.file_size > MAX_MEMBER:
+        raise DumpError(f"it says that it unpacks to {member.file_size >> 20} MiB; up to 1024 are read")
+    if member.flag_bits & 1:
+        raise DumpError("it is encrypted")
+    with open(path, "rb") as file:
+        file.seek(member.header_offset)
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size or header[:4] != b"PK\x03\x04":
+            raise DumpError("its header is damaged")
+        _, name, extra = _HEADER.unpack(header)
+        file.seek(name + extra, os.SEEK_CUR)
+        packed = file.read(member.compress_size)
+    try:
+        match member.compress_type:
+            case zipfile.ZIP_STORED:
+                data = packed
+            case zipfile.ZIP_DEFLATED:
+                data = zlib.decompressobj(-15).decompress(packed, limit + 1)
+            case _ if member.compress_type == ZSTD:
+                reader = zstandard.ZstdDecompressor().stream_reader(packed)
+                data = reader.read(limit + 1)
+            case other:
+                raise DumpError(f"its compression (method {other}) is not known")
+    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        raise DumpError(f"it is damaged ({error})") from None
+    if len(data) > limit:
+        raise DumpError("it unpacks to more than it says")
+    return data

@@ -1,0 +1,233 @@
+"""A rollout of a dump as what the record holds: turns, reward arithmetic as far as it is known, and what is not."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...envs.tools import ToolSpec
+from ...envs.trajectory import Call, Step, Trajectory
+from ...envs.trajectory import Message as PromptMessage
+from ...rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
+from ..runs.types import TrajectoryRecord
+from .rollout import Message, Rollout, Score, text
+
+CLOSE = 1e-4
+"""Relative distance up to which an arithmetic is said to give the stated reward: writers keep float32."""
+
+
+def identity(rollout: Rollout) -> tuple[str, str]:
+    """Prompt id and group of a rollout. Where the writer names none, equal prompts are one prompt, and its rollouts
+    of one step are a group."""
+    prompt_id = rollout.prompt_id
+    if not prompt_id:
+        digest = hashlib.blake2b(digest_size=6)
+        for message in rollout.prompt:
+            digest.update(f"{message.role}\0{message.text}\0".encode("utf-8", "surrogatepass"))
+        prompt_id = digest.hexdigest() if rollout.prompt else (rollout.id or "?")
+    group = rollout.group
+    if not group:
+        group = prompt_id if rollout.step is None else f"{rollout.step}:{prompt_id}"
+    if rollout.split and rollout.split != "train" and not rollout.group:
+        group = f"{rollout.split}:{group}"
+    return prompt_id, group
+
+
+def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mapping[str, str]) -> TrajectoryRecord:
+    """What lists, stepper, diff and export work on. `unknown` says why the format lacks what it lacks."""
+    prompt_id, group = identity(rollout)
+    prompt, steps = _turns(rollout)
+    components = {name: score for name, score in rollout.components.items()}
+    breakdown, why = _breakdown(rollout, components, len(steps))
+    missing = {k: v for k, v in unknown.items() if _lacks(rollout, k)}
+    trajectory = Trajectory(
+        id=rollout.id or fallback_id,
+        env=rollout.env,
+        prompt_id=prompt_id,
+        group=group,
+        rollout=rollout.index if rollout.index is not None else index,
+        prompt="\n\n".join(m.text if m.role == "user" else f"[{m.role}] {m.text}" for m in prompt),
+        steps=steps,
+        task=rollout.task,
+        tools=tuple(_tool(t) for t in rollout.tools),
+        answer=rollout.answer,
+        expected=rollout.expected,
+        correct=rollout.correct,
+        env_reward=rollout.reward,
+        stop_reason=rollout.stop or ("error" if rollout.error else ""),
+        error=rollout.error,
+        seconds=rollout.seconds,
+        messages=tuple(PromptMessage(m.role, m.text, m.name) for m in prompt),
+        agent=rollout.agent,
+        extra=rollout.extra,
+        meta={"model": rollout.model} if rollout.model else {},
+    )
+    return TrajectoryRecord(
+        trajectory=trajectory,
+        breakdown=breakdown,
+        advantage=rollout.advantage,
+        step_advantages=_step_advantages(rollout, len(steps)),
+        policy_version=rollout.policy_version or 0,
+        split=rollout.split or "train",
+        token_count=rollout.token_count,
+        unknown={**missing, **why},
+    )
+
+
+def columns(rollout: Rollout) -> dict[str, Any]:
+    """What filters and the table see besides: the writer's columns, and its components as `component.<name>`."""
+    return {
+        **rollout.extra,
+        **({"agent": rollout.agent} if rollout.agent else {}),
+        **{f"component.{name}": score.value for name, score in rollout.components.items()},
+    }
+
+
+def _lacks(rollout: Rollout, what: str) -> bool:
+    match what:
+        case "reward":
+            return rollout.reward is None
+        case "advantage":
+            return rollout.advantage is None
+        case "weight":
+            return bool(rollout.components) and all(s.weight is None for s in rollout.components.values())
+        case "components":
+            return not rollout.components
+        case "step":
+            return rollout.step is None
+        case "group":
+            return not rollout.group
+        case "tokens":
+            return rollout.tokens is None
+    return True
+
+
+def _turns(rollout: Rollout) -> tuple[Sequence[Message], tuple[Step, ...]]:
+    """The prompt's messages, and a step for each message of the policy with the answers that follow it."""
+    prompt = list(rollout.prompt)
+    rest = list(rollout.completion)
+    while rest and not rest[0].is_agent:  # what stands before the policy's first words belongs to the prompt
+        prompt.append(rest.pop(0))
+    steps: list[Step] = []
+    while rest:
+        said = rest.pop(0)
+        answers: list[Message] = []
+        while rest and not rest[0].is_agent:
+            answers.append(rest.pop(0))
+        steps.append(_step(len(steps), said, answers))
+    return prompt, tuple(steps)
+
+
+def _step(index: int, said: Message, answers: Sequence[Message]) -> Step:
+    calls, others = _answered(said.calls, answers)
+    first = calls[0] if calls else None
+    problem = first.problem if first is not None else None
+    errors = [e for e in (said.error, *(c.error for c in calls), *(a.error for a in others)) if e]
+    observation = [c.result for c in calls if c.result is not None] + [a.text for a in others]
+    return Step(
+        index=index,
+        text=said.text or "\n".join(_call_text(c) for c in calls),
+        thought=said.thought,
+        action=first.name if first is not None else None,
+        arguments=first.arguments if first is not None and isinstance(first.arguments, Mapping) else {},
+        parse_error=problem,
+        observation="\n\n".join(observation),
+        reward=said.reward,
+        error="; ".join(errors) or None,
+        stop_reason=said.stop or "stop",
+        seconds=said.seconds,
+        calls=calls,
+    )
+
+
+def _answered(calls: Sequence[Call], answers: Sequence[Message]) -> tuple[tuple[Call, ...], list[Message]]:
+    """Calls with their results, matched by id, else in order; and the messages that answer no call."""
+    open_calls = list(calls)
+    others: list[Message] = []
+    for answer in answers:
+        at = None
+        if answer.role == "tool" or answer.call_id:
+            by_id = [i for i, c in enumerate(open_calls) if answer.call_id and c.id == answer.call_id]
+            free = [i for i, c in enumerate(open_calls) if c.result is None and not (c.id and answer.call_id)]
+            at = next(iter(by_id or free), None)
+        if at is None:
+            others.append(answer)
+            continue
+        call = open_calls[at]
+        joined = answer.text if call.result is None else f"{call.result}\n{answer.text}"
+        open_calls[at] = replace(call, result=joined, error=answer.error or call.error)
+    return tuple(open_calls), others
+
+
+def _call_text(call: Call) -> str:
+    arguments = call.arguments if call.problem else text(call.arguments) if call.arguments is not None else ""
+    return f"{call.name}({arguments})"
+
+
+def _breakdown(
+    rollout: Rollout, components: Mapping[str, Score], turns: int
+) -> tuple[RewardBreakdown | None, dict[str, str]]:
+    """The reward as arithmetic where it is known, and sentences on where it is not or does not add up.
+
+    Components are of the whole rollout, so they stand at its last turn.
+    """
+    by_turn = [m.reward for m in rollout.completion if m.is_agent]
+    known_turns = any(r is not None for r in by_turn)
+    if rollout.reward is None and not components and not known_turns:
+        return None, {}
+    values: dict[str, ComponentValue] = {}
+    for name, score in components.items():
+        contribution = None if score.value is None or score.weight is None else score.value * score.weight
+        values[name] = ComponentValue(score.value, score.value, score.weight, contribution)
+    why = _checked(rollout.reward, values)
+    last = max(0, turns - 1)
+    if known_turns:
+        steps = tuple(StepReward(i, values if i == last else {}, (), r) for i, r in enumerate(by_turn))
+        stated = [r for r in by_turn if r is not None]
+        if rollout.reward is not None and len(stated) == len(by_turn) and not _same(sum(stated), rollout.reward):
+            why["turns"] = (
+                f"the rewards of the turns add up to {sum(stated):.6g}, the stated reward is {rollout.reward:.6g}"
+            )
+    else:
+        steps = (StepReward(last, values, (), rollout.reward),)
+    return RewardBreakdown(rollout.id, steps, rollout.reward), why
+
+
+def _checked(reward: float | None, values: Mapping[str, ComponentValue]) -> dict[str, str]:
+    if not values:
+        return {}
+    parts = [v.contribution for v in values.values()]
+    known = [c for c in parts if c is not None]
+    missing = [name for name, v in values.items() if v.raw is None]
+    why = {}
+    if missing:
+        why["missing"] = f"not recorded for this rollout: {', '.join(missing)}"
+    if reward is not None and len(known) == len(parts):
+        total = sum(known)
+        if not _same(total, reward):
+            why["sum"] = f"components × weights give {total:.6g}, the stated reward is {reward:.6g}"
+    elif reward is not None and known:
+        why["sum"] = f"the known components × weights give {sum(known):.6g} of the stated reward {reward:.6g}"
+    return why
+
+
+def _same(a: float, b: float) -> bool:
+    if math.isnan(a) or math.isnan(b):
+        return math.isnan(a) and math.isnan(b)
+    return math.isclose(a, b, rel_tol=CLOSE, abs_tol=CLOSE)
+
+
+def _step_advantages(rollout: Rollout, turns: int) -> tuple[float, ...]:
+    """One per turn, where every turn has one."""
+    found = [m.advantage for m in rollout.completion if m.is_agent]
+    known = [a for a in found if a is not None]
+    return tuple(known) if known and len(known) == len(found) == turns else ()
+
+
+def _tool(data: Mapping[str, Any]) -> ToolSpec:
+    inner = data.get("function")
+    source = inner if isinstance(inner, Mapping) else data
+    return ToolSpec(str(source.get("name") or "?"), text(source.get("description")) or "")

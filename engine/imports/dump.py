@@ -1,0 +1,136 @@
+"""A dump: which of its files hold documents, and by what options they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from ..runs.paths import DATABASE, RUN_FILE
+from .containers import DumpError
+from .format import Format, Origin
+from .formats import FORMATS
+from .formats.tables import GENERIC
+from .mapped import ROLES
+
+ENTRY_POINTS = "grpo_tui.importers"
+MAX_FILES = 200_000
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a person wants a dump read: names for keys (`reward` → `score`), and files of formats of their own."""
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    importers: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, maps: Sequence[str] = (), importers: Sequence[str] = ()) -> Options:
+        """From `reward=score` and paths. Raises DumpError saying what would be right."""
+        keys = {}
+        for item in maps:
+            role, equals, key = item.partition("=")
+            if not equals or not key or role.strip() not in ROLES:
+                raise DumpError(f"--map {item}: write ROLE=KEY with ROLE one of {', '.join(ROLES)}")
+            keys[role.strip()] = key.strip()
+        return cls(keys, tuple(str(Path(p).expanduser().absolute()) for p in importers))
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept beside the index."""
+        return {"keys": dict(self.keys), "importers": list(self.importers)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Options:
+        """The inverse of `to_json`."""
+        return cls(dict(data.get("keys") or {}), tuple(data.get("importers") or ()))
+
+
+def formats_of(options: Options) -> tuple[Format, ...]:
+    """The formats in the order in which they are asked: the user's own, a mapping given by hand, then all others.
+
+    Raises DumpError when a file of the user's cannot be used.
+    """
+    own = [_from_file(Path(p)) for p in options.importers]
+    own += [_from_entry_point(e) for e in entry_points(group=ENTRY_POINTS)]
+    if options.keys:
+        own.append(GENERIC.with_keys(options.keys))
+    return (*own, *FORMATS)
+
+
+def format_of(document: Any, origin: Origin, formats: Sequence[Format]) -> Format | None:
+    """The first format that knows a document."""
+    for each in formats:
+        try:
+            if each.detect(document, origin):
+                return each
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            continue
+    return None
+
+
+def files_of(dump: Path) -> list[Path]:
+    """The files of a dump in the order of their names, numbers as numbers; hidden ones and records left out."""
+    if dump.is_file():
+        return [dump]
+    found: list[Path] = []
+    for folder, folders, names in os.walk(dump):
+        if RUN_FILE in names or DATABASE in names:
+            folders.clear()
+            continue
+        folders[:] = sorted((f for f in folders if not f.startswith(".")), key=natural)
+        found.extend(Path(folder, name) for name in names if not name.startswith("."))
+        if len(found) > MAX_FILES:
+            raise DumpError(f"{dump} holds more than {MAX_FILES:,} files; name a folder inside it")
+    return sorted(found, key=lambda p: natural(p.relative_to(dump).as_posix()))
+
+
+def natural(name: str) -> tuple[tuple[int, str | int], ...]:
+    """A key that sorts `2.jsonl` before `10.jsonl`."""
+    return tuple((0, int(p)) if p.isdecimal() and p.isascii() else (1, p) for p in _DIGITS.split(name) if p)
+
+
+def key_of(dump: Path, options: Options) -> str:
+    """What the index of a dump is called in the cache."""
+    told = json.dumps([str(dump), options.to_json()], sort_keys=True)
+    return hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+def _from_file(path: Path) -> Format:
+    try:
+        spec = importlib.util.spec_from_file_location(f"grpo_tui_importer_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise DumpError(f"{path} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except DumpError:
+        raise
+    except Exception as error:  # the user's code
+        raise DumpError(f"the importer {path} cannot be loaded ({type(error).__name__}: {error})") from error
+    return _checked(module, str(path))
+
+
+def _from_entry_point(entry: Any) -> Format:
+    try:
+        found = entry.load()
+    except Exception as error:  # the user's code
+        raise DumpError(f"the importer {entry.value} cannot be loaded ({type(error).__name__}: {error})") from error
+    return _checked(found() if isinstance(found, type) else found, entry.value)
+
+
+def _checked(found: Any, where: str) -> Format:
+    """A module, or an object, that is a format. `name` and `unknown` may be left out."""
+    for name in ("detect", "open"):
+        if not callable(getattr(found, name, None)):
+            raise DumpError(f"the importer {where} has no function {name!r}: see docs/importing.md")
+    for name, default in (("name", Path(where).stem), ("unknown", {})):
+        if not hasattr(found, name):
+            setattr(found, name, default)
+    return found

@@ -1,0 +1,84 @@
+"""What a format is, and where a document came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from .containers.base import loads
+from .rollout import Item
+
+_STEP = re.compile(r"(?:\A|[^a-z])(?:global_step|step|iteration|iter)[_=-]?(\d{1,12})(?!\d)", re.I)
+_EVALS = ("eval", "evals", "val", "validation", "test", "dumped_evals")
+MAX_SIDE_FILE = 16 << 20
+
+
+class Format(Protocol):
+    """What a writer means by a document.
+
+    `unknown` says in a sentence each what this format does not carry (`reward`, `weight`, `advantage`, `group`,
+    `step`, …): it is shown where a number would stand.
+    """
+
+    name: str
+    unknown: Mapping[str, str]
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """Whether a document is of this format, by its keys."""
+        ...
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """What a document of this format holds. May raise KeyError, TypeError or ValueError for a damaged one."""
+        ...
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The file of a document: its path, and the dump that it belongs to."""
+
+    path: Path
+    root: Path
+
+    @property
+    def relative(self) -> str:
+        """The path inside the dump, or the file's name."""
+        try:
+            return self.path.relative_to(self.root).as_posix() or self.path.name
+        except ValueError:
+            return self.path.name
+
+    @property
+    def step(self) -> int | None:
+        """The step that the file's folders or name state (`step_3`, `global_step_20_evals`), or None."""
+        found = _STEP.findall(f"{self.root.name}/{self.relative}")
+        return int(found[-1]) if found else None
+
+    @property
+    def folder_number(self) -> int | None:
+        """The number that the file's folder is called, or None."""
+        return int(self.path.parent.name) if self.path.parent.name.isdecimal() else None
+
+    @property
+    def split(self) -> str:
+        """`eval` where a folder says so; else empty."""
+        folders = [part.lower() for part in (self.root.name, *Path(self.relative).parts[:-1])]
+        return "eval" if any(f in _EVALS or f.endswith("_evals") for f in folders) else ""
+
+    def beside(self, name: str) -> Mapping[str, Any]:
+        """A small JSON file beside this one (or at `../name`); empty when it is missing or damaged."""
+        return _side_file(self.path.parent / name)
+
+
+@lru_cache(maxsize=256)
+def _side_file(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > MAX_SIDE_FILE:
+            return {}
+        data = loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}

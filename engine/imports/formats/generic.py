@@ -1,0 +1,195 @@
+"""Shapes that hold several rollouts or none: groups on a line, columns as lists, tables, metrics, user's mappings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..format import Format, Origin
+from ..mapped import Mapped
+from ..rollout import Item, Numbers, number, whole
+from .tables import GENERIC
+
+_COMPLETIONS = ("completions", "responses", "outputs", "generations", "completion", "response", "output")
+
+
+class Groups:
+    """One line a group: one prompt, lists of completions, rewards, advantages of the same length."""
+
+    name = "groups in JSON"
+    unknown = GENERIC.unknown
+
+    def __init__(self, single: Mapped = GENERIC) -> None:
+        self.single = single
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """A prompt that is no list of texts, and a list of completions."""
+        key = _list_key(document)
+        return key is not None and not _is_column(document.get("prompt"), len(document[key]))
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout a completion."""
+        key = _list_key(document)
+        assert key is not None
+        size = len(document[key])
+        named = bool(GENERIC._first(document, "group"))
+        for i in range(size):
+            row: dict[str, Any] = {"rollout": i} if named else {}
+            for name, value in document.items():
+                is_list = isinstance(value, list) and len(value) == size and name not in ("prompt", "messages")
+                row[_singular(name) if is_list else name] = value[i] if is_list else value
+            yield self.single.rollout(row, origin)
+
+
+class Columns:
+    """One line a batch: every key a list with one value a rollout (ms-swift, datasets)."""
+
+    name = "batches of columns"
+    unknown = GENERIC.unknown
+
+    def __init__(self, single: Mapped = GENERIC) -> None:
+        self.single = single
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """Lists of one length, prompt and completion among them."""
+        key = _list_key(document)
+        if key is None:
+            return False
+        size = len(document[key])
+        prompts = document.get("prompt", document.get("prompts", document.get("input")))
+        return size > 0 and _is_column(prompts, size)
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout a place in the lists. Numbers that have no other meaning are reward functions."""
+        key = _list_key(document)
+        assert key is not None
+        known = {k for keys in self.single.keys.values() for k in keys}
+        size = len(document[key])
+        for i in range(size):
+            row: dict[str, Any] = {}
+            for name, value in document.items():
+                one = value[i] if isinstance(value, list) and len(value) == size else value
+                name = _singular(name) if name not in known else name
+                column = isinstance(value, list) and len(value) == size
+                is_number = not isinstance(one, (bool, str)) and number(one) is not None
+                # a column called as one of our words (`correct`) that holds floats is a reward function's
+                taken = name in known and name not in self.single.keys.get("correct", ())
+                row[f"reward_{name}" if column and is_number and not taken else name] = one
+            yield self.single.rollout(row, origin)
+
+
+class Table:
+    """A wandb table file: `{"columns": […], "data": [[…], …]}`; its rows are of whatever format they are."""
+
+    name = "wandb table"
+    unknown: Mapping[str, str] = {
+        "reward": "the table has no column of the total reward",
+        "advantage": "the table has no column of advantages",
+        "weight": "the table has no weights of reward functions",
+        "group": "no group is written: rollouts of one prompt in one step are shown as one",
+    }
+
+    def __init__(self, formats: Iterable[Format]) -> None:
+        self.formats = tuple(formats)
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys."""
+        return (
+            isinstance(document, Mapping)
+            and isinstance(document.get("columns"), list)
+            and isinstance(document.get("data"), list)
+        )
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """The rows, each by the first format that knows it."""
+        columns = [str(c) for c in document["columns"]]
+        for values in document["data"]:
+            if not isinstance(values, list):
+                continue
+            row = dict(zip(columns, values, strict=False))
+            for part in _verl_samples(row) or (row,):
+                reader = next((f for f in self.formats if f.detect(part, origin)), None)
+                if reader is not None:
+                    yield from reader.open(part, origin)
+
+
+class Metrics:
+    """One line a step of numbers only: metrics of the run."""
+
+    name = "metrics"
+    unknown: Mapping[str, str] = {}
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """A step, and otherwise mostly numbers; no text of a rollout."""
+        if not isinstance(document, Mapping) or (_step(document) is None and origin.step is None) or not document:
+            return False
+        return all(not isinstance(v, (list, Mapping)) for v in document.values()) and (
+            sum(number(v) is not None for v in document.values()) * 2 > len(document)
+        )
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """The numbers by name."""
+        step = _step(document)
+        if step is None:
+            step = origin.step
+        assert step is not None
+        skipped = ("step", "training_step", "global_step", "iteration", "time", "timestamp", "_step", "_timestamp")
+        yield Numbers(step, {k: n for k, v in document.items() if k not in skipped and (n := number(v)) is not None})
+
+
+def _step(document: Mapping[str, Any]) -> int | None:
+    for key in ("step", "training_step", "global_step", "iteration", "_step"):
+        if (found := whole(document.get(key))) is not None:
+            return found
+    return None
+
+
+def _list_key(document: Any) -> str | None:
+    """The key whose value is a list of completions: of texts, or of conversations."""
+    if not isinstance(document, Mapping):
+        return None
+    for key in _COMPLETIONS:
+        value = document.get(key)
+        if not isinstance(value, list) or not value:
+            continue
+        if all(isinstance(v, str) or v is None for v in value):
+            return key
+        if all(isinstance(v, list) and all(isinstance(m, Mapping) for m in v) for v in value):
+            return key
+    return None
+
+
+def _is_column(value: Any, size: int) -> bool:
+    """Whether a value is one prompt a rollout: a list of texts or of conversations of this length."""
+    if not isinstance(value, list) or len(value) != size:
+        return False
+    return all(isinstance(v, str) for v in value) or all(isinstance(v, list) for v in value)
+
+
+def _singular(name: str) -> str:
+    return name[:-1] if name.endswith("s") and name[:-1] in _SINGULARS else name
+
+
+_SINGULARS = {"prompt", "completion", "response", "output", "generation", "reward", "advantage", "score", "answer"} | {
+    "completion_id",
+    "solution",
+    "label",
+    "step",
+    "id",
+    "group",
+    "group_id",
+    "message",
+    "error",
+    "token_count",
+}
+
+
+def _verl_samples(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """verl logs one row a validation with `input_1, output_1, score_1, input_2, …`: the samples of a row."""
+    found = []
+    number_ = 1
+    while f"input_{number_}" in row and f"output_{number_}" in row:
+        sample = {k: row.get(f"{k}_{number_}") for k in ("input", "output", "score")}
+        found.append({**sample, **({"step": row["step"]} if "step" in row else {})})
+        number_ += 1
+    return found

@@ -1,0 +1,185 @@
+"""The formats that only name things differently, as data."""
+
+from __future__ import annotations
+
+import re
+
+from ..mapped import Mapped
+from ..messages import conversation, stripped_completion, stripped_prompt
+from ..rollout import Message
+
+_VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
+_NO_GROUP = "no group is written: rollouts of one prompt in one step are shown as one"
+_NO_ADVANTAGE = "advantages are not written"
+
+
+def verl_group(uid: str) -> tuple[str, int | None]:
+    """verl's v1 trainer writes `<group>_<rollout>_<turn>`; older ones the group's uid itself."""
+    found = _VERL_UID.fullmatch(uid)
+    return (found[1], int(found[2])) if found else (uid, None)
+
+
+def _verl_text(value: object) -> tuple[Message, ...]:
+    return stripped_prompt(value) if isinstance(value, str) else conversation(value)
+
+
+def _verl_output(value: object) -> tuple[Message, ...]:
+    return stripped_completion(value) if isinstance(value, str) else conversation(value)
+
+
+VERL = Mapped(
+    name="verl rollouts",
+    needs=("input", "output", "score"),
+    keys={
+        "prompt": ("input",),
+        "completion": ("output",),
+        "reward": ("score",),
+        "expected": ("gts",),
+        "step": ("step",),
+        "group": ("uid",),
+        "id": ("request_id",),
+        "correct": ("acc",),
+        "answer": ("pred",),
+        "advantage": ("advantage", "advantages"),
+    },
+    ignored=("reward",),
+    numbers="component",
+    read_prompt=_verl_text,
+    read_completion=_verl_output,
+    group_of=verl_group,
+    unknown={
+        "advantage": _NO_ADVANTAGE,
+        "weight": "the weights of the reward's extras are not written: they may be no parts of the score at all",
+        "group": _NO_GROUP,
+        "tokens": "token ids are not written, only text",
+        "error": "errors are not written",
+    },
+)
+
+SKYRL = Mapped(
+    name="SkyRL evaluation",
+    needs=("input_prompt", "output_response", "score"),
+    keys={
+        "prompt": ("input_prompt",),
+        "completion": ("output_response",),
+        "reward": ("score",),
+        "stop": ("stop_reason",),
+        "env": ("data_source", "env_class"),
+        "expected": ("env_extras.reward_spec.ground_truth", "env_extras.reward_model.ground_truth"),
+        "extra": ("env_extras.extra_info",),
+        "task": ("env_extras",),
+    },
+    unknown={
+        "advantage": "evaluations have no advantages",
+        "components": "one score, no components",
+        "group": _NO_GROUP,
+        "tokens": "token ids are not written, only text",
+    },
+)
+
+AREAL = Mapped(
+    name="AReaL rollouts",
+    needs=("task_id", "completion", "seqlen", "head_version"),
+    keys={
+        "prompt": ("prompt",),
+        "completion": ("completion",),
+        "reward": ("reward",),
+        "group": ("task_id",),
+        "index": ("sample_idx",),
+        "policy_version": ("tail_version",),
+        "token_count": ("seqlen",),
+        "extra": (),
+    },
+    ignored=("task_id",),
+    unknown={
+        "advantage": _NO_ADVANTAGE,
+        "components": "one reward, no components",
+        "step": "the writer names a version of the policy, no step",
+        "split": "prompt and completion are cut at `prompt_len` tokens, which is wrong where observations are masked",
+    },
+)
+
+AGENTLIGHTNING = Mapped(
+    name="agentlightning trajectories",
+    needs=("rollout_id", "reward", "prompt", "response"),
+    keys={
+        "id": ("rollout_id",),
+        "prompt": ("prompt",),
+        "completion": ("response",),
+        "reward": ("reward",),
+    },
+    unknown={
+        "turns": "only the last turn is written: earlier ones are part of the prompt",
+        "advantage": _NO_ADVANTAGE,
+        "components": "one reward, no components",
+        "group": _NO_GROUP,
+    },
+)
+
+OPENENV = Mapped(
+    name="OpenEnv episodes",
+    needs=("episode_id", "messages"),
+    keys={
+        "id": ("episode_id",),
+        "messages": ("messages",),
+        "reward": ("reward",),
+        "components": ("verify_metrics",),
+        "stop": ("metrics.terminal_reason",),
+        "expected": ("task.answer",),
+        "prompt_id": ("task.id",),
+        "error": ("error", "metrics.error"),
+        "step": ("extra.step", "metrics.step"),
+        "group": ("extra.group", "extra.group_id"),
+        "extra": ("extra",),
+        "task": ("task",),
+        "env": ("env",),
+    },
+    ignored=("tool_trace", "artifacts", "done"),
+    unknown={
+        "advantage": "episodes have no advantages",
+        "weight": "the weights of the verifier's metrics are not written",
+        "group": _NO_GROUP,
+        "step": "no training step is written",
+    },
+)
+
+GENERIC_KEYS: dict[str, tuple[str, ...]] = {
+    "id": ("id", "rollout_id", "trajectory_id", "sample_id", "request_id"),
+    "group": ("group", "group_id", "group_uid", "uid", "metadata.group"),
+    "prompt_id": ("prompt_id", "example_id", "task_id", "problem_id", "metadata.task"),
+    "index": ("rollout", "rollout_index", "sample_idx", "sample_index"),
+    "step": ("step", "global_step", "training_step", "iteration", "metadata.step", "info.step"),
+    "prompt": ("prompt", "input", "question", "query", "instruction", "problem", "prompt_text"),
+    "completion": ("completion", "response", "output", "generation", "completion_text", "generated_text"),
+    "messages": ("messages", "conversations", "conversation", "trajectory", "chat"),
+    "reward": ("reward", "score", "rewards", "total_reward", "return"),
+    "advantage": ("advantage", "advantages"),
+    "expected": ("answer", "ground_truth", "gts", "target", "solution", "label", "reference"),
+    "answer": ("pred", "prediction", "extracted", "extracted_answer", "model_answer"),
+    "correct": ("correct", "is_correct", "acc", "success", "passed"),
+    "error": ("error", "exception", "error_message"),
+    "stop": ("stop_reason", "finish_reason", "stop_condition", "termination_reason"),
+    "env": ("env", "environment", "env_id", "data_source", "dataset", "source"),
+    "agent": ("agent", "agent_name"),
+    "model": ("model", "model_name"),
+    "split": ("split",),
+    "policy_version": ("policy_version", "weight_version", "version"),
+    "token_count": ("num_tokens", "n_tokens", "token_count", "total_tokens"),
+    "tools": ("tools", "tool_defs"),
+    "components": ("components", "reward_components", "rewards_dict", "scores", "reward_breakdown"),
+    "extra": ("metadata", "info", "extra", "extra_info", "metrics"),
+}
+
+GENERIC = Mapped(
+    name="rollouts in JSON",
+    keys=GENERIC_KEYS,
+    prefixes=("reward_", "reward/", "rewards/", "reward.", "component."),
+    ignored=("parallel_tool_calls", "system", "type"),
+    unknown={
+        "reward": "no reward was found in it (--map reward=KEY names one)",
+        "advantage": "no advantage was found in it (--map advantage=KEY names one)",
+        "weight": "no weights are written",
+        "step": "no training step was found in it (--map step=KEY names one)",
+        "group": _NO_GROUP,
+    },
+)

@@ -1,0 +1,233 @@
+"""Formats that are only other names for the same things: a table of keys, read by one function.
+
+A key is a dotted path (`env_extras.reward_spec.ground_truth`); the first of several that is there counts. Keys that
+nobody names become columns: numbers are components of the reward where `numbers` says so, else `extra.<name>`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from .format import Origin
+from .messages import completion, conversation, error_text, flat, split
+from .rollout import Item, Message, Rollout, Score, mapping, number, text, whole
+
+Reader = Callable[[Any], tuple[Message, ...]]
+
+ROLES = [
+    "id",
+    "group",
+    "index",
+    "step",
+    "prompt",
+    "completion",
+    "messages",
+    "reward",
+    "advantage",
+    "answer",
+    "expected",
+    "correct",
+    "error",
+    "env",
+    "split",
+    "stop",
+    "agent",
+    "model",
+    "policy_version",
+    "token_count",
+    "prompt_id",
+    "seconds",
+    "tools",
+    "components",
+    "extra",
+    "task",
+]
+"""What a key can be mapped to, also on the command line (`--map reward=score`)."""
+
+_COLUMN_TEXT = 400
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A format as a table. `keys`: what it calls each role. `needs`: keys that every document has; `never`: keys that
+    none has. `components`: dotted paths of objects `{name: value}`; `prefixes`: of keys that are components;
+    `numbers`: what other numbers are."""
+
+    name: str
+    keys: Mapping[str, tuple[str, ...]]
+    needs: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    prefixes: tuple[str, ...] = ()
+    numbers: Literal["component", "extra"] = "extra"
+    ignored: tuple[str, ...] = ()
+    read_prompt: Reader = conversation
+    read_completion: Reader = completion
+    group_of: Callable[[str], tuple[str, int | None]] | None = None
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys."""
+        return (
+            isinstance(document, Mapping)
+            and all(has(document, key) for key in self.needs)
+            and not any(has(document, key) for key in self.never)
+            and (self._first(document, "completion") is not None or self._first(document, "messages") is not None)
+        )
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout."""
+        yield self.rollout(document, origin)
+
+    def rollout(self, document: Mapping[str, Any], origin: Origin) -> Rollout:
+        """The rollout of a document."""
+        get = lambda role: self._first(document, role)  # noqa: E731
+        whole_conversation = get("messages")
+        if whole_conversation is not None and get("completion") is None:
+            prompt, said = split(self.read_prompt(whole_conversation))
+        else:
+            prompt = self.read_prompt(get("prompt")) if get("prompt") is not None else ()
+            said = self.read_completion(get("completion"))
+        components, extra = self._columns(document)
+        reward, correct = get("reward"), get("correct")
+        if isinstance(reward, Mapping):
+            components = {**scores(reward), **components}
+        if correct not in (None, True, False):  # a part of the way is a number, not a verdict
+            extra = {**plain({"correct": correct}), **extra}
+        group, index = text(get("group")) or "", whole(get("index"))
+        if group and self.group_of is not None:
+            group, position = self.group_of(group)
+            index = position if index is None else index
+        step = whole(get("step"))
+        tools = get("tools")
+        return Rollout(
+            prompt=prompt,
+            completion=said,
+            id=text(get("id")) or "",
+            step=origin.step if step is None else step,
+            group=group,
+            prompt_id=text(get("prompt_id")) or "",
+            index=index,
+            env=text(get("env")) or "",
+            agent=text(get("agent")) or "",
+            model=text(get("model")) or "",
+            split=text(get("split")) or origin.split,
+            reward=total(reward),
+            components=components,
+            advantage=mean(get("advantage")),
+            answer=text(get("answer")),
+            expected=text(get("expected")),
+            correct=bool(correct) if correct in (True, False) else None,
+            stop=text(get("stop")) or "",
+            error=error_text(get("error")),
+            token_count=whole(get("token_count")),
+            policy_version=whole(get("policy_version")),
+            seconds=number(get("seconds")) or 0.0,
+            extra=extra,
+            task=mapping(get("task")),
+            tools=tuple(t for t in _list(tools) if isinstance(t, Mapping)),
+        )
+
+    def with_keys(self, keys: Mapping[str, str]) -> Mapped:
+        """The same with keys that a user names: theirs first."""
+        return replace(self, keys={**self.keys, **{r: (k, *self.keys.get(r, ())) for r, k in keys.items()}})
+
+    def _first(self, document: Mapping[str, Any], role: str) -> Any:
+        for key in self.keys.get(role, ()):
+            found = at(document, key)
+            if found is not None:
+                return found
+        return None
+
+    def _columns(self, document: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
+        components: dict[str, Score] = {}
+        extra: dict[str, Any] = {}
+        for key in self.keys.get("components", ()):
+            components.update(scores(at(document, key)))
+        for key in self.keys.get("extra", ()):
+            inside = {k.removeprefix(f"{key}.") for r, keys in self.keys.items() if r != "extra" for k in keys}
+            values = mapping(at(document, key))
+            extra.update(plain({k: v for k, v in values.items() if k not in inside}))
+        named = {key.partition(".")[0] for role, keys in self.keys.items() if role != "extra" for key in keys}
+        named.update(self.ignored, (key.partition(".")[0] for key in self.keys.get("extra", ())))
+        for key, value in document.items():
+            if key in named:
+                continue
+            prefix = next((p for p in self.prefixes if key.startswith(p) and len(key) > len(p)), None)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if prefix is not None and (is_number or value is None or isinstance(value, str)):
+                if (score := number(value)) is not None or value is None:
+                    components[key[len(prefix) :]] = Score(score)
+            elif self.numbers == "component" and (is_number or value == "NaN"):
+                components[key] = Score(number(value))
+            else:
+                extra.update(plain({key: value}))
+        return components, extra
+
+
+def has(document: Mapping[str, Any], key: str) -> bool:
+    """Whether a dotted path is there, also with null at its end."""
+    if key in document:
+        return True
+    head, dot, rest = key.partition(".")
+    inner = document.get(head)
+    return bool(dot) and isinstance(inner, Mapping) and has(inner, rest)
+
+
+def at(document: Mapping[str, Any], key: str) -> Any:
+    """What stands at a dotted path, or None."""
+    if key in document:
+        return document[key]
+    head, dot, rest = key.partition(".")
+    inner = document.get(head) if dot else None
+    return at(inner, rest) if isinstance(inner, Mapping) else None
+
+
+def scores(value: object) -> dict[str, Score]:
+    """Components of an object `{name: number}` or `{name: {score, weight}}`; null is a component without a value."""
+    found: dict[str, Score] = {}
+    for name, given in mapping(value).items():
+        if isinstance(given, Mapping):
+            raw = next((given[k] for k in ("score", "value", "reward") if k in given), None)
+            found[str(name)] = Score(number(raw), number(given.get("weight")))
+        elif given is None or number(given) is not None:
+            found[str(name)] = Score(number(given))
+    return found
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that a column can show: numbers, short texts; of lists and objects nothing."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, (bool, int, float)):
+            found[str(name)] = value
+        elif isinstance(value, str) and value:
+            found[str(name)] = value[:_COLUMN_TEXT]
+    return found
+
+
+def total(value: object) -> float | None:
+    """A reward: a number, or the sum of one number a token."""
+    if isinstance(value, (list, tuple)) and len(value) > 1:
+        parts = [number(v) for v in value]
+        return None if any(p is None for p in parts) else math.fsum(p for p in parts if p is not None)
+    return number(value)
+
+
+def mean(value: object) -> float | None:
+    """An advantage: a number, or one a token of which all that are not 0 or null are the same."""
+    if isinstance(value, (list, tuple)) and len(value) > 1:
+        parts = {p for v in value if (p := number(v)) is not None and p != 0}
+        return parts.pop() if len(parts) == 1 else 0.0 if not parts else None
+    return number(value)
+
+
+def _list(value: object) -> Sequence[Any]:
+    from .rollout import listed
+
+    return listed(value)
+
+
+__all__ = ["ROLES", "Mapped", "at", "flat", "has", "mean", "plain", "scores", "total"]

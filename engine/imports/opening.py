@@ -1,0 +1,86 @@
+"""Open a dump: its index in the cache, made or brought up to date, and the process that goes on behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..runs.paths import DATABASE, RUN_FILE
+from . import cache
+from .containers import DumpError
+from .dump import Options
+from .index import Indexer
+from .lock import locked
+
+FIRST_SECONDS = 0.12
+"""How long the first look may index before the app is painted."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A dump that can be read: the folder of its index, what was found, and whether more is to be indexed."""
+
+    folder: Path
+    summary: dict[str, object]
+    more: bool
+
+
+def is_dump(path: Path) -> bool:
+    """Whether a path is something that may be a dump: a file, or a folder that is no run of our own."""
+    if path.is_file():
+        return True
+    return path.is_dir() and not (path / RUN_FILE).is_file() and not (path / DATABASE).is_file()
+
+
+def open_dump(path: Path, options: Options | None = None, *, whole: bool = False) -> Opened:
+    """Open a dump: the first part of it, or (`whole`) all of it with its text search.
+
+    Raises DumpError when nothing in it can be read: one sentence.
+    """
+    dump = path.expanduser().absolute()
+    options = options or Options()
+    folder = cache.folder_of(dump, options)
+    with locked(folder) as mine:
+        if not mine and not whole:  # another process indexes it already
+            return Opened(folder, {}, True)
+        with Indexer(dump, folder, options) as indexer:
+            more = indexer.advance(None if whole else FIRST_SECONDS)
+            if whole:
+                indexer.make_searchable()
+            elif not more:
+                more = indexer.make_searchable(FIRST_SECONDS)
+            summary = indexer.summary()
+            if not indexer.store.last_n() and not more:
+                nothing = _nothing(dump, summary)
+                if nothing:
+                    indexer.close()
+                    cache.forget(folder)
+                    raise DumpError(nothing)
+            indexer.describe()
+    return Opened(folder, summary, more)
+
+
+def start_following(folder: Path) -> subprocess.Popen[bytes]:
+    """The process that indexes on, and follows what grows, while this one lives."""
+    return subprocess.Popen(
+        [sys.executable, "-m", __package__ or "", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _nothing(dump: Path, summary: dict[str, object]) -> str:
+    """Why a dump shows nothing."""
+    skipped = summary["skipped"]
+    assert isinstance(skipped, list)
+    if skipped:
+        first = skipped[0]
+        where = f"{first['file']}" + (f", line {first['line']}" if first["line"] else "")
+        others = f" (and {len(skipped) - 1} more)" if len(skipped) > 1 else ""
+        return f"nothing in {dump} can be opened: {where}: {first['why']}{others}"
+    if not summary["files"]:
+        return f"{dump} holds no files"
+    return f"nothing in {dump} is a rollout in a format that is known: see docs/importing.md, or name keys with --map"

@@ -1,0 +1,191 @@
+"""A rollout as any framework may have recorded it: messages in, numbers in, and what is unknown stays unknown.
+
+`None` always means "not recorded"; a recorded NaN is a NaN. Formats make these, `convert.py` turns them into what the
+record holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...envs.trajectory import Call as Call
+from ...envs.trajectory import TokenArrays
+
+AGENT_ROLES = ("assistant", "gpt", "agent", "model", "ai")
+"""Roles whose messages are turns of the policy."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation. `call_id` and `name` say which call a tool's message answers; `reward` and
+    `advantage` are those of this turn; `agent_turn` is False for a message of an agent that is part of the prompt."""
+
+    role: str
+    text: str
+    thought: str = ""
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    name: str = ""
+    error: str | None = None
+    reward: float | None = None
+    advantage: float | None = None
+    stop: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether the policy speaks."""
+        return self.role in AGENT_ROLES
+
+
+@dataclass(frozen=True)
+class Score:
+    """One component of a reward: what it gave, and what it counts in the total."""
+
+    value: float | None
+    weight: float | None = None
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One rollout. `prompt` and `completion` are messages; the first message of the policy begins the completion.
+
+    `id` is empty where the writer gives none. `same_as_id`: the id is the writer's own and unique, so a second
+    rollout of that id (prime-rl writes an effective episode twice) is the same one. `group`: empty where the writer
+    names none; then rollouts of one prompt in one step make a group. `tokens` makes the arrays when they are asked for.
+    """
+
+    prompt: tuple[Message, ...] = ()
+    completion: tuple[Message, ...] = ()
+    id: str = ""
+    same_as_id: bool = False
+    step: int | None = None
+    group: str = ""
+    prompt_id: str = ""
+    index: int | None = None
+    env: str = ""
+    agent: str = ""
+    model: str = ""
+    split: str = ""
+    reward: float | None = None
+    components: Mapping[str, Score] = field(default_factory=dict)
+    advantage: float | None = None
+    answer: str | None = None
+    expected: str | None = None
+    correct: bool | None = None
+    stop: str = ""
+    error: str | None = None
+    tokens: Callable[[], TokenArrays | None] | None = None
+    token_count: int | None = None
+    policy_version: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Metrics of one step, as a writer logged them."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Amendment:
+    """What a writer says later of a rollout that stands elsewhere (prime-rl's annotations), by the rollout's id.
+    `tokens` adds to the rollout's arrays."""
+
+    id: str
+    step: int | None = None
+    advantage: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Callable[[Rollout], Callable[[], TokenArrays | None] | None] | None = None
+
+    def folded(self, rollout: Rollout) -> Rollout:
+        """The rollout with this in it."""
+        return replace(
+            rollout,
+            advantage=rollout.advantage if self.advantage is None else self.advantage,
+            step=self.step if rollout.step is None else rollout.step,
+            extra={**rollout.extra, **self.extra},
+            tokens=rollout.tokens if self.tokens is None else self.tokens(rollout),
+        )
+
+
+Item = Rollout | Numbers | Amendment
+"""What a document of a dump can hold."""
+
+
+def number(value: object) -> float | None:
+    """A number of a document: NaN comes bare, as the text "NaN", numbers as texts or lists of one; else None."""
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    if isinstance(value, str) and len(value) < 64:
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        return number(value[0])
+    return None
+
+
+def whole(value: object) -> int | None:
+    """A whole number of a document, or None."""
+    found = None if isinstance(value, bool) else number(value)
+    if found is None or not math.isfinite(found) or found != int(found) or abs(found) >= 2**62:
+        return None
+    return int(found)
+
+
+def text(value: object) -> str | None:
+    """A text of a document; other plain values as text; None stays None."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (bool, int, float)):
+        return str(value)
+    import json
+
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (RecursionError, ValueError):
+        return "(too deeply nested to show)"
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """A JSON object, or an empty one for anything else; an object written as text is read."""
+    if isinstance(value, str) and value[:1] == "{":
+        value = parsed(value)
+    return value if isinstance(value, Mapping) else {}
+
+
+def listed(value: object) -> list[Any]:
+    """A JSON list, or an empty one for anything else; a list written as text is read."""
+    if isinstance(value, str) and value[:1] == "[":
+        value = parsed(value)
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def parsed(value: str) -> Any:
+    """JSON text as a value, NaN allowed; None for what is none."""
+    import json
+
+    import orjson
+
+    try:
+        return orjson.loads(value)
+    except ValueError:
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return None
