@@ -17,7 +17,7 @@ from .rollout import Item, Message, Rollout, Score, mapping, number, text, whole
 
 Reader = Callable[[Any], tuple[Message, ...]]
 
-ROLES = [
+ROLES = (
     "id",
     "group",
     "index",
@@ -44,7 +44,7 @@ ROLES = [
     "components",
     "extra",
     "task",
-]
+)
 """What a key can be mapped to, also on the command line (`--map reward=score`)."""
 
 _COLUMN_TEXT = 400

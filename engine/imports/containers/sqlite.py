@@ -33,12 +33,12 @@ class Sqlite:
                 if not db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone():
                     continue
                 start = max(0, after - number * _SPAN)
-                for row in db.execute(
-                    f"SELECT rowid AS place, * FROM {table} WHERE rowid > ? ORDER BY rowid", (start,)
-                ):
-                    document = {"table": table, "row": {k: row[k] for k in row.keys() if k != "place"}}
-                    place = number * _SPAN + row["place"]
-                    yield Found(place, 1, row["place"], place, document)
+                rows = db.execute(f"SELECT rowid, * FROM {table} WHERE rowid > ? ORDER BY rowid", (start,))
+                names = [column[0] for column in rows.description][1:]
+                for rowid, *values in rows:
+                    place = number * _SPAN + rowid
+                    document = {"table": table, "row": dict(zip(names, values, strict=True))}
+                    yield Found(place, 1, rowid, place, document)
         except sqlite3.Error as error:
             raise DumpError(f"{path}: this database cannot be read ({error})") from None
         finally:
@@ -49,14 +49,16 @@ class Sqlite:
         db = _connect(path)
         try:
             number, rowid = divmod(offset, _SPAN)
-            row = db.execute(f"SELECT * FROM {TABLES[number]} WHERE rowid = ?", (rowid,)).fetchone()
+            rows = db.execute(f"SELECT * FROM {TABLES[number]} WHERE rowid = ?", (rowid,))
+            names = [column[0] for column in rows.description]
+            row = rows.fetchone()
         except (sqlite3.Error, IndexError) as error:
             raise DumpError(f"{path}: this database cannot be read ({error})") from None
         finally:
             db.close()
         if row is None:
             raise DumpError(f"{path} has changed since it was indexed: it has no row {rowid} any more")
-        return {"table": TABLES[number], "row": {k: row[k] for k in row.keys()}}
+        return {"table": TABLES[number], "row": dict(zip(names, row, strict=True))}
 
     def end(self, path: Path) -> int:
         """Its size."""
@@ -66,7 +68,6 @@ class Sqlite:
 def _connect(path: Path) -> sqlite3.Connection:
     try:
         db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
-        db.row_factory = sqlite3.Row
         db.execute("PRAGMA trusted_schema = OFF")
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         return db
