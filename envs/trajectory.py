@@ -74,7 +74,8 @@ class Step:
     None when no call could be parsed (`parse_error` says why). `error` is an error of the tool or the environment.
     `token_span` is `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`. `calls` are all calls of
     the turn with their results where more is known than `action` and `arguments` (those of the first call) can say.
-    `reward` is None where none was recorded.
+    `reward` is None where none was recorded. `needs_call`: whether a turn without a call is a failure to write one,
+    as in this program's environments; in others' records it is mostly an answer.
     """
 
     index: int
@@ -93,6 +94,12 @@ class Step:
     token_span: tuple[int, int] = (0, 0)
     seconds: float = 0.0
     calls: tuple[Call, ...] = ()
+    needs_call: bool = True
+
+    @property
+    def label(self) -> str:
+        """The tool's name for lists; `"?"` where no call could be parsed, `"(text)"` for words with no call meant."""
+        return self.action or ("(text)" if self.parse_error is None and not self.needs_call else "?")
 
     @property
     def action_key(self) -> str:
@@ -140,7 +147,7 @@ class Trajectory:
     @property
     def actions(self) -> tuple[str, ...]:
         """Tool names in order; `"?"` for a turn in which no call could be parsed."""
-        return tuple(s.action or "?" for s in self.steps)
+        return tuple(s.label for s in self.steps)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary without `tools` (the record stores those once per environment)."""

@@ -6,6 +6,7 @@ Everything else, and every error in what was typed, is the command line's (`cli.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 
 
@@ -39,6 +40,20 @@ def _opened(arguments: list[str]) -> bool:
     from ..engine.runs.errors import RecordError
 
     home = runs_dir()
+    if os.path.exists(arguments[1]):
+        from .cli.common import CliError, warn
+        from .cli.dumps import is_path_of_dump, opened_dump
+
+        if is_path_of_dump(arguments[1], home):
+            from .cli.app import open_dumped
+
+            try:
+                info, dump = opened_dump(arguments[1], (), (), whole=False)
+            except CliError as error:
+                warn(error.message)
+                raise SystemExit(error.code) from None
+            open_dumped(home, info, dump)
+            return True
     try:
         info = find_run(home, arguments[1])
     except RecordError:

@@ -26,7 +26,8 @@ def trajectory_text(record: TrajectoryRecord) -> str:
     rewards = {s.step: s for s in record.breakdown.steps} if record.breakdown else {}
     out = [f"trajectory {t.id}   group {t.group}   prompt {t.prompt_id}   rollout {t.rollout}", ""]
     if record.breakdown is not None:
-        out.append(f"reward {record.breakdown.total:.6g}   advantage {record.advantage}")
+        out.append(f"reward {_number(record.breakdown.total)}   advantage {record.advantage}")
+    out += [f"{what}: {why}" for what, why in record.unknown.items()]
     out += ["", "== prompt ==", t.prompt, ""]
     for i, step in enumerate(t.steps):
         out.append(f"== step {i + 1}/{len(t.steps)}  {step.action_key[:200]} ==")
@@ -40,9 +41,10 @@ def trajectory_text(record: TrajectoryRecord) -> str:
         reward = rewards.get(step.index)
         if reward is not None:
             for name, c in reward.components.items():
-                sum_of = f"raw {c.raw:+.4f}  norm {c.normalized:+.4f}  × {c.weight:.4f}  = {c.contribution:+.4f}"
+                raw, norm, part = _number(c.raw), _number(c.normalized), _number(c.contribution)
+                sum_of = f"raw {raw}  norm {norm}  × {_number(c.weight)}  = {part}"
                 out.append(f"  {name:<12} {sum_of}")
-            out.append(f"  sum {reward.total:+.4f}")
+            out.append(f"  sum {_number(reward.total)}")
             for penalty in reward.penalties:
                 out.append(f"  penalty {penalty.rule} {penalty.amount:+.3f} at step {penalty.step}")
                 out.append(f"    saw {dict(penalty.saw)}  limit {penalty.limit}")
@@ -51,6 +53,10 @@ def trajectory_text(record: TrajectoryRecord) -> str:
         out.append("")
     out.append(f"answer {t.answer!r}   expected {t.expected!r}   correct {t.correct}   ended by {t.stop_reason}")
     return "\n".join(out)
+
+
+def _number(value: float | None) -> str:
+    return "not recorded" if value is None else f"{value:+.4f}"
 
 
 def trajectory_json(n: int, record: TrajectoryRecord) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def folder_of(dump: Path, options: Options) -> Path:
     return cache_dir() / key_of(dump, options) / (dump.name or "dump")
 
 
-def describe(folder: Path, dump: Path, options: Options, facts: dict[str, object]) -> None:
+def describe(folder: Path, dump: Path, options: Options, environment: str, facts: dict[str, object]) -> None:
     """Say in the index what it is of, and that it was opened now."""
     write_json(
         folder / RUN_FILE,
@@ -35,7 +35,7 @@ def describe(folder: Path, dump: Path, options: Options, facts: dict[str, object
             "id": dump.name or str(dump),
             "mode": "dump",
             "created": time.time(),
-            "environment": ", ".join(str(f) for f in facts.get("formats") or ()) if facts else "",
+            "environment": environment,
             "facts": {**facts, "dump": str(dump), "options": options.to_json()},
         },
     )

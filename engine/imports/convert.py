@@ -140,6 +140,7 @@ def _step(index: int, said: Message, answers: Sequence[Message]) -> Step:
         stop_reason=said.stop or "stop",
         seconds=said.seconds,
         calls=calls,
+        needs_call=False,
     )
 
 

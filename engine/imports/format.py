@@ -24,8 +24,15 @@ class Format(Protocol):
     `step`, …): it is shown where a number would stand.
     """
 
-    name: str
-    unknown: Mapping[str, str]
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        ...
+
+    @property
+    def unknown(self) -> Mapping[str, str]:
+        """What it does not carry, and why."""
+        ...
 
     def detect(self, document: Any, origin: Origin) -> bool:
         """Whether a document is of this format, by its keys."""

@@ -171,7 +171,8 @@ class Indexer:
 
     def describe(self) -> None:
         """Write the summary where the reader of runs finds it."""
-        cache.describe(self.folder, self.dump, self.options, self.summary())
+        names = [name for (name,) in self.db.execute("SELECT format FROM seen WHERE format <> '(unknown)'")]
+        cache.describe(self.folder, self.dump, self.options, ", ".join(names), self.summary())
 
     # Inside
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from ..runs.errors import RecordDamaged
 from ..runs.reader import RunReader
 from ..runs.types import TokenArrays, TrajectoryRecord
-from .cache import dump_of
 from .containers import BY_NAME, DumpError
 from .convert import record_of
 from .dump import Options, format_of, formats_of
@@ -91,9 +90,3 @@ class DumpReader(RunReader):
             raise RecordDamaged(str(error)) from error
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
             raise RecordDamaged(f"{path}: this rollout cannot be read ({error})") from error
-
-
-def open_reader(run_dir: Path | str) -> RunReader:
-    """A reader for a run of our own, or for the index of a dump."""
-    found = dump_of(Path(run_dir))
-    return RunReader(run_dir) if found is None else DumpReader(run_dir, *found)

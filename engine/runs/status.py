@@ -185,6 +185,8 @@ def _progress(said: object) -> Progress | None:
 
 
 def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus, str | None]:
+    if run.get("mode") == "dump":  # what another framework wrote: no process of ours belongs to it
+        return "finished", None
     said = state.get("status")
     if said not in get_args(RunStatus):
         said = "starting" if run else "crashed"

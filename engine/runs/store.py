@@ -252,7 +252,14 @@ class RecordStore:
         head = self.db.execute(
             "SELECT first_n, count, body, tokens FROM chunks WHERE first_n < ? AND first_n + count > ?", (cut, cut)
         ).fetchone()
-        for table, key in (("rows", "n"), ("cards", "n"), ("overflow", "n"), ("uses", "n"), ("extras", "n"), ("chunks", "first_n")):
+        for table, key in (
+            ("rows", "n"),
+            ("cards", "n"),
+            ("overflow", "n"),
+            ("uses", "n"),
+            ("extras", "n"),
+            ("chunks", "first_n"),
+        ):
             self.db.execute(f"DELETE FROM {table} WHERE {key} >= ?", (cut,))
         for table, column in (("groups", "grp"), ("prompts", "prompt")):  # pages of groups count on ids without holes
             self.db.execute(f"DELETE FROM {table} WHERE id > (SELECT coalesce(max({column}), 0) FROM rows)")
@@ -279,7 +286,9 @@ class RecordStore:
         arrays = codec.decode_tokens(codec.decompress(tokens), n - first) if tokens is not None else None
         return _with(record, tools, arrays)
 
-    def _row(self, n: int, step: int | None, record: TrajectoryRecord) -> tuple[dict[str, Any], tuple[Any, ...], list[int]]:
+    def _row(
+        self, n: int, step: int | None, record: TrajectoryRecord
+    ) -> tuple[dict[str, Any], tuple[Any, ...], list[int]]:
         """The row by columns, the card, and the labels that have no bit of their own."""
         trajectory, breakdown = record.trajectory, record.breakdown
         intern = self.labels.intern

@@ -115,8 +115,9 @@ class TrajectoryRecord:
     `advantage` is the scalar that a person compares within the group (the mean over its agent tokens where
     advantages are per token); per-token values are in `tokens.advantages`. `step_advantages`: one per turn. `formula`:
     how they came about (None: not recorded). `use`: what its own step's update did with it (None: not recorded, or
-    nothing learns from it); `served`: the vote that it took part in, online. `token_count`: the number of tokens where only that is known. `unknown`: what was not recorded (`reward`,
-    `weight`, `advantage`, …) and why, in one sentence each.
+    nothing learns from it); `served`: the vote that it took part in, online. `token_count`: the number of tokens where
+    only that is known. `unknown`: what was not recorded (`reward`, `weight`, `advantage`, …) and why, in a sentence
+    each.
     """
 
     trajectory: Trajectory
@@ -152,8 +153,8 @@ class TrajectoryRow:
     `n` is the row's number in order of recording (1-based, dense per run), the key by which pages are read. `rules`
     are the penalty rules that were broken, each once; `prompt` and `answer` may be cut. `uses`: what updates did with
     it, its own step's and later ones', as `learning.MARKS` (None: not recorded). `gate`, `confidence`, `sent`: see
-    `Served`; empty and None for a rollout that answered no request. `step` and `tokens` are None
-    where they were not recorded; `extra` holds the writer's own columns.
+    `Served`; empty and None for a rollout that answered no request. `step` and `tokens` are None where they were not
+    recorded; `extra` holds columns of the writer's own.
     """
 
     n: int

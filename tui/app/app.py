@@ -48,11 +48,13 @@ class GrpoApp(App[None]):
         *,
         memory: Memory | None = None,
         theme: str | None = None,
+        greeting: str = "",
     ) -> None:
         super().__init__()
         self.animation_level = "none"
         self.runs_dir = Path(runs_dir)
         self.start = start or Runs()
+        self.greeting = greeting
         self.memory = memory or Memory()
         self._reads: dict[str, Reads] = {}
         self._painter: Painter | None = None
@@ -72,6 +74,11 @@ class GrpoApp(App[None]):
     def get_default_screen(self) -> Screen:
         """The screen that was asked for is the first one, so nothing is laid out in vain."""
         return screen_for(self.start, self)
+
+    def on_mount(self) -> None:
+        """Say what there is to say about what was opened."""
+        if self.greeting:
+            self.notify(self.greeting, timeout=6, markup=False)
 
     def reads(self, run: Path | str) -> Reads:
         """The readers of a run, shared by its screens."""
@@ -211,9 +218,9 @@ def _chooser(app: GrpoApp, name: str):
     return choose
 
 
-def run_app(runs_dir: Path, start: Destination | None = None) -> None:
+def run_app(runs_dir: Path, start: Destination | None = None, greeting: str = "") -> None:
     """Open the app there (the list of runs when nothing is said) and return when it is left."""
-    app = GrpoApp(Path(runs_dir), start)
+    app = GrpoApp(Path(runs_dir), start, greeting=greeting)
     gc.freeze()  # what was imported stays as long as the app: collections need not look at it, and pass unnoticed
     gc.enable()
     app.run()

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from ...engine.imports.readers import open_reader
 from ...engine.runs.reader import RunReader
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ class Reads:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.now = RunReader(self.path)
+        self.now = open_reader(self.path)
         self._thread: ThreadPoolExecutor | None = None
         self._reader: RunReader | None = None
         self._closed = False
@@ -35,7 +36,7 @@ class Reads:
 
     def _ask(self, ask: Callable[[RunReader], T]) -> T:
         if self._reader is None:
-            self._reader = RunReader(self.path)
+            self._reader = open_reader(self.path)
         return ask(self._reader)
 
     def close(self) -> None:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...engine.runs.types import RunInfo
-from .common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say
+from .common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
 from .records import matching, opened, record_data
 
 if TYPE_CHECKING:
     from ...engine.runs.reader import RunReader
 
 HELP = """Look into a run, running or finished: the app on a terminal, else a summary.
+
+In place of a run, a file or folder of rollouts that another framework wrote: TRL, verl, verifiers, prime-rl, inspect-ai
+and others, told apart by what is in it (docs/importing.md).
 
 --json, --trajectory, --filter and --report print or write plain data instead.
 """
@@ -40,15 +43,37 @@ def inspect(
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the dashboard for sharing: .html or .svg."),
     ] = None,
+    maps: Annotated[
+        list[str] | None,
+        typer.Option("--map", metavar="ROLE=KEY", help="What a key of a file means, e.g. reward=score, group=uid."),
+    ] = None,
+    importers: Annotated[
+        list[str] | None,
+        typer.Option("--importer", metavar="FILE.py", help="A format of your own (docs/importing.md)."),
+    ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Open the app on a run, or print what scripts ask for."""
+    """Open the app on a run or a dump, or print what scripts ask for."""
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from .dumps import is_path_of_dump
     from .runs import find
 
     home = resolve_runs_dir(runs_dir)
-    info = find(home, run)
     listing = filter_ is not None or search is not None
+    plain = as_json or listing or trajectory is not None or report is not None or not on_terminal()
+    if maps or importers or is_path_of_dump(run, home):
+        from .dumps import opened_dump, told
+
+        info, dump = opened_dump(run, maps or (), importers or (), whole=plain)
+        if not plain:
+            from .app import open_dumped
+
+            open_dumped(home, info, dump)
+            return
+        for text in told(dump.summary) if not as_json else ():
+            warn(text)
+    else:
+        info = find(home, run)
     if sum((trajectory is not None, listing, report is not None)) > 1:
         fail("--trajectory, --filter (with --search) and --report exclude each other; give one", ExitCode.USAGE)
     if report is not None:
@@ -57,7 +82,7 @@ def inspect(
         write_report(home, info, report)
         say(f"wrote {report}")
         return
-    if not (as_json or listing or trajectory is not None) and on_terminal():
+    if not plain:
         from .app import open_run
 
         open_run(home, info)
@@ -116,8 +141,9 @@ def _row_text(row: Any) -> str:
     from ..text import line
 
     actions = " ▸ ".join(row.actions)
+    step = "–" if row.step is None else row.step
     return (
-        f"{row.n:>8} {line(row.id, 36)} step {row.step:>5} {mark(row.correct)} reward {number(row.reward):>6} "
+        f"{row.n:>8} {line(row.id, 36)} step {step:>5} {mark(row.correct)} reward {number(row.reward):>6} "
         f"A {number(row.advantage, signed=True):>6} penalties {row.penalties:>2}  {line(actions, 100)}"
     )
 

@@ -20,11 +20,11 @@ PAGE = 500
 @contextmanager
 def opened(info: RunInfo) -> Iterator[RunReader]:
     """A reader on a run's record; what cannot be read ends the command with one line."""
+    from ...engine.imports.readers import open_reader
     from ...engine.runs.errors import FilterError, RecordError
-    from ...engine.runs.reader import RunReader
 
     try:
-        reader = RunReader(Path(info.path))
+        reader = open_reader(Path(info.path))
         try:
             yield reader
         finally:
@@ -60,4 +60,6 @@ def record_data(record: TrajectoryRecord) -> dict[str, Any]:
         "step_advantages": list(record.step_advantages),
         "policy_version": record.policy_version,
         "split": record.split,
+        "token_count": record.token_count if record.tokens is None else len(record.tokens),
+        "not_recorded": dict(record.unknown),
     }

@@ -42,11 +42,11 @@ SUCCESS = ("success/eval_greedy", "online/success", "success/train")
 
 def newest(run: RunInfo) -> dict[str, float]:
     """The newest value of each metric; nothing where the record cannot be read."""
+    from ...engine.imports.readers import open_reader
     from ...engine.runs.errors import RecordError
-    from ...engine.runs.reader import RunReader
 
     try:
-        reader = RunReader(Path(run.path))
+        reader = open_reader(Path(run.path))
     except (RecordError, OSError):
         return {}
     try:

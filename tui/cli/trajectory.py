@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ...engine.runs.types import StepReward, TrajectoryRecord
+from ...engine.runs.types import Step, StepReward, TrajectoryRecord
 from ..format import mark, number
 from ..text import wrap
 
@@ -23,10 +23,14 @@ def trajectory_lines(record: TrajectoryRecord) -> Iterator[str]:
         yield ""
         yield f"step {step.index}"
         yield from _block("  wrote  ", step.text)
-        yield from _block("  call   ", call if step.action else f"none: {step.parse_error or 'no call was found'}")
+        if step.calls:
+            yield from _calls(step)
+        elif step.action or step.needs_call or step.parse_error:
+            yield from _block("  call   ", call if step.action else f"none: {step.parse_error or 'no call was found'}")
         if step.error:
             yield from _block("  error  ", step.error)
-        yield from _block("  saw    ", step.observation)
+        if step.observation and not any(c.result for c in step.calls):
+            yield from _block("  saw    ", step.observation)
         if step.index in rewards:
             yield from _reward(rewards[step.index])
         if position < len(record.step_advantages):
@@ -34,9 +38,21 @@ def trajectory_lines(record: TrajectoryRecord) -> Iterator[str]:
     yield ""
     expected = f", expected {t.expected}" if t.expected is not None else ""
     yield from _block("", f"{mark(t.correct)} answer {t.answer}{expected}; ended by {t.stop_reason}")
-    if record.breakdown is not None:
+    if record.breakdown is not None or record.unknown:
+        total = record.breakdown.total if record.breakdown is not None else None
         advantage = f", advantage {number(record.advantage, signed=True)}" if record.advantage is not None else ""
-        yield f"reward {number(record.breakdown.total)}{advantage}"
+        yield f"reward {number(total)}{advantage}"
+    for what, why in record.unknown.items():
+        yield from _block(f"{what}: ", why if what in ("sum", "turns", "missing") else f"not recorded: {why}")
+
+
+def _calls(step: Step) -> Iterator[str]:
+    """Each call of a turn with its own result."""
+    for call in step.calls:
+        arguments = call.arguments if call.problem else json.dumps(call.arguments, ensure_ascii=False, default=str)
+        yield from _block("  call   ", f"{call.name}({arguments})" + (f"  [{call.problem}]" if call.problem else ""))
+        if call.result is not None:
+            yield from _block("  saw    ", call.result)
 
 
 def _reward(reward: StepReward) -> Iterator[str]:

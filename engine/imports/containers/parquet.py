@@ -64,7 +64,7 @@ def _arro3(path: Path) -> dict[str, list[Any]]:
 
     try:
         table = read_parquet(str(path)).read_all()
-        return {name: table.column(name).to_pylist() for name in table.column_names}
+        return {name: list(table.column(name).to_pylist()) for name in table.column_names}
     except Exception as error:  # arro3 raises its own errors and, for a damaged file, Rust's panics
         raise DumpError(f"{path}: this parquet file cannot be read ({str(error).splitlines()[0][:200]})") from None
 
@@ -74,6 +74,6 @@ def _pyarrow(path: Path) -> dict[str, list[Any]]:
 
     try:
         table = parquet.ParquetFile(path).read()
-        return {name: table.column(name).to_pylist() for name in table.column_names}
+        return {name: list(table.column(name).to_pylist()) for name in table.column_names}
     except (ArrowException, OSError, ValueError) as error:
         raise DumpError(f"{path}: this parquet file cannot be read ({str(error).splitlines()[0][:200]})") from None

@@ -461,11 +461,11 @@ def _summarise(row: RunRow) -> None:
 
 def _look(row: RunRow) -> None:
     """Read the same from a run's record when the status file lacks it; a damaged one shows none."""
-    from ....engine.runs.reader import RunReader
+    from ....engine.imports.readers import open_reader
 
     row.known = True
     try:
-        reader = RunReader(Path(row.info.path))
+        reader = open_reader(Path(row.info.path))
     except (RecordError, OSError):
         return
     try:

@@ -93,6 +93,7 @@ class TrajectoriesScreen(AppScreen):
         self.warning = ""
         self.following = False
         self.folded = False
+        self.extras: tuple[str, ...] = ()
         self._asking = 0
         self._histogram_wanted = True
         self.table = Table("table", self._columns, self._fetch, self._empty)
@@ -160,15 +161,17 @@ class TrajectoriesScreen(AppScreen):
     async def _count(self, asking: int, at: int | None) -> None:
         query = self.asks
 
-        def read(reader: RunReader) -> tuple[int, list[TrajectoryRow], Count, int, str]:
+        def read(reader: RunReader) -> tuple[int, list[TrajectoryRow], Count, int, str, list[str]]:
             # None: not at the rollouts of the evaluation before the first step, which have no rewards
             row = at if at is not None else (reader.first("train") or 1) - 1
             # the page first: a screen is full of it before a million rows are counted
             rows = reader.page(**query.arguments(), offset=row // PAGE * PAGE, limit=PAGE)
-            return row, rows, reader.least(**query.arguments()), reader.total(), "; ".join(reader.problems)
+            problems, extras = "; ".join(reader.problems), reader.names("extra")
+            return row, rows, reader.least(**query.arguments()), reader.total(), problems, extras
 
         try:
-            row, rows, total, self.recorded, self.warning = await self.reads.later(read)
+            row, rows, total, self.recorded, self.warning, extras = await self.reads.later(read)
+            self.extras = _shown(extras, query.filter)
             if asking != self._asking:
                 return
             if at is None:
@@ -253,6 +256,7 @@ class TrajectoriesScreen(AppScreen):
             Column("", " ", 1, lambda r: (mark(r.correct), p.outcome(r.correct))),
             Column("reward", "reward", 7, lambda r: (fixed(r.reward), p.strong), ">"),
             Column("advantage", "A", 6, lambda r: (fixed(r.advantage, signed=True), p.sign(r.advantage)), ">", drop=1),
+            *(self._extra_column(name, place) for place, name in enumerate(self.extras)),
             Column("turns", "turns", 6, lambda r: (r.turns, p.text), ">", drop=5),
             Column("tokens", "tokens", 7, lambda r: (number(r.tokens), p.muted), ">", drop=6),
             Column("penalties", "pen", 4, lambda r: (f"✗{r.penalties}" if r.penalties else "", p.warn), ">", drop=2),
@@ -264,6 +268,19 @@ class TrajectoriesScreen(AppScreen):
             Column("", "route", 22, route, grow=1.2, drop=0),
             Column("", "prompt", 16, lambda r: (r.prompt, p.muted), grow=1.4, drop=4),
         )
+
+    def _extra_column(self, name: str, place: int) -> Column:
+        """A column of the record's own: a reward component, or what its writer added."""
+        p = self.palette
+
+        def cell(row: TrajectoryRow) -> tuple[str, Style]:
+            value = row.extra.get(name)
+            if value is None:
+                return ("–" if name not in row.extra else "nan"), p.faint
+            return (number(value), p.text) if isinstance(value, (int, float)) else (str(value), p.muted)
+
+        title = name.removeprefix("component.")
+        return Column("", title, max(5, min(9, len(title))), cell, ">", drop=20 - place)
 
     def _empty(self) -> list[str]:
         if self.warning:
@@ -435,3 +452,10 @@ class TrajectoriesScreen(AppScreen):
         if row is not None:
             self.app.copy_to_clipboard(row.id)
             self.say(f"Copied {row.id}")
+
+
+def _shown(names: Sequence[str], filter_: str) -> tuple[str, ...]:
+    """Which of a record's own columns stand in the table: those that the filter names, components, then others."""
+    asked = [n for n in names if n in filter_]
+    components = [n for n in names if n.startswith("component.")][:4]
+    return tuple(dict.fromkeys([*asked, *components, *names]))[:6]

@@ -93,8 +93,8 @@ class GroupPanel(Pane):
                 here = i == self.step
                 reward = rewards.get(step.index)
                 line = Line(p).add("▸ " if here else "  ", p.accent).add(str(i + 1), p.faint, cells=2, align=">").gap()
-                name = step.action or "? unparsed"
-                line.add(name, p.strong if here else p.text if step.action else p.bad, cells=max(4, width - 13))
+                name = "? unparsed" if step.label == "?" else step.label
+                line.add(name, p.strong if here else p.bad if step.label == "?" else p.text, cells=max(4, width - 13))
                 penalised = reward is not None and bool(reward.penalties)
                 line.add("✗" if penalised else " ", p.bad)
                 line.add(
@@ -109,7 +109,7 @@ class GroupPanel(Pane):
         line = Line(p)
         lines = [line]
         for i, step in enumerate(steps):
-            name = short(step.action)
+            name = short(None if step.label == "?" else step.label)
             size = cells_of(name) + (len(ARROW) if i else 0)
             if line.width + size > width:
                 line = Line(p)

@@ -43,6 +43,8 @@ class RewardArithmetic(Pane):
         if record is None:
             return []
         reward = self._reward()
+        if reward is None and record.unknown:
+            return self._not_recorded(record, width)
         if reward is None:
             text = "No reward was recorded for this step." if record.trajectory.steps else "The agent took no step."
             if record.split == "eval":
@@ -53,7 +55,7 @@ class RewardArithmetic(Pane):
             lines.append(Line(p))
             for penalty in reward.penalties:
                 lines += penalty_lines(p, penalty, width)
-        else:
+        elif not record.unknown:
             lines.append(Line(p).add("✓ no penalty in this step", p.good))
         lines.append(Line(p))
         lines += self._trajectory(record, width)
@@ -86,13 +88,19 @@ class RewardArithmetic(Pane):
         p = self.palette
         breakdown = record.breakdown
         assert breakdown is not None
-        terms = "".join(
-            (f" {MINUS} " if s.total < 0 else " + ") + fixed(abs(s.total)) if i else fixed(s.total)
-            for i, s in enumerate(breakdown.steps)
-        )
+        totals = [s.total for s in breakdown.steps]
+        known = [t for t in totals if t is not None]
         lines = []
-        texts = wrap(f"Σ steps = {terms} = {fixed(breakdown.total)}", width)
-        lines += [Line(p).add(t, p.text) for t in texts]
+        if breakdown.total is None:
+            lines += self._unknown(record, "reward", "Σ the total", width)
+        elif (len(known) == len(totals) and len(totals) > 1) or not record.unknown:
+            terms = "".join(
+                (f" {MINUS} " if t < 0 else " + ") + fixed(abs(t)) if i else fixed(t) for i, t in enumerate(known)
+            )
+            lines += [Line(p).add(t, p.text) for t in wrap(f"Σ steps = {terms} = {fixed(breakdown.total)}", width)]
+        else:
+            lines += [Line(p).add(t, p.text) for t in wrap(f"stated reward {fixed(breakdown.total)}", width)]
+        lines += self._notes(record, width)
         if record.advantage is not None:
             line = (
                 Line(p).add("advantage ", p.muted).add(fixed(record.advantage, signed=True), p.sign(record.advantage))
@@ -101,21 +109,60 @@ class RewardArithmetic(Pane):
                 line.add("  this step ", p.faint).add(fixed(record.step_advantages[self.step], signed=True), p.text)
             lines.append(line)
             lines += [Line(p).add(t, p.faint) for t in self._how(record, width)]
+        elif record.unknown:
+            lines += self._unknown(record, "advantage", "advantage", width)
+            lines += [Line(p).add(t, p.faint) for t in self._recomputed(record, width)]
         return lines
+
+    def _not_recorded(self, record: TrajectoryRecord, width: int) -> list[Line]:
+        """What another framework's record has no number for."""
+        p = self.palette
+        if record.breakdown is not None:
+            text = "The reward is of the whole rollout: it stands at its last step."
+            lines = [Line(p).add(t, p.faint) for t in wrap(text, width)] + [Line(p)]
+            return lines + self._trajectory(record, width)
+        lines = self._unknown(record, "reward", "reward", width)
+        return lines + self._unknown(record, "advantage", "advantage", width)
+
+    def _unknown(self, record: TrajectoryRecord, what: str, name: str, width: int) -> list[Line]:
+        p = self.palette
+        why = record.unknown.get(what)
+        text = f"{name}: not recorded" + (f" ({why})" if why else "")
+        return [Line(p).add(t, p.faint) for t in wrap(text, width)]
+
+    def _notes(self, record: TrajectoryRecord, width: int) -> list[Line]:
+        """Where the arithmetic is not known to the end, or does not give what was stated."""
+        p = self.palette
+        lines = [Line(p).add(t, p.warn) for k in ("sum", "turns") for t in wrap(record.unknown.get(k, ""), width) if t]
+        for what, name in (("weight", "weights"), ("missing", "components"), ("components", "components")):
+            if what in record.unknown:
+                lines += self._unknown(record, what, name, width)
+        return lines
+
+    def _recomputed(self, record: TrajectoryRecord, width: int) -> list[str]:
+        """The advantage that GRPO would have given, where the group's rewards are known; said to be recomputed."""
+        stats = spread(self.rows)
+        total = record.breakdown.total if record.breakdown is not None else None
+        if stats is None or total is None or any(r.reward is None for r in self.rows) or len(self.rows) < 2:
+            return []
+        mean, std = stats
+        sample = std * (len(self.rows) / (len(self.rows) - 1)) ** 0.5
+        if sample < 1e-9:
+            return wrap("recomputed: 0, all rewards of the group are equal", width)
+        value = (total - mean) / (sample + 1e-4)
+        text = f"recomputed, GRPO's: ({fixed(total)} {MINUS} {fixed(mean)}) ÷ {fixed(sample)} = "
+        return wrap(text + fixed(value, signed=True), width)
 
     def _how(self, record: TrajectoryRecord, width: int) -> list[str]:
         """The advantage from the group's rewards, when that is how it came about."""
         stats = spread(self.rows)
-        if stats is None or record.breakdown is None or record.advantage is None or len(self.rows) < 2:
+        total = record.breakdown.total if record.breakdown is not None else None
+        if stats is None or total is None or record.advantage is None or len(self.rows) < 2:
             return []
         mean, std = stats
         sample = std * (len(self.rows) / (len(self.rows) - 1)) ** 0.5
-        centred = record.breakdown.total - mean
-        minus = (
-            f"{fixed(record.breakdown.total)} {MINUS} {fixed(mean)}"
-            if mean >= 0
-            else f"{fixed(record.breakdown.total)} + {fixed(-mean)}"
-        )
+        centred = total - mean
+        minus = f"{fixed(total)} {MINUS} {fixed(mean)}" if mean >= 0 else f"{fixed(total)} + {fixed(-mean)}"
         close = 0.02 * max(1.0, abs(record.advantage)) + 0.005
         if std < 1e-9 and abs(record.advantage) < 1e-6:
             return wrap("All rewards of the group are equal: no advantage, no gradient.", width)

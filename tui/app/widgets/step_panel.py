@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.style import Style
 
-from ....engine.runs.types import Step, TrajectoryRecord
+from ....engine.runs.types import Call, Step, TrajectoryRecord
 from ...format import duration
 from ...text import wrap
 from .line import Line
@@ -62,12 +64,15 @@ class StepPanel(Pane):
         step = trajectory.steps[min(self.step, len(trajectory.steps) - 1)]
         if step.thought:
             lines += self._part("thought", step.thought, p.text, width)
-        if step.action is None:
-            lines += self._part("wrote", step.text, p.text, width)
-            lines += self._part("✗ no call", step.parse_error or "no call could be read", p.bad, width)
+        if step.calls:
+            lines += self._calls(step, width)
+        elif step.action is None:
+            lines += self._part("wrote", step.text or "(nothing)", p.text if step.text else p.faint, width)
+            if step.parse_error or step.needs_call:
+                lines += self._part("✗ no call", step.parse_error or "no call could be read", p.bad, width)
         else:
             lines += self._part("action", call_text(step, whole=True), p.accent, width)
-        if step.observation:
+        if step.observation and not step.calls:
             lines += self._part("observation", step.observation, p.text, width)
         if step.error:
             lines += self._part("✗ error", step.error, p.bad, width)
@@ -82,6 +87,24 @@ class StepPanel(Pane):
             lines.append(Line(p).add(" · ".join(notes), p.faint, cells=width))
         if self.step == len(trajectory.steps) - 1:
             lines += self._end(width)
+        return lines
+
+    def _calls(self, step: Step, width: int) -> list[Line]:
+        """Words, then each call with its own result."""
+        p = self.palette
+        lines = self._part("wrote", step.text, p.text, width) if step.text.strip() else []
+        answered = {c.result for c in step.calls}
+        for call in step.calls:
+            lines += self._part("action", written(call), p.accent, width)
+            if call.problem:
+                lines += self._part("✗ unread", call.problem, p.bad, width)
+            if call.result is not None:
+                lines += self._part("result", call.result, p.text, width)
+            elif len(step.calls) > 1:
+                lines += self._part("result", "not recorded", p.faint, width)
+        rest = step.observation
+        if rest and rest not in answered and "\n\n".join(c.result or "" for c in step.calls) != rest:
+            lines += self._part("observation", rest, p.text, width)
         return lines
 
     def _end(self, width: int) -> list[Line]:
@@ -126,10 +149,20 @@ class StepPanel(Pane):
         return line.add(text[at:], style)
 
 
+def written(call: Call) -> str:
+    """`GET_PROPERTIES(mask=7)`; arguments that are no object as they stand."""
+    if isinstance(call.arguments, Mapping):
+        values = [f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in call.arguments.items()]
+        return f"{call.name}({', '.join(values)})"
+    return f"{call.name}({'' if call.arguments is None else call.arguments})"
+
+
 def call_text(step: Step, whole: bool = False) -> str:
-    """`GET_PROPERTIES(mask=7)`; values are cut unless `whole`."""
+    """`GET_PROPERTIES(mask=7)`; values are cut unless `whole`. Several calls of one turn are counted."""
     if step.action is None:
-        return "? no call"
+        return "? no call" if step.parse_error or step.needs_call else "words"
+    if len(step.calls) > 1:
+        return f"{step.action} and {len(step.calls) - 1} more"
     values = []
     for key, value in step.arguments.items():
         text = repr(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,20 @@
+"""Which reader a run's folder needs. Loads nothing of the importers for runs of our own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..runs.paths import RUN_FILE
+from ..runs.reader import RunReader
+from ..runs.status import read_json
+
+
+def open_reader(run_dir: Path | str) -> RunReader:
+    """A reader for a run of our own, or for the index of a dump."""
+    if read_json(Path(run_dir) / RUN_FILE).get("mode") != "dump":
+        return RunReader(run_dir)
+    from .cache import dump_of
+    from .reader import DumpReader
+
+    found = dump_of(Path(run_dir))
+    return RunReader(run_dir) if found is None else DumpReader(run_dir, *found)

@@ -1,0 +1,63 @@
+"""Dumps of other frameworks on the command line: `grpo-tui inspect completions/`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...engine.imports.opening import Opened, is_dump, open_dump
+from ...engine.imports.readers import open_reader
+from ...engine.runs.types import RunInfo
+from ..text import literal
+from .common import ExitCode, fail
+
+
+def is_path_of_dump(reference: str, home: Path) -> bool:
+    """Whether a person means a dump and no run: a path that is there, and no run of that id."""
+    path = Path(reference).expanduser()
+    return is_dump(path) and not (home / reference / "run.json").is_file()
+
+
+def opened_dump(
+    reference: str, maps: Sequence[str], importers: Sequence[str], *, whole: bool
+) -> tuple[RunInfo, Opened]:
+    """Open a dump as a run; what cannot be opened ends the command with one line."""
+    from ...engine.imports.containers import DumpError
+    from ...engine.imports.dump import Options
+
+    try:
+        opened = open_dump(Path(reference), Options.of(maps, importers), whole=whole)
+    except DumpError as error:
+        fail(literal(str(error)))
+    except PermissionError as error:
+        fail(f"{reference} cannot be read: {error.strerror}")
+    with open_reader(opened.folder) as reader:
+        return reader.info(), opened
+
+
+def told(summary: Mapping[str, Any]) -> list[str]:
+    """What was recognised, what was skipped and where, what these formats do not carry: as lines."""
+    if not summary:
+        return []
+    formats = {name: n for name, n in summary["formats"].items() if name != "(unknown)"}
+    lines = [
+        f"{summary['rollouts']:,} rollouts in {summary['files']:,} files: "
+        + ", ".join(f"{name} ({n:,} documents)" for name, n in formats.items())
+    ]
+    skipped = summary["skipped"]
+    for item in skipped[:5]:
+        line = f", line {item['line']}" if item["line"] else ""
+        lines.append(f"skipped: {item['file']}{line}: {item['why']}")
+    if summary["skipped_in_all"] > 5:
+        lines.append(f"… {summary['skipped_in_all'] - 5:,} more were skipped")
+    for name, reasons in summary["not_recorded"].items():
+        if reasons:
+            lines.append(f"not in {name}: " + "; ".join(f"{what} ({why})" for what, why in reasons.items()))
+    return [literal(text) for text in lines]
+
+
+def missing(reference: str) -> None:
+    """End the command where a path was meant that is not there."""
+    if "/" in reference and not Path(reference).expanduser().exists():
+        fail(f"there is no file or folder {reference}", ExitCode.NOT_FOUND)
