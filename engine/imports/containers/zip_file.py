@@ -15,8 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
+from ...runs.zstd import ZstdDecompressor, ZstdError
 from .base import MAX_DOCUMENT, DumpError, Found, loads
 from .json_lines import lines
 
@@ -120,11 +119,10 @@ def _unpack(path: Path, member: zipfile.ZipInfo) -> bytes:
             case zipfile.ZIP_DEFLATED:
                 data = zlib.decompressobj(-15).decompress(packed, limit + 1)
             case _ if member.compress_type == ZSTD:
-                reader = zstandard.ZstdDecompressor().stream_reader(packed)
-                data = reader.read(limit + 1)
+                data = ZstdDecompressor().decompress(packed, limit + 1)
             case other:
                 raise DumpError(f"its compression (method {other}) is not known")
-    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+    except (zlib.error, ZstdError, EOFError) as error:
         raise DumpError(f"it is damaged ({error})") from None
     if len(data) > limit:
         raise DumpError("it unpacks to more than it says")

@@ -12,8 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import zstandard
-
+from ...runs.zstd import ZstdError, ZstdFile
 from .base import DumpError, Found, loads
 from .json_lines import lines
 
@@ -38,14 +37,14 @@ class ZstdLines:
         try:
             with open(path, "rb") as file:
                 skipped = _seek(file, path, after)
-                stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+                stream = ZstdFile(file)
                 while skipped > 0:
                     part = stream.read(min(skipped, 1 << 20))
                     if not part:
                         return
                     skipped -= len(part)
                 yield from lines(_limited(stream), after, line)
-        except zstandard.ZstdError as error:
+        except (ZstdError, EOFError) as error:
             raise DumpError(f"{path}: the compressed text is damaged ({error})") from None
 
     def read(self, path: Path, offset: int, length: int) -> Any:
@@ -53,7 +52,7 @@ class ZstdLines:
         try:
             with open(path, "rb") as file:
                 skipped = _seek(file, path, offset)
-                stream = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+                stream = ZstdFile(file)
                 while skipped > 0:
                     part = stream.read(min(skipped, 1 << 20))
                     if not part:
@@ -63,7 +62,7 @@ class ZstdLines:
                 while len(data) < length and (part := stream.read(length - len(data))):
                     data += part
             return loads(data)
-        except (zstandard.ZstdError, ValueError) as error:
+        except (ZstdError, EOFError, ValueError) as error:
             raise DumpError(f"{path}, byte {offset} of its text: {error}") from None
 
     def end(self, path: Path) -> int:
@@ -80,7 +79,7 @@ def _limited(stream: Any) -> Any:
         data = stream.read(size)
         left -= len(data)
         if left < 0:
-            raise zstandard.ZstdError("it unpacks to more than 16 GiB")
+            raise ZstdError("it unpacks to more than 16 GiB")
         return data
 
     return read
