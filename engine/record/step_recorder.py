@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from ..rollouts.rollout import Rollout
-from ..runs.types import TrajectoryRecord
+from ..runs.types import TrajectoryRecord, Use
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +43,15 @@ class StepRecorder:
         self._complained: set[str] = set()
 
     def step(
-        self, step: int, logs: Mapping[str, Any], measured: Mapping[str, Any], rollouts: Sequence[Rollout]
+        self,
+        step: int,
+        logs: Mapping[str, Any],
+        measured: Mapping[str, Any],
+        rollouts: Sequence[Rollout],
+        replayed: Sequence[Rollout] = (),
     ) -> dict[str, Any]:
-        """One optimiser step: TRL's `logs`, what the trainer measured beyond them, and all rollouts it was made of.
+        """One optimiser step: TRL's `logs`, what the trainer measured beyond them, all rollouts that were made for it,
+        and those of earlier steps that were replayed in it.
 
         Returns the metrics as recorded.
         """
@@ -55,6 +61,8 @@ class StepRecorder:
         values |= rollout_metrics(rollouts) | memory_metrics()
         self.guard("metrics", lambda: self.writer.metrics(step, values))
         self.trajectories(step, rollouts, "train")
+        uses = [(r.id, Use("replayed", step, r.draw_probability, r.advantage)) for r in replayed]
+        self.guard("uses", lambda: self.writer.uses(uses))
         for sink in self.sinks:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
         self.seconds += time.perf_counter() - began
@@ -65,7 +73,7 @@ class StepRecorder:
         self.guard(
             "trajectories",
             lambda: self.writer.trajectories(
-                step, [_record(r, split, self.tokens) for r in rollouts if r.trajectory is not None]
+                step, [_record(r, step, split, self.tokens) for r in rollouts if r.trajectory is not None]
             ),
         )
 
@@ -127,7 +135,7 @@ def memory_metrics() -> dict[str, float]:
     return values
 
 
-def _record(rollout: Rollout, split: str, tokens: bool) -> TrajectoryRecord:
+def _record(rollout: Rollout, step: int, split: str, tokens: bool) -> TrajectoryRecord:
     assert rollout.trajectory is not None
     advantages = rollout.advantages
     return TrajectoryRecord(
@@ -139,4 +147,13 @@ def _record(rollout: Rollout, split: str, tokens: bool) -> TrajectoryRecord:
         policy_version=rollout.policy_version,
         split=split,
         formula=rollout.formula,
+        use=_own_use(rollout, step),
     )
+
+
+def _own_use(rollout: Rollout, step: int) -> Use | None:
+    """What the rollout's own step did with it; None for one that nothing learns from."""
+    if not rollout.selected:
+        return None
+    trained = rollout.selected == "trained"
+    return Use(rollout.selected, step, 1.0 if trained else None, rollout.advantage if trained else None)

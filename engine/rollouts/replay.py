@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from .rollout import Rollout
 
 ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages")
-FACTS = ("group", "index", "final_reward", "policy_version")
+FACTS = ("group", "index", "final_reward", "policy_version", "id")
 NEW_NAMES = {"turn": "turn_ids", "born": "policy_version", "prompt": "group", "rollout": "index"}
 """How checkpoints of earlier versions call what is in them."""
 
@@ -61,14 +62,15 @@ class ReplayBuffer:
         return weight / total if total > 0 else weight
 
     def sample(self, n: int, step: int) -> list[Rollout]:
-        """Draw up to `n` different trajectories for `step`; fewer when the buffer has no more."""
+        """Draw up to `n` different trajectories for `step`, with the probability of each; fewer when the buffer has no
+        more."""
         self.expire(step)
         p = self.weights(step)
         n = min(n, int((p > 0).sum()))
         if n == 0:
             return []
         chosen = self._random.choice(len(p), size=n, replace=False, p=p)
-        return [self.entries[i] for i in chosen]
+        return [replace(self.entries[i], replayed=True, draw_probability=float(p[i])) for i in chosen]
 
     def save(self, folder: Path) -> None:
         """Write `replay.safetensors` and `replay.json` into `folder`."""
@@ -98,7 +100,7 @@ class ReplayBuffer:
             part: dict[str, Any] = {name: arrays[name][starts[i] : starts[i + 1]].copy() for name in ARRAYS}
             if not has_ref:
                 part["ref_logprobs"] = None
-            self.entries.append(Rollout(**part, **{name: facts[name][i] for name in FACTS}))
+            self.entries.append(Rollout(**part, **{name: facts[name][i] for name in FACTS if name in facts}))
         del self.entries[: max(len(self.entries) - self.capacity, 0)]
         self._random.bit_generator.state = facts["random"]
 

@@ -15,11 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
 from ...envs.trajectory import TokenArrays, Trajectory
 from ...rewards.breakdown import AdvantageFormula, RewardBreakdown
+
+Selected = Literal["", "trained", "filtered", "replaced", "unscored"]
+"""trained: it is in the step's batch. filtered: its group has no signal. replaced: so it has, and a replayed rollout
+took its place in the batch. unscored: its environment failed it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +41,9 @@ class Rollout:
     about.
 
     policy_version: optimiser steps that the policy had made when it sampled this. replayed: drawn from the replay
-    buffer, not sampled for this step.
+    buffer, not sampled for this step; draw_probability: with which probability it was drawn first. id: the
+    trajectory's, also where the trajectory itself was left behind. selected: what its own step did with it (see
+    `Selected`; empty before that is decided).
     """
 
     token_ids: np.ndarray
@@ -56,6 +63,9 @@ class Rollout:
     formula: AdvantageFormula | None = None
     policy_version: int = 0
     replayed: bool = False
+    draw_probability: float | None = None
+    id: str = ""
+    selected: Selected = ""
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])
@@ -115,7 +125,8 @@ class Rollout:
 
     def for_loss(self) -> Rollout:
         """Only what the loss needs, for the way to another process."""
-        return replace(self, trajectory=None, breakdown=None, embeddings=None, formula=None)
+        known = self.id if self.trajectory is None else self.trajectory.id
+        return replace(self, id=known, trajectory=None, breakdown=None, embeddings=None, formula=None)
 
     def token_arrays(self) -> TokenArrays:
         """As the run record stores them."""

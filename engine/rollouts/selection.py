@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .replay import ReplayBuffer
-from .rollout import Group, Rollout, rollouts_of
+from .rollout import Group, Rollout, Selected, rollouts_of
 
 
 def refill(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -> list[Rollout]:
@@ -23,9 +23,28 @@ def refill(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -> list[Rol
             if group.signal:
                 batch.append(rollout)
             else:
-                batch.append(replace(drawn.pop(), replayed=True) if drawn else rollout.without_gradient())
+                batch.append(drawn.pop() if drawn else rollout.without_gradient())
     buffer.add([r.for_loss() for r in rollouts_of([g for g in groups if g.signal])])
     return batch
+
+
+def mark(groups: Sequence[Group], batch: Sequence[Rollout], filters: bool) -> list[Rollout]:
+    """The rollouts of `groups` with what the step does with each.
+
+    batch: what is trained on, in the same order where it holds replayed ones. filters: groups without signal are left
+    out of training.
+    """
+    marked = []
+    for place, (rollout, group) in enumerate((r, g) for g in groups for r in g.rollouts):
+        replaced = place < len(batch) and batch[place].replayed
+        if not rollout.scorable:
+            word: Selected = "unscored"
+        elif filters and not group.signal:
+            word = "replaced" if replaced else "filtered"
+        else:
+            word = "trained"
+        marked.append(replace(rollout, selected=word))
+    return marked
 
 
 def replace_silent(groups: Sequence[Group], extra: Sequence[Group]) -> list[Group]:

@@ -209,7 +209,7 @@ class RunCallback(TrainerCallback):
         if trainer.beta_controller is not None:
             measured["kl/target"] = trainer.beta_controller.config.target_kl
             measured["kl/tolerance"] = trainer.beta_controller.config.kl_tolerance
-        values = self.recorder.step(step, logs, measured, trainer.generated)
+        values = self.recorder.step(step, logs, measured, trainer.generated, trainer.rollouts.replayed)
         self.recorder.guard("status", lambda: self.recorder.writer.status("running", step=step))
         self._diagnose(step, values)
         if self.on_progress is not None:

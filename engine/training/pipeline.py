@@ -21,7 +21,7 @@ from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
 from ..rollouts.runner import RolloutRunner, Row, parse_row
 from ..rollouts.scoring import Metrics, Scorer
-from ..rollouts.selection import refill, replace_silent
+from ..rollouts.selection import mark, refill, replace_silent
 from .frozen import FrozenPass
 from .phases import PhaseClock
 from .processes import Processes
@@ -34,12 +34,14 @@ class StepRollouts:
     """What came of the pipeline.
 
     batch: this process's rollouts, as the loss wants them. generated: all rollouts that were made, also those that were
-    filtered out (main process only, elsewhere empty). metrics: what was measured beyond TRL's own metrics. kl: see
+    filtered out, and `replayed` those of earlier steps that are in the batch (main process only, elsewhere empty;
+    replayed ones without what the loss does not need). metrics: what was measured beyond TRL's own metrics. kl: see
     `kl_of_rollouts` (None without a reference).
     """
 
     batch: list[Rollout] = field(default_factory=list)
     generated: list[Rollout] = field(default_factory=list)
+    replayed: list[Rollout] = field(default_factory=list)
     metrics: Metrics = field(default_factory=dict)
     kl: float | None = None
 
@@ -96,9 +98,10 @@ class RolloutPipeline:
         else:
             generated = groups
         if not self.processes.main:
-            return self._shared([], generated, {}, request)
+            return self._shared([], [], {}, request)
         filtered = sum(not g.signal for g in generated) / max(len(generated), 1)
-        if self.replay is not None or self.dynamic_rounds:
+        filters = self.replay is not None or self.dynamic_rounds > 0
+        if filters:
             groups, generated = _filtered(groups), _filtered(generated)
         batch = rollouts_of(groups) if self.replay is None else refill(groups, self.replay, request.step)
         metrics = {
@@ -107,12 +110,12 @@ class RolloutPipeline:
             "grpo/replay_share": sum(r.replayed for r in batch) / max(len(batch), 1),
             "grpo/effective_batch": float(np.mean([bool(np.any(r.advantages)) for r in batch])),
         }
-        return self._shared(batch, generated, metrics, request)
+        return self._shared(batch, mark(generated, batch, filters), metrics, request)
 
     def evaluate(self, request: Request) -> StepRollouts:
         """Rollouts to measure a loss on: scored, none left out."""
         groups, metrics = self.collect(request)
-        return self._shared(rollouts_of(groups), groups, metrics, request)
+        return self._shared(rollouts_of(groups), rollouts_of(groups), metrics, request)
 
     def collect(self, request: Request, round_: int = 0) -> tuple[list[Group], Metrics]:
         """Groups with everything that the loss needs: those of all processes on the main one, none elsewhere.
@@ -182,14 +185,14 @@ class RolloutPipeline:
         """Rows of the dataset for another round, the same on every process."""
         return np.random.default_rng([self.seed, step, round_]).integers(0, len(self.dataset), n).tolist()
 
-    def _shared(self, batch: list[Rollout], generated: list[Group], metrics: Metrics, request: Request) -> StepRollouts:
+    def _shared(self, batch: list[Rollout], made: list[Rollout], metrics: Metrics, request: Request) -> StepRollouts:
         """The same on every process, each with its slice of the batch."""
-        made = rollouts_of(generated)
+        replayed = [r for r in batch if r.replayed]
         kl = self.processes.broadcast(kl_of_rollouts(made)) if request.reference else None
         if self.processes.number > 1:
             everyone = self.processes.broadcast([r.for_loss() for r in batch])
             batch = self.processes.share(everyone, len(request.rows))
-        return StepRollouts(batch, made, metrics, kl)
+        return StepRollouts(batch, made, replayed, metrics, kl)
 
 
 def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:
