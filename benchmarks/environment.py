@@ -213,7 +213,7 @@ def share_of_step(steps: int, skip: int = 3) -> dict[str, Any]:
 
         reader = RunReader(Path(folder) / "x")
         values = {
-            name: statistics.fmean(v for step, v in reader.metric(f"time/{name}") if step > skip)
+            name: statistics.fmean(v for step, v in reader.metrics.points(f"time/{name}") if step > skip)
             for name in ("step", "environment", "generate")
         }
         reader.close()

@@ -143,10 +143,10 @@ def stream(folder: Path, arm: str, seed: int, adapters: str, requests: int, sett
         spawn(run_dir, "worker", worker, environment=secrets)
     finished(run_dir, 1200)
     reader = RunReader(run_dir)
-    served = np.array([v for _, v in reader.metric("online/success")])
-    initial = np.array([v for _, v in reader.metric("online/success_initial")])
+    served = np.array([v for _, v in reader.metrics.points("online/success")])
+    initial = np.array([v for _, v in reader.metrics.points("online/success_initial")])
     quarter = max(1, len(served) // 4)
-    latest = reader.latest()
+    latest = reader.metrics.latest()
     return {
         "arm": arm,
         "seed": seed,
@@ -273,10 +273,10 @@ def latency(stretches: int, requests: int, settings: dict[str, Any]) -> dict[str
                 while look(run_dir).step < min(first + requests, total) and look(run_dir).status not in ENDED:
                     time.sleep(0.05)
                 reader = RunReader(run_dir)
-                values = dict(reader.metric("online/latency_s", after_step=first))
+                values = dict(reader.metrics.points("online/latency_s", after_step=first))
                 reader.close()
                 samples[command] += list(values.values())
-        depth = RunReader(run_dir).latest().get("online/queue_depth")
+        depth = RunReader(run_dir).metrics.latest().get("online/queue_depth")
         stop_run(look(run_dir), timeout=60, force=True)
     rows = {k: [1e3 * float(q) for q in np.percentile(v, [50, 95])] for k, v in samples.items()}
     ratio = rows["resume"][1] / rows["pause"][1]

@@ -76,8 +76,8 @@ def one(seed: int, given: argparse.Namespace) -> dict[str, Any]:
             sys.exit((folder / "log.txt").read_text()[-3000:])
         total = time.time() - began
         reader = RunReader(folder)
-        greedy, sampled = (reader.metric(key) for key in KEYS)
-        seconds = [v for _, v in reader.metric("time/step")]
+        greedy, sampled = (reader.metrics.points(key) for key in KEYS)
+        seconds = [v for _, v in reader.metrics.points("time/step")]
         reader.close()
     if given.curve:
         for (step, a), (_, b) in zip(greedy, sampled, strict=True):
@@ -99,7 +99,7 @@ def _steps(folder: Path) -> int:
     try:
         reader = RunReader(folder)
         try:
-            return len(reader.metric("train/loss"))
+            return len(reader.metrics.points("train/loss"))
         finally:
             reader.close()
     except Exception:  # the record is being made

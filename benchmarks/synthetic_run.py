@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 
 from grpo_tui.engine.runs.paths import DATABASE, RUN_FILE
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import write_json
 from grpo_tui.engine.runs.types import TrajectoryRecord
@@ -337,17 +338,21 @@ def read(run_dir: Path) -> None:
     process = psutil.Process()
     before = process.memory_info().rss
     reader = RunReader(run_dir)
-    total = reader.total()
+    total = reader.rollouts.total()
     print(f"{run_dir.name}: {total:,} trajectories")
     _timed("open: first page, first trajectory, latest metrics", [lambda: _open(run_dir)] * 3)
     rng = random.Random(1)
     if total:
         middle = [rng.randrange(1, total) for _ in range(40)]
-        _timed("next trajectory, whole", [lambda n=n: reader.trajectory(_n(reader.seek(n, 1))) for n in middle])
-        _timed("tokens of a trajectory", [lambda n=n: reader.tokens(n) for n in middle])
-        _timed("page anywhere", [lambda n=n: reader.page(offset=n, limit=50) for n in middle])
+        _timed(
+            "next trajectory, whole",
+            [lambda n=n: reader.bodies.trajectory(_n(reader.rollouts.seek(n, 1))) for n in middle],
+        )
+        _timed("tokens of a trajectory", [lambda n=n: reader.bodies.tokens(n) for n in middle])
+        _timed("page anywhere", [lambda n=n: reader.rollouts.page(offset=n, limit=50) for n in middle])
         _timed("page anywhere, by reward", [
-            lambda n=n: reader.page(offset=n, limit=50, sort="reward", descending=True) for n in middle[:10]
+            lambda n=n: reader.rollouts.page(Query(sort="reward", descending=True), offset=n, limit=50)
+            for n in middle[:10]
         ])  # fmt: skip
         for expression in (
             "reward<0.2",
@@ -356,42 +361,52 @@ def read(run_dir: Path) -> None:
             "correct and not action:ZOOM_IN",
             "correct or penalised",
         ):
-            fresh = [lambda e=expression: _fresh(run_dir, "page", filter=e, limit=50)]
-            _timed(f"filter, first page: {expression}", fresh * 3)
-            _timed("  its count", [lambda e=expression: _fresh(run_dir, "count", e)] * 3)
-            _timed("  by reward", [lambda e=expression: _fresh(run_dir, "page", filter=e, sort="reward", limit=50)] * 3)
-            _timed("  next in it", [lambda n=n, e=expression: reader.seek(n, 1, filter=e) for n in middle[:10]])
-            _timed("  far page", [lambda e=expression: reader.page(filter=e, offset=total // 3, limit=50)] * 2)
-            _timed("  histogram", [lambda e=expression: reader.histogram(filter=e)] * 2)
+            query = Query(expression)
+            _timed(f"filter, first page: {expression}", [lambda q=query: _fresh_page(run_dir, q)] * 3)
+            _timed("  its count", [lambda q=query: _fresh_count(run_dir, q)] * 3)
+            _timed("  by reward", [lambda q=replace(query, sort="reward"): _fresh_page(run_dir, q)] * 3)
+            _timed("  next in it", [lambda n=n, q=query: reader.rollouts.seek(n, 1, q) for n in middle[:10]])
+            _timed("  far page", [lambda q=query: reader.rollouts.page(q, offset=total // 3, limit=50)] * 2)
+            _timed("  where it stands", [lambda n=n, q=query: reader.rollouts.position(n, q) for n in middle[:10]])
+            _timed("  histogram", [lambda q=query: reader.rollouts.histogram(q)] * 2)
         for text in ("serendipity", "circle", '"no mask 7"', "harbour -lantern", "segm*", "SEGMENT_OBJECT_AT", "xyzzy"):
-            _timed(f"search, first page: {text}", [lambda t=text: _fresh(run_dir, "page", search=t, limit=50)] * 3)
-            _timed("  its count", [lambda t=text: _fresh(run_dir, "count", search=t)] * 3)
-            _timed("  next in it", [lambda n=n, t=text: reader.seek(n, 1, search=t) for n in middle[:10]])
+            query = Query(search=text)
+            _timed(f"search, first page: {text}", [lambda q=query: _fresh_page(run_dir, q)] * 3)
+            _timed("  its count", [lambda q=query: _fresh_count(run_dir, q)] * 3)
+            _timed("  next in it", [lambda n=n, q=query: reader.rollouts.seek(n, 1, q) for n in middle[:10]])
             _timed("  with reward<0.2", [
-                lambda t=text: _fresh(run_dir, "page", search=t, filter="reward<0.2", limit=50)
+                lambda t=text: _fresh_page(run_dir, Query("reward<0.2", t))
             ] * 3)  # fmt: skip
-        _timed("histogram of all", [lambda: reader.histogram()] * 3)
-        _timed("group", [lambda n=n: reader.group(reader.rows([n])[0].group) for n in middle[:10]])
-        _timed("prompt", [lambda n=n: reader.prompt(reader.rows([n])[0].prompt_id) for n in middle[:10]])
-    names = reader.metric_names()
-    _timed("latest of all metrics", [reader.latest] * 5)
-    _timed("a curve of 200 points", [lambda m=m: reader.metric(m, max_points=200) for m in names[:15]])
+        _timed("histogram of all", [lambda: reader.rollouts.histogram()] * 3)
+        _timed("group", [lambda n=n: reader.rollouts.group(reader.rollouts.rows([n])[0].group) for n in middle[:10]])
+        _timed(
+            "prompt", [lambda n=n: reader.rollouts.prompt(reader.rollouts.rows([n])[0].prompt_id) for n in middle[:10]]
+        )
+    names = reader.metrics.names()
+    _timed("latest of all metrics", [reader.metrics.latest] * 5)
+    _timed("a curve of 200 points", [lambda m=m: reader.metrics.points(m, max_points=200) for m in names[:15]])
     print(f"{'memory for all this':60} {(process.memory_info().rss - before) / 2**20:9.1f} MiB")
 
 
 def _open(run_dir: Path) -> None:
     with RunReader(run_dir) as reader:
         reader.info()
-        reader.latest()
-        reader.count()
-        for row in reader.page(limit=50)[:1]:
-            reader.trajectory(row.n)
+        reader.metrics.latest()
+        reader.rollouts.count()
+        for row in reader.rollouts.page(limit=50)[:1]:
+            reader.bodies.trajectory(row.n)
 
 
-def _fresh(run_dir: Path, method: str, *arguments: str, **options: object) -> None:
-    """One question to a reader that has just been opened: nothing is remembered from an earlier one."""
+def _fresh_page(run_dir: Path, query: Query) -> None:
+    """The first page from a reader that has just been opened: nothing is remembered from an earlier question."""
     with RunReader(run_dir) as reader:
-        getattr(reader, method)(*arguments, **options)
+        reader.rollouts.page(query, limit=50)
+
+
+def _fresh_count(run_dir: Path, query: Query) -> None:
+    """The count from a reader that has just been opened."""
+    with RunReader(run_dir) as reader:
+        reader.rollouts.count(query)
 
 
 def _n(row: object) -> int:

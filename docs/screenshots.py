@@ -17,6 +17,7 @@ import tempfile
 from html import unescape
 from pathlib import Path
 
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.tui.app.app import GrpoApp
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
@@ -32,7 +33,7 @@ def telling_rollout(run: Path) -> int:
     """A late rollout with a penalty in a group that learns from it, if there is one."""
     with RunReader(run) as reader:
         for wanted in ("penalties>0 and turns>2 and advantage<0", "penalties>0", ""):
-            rows = reader.page(filter=wanted, sort="n", descending=True, limit=1)
+            rows = reader.rollouts.page(Query(filter=wanted, sort="n", descending=True), limit=1)
             if rows:
                 return rows[0].n
     raise SystemExit(f"{run} has no trajectories to show")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ..runs.bodies import Bodies
 from ..runs.errors import RecordDamaged
 from ..runs.reader import RunReader
+from ..runs.record import Record
+from ..runs.rows import by_number
 from ..runs.types import TokenArrays, TrajectoryRecord
 from .containers import BY_NAME, DumpError
 from .convert import record_of
@@ -20,6 +23,14 @@ class DumpReader(RunReader):
 
     def __init__(self, run_dir: Path | str, dump: Path, options: Options) -> None:
         super().__init__(run_dir)
+        self.bodies = DumpBodies(self._record, dump, options)
+
+
+class DumpBodies(Bodies):
+    """Single rollouts, read from the files that the index in the cache (`record`) points into."""
+
+    def __init__(self, record: Record, dump: Path, options: Options) -> None:
+        super().__init__(record)
         self.dump = dump
         self.options = options
         self._formats: tuple[Format, ...] | None = None
@@ -28,7 +39,7 @@ class DumpReader(RunReader):
         """A whole rollout, read from its file. Raises LookupError or RecordDamaged."""
         n = self.number(id_or_n)
         rollout, reader = self._rollout(n)
-        row = self.rows([n])[0]
+        row = by_number(self._record, [n])[0]
         record = record_of(rollout, fallback_id=row.id, index=row.rollout, unknown=reader.unknown)
         trajectory = replace(record.trajectory, id=row.id, group=row.group, prompt_id=row.prompt_id)
         trajectory = replace(trajectory, rollout=row.rollout, extra=row.extra)
@@ -49,7 +60,7 @@ class DumpReader(RunReader):
 
     def _rollout(self, n: int) -> tuple[Rollout, Format]:
         """A rollout and its format, with what the writer said of it later."""
-        found = self._all(
+        found = self._record.all(
             "SELECT path, container, at, length, part FROM places JOIN sources ON sources.id = source WHERE n = ?", (n,)
         )
         if not found:
@@ -65,7 +76,7 @@ class DumpReader(RunReader):
         return rollout, reader
 
     def _amended(self, rollout: Rollout) -> Rollout:
-        places = self._all(
+        places = self._record.all(
             "SELECT path, container, at, length FROM amendments JOIN sources ON sources.id = source "
             "WHERE amendments.id = ? LIMIT 64",
             (rollout.id,),

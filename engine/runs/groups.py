@@ -1,22 +1,35 @@
 """Groups as rows: the rollouts of one prompt in one step, folded into their count, mean and spread.
 
 Group ids grow in order of recording, so a page of all groups is a range of the index on `grp`, at any size of the
-run. Under a filter or a search the ids of the groups that hold a match are listed once.
+run. Under a filter or a search, or in another order, the ids are listed once (eight bytes each).
 """
 
 from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .reader import RunReader
+from .errors import FilterError
+from .record import Record
+from .selection import Selection
 
 _COLUMNS = (
     "grp, groups.name, min(rows.n), max(step), count(*), avg(reward), avg(reward * reward), sum(correct = 1), "
     "count(correct), sum(penalties), prompts.name, prompts.head"
 )
+_ORDERS = {
+    "n": "grp",
+    "step": "max(step)",
+    "size": "count(*)",
+    "correct": "avg(correct)",
+    "reward": "avg(reward)",
+    "std": "avg(reward * reward) - avg(reward) * avg(reward)",
+    "penalties": "sum(penalties)",
+}
+GROUP_SORTS = tuple(_ORDERS)
 
 
 @dataclass(frozen=True)
@@ -38,50 +51,79 @@ class GroupRow:
 
 
 class GroupList:
-    """The groups of a run, or those with a match, in order of recording."""
+    """The groups of a run, or those with a match, in an order (`GROUP_SORTS`; `n` is the order of recording).
 
-    def __init__(self, reader: RunReader, filter: str = "", search: str = "") -> None:
-        self.reader = reader
-        self.filter, self.search = filter, search
+    It is of one moment: groups that are recorded later are in a later list.
+    """
+
+    def __init__(self, record: Record, selection: Selection, sort: str = "n", descending: bool = False) -> None:
+        if sort not in _ORDERS:
+            raise FilterError(f"cannot sort groups by {sort!r}: use one of {', '.join(GROUP_SORTS)}")
+        self._record, self._selection = record, selection
+        self._sort, self._descending = sort, descending
+        self._dense = selection.everything and sort == "n" and not descending
         self._ids: array[int] | None = None
 
     def count(self) -> int:
         """How many groups there are."""
-        if not self.filter and not self.search:
-            return int(self.reader._scalar("SELECT max(grp) FROM rows") or 0)
-        return len(self._matching())
+        if self._dense:
+            return int(self._record.scalar("SELECT max(grp) FROM rows") or 0)
+        return len(self._listed())
 
     def first(self, limit: int) -> list[GroupRow]:
         """The first groups without listing the others: a screen is full of them before they are counted."""
-        if (self.filter or self.search) and self._ids is None:
-            return self._of(self._ids_of_matches(limit))
+        if self._sort == "n" and not self._descending and not self._dense and self._ids is None:
+            return self._of(self._matching(limit))
         return self.page(0, limit)
 
     def page(self, offset: int, limit: int) -> list[GroupRow]:
-        """Groups `offset` … `offset + limit`. Raises FilterError for what cannot be understood."""
-        if not self.filter and not self.search:
+        """Groups `offset` … `offset + limit`."""
+        if self._dense:
             return self._rows("grp > ? AND grp <= ?", (offset, offset + limit))
-        return self._of(self._matching()[offset : offset + limit])
+        return self._of(self._listed()[offset : offset + limit])
+
+    def position(self, n: int) -> int | None:
+        """The offset of the group that trajectory `n` is of, or None when it is not in the list."""
+        group = self._record.scalar("SELECT grp FROM rows WHERE n = ?", (n,))
+        if group is None:
+            return None
+        if self._dense:
+            return int(group) - 1
+        ids = self._listed()
+        if self._sort == "n" and not self._descending:
+            at = bisect_left(ids, group)
+            return at if at < len(ids) and ids[at] == group else None
+        return ids.index(group) if group in ids else None
 
     def _of(self, ids: Sequence[int]) -> list[GroupRow]:
-        return self._rows(f"grp IN ({','.join('?' * len(ids))})", ids) if ids else []
+        found = self._rows(f"grp IN ({','.join('?' * len(ids))})", ids) if ids else []
+        by_id = {row.id: row for row in found}
+        return [by_id[i] for i in ids if i in by_id]
 
-    def _matching(self) -> Sequence[int]:
+    def _listed(self) -> array[int]:
         if self._ids is None:
-            self._ids = self._ids_of_matches(-1)
+            self._ids = self._matching(-1)
+            if self._sort != "n":
+                self._ids = self._in_order(self._ids)
+            elif self._descending:
+                self._ids.reverse()
         return self._ids
 
-    def _ids_of_matches(self, limit: int) -> array[int]:
+    def _matching(self, limit: int) -> array[int]:
         """The groups with a match, at most `limit` of those that were recorded first; all with -1."""
-        view = self.reader._view(self.filter, self.search)
-        found: list[tuple[int | None]] = []
-        if view is not None:
-            source, params, _ = view.source()
-            found = self.reader._all(f"SELECT DISTINCT grp {source} LIMIT ?", [*params, limit])
+        source, params, _ = self._selection.source()
+        found = self._record.all(f"SELECT DISTINCT grp {source} LIMIT ?", [*params, limit])
         return array("q", sorted(id_ for (id_,) in found if id_ is not None))
 
+    def _in_order(self, ids: array[int]) -> array[int]:
+        """These groups by the column of the order (of all their rollouts); groups without a value come first."""
+        found = self._record.all(f"SELECT grp, {_ORDERS[self._sort]} FROM rows WHERE grp IS NOT NULL GROUP BY grp")
+        values = {id_: value for id_, value in found}
+        key = lambda id_: ((value := values.get(id_)) is not None, value or 0.0, id_)  # noqa: E731
+        return array("q", sorted(ids, key=key, reverse=self._descending))
+
     def _rows(self, where: str, params: Sequence[int]) -> list[GroupRow]:
-        rows = self.reader._all(
+        rows = self._record.all(
             f"SELECT {_COLUMNS} FROM rows LEFT JOIN groups ON groups.id = grp "
             "LEFT JOIN prompts ON prompts.id = rows.prompt "
             f"WHERE {where} GROUP BY grp ORDER BY grp",

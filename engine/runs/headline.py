@@ -61,11 +61,11 @@ def of_record(reader: RunReader) -> Headline:
     """The same from the record itself; a damaged one gives what can be read."""
     values, curves = {}, {}
     for name in NAMES:
-        curves[name] = [(float(step), value) for step, value in reader.metric(name, max_points=POINTS)]
+        curves[name] = [(float(step), value) for step, value in reader.metrics.points(name, max_points=POINTS)]
         if not curves[name]:
             continue
         last = int(curves[name][-1][0])
-        newest = reader.metric(name, after_step=last - (RATE_WINDOW if name in RATES else 1))
+        newest = reader.metrics.points(name, after_step=last - (RATE_WINDOW if name in RATES else 1))
         finite = [value for _, value in newest if number(value) is not None]
         if finite:
             values[name] = sum(finite) / len(finite)

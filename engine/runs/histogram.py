@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from .connection import Connection, OutOfTime
 from .errors import FilterError
-from .views import SORTS, View
+from .selection import Selection
+from .views import SORTS
 
 SECONDS = 0.12
 BLOCK = 8192
@@ -22,8 +23,13 @@ class Histogram(list[Bin]):
     seen: float = 1.0
 
 
-def of(db: Connection, view: View, column: str, bins: int) -> Histogram:
-    """Counts of a column's values in equal bins over the range that it has in the whole run."""
+def of(
+    db: Connection, selection: Selection, numbers: Sequence[int] | None, last_n: int, column: str, bins: int
+) -> Histogram:
+    """Counts of a column's values in equal bins over the range that it has in the whole run (1 … `last_n`).
+
+    `numbers`: the trajectories of the selection where they are known.
+    """
     if column not in SORTS:
         raise FilterError(f"no histogram of {column!r}: use one of {', '.join(SORTS)}")
     low = db.one(f"SELECT min({column}) FROM rows")
@@ -36,13 +42,12 @@ def of(db: Connection, view: View, column: str, bins: int) -> Histogram:
         start, end = max(start, -1e30), min(end, 1e30)
     bins = max(1, bins) if end > start else 1
     edges = [start + (end - start) * i / bins for i in range(bins)] + [end]
-    numbers = view.numbers()
-    if view.plain:
+    if selection.everything:
         counts = _by_ranges(db, column, edges)
     elif numbers is not None:
         counts = _of_numbers(db, column, edges, numbers)
     else:
-        counts, result.seen = _by_blocks(db, view, column, edges)
+        counts, result.seen = _by_blocks(db, selection, last_n, column, edges)
         result.exact = result.seen >= 1.0
     result.extend((edges[i], edges[i + 1], counts[i]) for i in range(bins))
     return result
@@ -76,12 +81,14 @@ def _of_numbers(db: Connection, column: str, edges: list[float], numbers: Sequen
     return counts
 
 
-def _by_blocks(db: Connection, view: View, column: str, edges: list[float]) -> tuple[list[int], float]:
+def _by_blocks(
+    db: Connection, selection: Selection, last_n: int, column: str, edges: list[float]
+) -> tuple[list[int], float]:
     """Blocks of rows spread over the run, until all are read or the time is up; then scaled to the whole."""
     counts = [0] * (len(edges) - 1)
-    blocks = max(1, -(-view.upto // BLOCK))
+    blocks = max(1, -(-last_n // BLOCK))
     stride = next(s for s in range(max(1, int(blocks * 0.618)), blocks + 2) if _coprime(s, blocks))
-    where, params, n = view.source()
+    where, params, n = selection.source()
     sql = (
         f"SELECT {_bin('rows.' + column, edges)} AS b, count(rows.{column}) {where} AND {n} > ? AND {n} <= ? GROUP BY b"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,6 @@ class Query:
     def plain(self) -> bool:
         """All of them in the order of recording: neighbours are read by key."""
         return self.everything and self.sort == "n"
-
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the reader."""
-        return {"filter": self.filter, "search": self.search, "sort": self.sort, "descending": self.descending}
 
     def tells(self) -> str:
         """The query in words, for headers."""

@@ -12,6 +12,10 @@ _FOREVER = 2**62
 """After the last step of any run."""
 
 
+Points = list[tuple[int, float]]
+"""`[(step, value)]` in order of steps."""
+
+
 class Band(NamedTuple):
     """A span of steps of one metric: its last step, and mean, minimum and maximum of the values in it."""
 
@@ -26,9 +30,7 @@ def names(db: Connection) -> list[str]:
     return [name for (name,) in db.all("SELECT name FROM metric_names ORDER BY id")]
 
 
-def points(
-    db: Connection, name: str, after_step: int, max_points: int | None, until_step: int | None = None
-) -> list[tuple[int, float]]:
+def points(db: Connection, name: str, after_step: int, max_points: int | None, until_step: int | None = None) -> Points:
     """The values of a metric by step; means of spans when there are more than `max_points` steps."""
     id_ = _id(db, name)
     if id_ is None:
@@ -48,10 +50,10 @@ def band(db: Connection, name: str, after_step: int, max_points: int) -> list[Ba
     return _bands(db, id_, after_step, _FOREVER, _width(db, id_, after_step, _FOREVER, max_points))
 
 
-def since(db: Connection, rowid: int, limit: int) -> tuple[int, dict[str, list[tuple[int, float]]]]:
+def since(db: Connection, rowid: int, limit: int) -> tuple[int, dict[str, Points]]:
     """Points recorded after a row id, by name, and the new last row id."""
     known = dict(db.all("SELECT id, name FROM metric_names"))
-    found: dict[str, list[tuple[int, float]]] = {}
+    found: dict[str, Points] = {}
     sql = "SELECT id, name, step, value FROM metrics WHERE id > ? ORDER BY id LIMIT ?"
     for id_, name, step, value in db.all(sql, (rowid, limit)):
         rowid = id_
@@ -70,7 +72,7 @@ def latest(db: Connection) -> dict[str, tuple[int, float]]:
     return {name: (step, _value(value)) for name, step, value in rows}
 
 
-def times(db: Connection, max_points: int) -> list[tuple[int, float]]:
+def times(db: Connection, max_points: int) -> Points:
     """`[(step, seconds since the epoch)]` of at most about `max_points` steps over the run, and of the last."""
     last = db.one("SELECT max(step) FROM steps")
     if last is None or last[0] is None:

@@ -1,31 +1,32 @@
 """A view: the trajectories that a filter and a search leave, in an order; pages and neighbours of a million rows.
 
-A view of few rows (at most `SMALL`) is found by one scan and kept as a sorted list of keys. A larger one is never
-listed: pages and neighbours are read by key along an index, starting from the nearest place already seen. What
-cannot be known in time is said to be a lower bound.
+There are three kinds, and a view may change its kind as the run grows:
+
+- `Dense`: all trajectories in order of recording; every answer is arithmetic.
+- `Listed`: few (at most `SMALL`), found by one scan and kept as a sorted list of keys.
+- `Walked`: many, never listed: pages and neighbours are read by key along an index, from the nearest place already
+  seen. What cannot be known in time is said to be a lower bound, or unknown.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
-import math
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from .connection import Connection, OutOfTime
 from .errors import FilterError
+from .keys import Key, Keys, beyond, key_of
+from .selection import Selection
 
 SMALL = 20_000
 SORTS = ("n", "step", "reward", "advantage", "turns", "tokens", "penalties")
 COUNT_SECONDS = 0.15
 WALK_SECONDS = 0.04
-AHEAD = 64  # neighbours read at once: stepping through a view rarely asks the database
-
-Key = tuple[int, float, int]
-"""Position in an order: whether the value is there (missing values come first), the value, n."""
+AHEAD = 64
+"""Neighbours read at once: stepping through a view rarely asks the database."""
+_PLACES = 4096
+"""Places of a walk that are kept."""
 
 
 class Count(int):
@@ -44,117 +45,178 @@ class Count(int):
         return f"{int(self):,}" if self.exact else f"≥ {int(self):,}"
 
 
-class Keys:
-    """Sorted keys of a small view, sixteen bytes each."""
-
-    def __init__(self, keys: Sequence[Key]) -> None:
-        self.numbers = array("q", [n for _, _, n in keys])
-        # SQLite holds no NaN, so NaN can stand for a missing value.
-        self._values = array("d", [value if present else math.nan for present, value, _ in keys])
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, i: int) -> Key:
-        value = self._values[i]
-        return (0, 0.0, self.numbers[i]) if value != value else (1, value, self.numbers[i])
-
-    def with_more(self, keys: Sequence[Key]) -> Keys:
-        """These and others, sorted."""
-        return Keys(sorted([*(self[i] for i in range(len(self))), *keys]))
-
-    def after(self, key: Key) -> int | None:
-        """The number behind a key, which need not be one of these."""
-        i = bisect.bisect_right(self, key)
-        return self.numbers[i] if i < len(self) else None
-
-    def before(self, key: Key) -> int | None:
-        """The number in front of a key, which need not be one of these."""
-        i = bisect.bisect_left(self, key) - 1
-        return self.numbers[i] if i >= 0 else None
-
-
-@dataclass
-class View:
-    """One filter, search and order over one connection."""
-
-    connection: Connection
-    where: str
-    params: tuple[object, ...]
-    match: str
-    sort: str
-    descending: bool
-    upto: int = 0
-    small: Keys | None = None
-    resolved: bool = False
-    counted: Count | None = None
-    anchors: dict[int, Key] = field(default_factory=dict)
-    ahead: dict[tuple[int, int], int | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.sort not in SORTS:
-            raise FilterError(f"cannot sort by {self.sort!r}: use one of {', '.join(SORTS)}")
-
-    @property
-    def plain(self) -> bool:
-        """Neither filter nor search."""
-        return not self.where and not self.match
-
-    def refresh(self, last_n: int) -> None:
-        """Take in what was recorded since; cheap when nothing was."""
-        if last_n == self.upto and (self.resolved or self.plain):
-            return
-        if last_n < self.upto:
-            self.small, self.resolved, self.counted, self.upto = None, False, None, 0
-        self.ahead.clear()
-        if self.sort != "n" or self.descending:
-            self.anchors.clear()
-        if self.plain:
-            self.upto, self.counted = last_n, Count.of(last_n)
-            if self.sort == "n":
-                self.resolved = True
-            return
-        if self.resolved and self.small is None:
-            if self.counted is not None and self.counted.exact and last_n > self.upto:
-                self.counted = self._count_after(self.counted, self.upto)
-            self.upto = last_n
-            return
-        found = self._keys(self.upto if self.resolved else 0)
-        known = self.small or Keys([])
-        if found is None or len(known) + len(found) > SMALL:
-            self.small, self.counted = None, None
-        else:
-            self.small = known.with_more(found)
-            self.counted = Count.of(len(self.small))
-        self.resolved, self.upto = True, last_n
+class View(Protocol):
+    """What a list asks of the trajectories that a query leaves. Offsets count from 0; numbers `n`, from 1."""
 
     def count(self) -> Count:
-        """How many trajectories the view has; a lower bound when counting took too long."""
-        if self.counted is None:
-            self.counted = self._count_after(Count.of(0), 0)
-        return self.counted
+        """How many there are; a lower bound when counting took too long."""
+        ...
 
     def least(self) -> Count:
-        """What is known of the count without counting; a lower bound when the view is large."""
-        return self.counted if self.counted is not None else Count.of(SMALL + 1, exact=False)
+        """What is known of the count without counting."""
+        ...
 
     def page(self, offset: int, limit: int) -> list[int]:
-        """The numbers of the trajectories at `offset` … of the view."""
-        if self.small is not None:
-            numbers = self.small.numbers
-            if self.descending:
-                end = max(0, len(numbers) - offset)
-                return numbers[max(0, end - limit) : end].tolist()[::-1]
-            return numbers[offset : offset + limit].tolist()
-        if self.plain and self.sort == "n":
-            return self._dense(offset, limit)
-        total = self.counted if self.counted is not None and self.counted.exact else None
+        """The numbers at `offset` … of the view."""
+        ...
+
+    def neighbour(self, n: int, direction: int) -> int | None:
+        """The number after (`+1`) or before (`-1`) trajectory n, which need not be in the view; None at its end."""
+        ...
+
+    def position(self, n: int) -> int | None:
+        """The offset of trajectory n; None when it is not in the view, or this cannot be told in time."""
+        ...
+
+    def numbers(self) -> Sequence[int] | None:
+        """All numbers where they are listed."""
+        ...
+
+    def grown(self, last_n: int) -> View:
+        """The view when trajectories up to `last_n` are recorded; cheap when there are no more than before."""
+        ...
+
+
+class Dense:
+    """All trajectories in order of recording: their numbers have no holes."""
+
+    def __init__(self, last_n: int, descending: bool) -> None:
+        self.last_n, self.descending = last_n, descending
+
+    def count(self) -> Count:
+        """All of them."""
+        return Count.of(self.last_n)
+
+    least = count
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        """Counted off."""
+        if self.descending:
+            first = self.last_n - offset
+            return list(range(first, max(0, first - limit), -1))
+        return list(range(offset + 1, min(self.last_n, offset + limit) + 1))
+
+    def neighbour(self, n: int, direction: int) -> int | None:
+        """One more or one less."""
+        other = n + (-direction if self.descending else direction)
+        return other if 1 <= other <= self.last_n else None
+
+    def position(self, n: int) -> int | None:
+        """From whichever end comes first."""
+        if not 1 <= n <= self.last_n:
+            return None
+        return self.last_n - n if self.descending else n - 1
+
+    def numbers(self) -> Sequence[int] | None:
+        """Not listed."""
+        return None
+
+    def grown(self, last_n: int) -> View:
+        """Its end is elsewhere."""
+        self.last_n = last_n
+        return self
+
+
+class _Ordered:
+    """What both kinds of views under a filter or in another order know: the selection and the column of the order."""
+
+    def __init__(self, db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> None:
+        self.db, self.selection = db, selection
+        self.sort, self.descending = sort, descending
+        self.last_n = last_n
+
+    def _forwards(self, direction: int) -> bool:
+        return (direction > 0) != self.descending
+
+    def _key_of(self, n: int) -> Key | None:
+        row = self.db.one(f"SELECT {self.sort} FROM rows WHERE n = ?", (n,))
+        return None if row is None else key_of(row[0], n)
+
+    def _found_after(self, after: int) -> list[Key] | None:
+        """Keys of the matches after a number, unsorted; None when there are more than `SMALL`."""
+        source, params, n = self.selection.source()
+        sql = f"SELECT {self.sort}, n {source} AND {n} > ? LIMIT ?"
+        found = self.db.all(sql, (*params, after, SMALL + 1))
+        return None if len(found) > SMALL else [key_of(v, i) for v, i in found]
+
+
+class Listed(_Ordered):
+    """A view whose keys are all here."""
+
+    keys: Keys
+
+    def count(self) -> Count:
+        """All of them."""
+        return Count.of(len(self.keys))
+
+    least = count
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        """A slice, from the end when the order is turned around."""
+        numbers = self.keys.numbers
+        if self.descending:
+            end = max(0, len(numbers) - offset)
+            return numbers[max(0, end - limit) : end].tolist()[::-1]
+        return numbers[offset : offset + limit].tolist()
+
+    def neighbour(self, n: int, direction: int) -> int | None:
+        """The next key in the list."""
+        here = self._key_of(n)
+        if here is None:
+            return None
+        return self.keys.after(here) if self._forwards(direction) else self.keys.before(here)
+
+    def position(self, n: int) -> int | None:
+        """Where its key stands."""
+        here = self._key_of(n)
+        at = None if here is None else self.keys.index(here)
+        return at if at is None or not self.descending else len(self.keys) - 1 - at
+
+    def numbers(self) -> Sequence[int] | None:
+        """All of them, in ascending order of the column."""
+        return self.keys.numbers
+
+    def grown(self, last_n: int) -> View:
+        """The new matches are sorted in; with too many of them the view is walked from now on."""
+        if last_n == self.last_n:
+            return self
+        found = self._found_after(self.last_n)
+        if found is None or len(self.keys) + len(found) > SMALL:
+            return Walked(self.db, self.selection, self.sort, self.descending, last_n)
+        self.keys, self.last_n = self.keys.with_more(found), last_n
+        return self
+
+
+class Walked(_Ordered):
+    """A view that is read by key along an index, from the nearest place already seen."""
+
+    def __init__(self, db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> None:
+        super().__init__(db, selection, sort, descending, last_n)
+        self._counted = Count.of(last_n) if selection.everything else None
+        self._anchors: dict[int, Key] = {}
+        """Key in front of an offset."""
+        self._ahead: dict[tuple[int, int], int | None] = {}
+        """Neighbour of a number in a direction."""
+
+    def count(self) -> Count:
+        """Counted once, then kept up."""
+        if self._counted is None:
+            self._counted = self._count_after(Count.of(0), 0)
+        return self._counted
+
+    def least(self) -> Count:
+        """More than a list may hold."""
+        return self._counted if self._counted is not None else Count.of(SMALL + 1, exact=False)
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        """From the nearest place seen before it, or from the end when that is nearer."""
+        total = self._counted if self._counted is not None and self._counted.exact else None
         backwards = False
         start, skip, ascending = None, offset, not self.descending
-        before = [o for o in self.anchors if o <= offset]
+        before = [o for o in self._anchors if o <= offset]
         if before:
             nearest = max(before)
-            start, skip = self.anchors[nearest], offset - nearest
+            start, skip = self._anchors[nearest], offset - nearest
         if total is not None and total - offset - limit < skip:  # nearer to the end: read it from there
             limit = min(limit, max(0, total - offset))
             start, skip, backwards = None, total - offset - limit, True
@@ -162,151 +224,130 @@ class View:
         if backwards:
             keys.reverse()
         if keys:
-            self.anchors[offset + len(keys)] = keys[-1]
-            if len(self.anchors) > 4096:
-                self.anchors.clear()
+            if len(self._anchors) > _PLACES:
+                self._anchors.clear()
+            self._anchors[offset + len(keys)] = keys[-1]
         return [n for _, _, n in keys]
 
     def neighbour(self, n: int, direction: int) -> int | None:
-        """The trajectory after (`+1`) or before (`-1`) trajectory n in the order of the view, or None at its end."""
-        forwards = (direction > 0) != self.descending
-        if self.plain and self.sort == "n":
-            other = n + (1 if forwards else -1)
-            return other if 1 <= other <= self.upto else None
-        if (n, direction) in self.ahead:
-            return self.ahead[n, direction]
+        """The next key along the index; some more are read with it."""
+        if (n, direction) in self._ahead:
+            return self._ahead[n, direction]
         here = self._key_of(n)
         if here is None:
             return None
-        if self.small is not None:
-            return self.small.after(here) if forwards else self.small.before(here)
-        keys = self._walk(here, forwards, AHEAD, 0)
-        chain = [k[2] for k in keys]
-        if len(self.ahead) > 4096:
-            self.ahead.clear()
+        chain = [k[2] for k in self._walk(here, self._forwards(direction), AHEAD, 0)]
+        if len(self._ahead) > _PLACES:
+            self._ahead.clear()
         for a, b in itertools.pairwise(chain):
-            self.ahead[a, direction] = b
-            self.ahead[b, -direction] = a
-        if chain:  # one way only: n itself need not be in the view
-            self.ahead[n, direction] = chain[0]
-        if not keys:
-            self.ahead[n, direction] = None
-        return keys[0][2] if keys else None
+            self._ahead[a, direction] = b
+            self._ahead[b, -direction] = a
+        # one way only: n itself need not be in the view
+        other = self._ahead[n, direction] = chain[0] if chain else None
+        return other
+
+    def position(self, n: int) -> int | None:
+        """How many matches stand in front of it, when they can be counted in time."""
+        here = self._key_of(n)
+        if here is None:
+            return None
+        along = self.selection.everything  # else one scan finds the matches sooner than the index of the order
+        source, params, name = self.selection.source(f"rows_{self.sort}" if along else "")
+        if self.db.one(f"SELECT 1 {source} AND {name} = ?", (*params, n)) is None:
+            return None
+        position = 0
+        try:
+            with self.db.limit(COUNT_SECONDS):
+                for condition, more in self._beyond(here, self.descending, name):
+                    row = self.db.one(f"SELECT count(*) {source} AND ({condition})", (*params, *more))
+                    position += row[0] if row else 0
+        except OutOfTime:
+            return None
+        self._anchors[position + 1] = here
+        return position
 
     def numbers(self) -> Sequence[int] | None:
-        """All numbers of a small view; None for a large one."""
-        return None if self.small is None else self.small.numbers
+        """Not listed."""
+        return None
 
-    def _dense(self, offset: int, limit: int) -> list[int]:
-        if self.descending:
-            first = self.upto - offset
-            return list(range(first, max(0, first - limit), -1))
-        return list(range(offset + 1, min(self.upto, offset + limit) + 1))
-
-    def source(self, order: str = "") -> tuple[str, list[object], str]:
-        """FROM and WHERE over `rows`, their parameters, and the name of n there.
-
-        A search drives the join: its postings come in order of n. Without one, a scan beats every index that SQLite
-        would choose for a filter, unless an order is asked for.
-        """
-        if self.match and order:  # along another order: each row is looked up among the postings
-            found = "EXISTS (SELECT 1 FROM search WHERE search MATCH ? AND rowid = n)"
-            source = f"FROM rows INDEXED BY {order} WHERE ({self.where or 1}) AND {found}"
-            return source, [*self.params, self.match], "n"
-        if self.match:
-            hits = "(SELECT rowid AS hit FROM search WHERE search MATCH ?)"
-            source = f"FROM {hits} CROSS JOIN rows ON rows.n = hit WHERE {self.where or 1}"
-            return source, [self.match, *self.params], "hit"
-        hint = f"INDEXED BY {order}" if order else "NOT INDEXED"
-        return f"FROM rows {hint} WHERE {self.where or 1}", list(self.params), "n"
-
-    def _keys(self, after: int) -> list[Key] | None:
-        """Keys of the matches after a number, unsorted; None when there are more than `SMALL`, or no time."""
-        source, params, n = self.source()
-        value = "n" if self.sort == "n" else self.sort
-        found = self.connection.all(f"SELECT {value}, n {source} AND {n} > ? LIMIT ?", (*params, after, SMALL + 1))
-        return None if len(found) > SMALL else [_key(v, i) for v, i in found]
+    def grown(self, last_n: int) -> View:
+        """What was seen ahead may have other neighbours now; the count goes on from where it was."""
+        if last_n == self.last_n:
+            return self
+        self._ahead.clear()
+        if self.sort != "n" or self.descending:
+            self._anchors.clear()
+        if self.selection.everything:
+            self._counted = Count.of(last_n)
+        elif self._counted is not None and self._counted.exact:
+            self._counted = self._count_after(self._counted, self.last_n)
+        self.last_n = last_n
+        return self
 
     def _count_after(self, known: Count, after: int) -> Count:
-        source, params, n = self.source()
-        if self.match and not self.where:
-            source, n = "FROM search WHERE search MATCH ?", "rowid"
+        source, params, n = self.selection.counted()
         try:
-            with self.connection.limit(COUNT_SECONDS):
-                more = self.connection.one(f"SELECT count(*) {source} AND {n} > ?", (*params, after))
+            with self.db.limit(COUNT_SECONDS):
+                more = self.db.one(f"SELECT count(*) {source} AND {n} > ?", (*params, after))
             return Count.of(known + (more[0] if more else 0), known.exact)
         except OutOfTime:
-            least = max(known, SMALL + 1 if self.resolved and self.small is None and not self.plain else 0)
-            return Count.of(least, exact=False)
+            return Count.of(max(known, SMALL + 1), exact=False)
 
-    def _key_of(self, n: int) -> Key | None:
-        row = self.connection.one(f"SELECT {self.sort} FROM rows WHERE n = ?", (n,))
-        return None if row is None else _key(row[0], n)
+    def _beyond(self, start: Key | None, ascending: bool, name: str) -> list[tuple[str, tuple[object, ...]]]:
+        if self.sort != "n":
+            return beyond(self.sort, start, ascending)
+        return [("1", ())] if start is None else [(f"{name} {'>' if ascending else '<'} ?", (start[2],))]
 
     def _walk(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
         """The next `limit` keys after `start` (exclusive) in a direction, leaving out the first `skip`."""
         if limit <= 0:
             return []
         if self.sort == "n":
-            source, params, n = self.source()
-            op, order = (">", "ASC") if ascending else ("<", "DESC")
-            edge = start[2] if start is not None else (0 if ascending else self.upto + 1)
-            rows = self.connection.all(
-                f"SELECT {n} {source} AND {n} {op} ? ORDER BY {n} {order} LIMIT ? OFFSET ?",
-                (*params, edge, limit, skip),
-            )
-            return [_key(i, i) for (i,) in rows]
+            source, params, n = self.selection.source()
+            order = "ASC" if ascending else "DESC"
+            ((condition, more),) = self._beyond(start, ascending, n)
+            sql = f"SELECT {n} {source} AND {condition} ORDER BY {n} {order} LIMIT ? OFFSET ?"
+            return [key_of(i, i) for (i,) in self.db.all(sql, (*params, *more, limit, skip))]
         try:
-            with self.connection.limit(None if self.plain else WALK_SECONDS):
+            with self.db.limit(None if self.selection.everything else WALK_SECONDS):
                 return self._along_index(start, ascending, limit, skip)
         except OutOfTime:  # the matches lie far along this order: one scan that keeps the best is quicker
             return self._by_scan(start, ascending, limit, skip)
 
     def _along_index(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
-        source, params, _ = self.source(f"rows_{self.sort}")
+        source, params, _ = self.selection.source(f"rows_{self.sort}")
+        order = "ASC" if ascending else "DESC"
         keys: list[Key] = []
-        for condition, more in _spans(self.sort, start, ascending):
-            order = "ASC" if ascending else "DESC"
+        for condition, more in beyond(self.sort, start, ascending):
             sql = f"SELECT {self.sort}, n {source} AND {condition} ORDER BY {self.sort} {order}, n {order} LIMIT ?"
             need = limit + skip - len(keys)
             if skip and not keys and condition == "1":  # the whole order: SQLite skips faster than we do
-                found = self.connection.all(f"{sql} OFFSET ?", (*params, *more, limit, skip))
-                return [_key(v, n) for v, n in found]
-            keys.extend(_key(v, n) for v, n in self.connection.all(sql, (*params, *more, need)))
+                found = self.db.all(f"{sql} OFFSET ?", (*params, *more, limit, skip))
+                return [key_of(v, n) for v, n in found]
+            keys.extend(key_of(v, n) for v, n in self.db.all(sql, (*params, *more, need)))
             if len(keys) >= limit + skip:
                 break
         return keys[skip:]
 
     def _by_scan(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
-        source, params, _ = self.source()
+        source, params, _ = self.selection.source()
         order = "ASC" if ascending else "DESC"
-        conditions = _spans(self.sort, start, ascending)
+        conditions = beyond(self.sort, start, ascending)
         either = " OR ".join(f"({c})" for c, _ in conditions)
         more = [p for _, ps in conditions for p in ps]
-        rows = self.connection.all(
+        rows = self.db.all(
             f"SELECT {self.sort}, n {source} AND ({either}) ORDER BY {self.sort} {order}, n {order} LIMIT ? OFFSET ?",
             (*params, *more, limit, skip),
         )
-        return [_key(v, n) for v, n in rows]
+        return [key_of(v, n) for v, n in rows]
 
 
-def _key(value: Any, n: int) -> Key:
-    return (0, 0.0, n) if value is None else (1, value, n)
-
-
-def _spans(sort: str, start: Key | None, ascending: bool) -> list[tuple[str, tuple[object, ...]]]:
-    """What lies beyond a key in an order, as conditions that each are one range of the index (ties first)."""
-    if start is None:
-        return [("1", ())]
-    present, value, n = start
-    if ascending:
-        if not present:
-            return [(f"{sort} IS NULL AND n > ?", (n,)), (f"{sort} IS NOT NULL", ())]
-        return [(f"{sort} = ? AND n > ?", (value, n)), (f"{sort} > ?", (value,))]
-    if not present:
-        return [(f"{sort} IS NULL AND n < ?", (n,))]
-    return [
-        (f"{sort} = ? AND n < ?", (value, n)),
-        (f"{sort} < ?", (value,)),
-        (f"{sort} IS NULL", ()),
-    ]
+def open_view(db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> View:
+    """The view of a query over trajectories 1 … `last_n`. Raises FilterError for an order that there is not."""
+    if sort not in SORTS:
+        raise FilterError(f"cannot sort by {sort!r}: use one of {', '.join(SORTS)}")
+    if selection.everything:
+        return Dense(last_n, descending) if sort == "n" else Walked(db, selection, sort, descending, last_n)
+    listed = Listed(db, selection, sort, descending, 0)
+    listed.keys = Keys([])
+    return listed.grown(last_n)

@@ -66,7 +66,7 @@ def test_ctrl_c_lets_the_run_save_and_says_how_to_resume(training: Training, pro
     resumed = grpo_tui(project, "train", "--resume", "h", "--set", f"training.max_steps={stopped.step + 1}")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     with RunReader(training.run) as reader:
-        assert [s for s, _ in reader.metric("train/loss")] == list(range(1, stopped.step + 2))
+        assert [s for s, _ in reader.metrics.points("train/loss")] == list(range(1, stopped.step + 2))
 
 
 def test_training_goes_on_without_its_record_and_says_so_once(training: Training, project: Path):
@@ -99,7 +99,7 @@ def test_training_goes_on_when_the_disk_takes_no_more_and_the_log_says_so_once(t
         assert reader.problems == []
         (told,) = reader.events(kinds=("record",))
         assert "cannot be written" in told.message
-        assert reader.total() == STEPS * 16 - told.data["dropped"]
+        assert reader.rollouts.total() == STEPS * 16 - told.data["dropped"]
 
 
 def test_a_run_that_cannot_start_is_told_in_one_line_with_its_log(project: Path, model: Path):

@@ -46,27 +46,27 @@ def wait_for_step(run: Path, step: int, seconds: float = 120.0) -> None:
 
 def last_step(run: Path) -> int:
     with RunReader(run) as reader:
-        return reader.last_step()
+        return reader.metrics.last_step()
 
 
 def contents(run: Path) -> dict[str, int]:
     """The step of each trajectory by id: what a person could have seen of the record."""
     with RunReader(run) as reader:
         assert reader.problems == []
-        return {row.id: row.step for row in reader.page(limit=100_000)}
+        return {row.id: row.step for row in reader.rollouts.page(limit=100_000)}
 
 
 def assert_whole(run: Path) -> int:
     """Every step up to the last is there once, with all its trajectories and its metrics; gives the last step."""
     with RunReader(run) as reader:
         assert reader.problems == []
-        last = reader.last_step()
-        assert [s for s, _ in reader.metric("train/loss")] == list(range(1, last + 1))
-        rows = reader.page(limit=100_000)
+        last = reader.metrics.last_step()
+        assert [s for s, _ in reader.metrics.points("train/loss")] == list(range(1, last + 1))
+        rows = reader.rollouts.page(limit=100_000)
         assert Counter(row.step for row in rows) == {step: ROWS for step in range(1, last + 1)}
         assert len({row.id for row in rows}) == len(rows)
         for row in (rows[0], rows[-1]):
-            assert reader.trajectory(row.n).trajectory.id == row.id
+            assert reader.bodies.trajectory(row.n).trajectory.id == row.id
         return last
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from grpo_tui.engine.launch import find_run
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 
 from .terminal import Terminal
@@ -85,7 +86,7 @@ def test_train_leave_come_back_stop_and_read_why_a_step_was_penalised(project: P
         screen.press("\r")
         screen.see("step 1/", "reward of this step")
         with RunReader(runs / "session") as reader:
-            breakdown = reader.trajectory(reader.page(filter="penalised", limit=1)[0].n).breakdown
+            breakdown = reader.bodies.trajectory(reader.rollouts.page(Query("penalised"), limit=1)[0].n).breakdown
         assert breakdown is not None
         step = next(i for i, reward in enumerate(breakdown.steps) if reward.penalties)
         screen.press("l" * step)  # to the step that was penalised

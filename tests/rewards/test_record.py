@@ -38,12 +38,12 @@ def test_every_number_in_the_record_is_the_orchestrators(tmp_path_factory, given
         n = 0
         for number, result in enumerate(computed, start=1):
             for name, value in flat(result.metrics).items():
-                assert dict(reader.metric(name))[number] == value, name
+                assert dict(reader.metrics.points(name))[number] == value, name
             for row, breakdown in enumerate(result.breakdowns):
                 n += 1
-                recorded = reader.trajectory(n).breakdown
+                recorded = reader.bodies.trajectory(n).breakdown
                 assert recorded == breakdown
                 assert recorded is not None
                 dense = torch.tensor([s.total for s in recorded.steps], dtype=torch.float32)
                 assert torch.equal(dense, result.total[row, : len(dense)])
-        assert reader.total() == n
+        assert reader.rollouts.total() == n

@@ -90,8 +90,8 @@ async def test_a_run_that_is_deleted_while_it_is_shown_crashes_nothing(run_copy:
 
 def digest(run: Path) -> str:
     with RunReader(run) as reader:
-        rows = reader.page(limit=1000)
-        whole = [repr(reader.trajectory(r.n)) for r in rows[::20]]
+        rows = reader.rollouts.page(limit=1000)
+        whole = [repr(reader.bodies.trajectory(r.n)) for r in rows[::20]]
     return hashlib.sha256("".join([*map(repr, rows), *whole]).encode()).hexdigest()
 
 
@@ -109,7 +109,7 @@ def test_a_viewer_killed_while_it_reads_harms_nothing(run_copy: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from grpo_tui.engine.runs.reader import RunReader\n"
         "r = RunReader(Path(sys.argv[1])); print('reading', flush=True)\n"
-        "while True: [r.trajectory(n) for n in range(1, 300)]; r.count('reward<0.2', 'mask')"
+        "while True: [r.bodies.trajectory(n) for n in range(1, 300)]; r.rollouts.count(Query('reward<0.2', 'mask'))"
     )
     viewer = subprocess.Popen([sys.executable, "-c", code, str(run_copy)], stdout=subprocess.PIPE)
     assert viewer.stdout is not None and viewer.stdout.readline() == b"reading\n"

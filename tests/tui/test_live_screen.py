@@ -27,7 +27,7 @@ async def test_shows_where_the_run_is(run: Path) -> None:
 
 async def test_the_component_table_is_the_record_s(run: Path) -> None:
     with RunReader(run) as reader:
-        latest = reader.latest()
+        latest = reader.metrics.latest()
     async with running(run.parent, Live(run)) as app:
         for name in ("task", "curiosity", "coherence", "penalty"):
             cells = next(t.plain for t in app.screen.components.lines if t.plain.startswith(name)).split()

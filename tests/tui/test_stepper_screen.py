@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.format import fixed
@@ -17,7 +18,7 @@ from .drive import SIZE, running
 
 def find(run: Path, filter: str) -> int:
     with RunReader(run) as reader:
-        return reader.page(filter=filter, limit=1)[0].n
+        return reader.rollouts.page(Query(filter), limit=1)[0].n
 
 
 async def test_steps(run: Path) -> None:
@@ -55,14 +56,14 @@ async def test_rollouts_of_the_group(run: Path) -> None:
         assert app.screen.n == 8, "the group goes around"
         text = app.text
         with RunReader(run) as reader:
-            for row in reader.group("1.1"):
+            for row in reader.rollouts.group("1.1"):
                 assert f"{row.n}" in text and fixed(row.advantage, signed=True) in text
 
 
 async def test_the_arithmetic_is_the_record_s(run: Path) -> None:
     n = find(run, "penalty:missing_prerequisite")
     with RunReader(run) as reader:
-        record = reader.trajectory(n)
+        record = reader.bodies.trajectory(n)
     assert record.breakdown is not None
     async with running(run.parent, Stepper(run, str(n))) as app:
         for index, step in enumerate(record.breakdown.steps):
@@ -146,7 +147,7 @@ async def test_the_mask_the_box_and_the_point_are_drawn_on_the_image(run: Path) 
     from grpo_tui.tui.app.widgets.image_view import LINE_COLOR, compose
 
     with RunReader(run) as reader:
-        trajectory = reader.trajectory(find(run, "turns=3")).trajectory
+        trajectory = reader.bodies.trajectory(find(run, "turns=3")).trajectory
     image = trajectory.images[0]
     plain = compose(run, image, None, (192, 128))
     first, second = trajectory.steps[0].overlay, trajectory.steps[1].overlay

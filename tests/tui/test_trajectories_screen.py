@@ -11,7 +11,9 @@ import pytest
 
 from grpo_tui.engine.runs import views
 from grpo_tui.engine.runs.groups import GroupList
+from grpo_tui.engine.runs.query import EVERYTHING, Query
 from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.rollouts import Rollouts
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
@@ -50,7 +52,7 @@ async def test_cursor_reaches_the_last_row_and_reads_only_pages(run: Path) -> No
 
 async def test_filter_expression(run: Path) -> None:
     with RunReader(run) as reader:
-        expected = reader.count("penalty:missing_prerequisite and reward<0.2")
+        expected = reader.rollouts.count(Query("penalty:missing_prerequisite and reward<0.2"))
     async with running(run.parent, Trajectories(run)) as app:
         await app.press("f")
         await app.type("penalty:missing_prerequisite and reward<0.2")
@@ -72,7 +74,7 @@ async def test_a_wrong_filter_is_explained_while_typing_and_not_accepted(run: Pa
 
 async def test_search_over_everything(run: Path) -> None:
     with RunReader(run) as reader:
-        expected = reader.count("", "no mask 7")
+        expected = reader.rollouts.count(Query(search="no mask 7"))
     async with running(run.parent, Trajectories(run)) as app:
         await app.press("slash")
         await app.type("no mask 7")
@@ -170,10 +172,10 @@ async def test_folding_into_groups_and_back(run: Path) -> None:
 
 def test_groups_are_folded_exactly(run: Path) -> None:
     with RunReader(run) as reader:
-        groups = GroupList(reader)
+        groups = reader.rollouts.groups()
         assert groups.count() == 80
         for row in groups.page(10, 5):
-            members = reader.group(row.group)
+            members = reader.rollouts.group(row.group)
             rewards = [m.reward or 0.0 for m in members]
             mean = sum(rewards) / len(rewards)
             assert row.size == len(members) == 4
@@ -181,8 +183,8 @@ def test_groups_are_folded_exactly(run: Path) -> None:
             assert row.std == pytest.approx((sum((r - mean) ** 2 for r in rewards) / 4) ** 0.5, abs=1e-6)
             assert row.correct == sum(bool(m.correct) for m in members)
             assert row.first_n == min(m.n for m in members)
-        wrong = GroupList(reader, "step>=39 and not correct")
-        expected = {r.group for r in reader.page(filter="step>=39 and not correct", limit=100)}
+        wrong = reader.rollouts.groups(Query("step>=39 and not correct"))
+        expected = {r.group for r in reader.rollouts.page(Query("step>=39 and not correct"), limit=100)}
         assert {g.group for g in wrong.page(0, 100)} == expected and wrong.count() == len(expected)
 
 
@@ -191,7 +193,7 @@ async def test_follow_stays_at_the_newest(tmp_path: Path) -> None:
 
     run = make_run(tmp_path / "runs", "growing", steps=2)
     with RunReader(run) as reader:
-        record = reader.trajectory(1)
+        record = reader.bodies.trajectory(1)
     async with running(run.parent, Trajectories(run)) as app:
         await app.press("F")
         assert "following" in app.text and app.screen.table.current.n == 16
@@ -261,17 +263,17 @@ async def test_opens_where_training_begins(tmp_path: Path) -> None:
 
 async def test_rows_are_shown_before_they_are_counted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counting, may_count = threading.Event(), threading.Event()
-    count = RunReader.count
+    count = Rollouts.count
 
-    def slow(self: RunReader, filter: str = "", search: str = "") -> Any:
-        if filter:  # not of all, which is looked at every second
+    def slow(self: Rollouts, query: Query = EVERYTHING) -> Any:
+        if query.filter:  # not of all, which is looked at every second
             counting.set()
             assert may_count.wait(20)
-        return count(self, filter, search)
+        return count(self, query)
 
     monkeypatch.setattr(views, "SMALL", 20)
     async with running(run.parent, Trajectories(run)) as app:
-        monkeypatch.setattr(RunReader, "count", slow)
+        monkeypatch.setattr(Rollouts, "count", slow)
         await app.press("f")
         await app.pilot.press(*"step", "greater_than_sign", "3", "enter")
         while not counting.is_set():
@@ -290,8 +292,8 @@ def test_the_first_groups_are_found_without_listing_all(run: Path) -> None:
         ("n<0", ""),
     ):
         with RunReader(run) as reader:
-            first = GroupList(reader, filter_, search).first(7)
-            every = GroupList(reader, filter_, search)
+            first = reader.rollouts.groups(Query(filter_, search)).first(7)
+            every = reader.rollouts.groups(Query(filter_, search))
             assert first == every.page(0, 7) == every.first(7)
 
 

@@ -88,11 +88,11 @@ def read_snapshot(reader: RunReader, log_lines: int) -> Snapshot:
     made = Snapshot(reader.info())
     problems: list[str] = []
     try:
-        made.names = reader.metric_names()
-        made.latest = reader.latest()
+        made.names = reader.metrics.names()
+        made.latest = reader.metrics.latest()
         for name in made.names:
             if name.startswith(_TRENDS):
-                made.trends[name] = [v for _, v in reader.metric(name, max_points=TREND)]
+                made.trends[name] = [v for _, v in reader.metrics.points(name, max_points=TREND)]
         made.alerts = reader.events(("alert", "error", "record"), limit=200)
         made.betas = reader.events(("beta",), limit=5)
         made.versions = reader.events(("snapshot", "checkpoint", "eval"), limit=40)
@@ -115,7 +115,7 @@ def read_curves(
         for wanted in (name, spread_of(name)):
             if wanted and wanted not in made:
                 try:
-                    made[wanted] = reader.metric(wanted, after_step=after, until_step=until, max_points=POINTS)
+                    made[wanted] = reader.metrics.points(wanted, after_step=after, until_step=until, max_points=POINTS)
                 except RecordError:
                     made[wanted] = []
     return made

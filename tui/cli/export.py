@@ -60,7 +60,7 @@ def _records(reader: RunReader, filter_: str) -> Iterator[dict[str, Any]]:
     from .records import matching, record_data
 
     for row in matching(reader, filter_, "", None):
-        yield {"n": row.n, "step": row.step} | record_data(reader.trajectory(row.n))
+        yield {"n": row.n, "step": row.step} | record_data(reader.bodies.trajectory(row.n))
 
 
 def _write_jsonl(path: Path, rows: Iterator[dict[str, Any]]) -> int:

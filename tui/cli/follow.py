@@ -204,7 +204,7 @@ class _Progress:
         """Print what was recorded since the last look."""
         if self.reader is None:
             return
-        self.metric_row, news = self.reader.metrics_since(self.metric_row)
+        self.metric_row, news = self.reader.metrics.since(self.metric_row)
         for name, points in news.items():
             for step, value in points[-1:]:
                 self.values[name] = value

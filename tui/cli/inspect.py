@@ -104,8 +104,8 @@ def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
     events = reader.events(limit=EVENTS_SHOWN)
     return {
         "run": {name: getattr(info, name) for name in info.__dataclass_fields__},
-        "trajectories": reader.total(),
-        "latest": reader.latest(),
+        "trajectories": reader.rollouts.total(),
+        "latest": reader.metrics.latest(),
         "alerts": [_event(e) for e in reader.events(kinds=("alert",), limit=EVENTS_SHOWN)],
         "evaluations": [_event(e) for e in reader.events(kinds=("eval",), limit=EVENTS_SHOWN)],
         "beta": [_event(e) for e in reader.events(kinds=("beta",), limit=EVENTS_SHOWN)],
@@ -126,10 +126,11 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
 
     total = f"/{info.total_steps}" if info.total_steps else ""
     say(f"run {info.id}: {info.status} at step {info.step}{total}, mode {info.mode}, in {info.path}")
-    say(f"environment {literal(info.environment)}, model {literal(info.model)}, {reader.total():,} trajectories")
+    count = f"{reader.rollouts.total():,} trajectories"
+    say(f"environment {literal(info.environment)}, model {literal(info.model)}, {count}")
     if info.error:
         say(f"error: {literal(info.error.strip().splitlines()[-1])}")
-    for name, value in sorted(reader.latest().items()):
+    for name, value in sorted(reader.metrics.latest().items()):
         say(f"  {literal(name):44} {number(value)}")
     for event in reader.events(kinds=("alert", "eval", "record", "error"), limit=20):
         say(f"  step {event.step}: {literal(event.message)}")
@@ -150,7 +151,7 @@ def _row_text(row: Any) -> str:
 
 def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> None:
     try:
-        record = reader.trajectory(reference)
+        record = reader.bodies.trajectory(reference)
     except LookupError as error:
         fail(f"{error}; ids are listed by `grpo-tui inspect {info.id} --filter ''`", ExitCode.NOT_FOUND)
     if as_json:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...engine.runs.query import Query
 from ...engine.runs.types import RunInfo, TrajectoryRecord, TrajectoryRow
 from .common import ExitCode, fail, warn
 
@@ -39,12 +40,12 @@ def opened(info: RunInfo) -> Iterator[RunReader]:
 
 def matching(reader: RunReader, filter_: str, search: str, limit: int | None) -> Iterator[TrajectoryRow]:
     """The rows that match, in order of recording, a page at a time."""
-    for note in reader.filter_notes(filter_):
+    for note in reader.rollouts.filter_notes(filter_):
         warn(f"--filter: {note}")
     done = 0
     while limit is None or done < limit:
         size = PAGE if limit is None else min(PAGE, limit - done)
-        rows = reader.page(filter=filter_, search=search, offset=done, limit=size)
+        rows = reader.rollouts.page(Query(filter_, search), offset=done, limit=size)
         yield from rows
         done += len(rows)
         if len(rows) < size:

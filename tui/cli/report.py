@@ -53,9 +53,9 @@ def page(run: RunInfo, picture: str) -> str:
     from .records import opened
 
     with opened(run) as reader:
-        latest = reader.latest()
+        latest = reader.metrics.latest()
         events = reader.events(kinds=("alert", "eval", "beta", "snapshot", "checkpoint", "record", "error"), limit=500)
-        count = reader.total()
+        count = reader.rollouts.total()
 
     def cell(text: object) -> str:
         return f"<td>{escape(literal(str(text)))}</td>"

@@ -50,7 +50,7 @@ def newest(run: RunInfo) -> dict[str, float]:
     except (RecordError, OSError):
         return {}
     try:
-        return reader.latest()
+        return reader.metrics.latest()
     except RecordError:
         return {}
     finally:

@@ -69,7 +69,7 @@ def train(config: RunConfig, run_dir: Path, *, resume: bool = False) -> bool:
 def losses(run_dir: Path) -> list[tuple[int, float]]:
     reader = RunReader(run_dir)
     try:
-        return reader.metric("train/loss")
+        return reader.metrics.points("train/loss")
     finally:
         reader.close()
 
@@ -160,7 +160,7 @@ def test_the_adapters_learn_and_are_saved_with_the_run_recorded(base, tmp_path):
     try:
         events = {event.kind for event in reader.events()}
         assert {"phase", "eval", "checkpoint"} <= events
-        assert [step for step, _ in reader.metric("success/eval_greedy")] == [0, 24]
+        assert [step for step, _ in reader.metrics.points("success/eval_greedy")] == [0, 24]
     finally:
         reader.close()
 

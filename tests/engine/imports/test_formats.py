@@ -34,7 +34,7 @@ def same(found: Iterable[float | None], stated: Iterable[float | None]) -> bool:
 
 
 def rows(reader: RunReader) -> list[TrajectoryRow]:
-    return reader.page(limit=1000)
+    return reader.rollouts.page(limit=1000)
 
 
 def components(record: TrajectoryRecord) -> dict[str, float | None]:
@@ -57,14 +57,14 @@ def test_trl(opened: Open):
     for name in ("correct", "format", "length"):
         assert same([r.extra.get(f"component.{name}") for r in found], [r[name] for r in stated])
     assert [r.extra.get("extracted") for r in found] == [r["extracted"] for r in stated]
-    first = reader.trajectory(1)
+    first = reader.bodies.trajectory(1)
     assert [s.action for s in first.trajectory.steps] == ["segment_object_at", "get_properties", None]
     assert first.trajectory.steps[0].calls[0].arguments == {"x": 13, "y": 30}, "arrow's nulls are no arguments"
     assert first.trajectory.steps[0].calls[0].result == "mask 1: 210 pixels"
-    broken = reader.trajectory(3).trajectory.steps[0]
+    broken = reader.bodies.trajectory(3).trajectory.steps[0]
     assert broken.parse_error and broken.calls[0].problem
     assert "reward" in first.unknown and "weight" in first.unknown
-    assert dict(reader.metric("rewards/correct/mean")) == {1: 0.25, 2: 0.6666666865348816, 3: 0.625}
+    assert dict(reader.metrics.points("rewards/correct/mean")) == {1: 0.25, 2: 0.6666666865348816, 3: 0.625}
 
 
 @pytest.mark.parametrize(("folder", "split"), [("verl/rollout", "train"), ("verl/rollout_v0", "train")])
@@ -84,7 +84,7 @@ def test_verl(opened: Open, folder: str, split: str):
 
 
 def test_the_total_is_checked_where_weights_are_known(opened: Open):
-    record = opened("verl/rollout_v0").trajectory(1)
+    record = opened("verl/rollout_v0").bodies.trajectory(1)
     assert all(v.weight is None and v.contribution is None for v in record.breakdown.steps[-1].components.values())  # type: ignore[union-attr]
     assert "weight" in record.unknown and "advantage" in record.unknown
 

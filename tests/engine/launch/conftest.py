@@ -36,7 +36,7 @@ secret = read_config(run_dir).environment.config.get("api_key")
 step = 0
 if resume:
     with RunReader(run_dir) as reader:
-        step = reader.last_step()
+        step = reader.metrics.last_step()
 writer = RunWriter(run_dir, process=NAME, resume_from_step=step if resume else None)
 control = ControlChannel(run_dir, process=NAME, sigterm=True)
 if secret:

@@ -47,7 +47,7 @@ def test_a_run_starts_records_and_stops_after_saving(start_small, runs_dir: Path
     assert (stopped.status, stopped.exit_code) == ("stopped", 0)
     with RunReader(run.path) as reader:
         assert [e.message for e in reader.events(["checkpoint"])] == ["saved"]
-        assert reader.last_step() == stopped.step
+        assert reader.metrics.last_step() == stopped.step
     assert (Path(run.path) / "config.yaml").is_file()
     assert stop_run(stopped).status == "stopped"  # a second time: nothing to do
 
@@ -84,7 +84,7 @@ def test_a_crash_is_seen_with_its_last_lines_and_its_log(start_small):
     assert tail_log(crashed, 1) == ["RuntimeError: the model fell over"]
     assert crashed.facts["log"] == "logs/training.log"
     with RunReader(run.path) as reader:
-        assert reader.metric("success/train") == [(s, 0.5) for s in range(1, 6)]
+        assert reader.metrics.points("success/train") == [(s, 0.5) for s in range(1, 6)]
     # The exit code is known once the last of its threads is gone.
     until(lambda i: find_run(Path(run.path).parent, run.id).error == "the process is gone (exit code 1)", run)
 
@@ -128,7 +128,7 @@ def test_going_on_with_a_stopped_run(start_small, runs_dir: Path):
     assert on.name == "goes on" and len(on.facts["resumed"]) == 1
     final = stop_run(on, timeout=20)
     with RunReader(run.path) as reader:
-        assert reader.metric("success/train") == [(s, 0.5) for s in range(1, final.step + 1)]
+        assert reader.metrics.points("success/train") == [(s, 0.5) for s in range(1, final.step + 1)]
 
 
 def test_of_two_that_go_on_with_a_run_in_the_same_instant_one_is_refused(start_small):

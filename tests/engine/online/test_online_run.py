@@ -58,20 +58,20 @@ def test_a_run_serves_learns_validates_and_ends_by_itself(tmp_path: Path) -> Non
     status = wait_for(lambda: (i := look(run_dir)).status in ENDED and i, "the run's end")
     assert status.status == "finished", logs(run_dir)
     reader = RunReader(run_dir)
-    latest = reader.latest()
+    latest = reader.metrics.latest()
     rows = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
     queue = UpdateQueue(OnlineFolder(run_dir).queue)
     counts = queue.counts()
     settled = counts.get("applied", 0) + counts.get("rejected", 0)
     assert settled == len(rows) == latest["online/updates"] > 5
     assert counts.keys() <= {"applied", "rejected", "stale", "dropped"}
-    assert reader.count() == 24 * config.online.samples
+    assert reader.rollouts.count() == 24 * config.online.samples
     for name in (
         *("current_beta", "mean_kl", "queue_depth", "snapshot_version", "serving_version", "gate_rate", "flip_rate"),
         *("success", "confidence"),
     ):
         assert f"online/{name}" in latest
-    curve = dict(reader.metric("online/current_beta"))
+    curve = dict(reader.metrics.points("online/current_beta"))
     for row in rows:  # what is in the record is what the worker committed
         assert curve[row["request"]] == row["beta"]
     assert latest["online/snapshot_version"] == pointed_version(run_dir / "snapshots")

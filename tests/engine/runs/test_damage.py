@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.runs.errors import QueryInterrupted, RecordDamaged, RecordError
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
 
@@ -31,17 +32,17 @@ def everything(reader: RunReader) -> int:
     """Ask for all that a viewer asks for; only errors of one sentence may come. Returns the rows that were read."""
     reader.info()
     for ask in (
-        reader.metric_names,
-        reader.latest,
+        reader.metrics.names,
+        reader.metrics.latest,
         reader.events,
-        reader.total,
-        lambda: reader.metric("success/train"),
-        lambda: reader.count("reward<0.2", "circle"),
-        lambda: reader.histogram(),
-        lambda: reader.group("g3-1"),
-        lambda: reader.prompt("p2"),
-        lambda: reader.page(sort="reward"),
-        lambda: reader.seek(5, 1, filter="correct"),
+        reader.rollouts.total,
+        lambda: reader.metrics.points("success/train"),
+        lambda: reader.rollouts.count(Query("reward<0.2", "circle")),
+        lambda: reader.rollouts.histogram(),
+        lambda: reader.rollouts.group("g3-1"),
+        lambda: reader.rollouts.prompt("p2"),
+        lambda: reader.rollouts.page(Query(sort="reward")),
+        lambda: reader.rollouts.seek(5, 1, Query("correct")),
     ):
         try:
             ask()
@@ -50,9 +51,9 @@ def everything(reader: RunReader) -> int:
     rows = 0
     for n in range(1, 601, 20):
         try:
-            rows += len(reader.page(offset=n - 1, limit=20))
-            reader.trajectory(n)
-            reader.tokens(n)
+            rows += len(reader.rollouts.page(offset=n - 1, limit=20))
+            reader.bodies.trajectory(n)
+            reader.bodies.tokens(n)
         except (RecordError, LookupError) as error:
             assert str(error)
     return rows
@@ -95,30 +96,34 @@ def test_one_damaged_blob_costs_its_own_trajectories(copy: Path):
     db.close()
     with RunReader(copy) as reader:
         with pytest.raises(RecordDamaged, match=r"trajectory 3 .* cannot be read"):
-            reader.trajectory(3)
+            reader.bodies.trajectory(3)
         with pytest.raises(RecordDamaged, match="trajectory 20"):
-            reader.trajectory(20)
-        assert reader.trajectory(40).trajectory.steps
-        assert len(reader.page(limit=600)) == 600
+            reader.bodies.trajectory(20)
+        assert reader.bodies.trajectory(40).trajectory.steps
+        assert len(reader.rollouts.page(limit=600)) == 600
 
 
 def test_an_empty_file_is_a_run_that_has_just_begun(run_dir: Path, make_record):
     run_dir.mkdir()
     (run_dir / "record.sqlite").touch()
     with RunReader(run_dir) as reader:
-        assert reader.total() == 0 and reader.page() == [] and reader.problems == []
+        assert reader.rollouts.total() == 0 and reader.rollouts.page() == [] and reader.problems == []
         writer = RunWriter(run_dir)
         writer.trajectories(1, [make_record(1, 0)])
         assert writer.flush(10)
-        assert reader.total() == 1  # the same reader sees it begin
+        assert reader.rollouts.total() == 1  # the same reader sees it begin
         writer.close()
 
 
 def test_no_file_at_all(run_dir: Path):
     with RunReader(run_dir) as reader:
-        assert reader.page() == [] and reader.count("correct") == 0 and reader.histogram() == []
+        assert (
+            reader.rollouts.page() == []
+            and reader.rollouts.count(Query("correct")) == 0
+            and reader.rollouts.histogram() == []
+        )
         with pytest.raises(LookupError, match="it has none yet"):
-            reader.trajectory(1)
+            reader.bodies.trajectory(1)
 
 
 def test_a_later_version_is_read_as_far_as_it_goes(copy: Path):
@@ -130,22 +135,23 @@ def test_a_later_version_is_read_as_far_as_it_goes(copy: Path):
     db.close()
     with RunReader(copy) as reader:
         assert "newer grpo-tui (record version 7" in reader.problems[0]
-        assert len(reader.page(limit=600)) == 600 and reader.trajectory(5).trajectory.id
+        assert len(reader.rollouts.page(limit=600)) == 600 and reader.bodies.trajectory(5).trajectory.id
         assert reader.events() == [] and len(reader.problems) == 2
 
 
 def test_a_finished_record_on_a_read_only_disk(recorded):
     """Nobody may write there, not even the small file through which readers and writers of SQLite meet."""
     code = (
-        "import os, sys\nfrom grpo_tui.engine.runs.reader import RunReader\n"
+        "import os, sys\nfrom grpo_tui.engine.runs.query import Query\n"
+        "from grpo_tui.engine.runs.reader import RunReader\n"
         "if os.getuid() == 0: os.setuid(65534)\n"  # root may write anywhere
-        "with RunReader(sys.argv[1]) as reader: print(int(reader.count('correct')), reader.problems)"
+        "with RunReader(sys.argv[1]) as reader: print(int(reader.rollouts.count(Query('correct'))), reader.problems)"
     )
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "run"
         shutil.copytree(recorded[0], copy, ignore=shutil.ignore_patterns("*-wal", "*-shm"))
         with RunReader(copy) as reader:
-            expected = int(reader.count("correct"))
+            expected = int(reader.rollouts.count(Query("correct")))
         for leftover in copy.glob("record.sqlite-*"):
             leftover.unlink()
         for path in (Path(folder), copy, *copy.rglob("*")):
@@ -169,11 +175,11 @@ def test_two_viewers_and_a_writer_at_once(run_dir: Path, make_record):
         with RunReader(run_dir) as reader:
             last = 0
             while not stop.is_set():
-                count = int(reader.count("penalised or not penalised"))
-                rows = reader.page(filter="penalised or not penalised", offset=max(0, count - 10), limit=10)
+                count = int(reader.rollouts.count(Query("penalised or not penalised")))
+                rows = reader.rollouts.page(Query("penalised or not penalised"), offset=max(0, count - 10), limit=10)
                 if count < last or len(rows) < min(10, count):
                     problems.append(f"{count} after {last}, {len(rows)} rows")
-                reader.trajectory(rows[-1].n)
+                reader.bodies.trajectory(rows[-1].n)
                 last = count
             problems.extend(reader.problems)
 
@@ -196,9 +202,10 @@ def test_a_viewer_killed_in_the_middle_of_reading_harms_nothing(run_dir: Path, m
     writer.trajectories(1, [make_record(1, i) for i in range(200)])
     assert writer.flush(10)
     code = (
-        "import sys\nfrom grpo_tui.engine.runs.reader import RunReader\n"
+        "import sys\nfrom grpo_tui.engine.runs.query import Query\nfrom grpo_tui.engine.runs.reader import RunReader\n"
         "reader = RunReader(sys.argv[1]); print('up', flush=True)\n"
-        "while True: reader.page(sort='reward', limit=200); reader.count('correct', 'circle'); reader._views.clear()"
+        "while True: reader.rollouts.page(Query(sort='reward'), limit=200); "
+        "reader.rollouts.count(Query('correct', 'circle')); reader.rollouts._views.clear()"
     )
     for _ in range(2):
         viewer = subprocess.Popen([sys.executable, "-c", code, str(run_dir)], stdout=subprocess.PIPE, text=True)
@@ -209,17 +216,17 @@ def test_a_viewer_killed_in_the_middle_of_reading_harms_nothing(run_dir: Path, m
         writer.trajectories(2, [make_record(2, 0)])
         assert writer.flush(10)
     with RunReader(run_dir) as reader:
-        assert reader.total() == 202 and reader.problems == []
+        assert reader.rollouts.total() == 202 and reader.problems == []
     writer.close()
 
 
 def test_a_query_can_be_stopped_from_another_thread(recorded, monkeypatch):
     monkeypatch.setattr("grpo_tui.engine.runs.connection._OPCODES", 50)
     with RunReader(recorded[0]) as reader:
-        connection = reader._connection
+        connection = reader._record.db
         assert connection is not None
         timer = threading.Timer(0.2, reader.interrupt)
         timer.start()
         with pytest.raises(QueryInterrupted):
             connection.all("SELECT count(*) FROM rows a, rows b, rows c")
-        assert reader.count() == 600  # and goes on
+        assert reader.rollouts.count() == 600  # and goes on

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
 
@@ -77,19 +78,19 @@ def check(run_dir: Path, promised: int) -> None:
     with RunReader(run_dir) as reader:
         info = reader.info()
         assert info.status == "crashed" and info.error
-        assert reader.last_step() >= promised and info.step >= promised
-        rows = reader.page(limit=100_000)
+        assert reader.metrics.last_step() >= promised and info.step >= promised
+        rows = reader.rollouts.page(limit=100_000)
         assert [r.n for r in rows] == list(range(1, len(rows) + 1))
         steps = [r.step for r in rows]
         assert steps == sorted(steps) and len(rows) >= promised * 8
         for name, sign in (("a", 1), ("b", -1)):
-            series = reader.metric(name)
+            series = reader.metrics.points(name)
             assert series == [(s, sign * s) for s in range(1, len(series) + 1)] and len(series) >= promised
         for n in (1, len(rows) // 2, len(rows)):
             if n:
-                assert reader.trajectory(n).trajectory.id == rows[n - 1].id
-                assert reader.tokens(n) is not None
-        assert reader.count(search="circle") == len(rows)
+                assert reader.bodies.trajectory(n).trajectory.id == rows[n - 1].id
+                assert reader.bodies.tokens(n) is not None
+        assert reader.rollouts.count(Query(search="circle")) == len(rows)
         assert reader.problems == []
 
 
@@ -116,6 +117,6 @@ def test_a_killed_run_goes_on_where_it_was(parent: subprocess.Popen[str], tmp_pa
     assert writer.flush(20)
     with RunReader(tmp_path / "run") as reader:
         assert reader.info().status != "crashed"  # the process that writes now is this one
-        assert reader.metric("a") == [(s, s) for s in range(1, promised + 2)]
-        assert reader.total() == promised * 8
+        assert reader.metrics.points("a") == [(s, s) for s in range(1, promised + 2)]
+        assert reader.rollouts.total() == promised * 8
     writer.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.runs.errors import FilterError
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import NeighbourVote, Served, Use
 from grpo_tui.engine.runs.writer import RunWriter
@@ -24,7 +25,7 @@ SERVED = Served(
 
 
 def numbers(reader: RunReader, filter: str) -> list[int]:
-    return [row.n for row in reader.page(filter=filter)]
+    return [row.n for row in reader.rollouts.page(Query(filter))]
 
 
 @pytest.fixture
@@ -46,15 +47,15 @@ def learned(run_dir: Path, make_record) -> Path:
 
 def test_uses_and_the_vote_come_back_as_they_were_recorded(learned: Path):
     with RunReader(learned) as reader:
-        assert [u.kind for u in reader.uses(1)] == ["trained"]
-        assert reader.uses(3) == [
+        assert [u.kind for u in reader.bodies.uses(1)] == ["trained"]
+        assert reader.bodies.uses(3) == [
             Use("replaced", 1), Use("replayed", 4, 0.125, 0.7), Use("replayed", 6, 0.0625, 0.6),
         ]  # fmt: skip
-        (use,) = reader.uses(4)
+        (use,) = reader.bodies.uses(4)
         assert use.clipped and use.facts["update"] == 9 and use.advantage == -0.25
-        assert reader.trajectory(4).served == SERVED
-        assert reader.trajectory(1).formula == FORMULA
-        rows = reader.page()
+        assert reader.bodies.trajectory(4).served == SERVED
+        assert reader.bodies.trajectory(1).formula == FORMULA
+        rows = reader.rollouts.page()
         assert rows[2].uses == ("replaced", "replayed") and rows[3].uses == ("applied", "clipped")
         assert (rows[3].gate, rows[3].confidence, rows[3].sent) == ("open", 0.625, True)
         assert rows[0].gate == "" and rows[0].sent is None
@@ -82,12 +83,12 @@ def test_uses_and_the_vote_come_back_as_they_were_recorded(learned: Path):
 def test_filters_find_what_learning_did(learned: Path, filter: str, found: list[int]):
     with RunReader(learned) as reader:
         assert numbers(reader, filter) == found
-        assert reader.count(filter) == len(found)
+        assert reader.rollouts.count(Query(filter)) == len(found)
 
 
 def test_a_filter_that_is_no_number_says_what_would_be_right(learned: Path):
     with RunReader(learned) as reader, pytest.raises(FilterError, match="confidence needs a number"):
-        reader.page(filter="confidence>high")
+        reader.rollouts.page(Query("confidence>high"))
 
 
 def test_resuming_takes_back_what_later_updates_did(learned: Path):
@@ -96,14 +97,14 @@ def test_resuming_takes_back_what_later_updates_did(learned: Path):
     assert writer.flush(10)
     writer.close()
     with RunReader(learned) as reader:
-        assert [u.step for u in reader.uses(3)] == [1, 4]
+        assert [u.step for u in reader.bodies.uses(3)] == [1, 4]
         assert numbers(reader, "replayed") == [3]
     writer = RunWriter(learned, resume_from_step=2)
     writer.metrics(3, {"a": 2})
     assert writer.flush(10)
     writer.close()
     with RunReader(learned) as reader:
-        assert [u.kind for u in reader.uses(3)] == ["replaced"]
+        assert [u.kind for u in reader.bodies.uses(3)] == ["replaced"]
         assert numbers(reader, "replayed") == [] and numbers(reader, "applied") == []
         assert numbers(reader, "replaced") == [3]
 
@@ -114,7 +115,7 @@ def test_a_use_that_is_recorded_twice_is_one(learned: Path):
     assert writer.flush(10)
     writer.close()
     with RunReader(learned) as reader:
-        assert len(reader.uses(3)) == 3
+        assert len(reader.bodies.uses(3)) == 3
 
 
 @pytest.mark.parametrize("name", ["training", "serving"])
@@ -122,17 +123,17 @@ def test_a_record_of_version_1_opens_and_says_what_it_does_not_hold(name: str, t
     run = tmp_path / name
     shutil.copytree(VERSION1 / name, run)
     with RunReader(run) as reader:
-        rows = reader.page(limit=100)
+        rows = reader.rollouts.page(limit=100)
         assert rows and not reader.problems
         assert all(row.uses is None and row.gate == "" for row in rows)
         for row in rows:
-            record = reader.trajectory(row.n)
-            assert record.formula is None and record.use is None and reader.uses(row.n) == []
+            record = reader.bodies.trajectory(row.n)
+            assert record.formula is None and record.use is None and reader.bodies.uses(row.n) == []
             if name == "serving":  # these facts were there, in another place
                 assert record.served is not None and record.served.votes == {}
                 assert record.served.gate in ("open", "low_confidence", "unanimous", "no_label")
         assert numbers(reader, "trained or learned_at:1") == []
-        assert "older version" in reader.filter_notes("gate:open")[0]
+        assert "older version" in reader.rollouts.filter_notes("gate:open")[0]
 
 
 @pytest.mark.parametrize("name", ["training", "serving"])
@@ -140,17 +141,17 @@ def test_a_record_of_version_1_is_brought_up_to_date_when_it_is_written_to(name:
     run = tmp_path / name
     shutil.copytree(VERSION1 / name, run)
     with RunReader(run) as reader:
-        before = reader.page(limit=100)
-        bodies = [reader.trajectory(row.n) for row in before]
+        before = reader.rollouts.page(limit=100)
+        bodies = [reader.bodies.trajectory(row.n) for row in before]
     writer = RunWriter(run)
     writer.trajectories(50, [replace(make_record(50, 0), use=Use("trained", 50))])
     writer.uses([(before[0].id, Use("replayed", 50, 0.5))])
     assert writer.flush(10)
     writer.close()
     with RunReader(run) as reader:
-        after = reader.page(limit=100)
+        after = reader.rollouts.page(limit=100)
         assert len(after) == len(before) + 1 and after[1].id == before[1].id
-        assert [reader.trajectory(row.n) for row in before] == bodies
+        assert [reader.bodies.trajectory(row.n) for row in before] == bodies
         assert numbers(reader, "replayed") == [before[0].n] and numbers(reader, "trained") == [after[-1].n]
 
 

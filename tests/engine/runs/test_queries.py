@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from grpo_tui.engine.runs import views
 from grpo_tui.engine.runs.codec import search_text
 from grpo_tui.engine.runs.errors import FilterError
 from grpo_tui.engine.runs.filters import parse
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
@@ -121,6 +121,7 @@ def known(recorded) -> list[Known]:
 @pytest.fixture(params=["small", "large"])
 def size(request, monkeypatch) -> str:
     """Views are lists below a size and walks along an index above it; both must say the same."""
+    monkeypatch.setattr(views, "COUNT_SECONDS", 20.0)  # what is asked here is whether answers are right
     if request.param == "large":
         monkeypatch.setattr(views, "SMALL", 3)
         monkeypatch.setattr(views, "AHEAD", 5)
@@ -135,14 +136,14 @@ def test_pages_neighbours_and_counts_equal_a_plain_reading(recorded, known, size
     def check(expression: tuple[str, Test], search: tuple[str, Test], sort: str, descending: bool, rng: random.Random):
         matching = [k for k in known if expression[1](k) and search[1](k)]
         expected = ordered(matching, sort, descending)
-        options = {"filter": expression[0], "search": search[0], "sort": sort, "descending": descending}
-        count = reader.count(expression[0], search[0])
+        query = Query(expression[0], search[0], sort, descending)
+        count = reader.rollouts.count(Query(expression[0], search[0]))
         assert (int(count), count.exact) == (len(expected), True)
         with RunReader(recorded[0]) as fresh:  # before anything was counted
-            least = fresh.least(**options)
+            least = fresh.rollouts.least(query)
         assert least == len(expected) if least.exact else 0 < least <= len(expected)
         for offset in (0, rng.randrange(len(expected) + 1), max(0, len(expected) - 5), len(expected) + 3):
-            page = reader.page(offset=offset, limit=7, **options)
+            page = reader.rollouts.page(query, offset=offset, limit=7)
             assert [r.n for r in page] == expected[offset : offset + 7]
         for n in rng.sample(range(1, len(known) + 1), 5):
             everywhere = ordered(known, sort, descending)
@@ -151,9 +152,10 @@ def test_pages_neighbours_and_counts_equal_a_plain_reading(recorded, known, size
             after = next((m for m in everywhere[position + 1 :] if m in inside), None)
             before = next((m for m in reversed(everywhere[:position]) if m in inside), None)
             for direction, wanted in ((+1, after), (-1, before)):
-                row = reader.seek(n, direction, **options)
+                row = reader.rollouts.seek(n, direction, query)
                 assert (row.n if row else None) == wanted
-        bars = reader.histogram("reward", 6, expression[0], search[0])
+            assert reader.rollouts.position(n, query) == (expected.index(n) if n in inside else None)
+        bars = reader.rollouts.histogram(Query(expression[0], search[0]), bins=6)
         assert bars.exact and sum(c for _, _, c in bars) == len(expected)
         for low, high, bar in bars:
             inner = [k for k in matching if low + 1e-9 < total(k) < high - 1e-9]
@@ -165,20 +167,20 @@ def test_pages_neighbours_and_counts_equal_a_plain_reading(recorded, known, size
 
 
 def test_not_correct_means_wrong_and_leaves_out_the_unknown(reader: RunReader, known):
-    assert reader.count("not correct") == sum(k[2].trajectory.correct is False for k in known)
-    assert reader.count("not (correct or wrong)") == 0
-    assert reader.count("correct:no") == reader.count("wrong")
+    assert reader.rollouts.count(Query("not correct")) == sum(k[2].trajectory.correct is False for k in known)
+    assert reader.rollouts.count(Query("not (correct or wrong)")) == 0
+    assert reader.rollouts.count(Query("correct:no")) == reader.rollouts.count(Query("wrong"))
 
 
 def test_two_terms_side_by_side_mean_and(reader: RunReader):
-    assert reader.count("correct penalised") == reader.count("correct and penalised")
+    assert reader.rollouts.count(Query("correct penalised")) == reader.rollouts.count(Query("correct and penalised"))
 
 
 def test_names_that_the_run_does_not_hold_are_named_with_the_nearest(reader: RunReader):
-    assert reader.count("penalty:missing_prerequsite") == 0
-    (note,) = reader.filter_notes("penalty:missing_prerequsite and correct")
+    assert reader.rollouts.count(Query("penalty:missing_prerequsite")) == 0
+    (note,) = reader.rollouts.filter_notes("penalty:missing_prerequsite and correct")
     assert "no penalty 'missing_prerequsite'" in note and "missing_prerequisite" in note
-    assert reader.filter_notes("penalty:missing_prerequisite") == ()
+    assert reader.rollouts.filter_notes("penalty:missing_prerequisite") == ()
 
 
 @pytest.mark.parametrize(
@@ -208,19 +210,24 @@ def test_a_wrong_filter_says_where_and_what_would_be_right(text: str, position: 
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="reward<>=!:()'\" andortcp*12.&|\x00é", max_size=30))
 def test_no_text_breaks_the_filter_or_the_search(reader: RunReader, text: str):
-    for filter_, search in ((text, ""), ("", text)):
-        with contextlib.suppress(FilterError):
-            reader.page(limit=3, filter=filter_, search=search)
+    """It leaves some of the rows, as many as it counts, or says in one line what is wrong, and where."""
+    for query in (Query(filter=text), Query(search=text)):
+        try:
+            count, rows = reader.rollouts.count(query), reader.rollouts.page(query, limit=1000)
+            assert count == len(rows) == len({row.n for row in rows}) <= 600
+            assert query.everything is False or count == 600
+        except FilterError as error:
+            assert text.strip() and 0 <= error.position <= len(text) and "\n" not in str(error)
 
 
 def test_a_search_without_a_word_says_so(reader: RunReader):
     with pytest.raises(FilterError, match="at least one word"):
-        reader.count(search="-mask ...")
+        reader.rollouts.count(Query(search="-mask ..."))
 
 
 def test_sorting_by_what_is_no_number_is_refused(reader: RunReader):
     with pytest.raises(FilterError, match="use one of n, step"):
-        reader.page(sort="prompt")
+        reader.rollouts.page(Query(sort="prompt"))
 
 
 def test_more_names_than_a_mask_has_bits(run_dir: Path, writer: RunWriter, make_record):
@@ -233,11 +240,11 @@ def test_more_names_than_a_mask_has_bits(run_dir: Path, writer: RunWriter, make_
     assert writer.flush(20)
     with RunReader(run_dir) as reader:
         for i in (1, 61, 62, 63, 150, 199):
-            assert [r.n for r in reader.page(filter=f"action:TOOL_{i}")] == [i + 1]
-            assert reader.count(f"not action:TOOL_{i}") == 199
-        assert reader.count("action:TOOL_0") == 200
-        assert reader.count("action:TOOL_19*") == 11
-        assert len(reader.names("action")) == 200
+            assert [r.n for r in reader.rollouts.page(Query(f"action:TOOL_{i}"))] == [i + 1]
+            assert reader.rollouts.count(Query(f"not action:TOOL_{i}")) == 199
+        assert reader.rollouts.count(Query("action:TOOL_0")) == 200
+        assert reader.rollouts.count(Query("action:TOOL_19*")) == 11
+        assert len(reader.rollouts.names("action")) == 200
 
 
 def test_views_take_in_what_is_recorded_meanwhile(run_dir: Path, writer: RunWriter, make_record, size):
@@ -251,10 +258,10 @@ def test_views_take_in_what_is_recorded_meanwhile(run_dir: Path, writer: RunWrit
             for sort, descending in (("n", False), ("n", True), ("reward", True), ("advantage", False)):
                 matching = [k for k in given if total(k) < 0.5]
                 expected = ordered(matching, sort, descending)
-                options = {"filter": "reward<0.5", "sort": sort, "descending": descending}
-                assert [r.n for r in reader.page(limit=500, **options)] == expected
-                assert [r.n for r in reader.page(limit=5, offset=8, **options)] == expected[8:13]
-                assert reader.count("reward<0.5") == len(expected)
+                query = Query("reward<0.5", sort=sort, descending=descending)
+                assert [r.n for r in reader.rollouts.page(query, limit=500)] == expected
+                assert [r.n for r in reader.rollouts.page(query, limit=5, offset=8)] == expected[8:13]
+                assert reader.rollouts.count(Query("reward<0.5")) == len(expected)
 
 
 def test_a_count_that_takes_too_long_is_a_lower_bound(recorded, monkeypatch):
@@ -262,22 +269,22 @@ def test_a_count_that_takes_too_long_is_a_lower_bound(recorded, monkeypatch):
     monkeypatch.setattr(views, "COUNT_SECONDS", -1.0)
     monkeypatch.setattr("grpo_tui.engine.runs.connection._OPCODES", 10)
     with RunReader(recorded[0]) as reader:
-        count = reader.count("reward<0.5")
+        count = reader.rollouts.count(Query("reward<0.5"))
         assert not count.exact and str(count) == "≥ 4"
 
 
 def test_groups_and_prompts(reader: RunReader, known):
     group = [k for k in known if k[2].trajectory.group == "g3-1"]
-    assert [r.n for r in reader.group("g3-1")] == [k[0] for k in group]
+    assert [r.n for r in reader.rollouts.group("g3-1")] == [k[0] for k in group]
     prompt = [k[0] for k in known if k[2].trajectory.prompt_id == "p2"]
-    assert [r.n for r in reader.prompt("p2")] == prompt
-    assert [r.n for r in reader.prompt("p2", limit=3)] == prompt[-3:]
-    assert reader.group("none such") == []
+    assert [r.n for r in reader.rollouts.prompt("p2")] == prompt
+    assert [r.n for r in reader.rollouts.prompt("p2", limit=3)] == prompt[-3:]
+    assert reader.rollouts.group("none such") == []
 
 
 def test_what_is_not_there_is_named(reader: RunReader):
     with pytest.raises(LookupError, match="it has numbers 1 to 600"):
-        reader.trajectory(601)
+        reader.bodies.trajectory(601)
     with pytest.raises(LookupError, match="no trajectory 'nope'"):
-        reader.tokens("nope")
-    assert reader.trajectory("600").trajectory.id == reader.trajectory(600).trajectory.id
+        reader.bodies.tokens("nope")
+    assert reader.bodies.trajectory("600").trajectory.id == reader.bodies.trajectory(600).trajectory.id

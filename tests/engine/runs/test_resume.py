@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_tui.engine.runs.groups import GroupList
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.store import RecordStore
 from grpo_tui.engine.runs.types import TrajectoryRecord
@@ -29,19 +29,23 @@ def test_later_steps_are_removed_from_everything(run_dir: Path, make_record):
     resumed.event("alert", "again", step=5)
     assert resumed.flush(20)
     with RunReader(run_dir) as reader:
-        assert [(r.n, r.step) for r in reader.page(limit=500)] == [(n, (n - 1) // 20 + 1) for n in range(1, 121)]
-        assert reader.metric("a") == [(1, 1), (2, 2), (3, 3), (4, 4), (5, -5), (6, -6)]
+        assert [(r.n, r.step) for r in reader.rollouts.page(limit=500)] == [
+            (n, (n - 1) // 20 + 1) for n in range(1, 121)
+        ]
+        assert reader.metrics.points("a") == [(1, 1), (2, 2), (3, 3), (4, 4), (5, -5), (6, -6)]
         assert [e.message for e in reader.events()] == ["at 1", "at 2", "at 3", "at 4", "again"]
-        assert reader.count(search="word4") == 20
-        assert reader.count(search="word5") == 0 and reader.count(search="word7") == 0
-        assert [r.n for r in reader.page(search="again6", limit=50)] == list(range(101, 121))
-        groups = GroupList(reader).page(0, 100)
-        assert len(groups) == GroupList(reader).count() == len({r.group for r in reader.page(limit=500)})
-        assert GroupList(reader, "step=6").count() == 5
+        assert reader.rollouts.count(Query(search="word4")) == 20
+        assert reader.rollouts.count(Query(search="word5")) == 0 and reader.rollouts.count(Query(search="word7")) == 0
+        assert [r.n for r in reader.rollouts.page(Query(search="again6"), limit=50)] == list(range(101, 121))
+        groups = reader.rollouts.groups().page(0, 100)
+        assert (
+            len(groups) == reader.rollouts.groups().count() == len({r.group for r in reader.rollouts.page(limit=500)})
+        )
+        assert reader.rollouts.groups(Query("step=6")).count() == 5
         for n in (80, 81, 120):
             step, index = (n - 1) // 20 + 1, (n - 1) % 20
-            assert reader.trajectory(n).trajectory.id == f"t{step}-{index + (100 if step > 4 else 0)}"
-            assert reader.tokens(n) is not None
+            assert reader.bodies.trajectory(n).trajectory.id == f"t{step}-{index + (100 if step > 4 else 0)}"
+            assert reader.bodies.tokens(n) is not None
     resumed.close()
 
 
@@ -65,14 +69,16 @@ def test_any_order_of_steps_keeps_exactly_those_up_to_the_checkpoint(tmp_path_fa
     assert store.truncate_after(cut) == len(given_) - len(kept)
     store.close()
     with RunReader(path.parent) as reader:
-        assert reader.total() == len(kept)
-        assert sorted(r.id for r in reader.page(limit=500)) == sorted(r.trajectory.id for _, r in kept)
+        assert reader.rollouts.total() == len(kept)
+        assert sorted(r.id for r in reader.rollouts.page(limit=500)) == sorted(r.trajectory.id for _, r in kept)
         for step in range(1, 7):
-            assert reader.count(search=f"answer:step{step}") == reader.count(f"step={step}")
-            assert reader.count(f"step={step}") == sum(s == step for s, _ in kept)
+            assert reader.rollouts.count(Query(search=f"answer:step{step}")) == reader.rollouts.count(
+                Query(f"step={step}")
+            )
+            assert reader.rollouts.count(Query(f"step={step}")) == sum(s == step for s, _ in kept)
         by_id = {r.trajectory.id: r for _, r in kept}
-        for row in reader.page(limit=500):
-            assert reader.trajectory(row.n) == replace(by_id[row.id], tokens=None)
+        for row in reader.rollouts.page(limit=500):
+            assert reader.bodies.trajectory(row.n) == replace(by_id[row.id], tokens=None)
 
 
 def test_the_short_curve_of_the_list_goes_on_too(run_dir: Path):
@@ -145,7 +151,7 @@ def test_a_newer_record_is_not_written_to(run_dir: Path, make_record):
     newer.close()
     assert len(told) == 1 and "newer grpo-tui (record version 99" in told[0]
     with RunReader(run_dir) as reader:
-        assert reader.total() == 1
+        assert reader.rollouts.total() == 1
 
 
 def test_a_viewer_that_was_looking_sees_the_new_life_of_the_run(run_dir: Path, make_record):
@@ -155,14 +161,18 @@ def test_a_viewer_that_was_looking_sees_the_new_life_of_the_run(run_dir: Path, m
         writer.metrics(step, {"a": step})
     writer.close()
     with RunReader(run_dir) as reader:
-        seen, _ = reader.metrics_since(0)
-        assert reader.count("step>=2") == 20 and reader.page(filter="step=3", sort="reward")
+        seen, _ = reader.metrics.since(0)
+        assert reader.rollouts.count(Query("step>=2")) == 20 and reader.rollouts.page(
+            Query(filter="step=3", sort="reward")
+        )
         resumed = RunWriter(run_dir, resume_from_step=1)
         for step in (2, 3):
             resumed.trajectories(step, [make_record(step + 10, i) for i in range(10)])
             resumed.metrics(step, {"a": -step})
         assert resumed.flush(20)
         # As many rows as before: only their contents tell.
-        assert {r.id for r in reader.page(filter="step=3", sort="reward")} == {f"t13-{i}" for i in range(10)}
-        assert reader.metrics_since(seen)[1] == {"a": [(2, -2.0), (3, -3.0)]}
+        assert {r.id for r in reader.rollouts.page(Query(filter="step=3", sort="reward"))} == {
+            f"t13-{i}" for i in range(10)
+        }
+        assert reader.metrics.since(seen)[1] == {"a": [(2, -2.0), (3, -3.0)]}
         resumed.close()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_tui.engine.runs import codec
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import StoredTokens, TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
@@ -36,14 +37,14 @@ def same_tokens(a: StoredTokens | None, b: TokenArrays | StoredTokens | None) ->
 def test_every_trajectory_comes_back_whole_with_its_tools_and_tokens(recorded, reader):
     _, records = recorded
     for n, (_, record) in enumerate(records, 1):
-        found = reader.trajectory(n)
+        found = reader.bodies.trajectory(n)
         assert found == replace(record, tokens=None)
-        same_tokens(reader.tokens(record.trajectory.id), record.tokens)
+        same_tokens(reader.bodies.tokens(record.trajectory.id), record.tokens)
 
 
 def test_rows_hold_what_a_list_shows(recorded, reader):
     _, records = recorded
-    rows = reader.page(limit=1000)
+    rows = reader.rollouts.page(limit=1000)
     assert [r.n for r in rows] == list(range(1, len(records) + 1))
     for row, (step, record) in zip(rows, records, strict=True):
         t = record.trajectory
@@ -60,7 +61,7 @@ def test_rows_hold_what_a_list_shows(recorded, reader):
         assert (row.correct, row.answer, row.prompt) == (t.correct, t.answer, t.prompt)
         assert (row.turns, row.tokens) == (len(t.steps), len(record.tokens))
         assert row.rules == tuple(
-            sorted({p.rule for p in record.breakdown.penalties}, key=reader.names("penalty").index)
+            sorted({p.rule for p in record.breakdown.penalties}, key=reader.rollouts.names("penalty").index)
         )
         assert row.policy_version == record.policy_version
         assert (row.actions, row.penalties) == (t.actions, len(record.breakdown.penalties))
@@ -71,12 +72,12 @@ def test_metrics_are_flat_named_by_step_and_keep_nan(writer: RunWriter, run_dir:
     writer.metrics(2, {"a": math.nan, "b": math.inf})
     assert writer.flush(10)
     with RunReader(run_dir) as reader:
-        assert reader.metric_names() == ["a", "behavior/action_distribution/ZOOM_IN", "b"]
-        assert reader.metric("behavior/action_distribution/ZOOM_IN") == [(1, 0.5)]
-        series = reader.metric("a")
+        assert reader.metrics.names() == ["a", "behavior/action_distribution/ZOOM_IN", "b"]
+        assert reader.metrics.points("behavior/action_distribution/ZOOM_IN") == [(1, 0.5)]
+        series = reader.metrics.points("a")
         assert series[0] == (1, 1.0) and series[1][0] == 2 and math.isnan(series[1][1])
-        assert reader.latest()["b"] == math.inf
-        assert reader.metric("never recorded") == []
+        assert reader.metrics.latest()["b"] == math.inf
+        assert reader.metrics.points("never recorded") == []
 
 
 def test_numbers_that_are_none_are_found_and_shown(writer: RunWriter, run_dir: Path, make_record):
@@ -91,14 +92,14 @@ def test_numbers_that_are_none_are_found_and_shown(writer: RunWriter, run_dir: P
     writer.trajectories(1, records)
     assert writer.flush(10)
     with RunReader(run_dir) as reader:
-        assert [r.n for r in reader.page(filter="nan")] == [2, 4]
-        rows = reader.page()
+        assert [r.n for r in reader.rollouts.page(Query("nan"))] == [2, 4]
+        rows = reader.rollouts.page()
         assert rows[1].reward is None and rows[3].advantage == math.inf
-        breakdown = reader.trajectory(2).breakdown
+        breakdown = reader.bodies.trajectory(2).breakdown
         assert breakdown is not None and math.isnan(breakdown.total)
-        shown = reader.trajectory(3).breakdown
+        shown = reader.bodies.trajectory(3).breakdown
         assert shown is not None and shown.steps[0].components["task"].raw == math.inf and shown.total == 1.0
-        assert sum(c for *_, c in reader.histogram("advantage")) <= 3
+        assert sum(c for *_, c in reader.rollouts.histogram(column="advantage")) <= 3
 
 
 texts = st.text(st.characters(), max_size=60)
@@ -136,9 +137,9 @@ def test_lone_surrogates_and_control_characters_reach_the_record(writer: RunWrit
     writer.event("alert", nasty, step=1)
     assert writer.flush(10) and writer.dropped == 0
     with RunReader(run_dir) as reader:
-        assert reader.trajectory(1).trajectory.prompt == nasty
+        assert reader.bodies.trajectory(1).trajectory.prompt == nasty
         assert "[/red] \x1b]0;title\x07" in reader.events()[0].message
-        assert reader.count(search="title") == 1
+        assert reader.rollouts.count(Query(search="title")) == 1
 
 
 def test_nothing_is_lost_for_half_a_surrogate_pair_wherever_it_stands(writer: RunWriter, run_dir: Path, make_record):
@@ -159,18 +160,29 @@ def test_nothing_is_lost_for_half_a_surrogate_pair_wherever_it_stands(writer: Ru
     writer.status("crashed", step=1, error=bad)
     assert writer.flush(10) and writer.dropped == 0
     with RunReader(run_dir) as reader:
-        found = reader.trajectory(bad)
-        assert reader.total() == 2 and found.trajectory.steps[0].text == bad and found.trajectory.tools[0].name == bad
-        for row in (reader.rows([1])[0], reader.group(bad)[0], reader.prompt(bad)[0], reader.seek(2, -1)):
+        found = reader.bodies.trajectory(bad)
+        assert (
+            reader.rollouts.total() == 2
+            and found.trajectory.steps[0].text == bad
+            and found.trajectory.tools[0].name == bad
+        )
+        for row in (
+            reader.rollouts.rows([1])[0],
+            reader.rollouts.group(bad)[0],
+            reader.rollouts.prompt(bad)[0],
+            reader.rollouts.seek(2, -1),
+        ):
             assert row is not None and (row.n, row.group, row.actions, row.rules) == (1, kept, (kept,), (kept,))
         assert (row.split, row.stop_reason, row.env) == (kept, kept, kept)
-        assert reader.metric(bad) == reader.metric(kept) == [(1, 0.5)] and kept in reader.metric_names()
-        assert reader.count(search=bad) == 1
+        assert (
+            reader.metrics.points(bad) == reader.metrics.points(kept) == [(1, 0.5)] and kept in reader.metrics.names()
+        )
+        assert reader.rollouts.count(Query(search=bad)) == 1
         events = [e for e in reader.events() if e.kind == "alert"]
         assert [e.message for e in events] == [kept, "after"]
         assert events[0].data["text"] == bad and events[0].data["many"] == [bad, {bad: 2**70}]
         assert events[0].data["thing"] == [1, 2]
-        assert reader.token_texts([0, 1]) == [kept, "b"]
+        assert reader.bodies.token_texts([0, 1]) == [kept, "b"]
         assert reader.info().error == bad and reader.problems == []
 
 
@@ -181,16 +193,16 @@ def test_a_huge_observation_is_kept_whole(writer: RunWriter, run_dir: Path, make
     writer.trajectories(1, records)
     assert writer.flush(30)
     with RunReader(run_dir) as reader:
-        assert reader.trajectory(3).trajectory.steps[0].observation == huge
-        assert reader.trajectory(5).trajectory == records[4].trajectory
+        assert reader.bodies.trajectory(3).trajectory.steps[0].observation == huge
+        assert reader.bodies.trajectory(5).trajectory == records[4].trajectory
 
 
 def test_vocabulary_makes_token_text_without_a_tokenizer(writer: RunWriter, run_dir: Path):
     writer.vocabulary(["Ġthe", "Ċ", "é", "Ã©", "<|im_end|>"], byte_level=True)
     assert writer.flush(10)
     with RunReader(run_dir) as reader:
-        assert reader.token_texts([0, 1, 3, 4, 99, 0]) == [" the", "\n", "é", "<|im_end|>", "<99>", " the"]
-        assert reader.token_texts([2]) == ["\\xe9"]  # half a character
+        assert reader.bodies.token_texts([0, 1, 3, 4, 99, 0]) == [" the", "\n", "é", "<|im_end|>", "<99>", " the"]
+        assert reader.bodies.token_texts([2]) == ["\\xe9"]  # half a character
 
 
 def test_images_are_files_written_once(writer: RunWriter, run_dir: Path):

@@ -47,7 +47,7 @@ def test_bands_equal_the_definition_also_after_resuming(tmp_path_factory, given_
         given_points = [(s, v) for s, v in given_points if s <= cut]
     store.close()
     with RunReader(path.parent) as reader:
-        bands = reader.band("a", max_points=max_points)
+        bands = reader.metrics.band("a", max_points=max_points)
         assert len(bands) <= max_points
         if not given_points:
             assert bands == []
@@ -80,7 +80,7 @@ def test_a_part_of_a_curve_equals_the_definition(tmp_path_factory, given_points,
     store.close()
     inside = [(s, v) for s, v in given_points if after < s <= until]
     with RunReader(path.parent) as reader:
-        points = reader.metric("a", after_step=after, until_step=until, max_points=max_points)
+        points = reader.metrics.points("a", after_step=after, until_step=until, max_points=max_points)
     steps = [s for s, _ in inside]
     if not steps or max(steps) - min(steps) + 1 <= max_points:
         assert sorted(map(repr, points)) == sorted(repr((s, v)) for s, v in inside)
@@ -98,12 +98,12 @@ def test_a_long_curve_is_thinned_and_a_spike_in_it_stays_visible(writer: RunWrit
         writer.metrics(step, {"a": 100.0 if step == 1234 else 1.0})
     assert writer.flush(30)
     with RunReader(run_dir) as reader:
-        assert len(reader.metric("a")) == 3000
-        points = reader.metric("a", max_points=100)
+        assert len(reader.metrics.points("a")) == 3000
+        points = reader.metrics.points("a", max_points=100)
         assert 50 <= len(points) <= 100 and points[-1][0] == 3000
-        assert max(b.high for b in reader.band("a", max_points=100)) == 100.0
-        assert reader.metric("a", after_step=2990, max_points=100) == [(s, 1.0) for s in range(2991, 3001)]
-        assert reader.metric("a", max_points=5000) == reader.metric("a")
+        assert max(b.high for b in reader.metrics.band("a", max_points=100)) == 100.0
+        assert reader.metrics.points("a", after_step=2990, max_points=100) == [(s, 1.0) for s in range(2991, 3001)]
+        assert reader.metrics.points("a", max_points=5000) == reader.metrics.points("a")
 
 
 def test_following_gets_every_value_once_in_limited_portions(writer: RunWriter, run_dir: Path):
@@ -115,7 +115,7 @@ def test_following_gets_every_value_once_in_limited_portions(writer: RunWriter, 
                 assert writer.flush(10)
                 while True:
                     before = last
-                    last, news = reader.metrics_since(last, limit=7)
+                    last, news = reader.metrics.since(last, limit=7)
                     assert sum(map(len, news.values())) <= 7
                     seen += [(name, *point) for name, points in news.items() for point in points]
                     if last == before:
@@ -128,8 +128,8 @@ def test_when_each_step_was_recorded(writer: RunWriter, run_dir: Path):
         writer.metrics(step, {"a": 1.0})
     assert writer.flush(10)
     with RunReader(run_dir) as reader:
-        times = reader.step_times()
+        times = reader.metrics.step_times()
         assert [s for s, _ in times] == [1, 2, 5]
         assert times[0][1] <= times[-1][1]
-        assert reader.last_step() == 5
-        assert [s for s, _ in reader.step_times(max_points=2)] == [2, 5], "some of many, and always the last"
+        assert reader.metrics.last_step() == 5
+        assert [s for s, _ in reader.metrics.step_times(max_points=2)] == [2, 5], "some of many, and always the last"

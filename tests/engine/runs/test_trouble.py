@@ -73,14 +73,14 @@ def test_a_full_disk_costs_rows_and_not_the_run(tmp_path: Path):
     dropped = int(done.stdout.split()[0])
     with RunReader(folder) as reader:
         assert reader.info().status == "finished" and not reader.problems
-        assert reader.trajectory("after").trajectory.id == "after"
-        assert [r.n for r in reader.page(limit=5000)] == list(range(1, reader.total() + 1))
-        assert reader.total() > 50
+        assert reader.bodies.trajectory("after").trajectory.id == "after"
+        assert [r.n for r in reader.rollouts.page(limit=5000)] == list(range(1, reader.rollouts.total() + 1))
+        assert reader.rollouts.total() > 50
         events = reader.events(["record"])
         assert 1 <= len(events) <= 4
         assert sum(e.data["dropped"] for e in events) == dropped
-        metrics = len(reader.metric("a"))
-        assert reader.total() + metrics + dropped == 50 + 198 * 51 + 1
+        metrics = len(reader.metrics.points("a"))
+        assert reader.rollouts.total() + metrics + dropped == 50 + 198 * 51 + 1
     said = [line for line in done.stderr.splitlines() if "training goes on" in line]
     assert 1 <= len(said) <= 3
     assert all("disk" in line for line in said)
@@ -122,7 +122,7 @@ def test_a_folder_that_comes_back_is_written_again(run_dir: Path, make_record):
     writer.close()
     assert writer.dropped == 0 and len(told) == 2 and "written again" in told[1]
     with RunReader(run_dir) as reader:
-        assert [r.step for r in reader.page()] == [1] * 5 + [2] * 5
+        assert [r.step for r in reader.rollouts.page()] == [1] * 5 + [2] * 5
         assert len(reader.events(["record"])) == 1
 
 
@@ -157,7 +157,7 @@ def test_each_reason_is_told_and_a_disk_that_wavers_is_told_once(run_dir: Path, 
         (False, True),
     ]
     with RunReader(run_dir) as reader:
-        assert reader.metric("a") == [(s, s) for s in range(1, 5)]
+        assert reader.metrics.points("a") == [(s, s) for s in range(1, 5)]
         assert [e.data["dropped"] for e in reader.events(["record"])] == [0, 0]
 
 
@@ -185,4 +185,4 @@ def test_another_process_that_holds_the_database_for_long_delays_and_loses_nothi
     assert writer.flush(20)
     writer.close()
     with RunReader(run_dir) as reader:
-        assert reader.metric("a") == [(1, 1.0), (2, 2.0)]
+        assert reader.metrics.points("a") == [(1, 1.0), (2, 2.0)]

@@ -13,6 +13,7 @@ import pytest
 
 from grpo_tui.engine.runs import writer as writer_module
 from grpo_tui.engine.runs.null_writer import NullWriter
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.sink import Sink
 from grpo_tui.engine.runs.status import read_json
@@ -42,8 +43,8 @@ def test_a_full_queue_drops_counts_and_says_so_once(run_dir: Path, make_record, 
     writer.trajectories(300, [make_record(300, 0)])
     writer.close()
     with RunReader(run_dir) as reader:
-        assert reader.total() + dropped == 1601
-        assert [r.n for r in reader.page(limit=3)] == [1, 2, 3]
+        assert reader.rollouts.total() + dropped == 1601
+        assert [r.n for r in reader.rollouts.page(limit=3)] == [1, 2, 3]
         events = reader.events(["record"])
         assert sum(e.data["dropped"] for e in events) == dropped
     assert len(told) == len(events) <= 2
@@ -60,8 +61,8 @@ def test_one_thing_that_cannot_be_stored_does_not_cost_the_others(run_dir: Path,
     assert writer.dropped == 2
     writer.close()
     with RunReader(run_dir) as reader:
-        assert [r.id for r in reader.page()] == ["t1-0", "t1-1", "t2-0"]
-        assert reader.metric("a") == [(2, 1.0)]
+        assert [r.id for r in reader.rollouts.page()] == ["t1-0", "t1-1", "t2-0"]
+        assert reader.metrics.points("a") == [(2, 1.0)]
         assert reader.info().facts["dropped"] == 2
 
 
@@ -77,10 +78,12 @@ def test_two_processes_of_a_run_write_to_one_record(run_dir: Path, make_record):
     engine.close()
     worker.close()
     with RunReader(run_dir) as reader:
-        assert [r.n for r in reader.page(limit=500)] == list(range(1, 211))
-        assert len(reader.metric("online/current_beta")) == len(reader.metric("online/queue_depth")) == 30
-        assert reader.count("split:split7") == 3
-        assert {r.env for r in reader.page(limit=500)} <= {"grpo_tui.envs.visual.VisualEnv", "my.Env"}
+        assert [r.n for r in reader.rollouts.page(limit=500)] == list(range(1, 211))
+        assert (
+            len(reader.metrics.points("online/current_beta")) == len(reader.metrics.points("online/queue_depth")) == 30
+        )
+        assert reader.rollouts.count(Query("split:split7")) == 3
+        assert {r.env for r in reader.rollouts.page(limit=500)} <= {"grpo_tui.envs.visual.VisualEnv", "my.Env"}
 
 
 def test_secrets_never_reach_the_record(run_dir: Path):
@@ -124,7 +127,7 @@ def test_a_forked_child_writes_nothing_and_does_not_hang(run_dir: Path):
     assert writer.flush(10)
     writer.close()
     with RunReader(run_dir) as reader:
-        assert reader.metric_names() == ["parent"]
+        assert reader.metrics.names() == ["parent"]
         assert reader.info().status != "crashed" or reader.info().error == "the process is gone"
 
 
@@ -136,7 +139,7 @@ def test_an_ended_status_is_on_disk_at_once_with_the_last_rows(run_dir: Path, ma
     with RunReader(run_dir) as reader:
         info = reader.info()
         assert (info.status, info.step, info.total_steps, info.exit_code) == ("finished", 9, 9, 0)
-        assert info.ended is not None and reader.total() == 1
+        assert info.ended is not None and reader.rollouts.total() == 1
         assert info.facts["summary"]["success/train"]["last"] == 0.5
     writer.close()
     writer.close()
@@ -187,7 +190,7 @@ def test_a_bug_in_the_callback_stays_out_of_the_way(run_dir: Path, monkeypatch, 
         time.sleep(0.05)
     writer.close()
     with RunReader(run_dir) as reader:
-        assert reader.metric("a") == [(1, 1.0)]
+        assert reader.metrics.points("a") == [(1, 1.0)]
         assert len(reader.events(["record"])) == 1
 
 

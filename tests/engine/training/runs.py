@@ -67,7 +67,7 @@ def recorded_steps(folder: Path) -> list[int]:
     """The steps in the record, as often as each is there."""
     reader = RunReader(folder)
     try:
-        return [step for step, _ in reader.metric("train/loss")]
+        return [step for step, _ in reader.metrics.points("train/loss")]
     finally:
         reader.close()
 
@@ -77,7 +77,7 @@ def recorded_rollouts(folder: Path) -> dict[int, int]:
     reader = RunReader(folder)
     try:
         counts: dict[int, int] = {}
-        for row in reader.page(limit=10_000):
+        for row in reader.rollouts.page(limit=10_000):
             if row.split == "train":
                 counts[row.step] = counts.get(row.step, 0) + 1
         return counts

@@ -105,8 +105,8 @@ def test_recorded_numbers_are_those_that_were_trained_on(tmp_path, base):
     reader = RunReader(folder)
     for step, samples in kept.items():
         for sample in samples:
-            record = reader.trajectory(sample.trajectory.id)
-            tokens = reader.tokens(sample.trajectory.id)
+            record = reader.bodies.trajectory(sample.trajectory.id)
+            tokens = reader.bodies.tokens(sample.trajectory.id)
             assert record.breakdown is not None and tokens is not None
             assert record.breakdown.total == pytest.approx(sample.breakdown.total, abs=1e-6)
             assert record.breakdown.total == pytest.approx(float(sample.turn_rewards.sum()), abs=1e-5)
@@ -118,8 +118,8 @@ def test_recorded_numbers_are_those_that_were_trained_on(tmp_path, base):
                 where = sample.agent_mask & (sample.turn_ids == turn)
                 assert advantage == pytest.approx(sample.advantages[where].mean(), abs=1e-5)
         totals = [s.breakdown.total for s in samples]
-        assert dict(reader.metric("rewards/total/mean"))[step] == pytest.approx(np.mean(totals), abs=1e-6)
-    latest = reader.latest()
+        assert dict(reader.metrics.points("rewards/total/mean"))[step] == pytest.approx(np.mean(totals), abs=1e-6)
+    latest = reader.metrics.latest()
     for phase in ("generate", "environment", "reward", "logprobs", "backward", "record", "step"):
         assert latest[f"time/{phase}"] >= 0, phase
     for name in ("grpo/filtering_rate", "grpo/replay_share", "kl/mean", "kl/beta", "train/loss", "train/entropy"):

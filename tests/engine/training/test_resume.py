@@ -52,7 +52,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def recorded_evaluations(folder: Path) -> list[int]:
     with RunReader(folder) as reader:
-        return [step for step, _ in reader.metric("success/eval_greedy")]
+        return [step for step, _ in reader.metrics.points("success/eval_greedy")]
 
 
 def assert_same_run(folder: Path, whole: Path) -> None:

@@ -137,7 +137,7 @@ class CompareScreen(AppScreen):
         found: dict[str, None] = {}
         for run in self.runs:
             try:
-                found |= dict.fromkeys(await self.shell.reads(run.path).later(lambda r: r.metric_names()))
+                found |= dict.fromkeys(await self.shell.reads(run.path).later(lambda r: r.metrics.names()))
             except RecordError as error:
                 self.say(str(error), "error")
         self.names = [n for n in FIRST if n in found] + [n for n in found if n not in FIRST]
@@ -148,7 +148,7 @@ class CompareScreen(AppScreen):
         self.points = {}
         for run in self.runs:
             try:
-                points = await self.shell.reads(run.path).later(lambda r: r.metric(metric, max_points=POINTS))
+                points = await self.shell.reads(run.path).later(lambda r: r.metrics.points(metric, max_points=POINTS))
             except RecordError:
                 points = []
             self.points[run.id] = points

@@ -217,7 +217,7 @@ class DiffScreen(AppScreen):
         """Read both."""
         self._active = "diff"
         try:
-            self.left = self.reads.now.trajectory(self.n)
+            self.left = self.reads.now.bodies.trajectory(self.n)
         except (RecordError, LookupError) as error:
             self.body.put(None, None, (0, 0), str(error))
             return
@@ -229,12 +229,16 @@ class DiffScreen(AppScreen):
 
     def _fill(self) -> None:
         assert self.left is not None
-        here = self.reads.now.rows([self.n])
+        here = self.reads.now.rollouts.rows([self.n])
         if not here:
             self.others, self.at = (), 0
             return
         row = here[0]
-        rows = self.reads.now.prompt(row.prompt_id, 200) if self.pool_of_prompt else self.reads.now.group(row.group)
+        rows = (
+            self.reads.now.rollouts.prompt(row.prompt_id, 200)
+            if self.pool_of_prompt
+            else self.reads.now.rollouts.group(row.group)
+        )
         if self.pool_of_prompt:
             rows = [r for r in rows if r.group != row.group]
         self.others = [r for r in rows if r.n != self.n]
@@ -262,7 +266,7 @@ class DiffScreen(AppScreen):
         else:
             other = self.others[self.at]
             try:
-                self.body.put(self.left, self.reads.now.trajectory(other.n), (self.n, other.n))
+                self.body.put(self.left, self.reads.now.bodies.trajectory(other.n), (self.n, other.n))
             except (RecordError, LookupError) as error:
                 self.body.put(None, None, (0, 0), str(error))
             steps = self.body.differing()

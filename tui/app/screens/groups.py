@@ -64,8 +64,8 @@ class GroupsScreen(AppScreen):
         self.run_worker(self._start(), group="groups")
 
     def _groups(self, reader: RunReader) -> GroupList:
-        if self._list is None or self._list.reader is not reader:
-            self._list = GroupList(reader, self.asks.filter, self.asks.search)
+        if self._list is None:
+            self._list = reader.rollouts.groups(Query(self.asks.filter, self.asks.search))
         return self._list
 
     async def _start(self) -> None:

@@ -469,8 +469,8 @@ def _look(row: RunRow) -> None:
     except (RecordError, OSError):
         return
     try:
-        latest = reader.latest()
-        row.curve = [v for _, v in reader.metric("rewards/total/mean", max_points=36)]
+        latest = reader.metrics.latest()
+        row.curve = [v for _, v in reader.metrics.points("rewards/total/mean", max_points=36)]
         row.reward = latest.get("rewards/total/mean")
         row.success = latest.get("success/eval_greedy", latest.get("success/train", latest.get("online/success")))
         row.step = int(latest.get("step", 0))

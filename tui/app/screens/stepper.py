@@ -102,12 +102,12 @@ class StepperScreen(AppScreen):
             self.image.cell = graphics.cell_pixels()
             self.image.on_picture = self._show_picture
         try:
-            n = self.reads.now.number(self.ref)
+            n = self.reads.now.bodies.number(self.ref)
         except (RecordError, LookupError) as error:
             problems = "; ".join(self.reads.now.problems)
             self.text.put(None, 0, f"{str(error).strip(chr(34))}. {problems}".strip())
             return
-        self._total = self.reads.now.total()
+        self._total = self.reads.now.rollouts.total()
         self._open(n, self.step)
 
     def header(self, width: int) -> tuple[Line, Line]:
@@ -134,10 +134,10 @@ class StepperScreen(AppScreen):
         if n in self._kept:
             self._kept.move_to_end(n)
             return self._kept[n]
-        record = self.reads.now.trajectory(n)
+        record = self.reads.now.bodies.trajectory(n)
         # by the name as the record keeps it: what a model wrote may hold what no database takes
-        here = self.reads.now.rows([n])
-        rows = self.reads.now.group(here[0].group) if here else []
+        here = self.reads.now.rollouts.rows([n])
+        rows = self.reads.now.rollouts.group(here[0].group) if here else []
         self._kept[n] = (record, rows)
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
@@ -204,8 +204,8 @@ class StepperScreen(AppScreen):
         record = self.record
         assert record is not None
         try:
-            tokens = self.reads.now.tokens(self.n)
-            texts = self.reads.now.token_texts(tokens.token_ids.tolist()) if tokens is not None else []
+            tokens = self.reads.now.bodies.tokens(self.n)
+            texts = self.reads.now.bodies.token_texts(tokens.token_ids.tolist()) if tokens is not None else []
         except RecordError as error:
             tokens, texts = None, []
             self.tokens.problem = str(error)
@@ -227,15 +227,15 @@ class StepperScreen(AppScreen):
         """The next or previous trajectory of the list."""
         direction = 1 if by > 0 else -1
         if self.asks.plain:
-            row = self.reads.now.seek(self.n, direction, **self.asks.arguments())
+            row = self.reads.now.rollouts.seek(self.n, direction, self.asks)
             self._go(row, direction)
         else:
             self.run_worker(self._seek(direction), exclusive=True, group="seek")
 
     async def _seek(self, direction: int) -> None:
-        n, arguments = self.n, self.asks.arguments()
+        n, query = self.n, self.asks
         try:
-            row = await self.reads.later(lambda reader: reader.seek(n, direction, **arguments))
+            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, direction, query))
         except RecordError as error:
             self.say(str(error), "error")
             return

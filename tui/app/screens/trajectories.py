@@ -163,11 +163,11 @@ class TrajectoriesScreen(AppScreen):
 
         def read(reader: RunReader) -> tuple[int, list[TrajectoryRow], Count, int, str, list[str]]:
             # None: not at the rollouts of the evaluation before the first step, which have no rewards
-            row = at if at is not None else (reader.first("train") or 1) - 1
+            row = at if at is not None else (reader.rollouts.first("train") or 1) - 1
             # the page first: a screen is full of it before a million rows are counted
-            rows = reader.page(**query.arguments(), offset=row // PAGE * PAGE, limit=PAGE)
-            problems, extras = "; ".join(reader.problems), reader.names("extra")
-            return row, rows, reader.least(**query.arguments()), reader.total(), problems, extras
+            rows = reader.rollouts.page(query, offset=row // PAGE * PAGE, limit=PAGE)
+            problems, extras = "; ".join(reader.problems), reader.rollouts.names("extra")
+            return row, rows, reader.rollouts.least(query), reader.rollouts.total(), problems, extras
 
         try:
             row, rows, total, self.recorded, self.warning, extras = await self.reads.later(read)
@@ -182,7 +182,7 @@ class TrajectoriesScreen(AppScreen):
                 self.table.deliver(row // PAGE * PAGE, rows)
             self.frame.refresh_lines()
             if not total.exact:
-                total = await self.reads.later(lambda r: r.count(query.filter, query.search))
+                total = await self.reads.later(lambda r: r.rollouts.count(query))
         except RecordError as error:
             if asking == self._asking:
                 self.problem, self.total = str(error), Count.of(0)
@@ -201,7 +201,7 @@ class TrajectoriesScreen(AppScreen):
     async def _bins(self, asking: int) -> None:
         query = self.asks
         try:
-            bins = await self.reads.later(lambda r: r.histogram("reward", 24, query.filter, query.search))
+            bins = await self.reads.later(lambda r: r.rollouts.histogram(query, bins=24))
         except RecordError:
             return
         if asking == self._asking:
@@ -213,7 +213,7 @@ class TrajectoriesScreen(AppScreen):
     async def _page(self, asking: int, offset: int, limit: int) -> None:
         query = self.asks
         try:
-            rows = await self.reads.later(lambda r: r.page(**query.arguments(), offset=offset, limit=limit))
+            rows = await self.reads.later(lambda r: r.rollouts.page(query, offset=offset, limit=limit))
         except RecordError as error:
             self.problem = str(error)
             self.frame.refresh_header()
@@ -229,7 +229,7 @@ class TrajectoriesScreen(AppScreen):
         if query.search or query.descending or query.sort != "n":
             return
         try:
-            total = await self.reads.later(lambda r: r.count(query.filter, query.search))
+            total = await self.reads.later(lambda r: r.rollouts.count(query))
         except RecordError:
             return
         if asking == self._asking and total != self.total:

@@ -1,0 +1,113 @@
+"""One trajectory, whole: what was said and done, its reward's arithmetic, its tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ...envs.tools import ToolSpec
+from .errors import RecordDamaged
+from .learning import USE_COLUMNS, Use, use_of
+from .record import Record
+from .types import StoredTokens, TokenArrays, TrajectoryRecord
+
+
+class Bodies:
+    """Reads what lists leave out. A trajectory is asked for by its number, or by its id (the latest of that id)."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._toolsets: dict[int, tuple[ToolSpec, ...]] = {}
+        self._byte_level: bool | None = None
+
+    def trajectory(self, id_or_n: str | int) -> TrajectoryRecord:
+        """A whole trajectory without its tokens. Raises LookupError or RecordDamaged."""
+        from . import codec
+
+        n = self.number(id_or_n)
+        lines, _, first = self._load(n)
+        try:
+            return codec.decode_body(lines[n - first], self._tools_of(n))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise RecordDamaged(f"trajectory {id_or_n} of {self._record.run_dir} cannot be read ({error})") from error
+
+    def uses(self, id_or_n: str | int) -> list[Use]:
+        """What updates did with a trajectory, in order: its own step's first. Raises as `trajectory` does."""
+        n = self.number(id_or_n)
+        own = self.trajectory(n).use
+        rows: list[tuple[Any, ...]] = []
+        if "uses" in self._record.columns:
+            rows = self._record.all(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step, mask", (n,))
+        return [*([] if own is None else [own]), *(use_of(*row) for row in rows)]
+
+    def tokens(self, id_or_n: str | int) -> TokenArrays | StoredTokens | None:
+        """Token ids, agent mask, log-probs and advantages of a trajectory, or None when they were not recorded."""
+        from . import codec
+
+        n = self.number(id_or_n)
+        _, arrays, first = self._load(n, tokens=True)
+        try:
+            return None if arrays is None else codec.decode_tokens(arrays, n - first)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise RecordDamaged(f"the tokens of trajectory {id_or_n} cannot be read ({error})") from error
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of token ids, without a tokenizer; an id that is not in the vocabulary becomes `<id>`."""
+        wanted = sorted({int(i) for i in ids})
+        texts: dict[int, str] = {}
+        for start in range(0, len(wanted), 500):
+            part = wanted[start : start + 500]
+            marks = ",".join("?" * len(part))
+            texts.update(self._record.all(f"SELECT id, text FROM vocabulary WHERE id IN ({marks})", part))
+        if self._byte_level is None:
+            kind = self._record.scalar("SELECT value FROM meta WHERE key = 'vocabulary'")
+            self._byte_level = kind == "byte-level"
+        if self._byte_level:
+            from .codec import from_byte_level
+
+            texts = {i: from_byte_level(t) for i, t in texts.items()}
+        return [texts.get(int(i), f"<{int(i)}>") for i in ids]
+
+    def number(self, id_or_n: str | int) -> int:
+        """The number of a trajectory by id (the latest of that id) or number. Raises LookupError."""
+        scalar = self._record.scalar
+        if isinstance(id_or_n, str):
+            n = scalar("SELECT max(n) FROM cards WHERE id = ?", (id_or_n,))
+            if n is None and id_or_n.isdecimal() and len(id_or_n) < 19:
+                n = scalar("SELECT n FROM rows WHERE n = ?", (int(id_or_n),))
+        else:
+            n = scalar("SELECT n FROM rows WHERE n = ?", (id_or_n,))
+        if n is None:
+            total = scalar("SELECT max(n) FROM rows")
+            held = f"it has numbers 1 to {total}" if total else "it has none yet"
+            raise LookupError(f"no trajectory {id_or_n!r} in run {self._record.run_dir.name}; {held}")
+        return int(n)
+
+    def _load(self, n: int, tokens: bool = False) -> tuple[list[bytes], bytes | None, int]:
+        """The JSON lines of the blob that holds trajectory n, its token arrays if asked for, and its first number."""
+        from . import codec
+
+        run_dir = self._record.run_dir
+        row = self._record.all(
+            f"SELECT first_n, body, {'tokens' if tokens else 'NULL'} FROM chunks WHERE first_n <= ? "
+            "ORDER BY first_n DESC LIMIT 1",
+            (n,),
+        )
+        if not row:
+            raise RecordDamaged(f"trajectory {n} of {run_dir} cannot be read: its text is missing")
+        first, body, arrays = row[0]
+        try:
+            lines = [] if tokens else codec.decompress(body).split(b"\n")
+            return lines, None if arrays is None else codec.decompress(arrays), first
+        except ValueError as error:
+            raise RecordDamaged(f"trajectory {n} of {run_dir} cannot be read: {error}") from error
+
+    def _tools_of(self, n: int) -> tuple[ToolSpec, ...]:
+        id_ = self._record.scalar("SELECT toolset FROM rows WHERE n = ?", (n,))
+        if id_ is None:
+            return ()
+        if id_ not in self._toolsets:
+            text = self._record.scalar("SELECT tools FROM toolsets WHERE id = ?", (id_,))
+            self._toolsets[id_] = tuple(ToolSpec.from_json(t) for t in json.loads(text)) if text else ()
+        return self._toolsets[id_]
