@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,6 @@ from ..configs.sections.rewards import CuriosityConfig
 from ..envs.trajectory import Step
 from .dynamics import DynamicsModel
 from .embedding import ActionEncoder
-
-Gather = Callable[[Tensor], Tensor]
-"""Collects one tensor [...] of each of P processes into [P, ...], the same on every process."""
-
 
 _Key = tuple[int, bytes, str]
 """Version of the model, all of s_t, all of a_t."""
@@ -51,11 +47,8 @@ class CuriosityDrivenRewardModule:
     The cache is a true LRU, keyed by the model's version and the whole (s_t, a_t), byte for byte.
     """
 
-    def __init__(
-        self, embedding_dim: int, config: CuriosityConfig | None = None, *, seed: int = 0, gather: Gather | None = None
-    ) -> None:
+    def __init__(self, embedding_dim: int, config: CuriosityConfig | None = None, *, seed: int = 0) -> None:
         self.config = config or CuriosityConfig()
-        self.gather = gather
         self.encode = ActionEncoder()
         self.model = DynamicsModel(
             embedding_dim, self.encode.dimension, self.config.hidden, self.config.lora_rank, seed=seed
@@ -94,12 +87,9 @@ class CuriosityDrivenRewardModule:
         return rewards
 
     def update(self) -> float | None:
-        """Train the model on the transitions of the last `compute`; the loss before the step, or None without any.
-
-        With `gather`, the gradient is the mean over the transitions of all processes, which stay equal.
-        """
+        """Train the model on the transitions of the last `compute`; the loss before the step, or None without any."""
         pending, self._pending = self._pending, None
-        if pending is None and self.gather is None:
+        if pending is None:
             return None
         for _ in range(self.config.train_steps):
             self._train_step(pending)
@@ -147,25 +137,18 @@ class CuriosityDrivenRewardModule:
             return now[:, None]
         return torch.stack((now, functional_call(self.model, self.slow, (state, action))), dim=1)
 
-    def _train_step(self, pending: _Transitions | None) -> None:
-        parameters = list(self.model.adapters().values())
-        flat = torch.zeros(sum(p.numel() for p in parameters) + 2, dtype=torch.float64)
+    def _train_step(self, pending: _Transitions) -> None:
         batch = self._sample(pending)
-        if batch is not None:
-            predicted = self.model(batch.states, batch.actions)
-            loss = (predicted - batch.changes).square().mean()
-            gradients = torch.autograd.grad(loss, parameters)
-            count = batch.states.shape[0]
-            flat = torch.cat([g.reshape(-1) for g in (*gradients, loss.detach(), torch.ones(()))]).double() * count
-        if self.gather is not None:
-            flat = self.gather(flat).sum(dim=0)
-        count = float(flat[-1])
-        if not count or not bool(torch.isfinite(flat).all()):
+        if batch is None:
             return
-        flat = (flat / count).float()
-        self.loss = float(flat[-2])
-        for parameter, gradient in zip(parameters, flat[:-2].split([p.numel() for p in parameters]), strict=True):
-            parameter.grad = gradient.view_as(parameter)
+        parameters = list(self.model.adapters().values())
+        loss = (self.model(batch.states, batch.actions) - batch.changes).square().mean()
+        gradients = torch.autograd.grad(loss, parameters)
+        if not all(bool(torch.isfinite(g).all()) for g in (loss, *gradients)):
+            return
+        self.loss = float(loss.detach())
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.changed()
@@ -173,10 +156,8 @@ class CuriosityDrivenRewardModule:
             for name, parameter in self.model.adapters().items():
                 self.slow[name].lerp_(parameter, 1 - self.config.progress_decay)
 
-    def _sample(self, pending: _Transitions | None) -> _Transitions | None:
+    def _sample(self, pending: _Transitions) -> _Transitions | None:
         """At most `train_batch_size` transitions, drawn without replacement, without those that are not finite."""
-        if pending is None:
-            return None
         chosen = pending.finite.nonzero(as_tuple=True)[0]
         if len(chosen) > self.config.train_batch_size:
             chosen = chosen[torch.randperm(len(chosen), generator=self._generator)[: self.config.train_batch_size]]

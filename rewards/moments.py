@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import reduce
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,3 @@ def merge(a: Moments, b: Moments) -> Moments:
         a.mean + delta * (b.count / count),
         a.m2 + b.m2 + delta * delta * (a.count * b.count / count),
     )
-
-
-def merge_all(parts: Iterable[Moments]) -> Moments:
-    """`merge` over many, in order."""
-    return reduce(merge, parts, Moments())

@@ -20,9 +20,9 @@ from ..envs.user_code import UserCodeError, find_class
 from .assembly import StepBatch, assemble
 from .breakdown import Penalty
 from .coherence import TrajectoryCoherenceAnalyzer
-from .curiosity import CuriosityDrivenRewardModule, Gather
+from .curiosity import CuriosityDrivenRewardModule
 from .embedding import Embedder, HashedEmbedder
-from .moments import Moments, merge_all
+from .moments import Moments
 from .normalization import RewardNormalizer
 from .penalties import Episode, PenaltyRule, PenaltyRuleError, make_rules
 from .result import RewardResult
@@ -41,8 +41,7 @@ class RewardOrchestrator:
     """Computes the dense reward of trajectories: task, environment, curiosity, coherence and penalties.
 
     Weights given here take the place of those in `config`. `embedding_dim` may be left out: it is then that of the
-    first embeddings. `gather` makes the processes of a distributed run share one set of statistics and one dynamics
-    model: it collects a tensor [...] of every process into [P, ...]. Used the same way offline and online.
+    first embeddings. Used the same way offline and online; of several processes, one scores the rollouts of all.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class RewardOrchestrator:
         embedding_dim: int | None = None,
         embedder: Embedder | None = None,
         rules: Sequence[PenaltyRule] | None = None,
-        gather: Gather | None = None,
         seed: int = 0,
     ) -> None:
         base = config or RewardsConfig()
@@ -76,14 +74,11 @@ class RewardOrchestrator:
         self.curiosity_module: CuriosityDrivenRewardModule | None = None
         self.embedder = embedder if embedder is not None else _embedder(self.config.embedder)
         self.rules = list(rules) if rules is not None else make_rules(self.config)
-        self.gather = gather
         self.seed = seed
         self._pending: dict[str, Moments] = {}
         self._tools: dict[int, tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]]] = {}
         if embedding_dim is not None and self._wants_curiosity:
             self._curiosity(embedding_dim)
-        elif gather is not None and self._wants_curiosity:
-            raise RewardError("several processes train one dynamics model together: give embedding_dim at the start")
 
     @classmethod
     def from_config(
@@ -92,11 +87,10 @@ class RewardOrchestrator:
         embedding_dim: int | None = None,
         *,
         embedder: Embedder | None = None,
-        gather: Gather | None = None,
         seed: int = 0,
     ) -> RewardOrchestrator:
         """The orchestrator of a run's `rewards` section."""
-        return cls(config=config, embedding_dim=embedding_dim, embedder=embedder, gather=gather, seed=seed)
+        return cls(config=config, embedding_dim=embedding_dim, embedder=embedder, seed=seed)
 
     def calculate_total_reward(
         self,
@@ -162,18 +156,8 @@ class RewardOrchestrator:
         return result
 
     def update(self) -> None:
-        """Take the last scored batch into the running statistics and let the dynamics model learn from it.
-
-        A collective call where `gather` is given: every process calls it equally often.
-        """
+        """Take the last scored batch into the running statistics and let the dynamics model learn from it."""
         batch, self._pending = self._pending, {}
-        if self.gather is not None:
-            mine = [batch.get(name, Moments()).to_json() for name in self.weights]
-            everyone = self.gather(torch.tensor(mine, dtype=torch.float64))
-            batch = {
-                name: merge_all(Moments.from_json(process[i].tolist()) for process in everyone)
-                for i, name in enumerate(self.weights)
-            }
         self.normalizer.update(batch)
         if self.curiosity_module is not None:
             self.curiosity_module.update()
@@ -228,9 +212,7 @@ class RewardOrchestrator:
 
     def _curiosity(self, embedding_dim: int) -> CuriosityDrivenRewardModule:
         if self.curiosity_module is None:
-            self.curiosity_module = CuriosityDrivenRewardModule(
-                embedding_dim, self.config.curiosity, seed=self.seed, gather=self.gather
-            )
+            self.curiosity_module = CuriosityDrivenRewardModule(embedding_dim, self.config.curiosity, seed=self.seed)
         known = self.curiosity_module.model.embedding_dim
         if known != embedding_dim:
             raise RewardError(f"the dynamics model knows embeddings of width {known}, these have {embedding_dim}")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .scripted import ScriptedAgent
-    from .transformers_agent import AgentSettings, TransformersAgent
+    from .settings import AgentSettings
+    from .transformers_agent import TransformersAgent
 
 __all__ = ["AgentSettings", "ScriptedAgent", "TransformersAgent"]
 
@@ -17,8 +18,12 @@ def __getattr__(name: str) -> Any:
         from . import scripted
 
         return scripted.ScriptedAgent
-    if name in ("AgentSettings", "TransformersAgent"):
+    if name == "AgentSettings":
+        from . import settings
+
+        return settings.AgentSettings
+    if name == "TransformersAgent":
         from . import transformers_agent
 
-        return getattr(transformers_agent, name)
+        return transformers_agent.TransformersAgent
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,9 +15,7 @@ from .decoder import Decoder
 from .history import TokenHistory
 from .row_cache import RowCache
 from .sampling import sample
-
-if TYPE_CHECKING:
-    from .transformers_agent import AgentSettings
+from .settings import AgentSettings
 
 COMPACT_BELOW = 0.75
 """Rows that have finished their turn leave the batch once at most this share still writes."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,37 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from ...envs.agent import AgentSession, Message
 from .chat import ChatBridge
 from .decoder import Decoder
-from .sampling import SamplingSettings
 from .session import TransformersSession
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """How the agent writes. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep the whole vocabulary.
-
-    A turn ends with the model's end-of-turn token, with one of `stop_strings`, after `max_turn_tokens` tokens, or when
-    the whole trajectory (prompt, turns and observations) has `max_trajectory_tokens` tokens, or when all turns together
-    have `max_new_tokens` tokens.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_turn_tokens: int = 256
-    max_trajectory_tokens: int = 4096
-    stop_strings: tuple[str, ...] = ()
-    max_new_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        limits = (self.max_turn_tokens, self.max_trajectory_tokens, self.max_new_tokens)
-        if any(limit is not None and limit < 1 for limit in limits):
-            raise ValueError("max_turn_tokens, max_trajectory_tokens and max_new_tokens must be at least 1")
-        _ = self.sampling  # its values are checked there
-
-    @property
-    def sampling(self) -> SamplingSettings:
-        """What concerns the choice of one token."""
-        return SamplingSettings(self.temperature, self.top_p, self.top_k)
+from .settings import AgentSettings
 
 
 class TransformersAgent:

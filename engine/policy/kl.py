@@ -1,7 +1,7 @@
 """Exact KL divergence over the vocabulary, and the controller that sets its weight (`online_updates.md`, Task 4).
 
-Per token KL(p ‖ q) = Σ_v p(v) · (log p(v) − log q(v)), averaged over the tokens of a mask, in nats per token: its size
-depends neither on the length of a trajectory nor on padding, so one `target_kl` fits all of them. By the field's
+Per token KL(p ‖ q) = Σ_v p(v) · (log p(v) − log q(v)), in nats; whoever averages does it over tokens, so that the size
+depends neither on the length of a trajectory nor on padding and one `target_kl` fits all of them. By the field's
 names KL(policy ‖ reference) is the *reverse* and KL(reference ‖ policy) the *forward* direction.
 
 The sum is taken in the form Σ p·(d + e^(−d) − 1) with d = log p − log q. It equals the definition because Σp = Σq = 1,
@@ -49,38 +49,10 @@ def _log_softmax(logits: Tensor) -> Tensor:
     return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
 
 
-def kl_per_token(logits_p: Tensor, logits_q: Tensor) -> Tensor:
-    """KL(p ‖ q) over the whole vocabulary; logits [..., T, V] → [..., T], nats."""
-    return _divergence(_log_softmax(logits_p), _log_softmax(logits_q))
-
-
 def kl_directions(policy_logits: Tensor, reference_logits: Tensor) -> KLDirections:
     """Both directions from one pair of log-softmaxes; logits [..., T, V] → two of [..., T]."""
     policy, reference = _log_softmax(policy_logits), _log_softmax(reference_logits)
     return KLDirections(_divergence(policy, reference), _divergence(reference, policy))
-
-
-def masked_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean of `values` [...] over the positions where `mask` [...] is true; 0 when there are none.
-
-    What stands at the other positions does not matter, NaN included: neither to the value nor to the gradient.
-    """
-    if mask is None:
-        return values.mean() if values.numel() else values.sum()
-    mask = mask.bool()
-    return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
-
-
-def exact_kl(logits_p: Tensor, logits_q: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Mean over the mask's tokens of KL(p ‖ q) over the whole vocabulary.
-
-    logits_p, logits_q: [B, T, V] (or any leading shape); mask: [B, T], true on agent tokens. Returns a scalar in nats
-    per token. `exact_kl(policy, reference, mask)` is the reverse direction, the penalty of the loss.
-    """
-    if mask is not None:  # rows outside the mask are dropped first: padding may hold anything
-        keep = mask.bool()
-        logits_p, logits_q = logits_p[keep], logits_q[keep]
-    return masked_mean(kl_per_token(logits_p, logits_q))
 
 
 @dataclass(frozen=True)

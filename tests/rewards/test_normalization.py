@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_tui.configs.sections.rewards import NormalizationConfig
-from grpo_tui.rewards.moments import Moments, merge, merge_all
+from grpo_tui.rewards.moments import Moments, merge
 from grpo_tui.rewards.normalization import RewardNormalizer, group_normalized, tensor_moments
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False, width=64)
@@ -40,8 +41,8 @@ def assert_same(a: Moments, values: list[float]) -> None:
 @given(streams)
 def test_merging_batches_equals_seeing_everything_at_once(batches: list[list[float]]):
     everything = [v for batch in batches for v in batch]
-    assert_same(merge_all(moments_of(b) for b in batches), everything)
-    assert_same(merge_all(tensor_moments(torch.tensor(b, dtype=torch.float64)) for b in batches), everything)
+    assert_same(reduce(merge, (moments_of(b) for b in batches)), everything)
+    assert_same(reduce(merge, (tensor_moments(torch.tensor(b, dtype=torch.float64)) for b in batches)), everything)
     running = Moments()
     for value in everything:  # one at a time: Welford
         running = merge(running, Moments(1, value, 0.0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -74,66 +73,6 @@ def test_states_that_do_not_fit_are_refused_in_a_sentence():
         RewardOrchestrator.from_config(config(hidden=192)).load_state(tensors, facts)
     with pytest.raises(RewardError, match="format 2, this version reads 1"):
         RewardOrchestrator.from_config(config()).load_state(tensors, {**facts, "format": 2})
-
-
-class Processes:
-    """Two processes as two threads: `gather` waits for both and stacks what each brings."""
-
-    def __init__(self, number: int) -> None:
-        self.barrier = threading.Barrier(number, timeout=60)
-        self.brought: list[Tensor | None] = [None] * number
-
-    def gather(self, rank: int):
-        def collect(tensor: Tensor) -> Tensor:
-            self.brought[rank] = tensor.clone()
-            self.barrier.wait()
-            stacked = torch.stack([t for t in self.brought if t is not None])
-            self.barrier.wait()
-            return stacked
-
-        return collect
-
-
-def test_processes_share_one_set_of_statistics_and_one_dynamics_model():
-    processes = Processes(2)
-    everything = config(train_batch_size=100)
-    members = [RewardOrchestrator.from_config(everything, 8, gather=processes.gather(rank)) for rank in range(2)]
-    alone = RewardOrchestrator.from_config(everything, 8)
-    errors: list[BaseException] = []
-
-    def work(rank: int) -> None:
-        try:
-            for seed in range(4):
-                found, right, embeddings = batch(seed, size=7)
-                mine = slice(0, 3) if rank == 0 else slice(3, 7)  # uneven shares
-                if seed == 2:  # one process without a single trajectory
-                    mine = slice(0, 7) if rank == 0 else slice(0, 0)
-                members[rank].calculate_total_reward(found[mine], right[mine], embeddings=embeddings[mine])
-        except BaseException as error:
-            errors.append(error)
-            processes.barrier.abort()
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    for seed in range(4):
-        found, right, embeddings = batch(seed, size=7)
-        alone.calculate_total_reward(found, right, embeddings=embeddings)
-
-    assert members[0].state_facts() == members[1].state_facts()
-    for name, moments in alone.normalizer.running.items():
-        shared = members[0].normalizer.running[name]
-        assert shared.count == moments.count
-        assert shared.mean == pytest.approx(moments.mean, abs=1e-5)
-        assert shared.std == pytest.approx(moments.std, abs=1e-5)
-    one, other, whole = (o.state_tensors() for o in (*members, alone))
-    for name in one:
-        assert torch.equal(one[name], other[name]), name
-        if name.startswith("model."):
-            torch.testing.assert_close(one[name], whole[name], atol=1e-4, rtol=1e-4)
 
 
 def test_statistics_of_two_runs_can_be_merged():
