@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("configs", "envs", "rewards", "engine", "tui")
+ROOMS = ("api", "configs", "envs", "rewards", "engine", "tui")
 
 
 @pytest.fixture(scope="session")

@@ -264,3 +264,10 @@ def test_nothing_is_unpickled():
                     if bad:
                         wrong.append(f"{path.relative_to(ROOT)}:{node.value.lineno}")
     assert wrong == []
+
+
+def test_what_a_training_script_imports_is_light():
+    code = "import importlib, sys, grpo_tui\ngrpo_tui.Recorder, grpo_tui.Rollout\n"
+    code += f"print(*[m for m in {(*HEAVY, 'numpy', 'textual', 'typer')!r} if m in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout.strip()) == (0, ""), answer.stderr

@@ -1,0 +1,28 @@
+"""What a training script of one's own uses: `from grpo_tui import Recorder, Rollout`, `import grpo_tui.trl`.
+
+Light to import: nothing that people train with is loaded, and nothing of this package until a name is asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .engine.imports.rollout import Message as Message
+    from .engine.imports.rollout import Rollout as Rollout
+    from .engine.imports.rollout import Score as Score
+    from .recorder import Recorder as Recorder
+
+_HOMES = {
+    "Recorder": "grpo_tui.recorder",
+    "Rollout": "grpo_tui.engine.imports.rollout",
+    "Message": "grpo_tui.engine.imports.rollout",
+    "Score": "grpo_tui.engine.imports.rollout",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

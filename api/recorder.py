@@ -1,0 +1,219 @@
+"""Record a run from any training script: what the app shows of our own runs, it then shows of yours.
+
+    with Recorder("my-run", environment="gsm8k", model="Qwen3-0.6B") as record:
+        for step in range(100):
+            ...
+            record.rollouts(step, rollouts)
+            record.metrics(step, {"loss": loss, "kl/mean": kl})
+
+The training never waits for the record and never fails by it: rows are converted and written by a thread of its own,
+and a full or broken disk costs rows, which are counted, and said once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from .engine.imports.convert import record_of
+from .engine.imports.format import Origin
+from .engine.imports.formats.tables import GENERIC
+from .engine.imports.rollout import Rollout
+from .engine.runs.masking import mask
+from .engine.runs.paths import RUN_FILE, new_run_id
+from .engine.runs.paths import runs_dir as resolve_runs_dir
+from .engine.runs.status import read_json, write_json
+from .engine.runs.types import SCHEMA_VERSION, EventKind, TrajectoryRecord
+from .engine.runs.writer import RunWriter
+
+log = logging.getLogger(__name__)
+
+WAITING_BATCHES = 64
+"""Batches that may wait to be converted; beyond it the newest are dropped and counted."""
+
+NOT_GIVEN: Mapping[str, str] = {
+    name: "not given to the recorder" for name in ("reward", "advantage", "weight", "components", "group", "tokens")
+}
+
+RolloutLike = Rollout | Mapping[str, Any]
+"""A `Rollout`, or a mapping with the keys of the generic JSON lines (`prompt`, `completion`, `reward`, `group`, …)."""
+
+
+class Recorder:
+    """The record of one run of somebody's own trainer.
+
+    run: the run's name, or a path to its folder; by default a new name under `runs_dir`. A folder that already holds a
+    run is continued. process: several processes of one training give each its own name, such as `rank1`; the first one
+    (`training`) says how the run stands. config and environment variables that name secrets are masked.
+
+    Nothing here raises into the training, except for a run's name that cannot be a folder (ValueError, at once).
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str] | None = None,
+        *,
+        runs_dir: str | os.PathLike[str] | None = None,
+        name: str = "",
+        environment: str = "",
+        model: str = "",
+        total_steps: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        process: str = "training",
+    ) -> None:
+        self.run_dir = _folder(run, runs_dir)
+        self.total_steps = total_steps
+        self.dropped = 0
+        """Rollouts that could not be recorded."""
+        self._told = False
+        self._facts(name, environment, model, config, first=process == "training")
+        self._writer = RunWriter(self.run_dir, process=process)
+        self._process = process
+        self._step = 0
+        self._count = 0
+        self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING_BATCHES)
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+        self._writer.status("running", step=0, total_steps=total_steps)
+
+    # ---------------------------------------------------------------------------------------------- what is recorded
+
+    def rollouts(self, step: int, rollouts: Iterable[RolloutLike]) -> None:
+        """The rollouts of a step. What a rollout does not say stays unknown: no number is invented."""
+        given = list(rollouts)
+        self.later(lambda: self._store(step, given), len(given))
+
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        """Numbers of a step. Names as in docs/recording.md have a place of their own on the dashboard; all can be
+        charted."""
+        self._at(step)
+        self._guarded(lambda: self._writer.metrics(step, values))
+
+    def event(self, kind: EventKind, message: str, *, step: int | None = None, **data: Any) -> None:
+        """Something that happened (`alert`, `note`, `eval`, `checkpoint`, …), in one sentence for a person."""
+        at = self._step if step is None else step
+        self._guarded(lambda: self._writer.event(kind, message, step=at, **data))
+
+    def vocabulary(self, tokens: Sequence[str], *, byte_level: bool = False) -> None:
+        """The text of each token id, so that tokens can be read without the tokenizer."""
+        self._guarded(lambda: self._writer.vocabulary(tokens, byte_level=byte_level))
+
+    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """Where the training is inside its step, such as `rollouts` 12 of 64."""
+        self._guarded(lambda: self._writer.progress(phase, done, total))
+
+    def later(self, work: Callable[[], None], rows: int = 0) -> None:
+        """Do something on the recorder's own thread; it may be dropped when too much waits."""
+        try:
+            self._work.put_nowait(work)
+        except queue.Full:
+            self._lost(rows, "rollouts came faster than they can be recorded")
+
+    def close(self, *, failed: str | None = None) -> None:
+        """Write what waits, and end the run: finished, or crashed with a sentence."""
+        if self._thread.is_alive():
+            self._work.put(None)
+            self._thread.join(30)
+        status = "crashed" if failed else "finished"
+        self._guarded(lambda: self._writer.status(status, step=self._step, error=failed))
+        self._guarded(self._writer.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(failed=None if error is None else f"{type(error).__name__}: {error}"[:500])
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def records(self, step: int, given: Sequence[RolloutLike]) -> list[TrajectoryRecord]:
+        """What is stored of these rollouts. Raises what a malformed one raises."""
+        made = []
+        for index, rollout in enumerate(given):
+            if not isinstance(rollout, Rollout):
+                rollout = replace(GENERIC.rollout(rollout, Origin(self.run_dir, self.run_dir)), step=step)
+            self._count += 1
+            named = f"{self._process}-{step}-{self._count}"
+            record = record_of(rollout, fallback_id=named, index=index, unknown=NOT_GIVEN)
+            tokens = rollout.tokens() if rollout.tokens is not None else None
+            made.append(record if tokens is None else replace(record, tokens=tokens))
+        return made
+
+    def _store(self, step: int, given: Sequence[RolloutLike]) -> None:
+        records: list[TrajectoryRecord] = []
+        for rollout in given:
+            try:
+                records += self.records(step, [rollout])
+            except Exception as error:
+                self._lost(1, f"a rollout cannot be read ({type(error).__name__}: {error})")
+        self._at(step)
+        self._writer.trajectories(step, records)
+
+    def _at(self, step: int) -> None:
+        if step > self._step:
+            self._step = step
+            self._guarded(lambda: self._writer.status("running", step=step, total_steps=self.total_steps))
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            self._guarded(work)
+
+    def _guarded(self, work: Callable[[], Any]) -> None:
+        """Whatever goes wrong while recording is said once, and is not the training's."""
+        try:
+            work()
+        except Exception as error:
+            self._lost(0, f"{type(error).__name__}: {error}")
+            log.debug("recording failed", exc_info=True)
+
+    def _lost(self, rows: int, why: str) -> None:
+        self.dropped += rows
+        if not self._told:
+            self._told = True
+            log.warning("grpo-tui: not all of this run is recorded: %s; training goes on", why)
+
+    def _facts(self, name: str, environment: str, model: str, config: Mapping[str, Any] | None, first: bool) -> None:
+        """`run.json`, by the first process."""
+        if not first:
+            return
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            old = read_json(self.run_dir / RUN_FILE)
+            facts = {"command": sys.argv, "recorded_by": "grpo_tui.Recorder", **({"config": config} if config else {})}
+            write_json(
+                self.run_dir / RUN_FILE,
+                {
+                    "id": self.run_dir.name,
+                    "name": name or old.get("name", ""),
+                    "mode": "recorded",
+                    "created": old.get("created") or time.time(),
+                    "launched": time.time(),
+                    "environment": environment,
+                    "model": model,
+                    "schema_version": SCHEMA_VERSION,
+                    "facts": mask(facts),
+                },
+            )
+        except (OSError, TypeError, ValueError) as error:
+            self._lost(0, f"{self.run_dir}: {error}")
+
+
+def _folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[str] | None) -> Path:
+    home = resolve_runs_dir(runs_dir)
+    if run is None:
+        return home / new_run_id(home)
+    named = os.fspath(run)
+    if not named.strip() or named in (".", "..") or "\0" in named:
+        raise ValueError(f"{named!r} cannot be the name of a run; right would be a name such as my-run, or a path")
+    return Path(named).expanduser().absolute() if os.sep in named else home / named

@@ -1,0 +1,287 @@
+"""Record a training of TRL's `GRPOTrainer`: `grpo_tui.trl.attach(trainer)` before `trainer.train()`.
+
+Every rollout of every step, with token ids, mask, log-probs where TRL has them, each reward function's value and
+weight, and the advantage. A callback of transformers sees no completions; so the trainer's
+`_generate_and_score_completions` is wrapped on this instance, and what it returns is read, never changed: the training
+is the same to the bit. Where that method is not there, `_logs` is read at the end of each step: the last batch only,
+without tokens. `attach` says which of the two is in use.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from .engine.imports.messages import completion, conversation
+from .engine.imports.rollout import Rollout, Score
+from .recorder import Recorder
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from trl import GRPOTrainer
+
+log = logging.getLogger(__name__)
+
+METRICS = {
+    "reward": "rewards/total/mean",
+    "reward_std": "rewards/total/std",
+    "kl": "kl/mean",
+    "loss": "train/loss",
+    "grad_norm": "train/grad_norm",
+    "learning_rate": "train/learning_rate",
+    "entropy": "train/entropy",
+    "clip_ratio/region_mean": "train/clip_fraction",
+    "frac_reward_zero_std": "grpo/filtering_rate",
+}
+"""TRL's names of numbers that have a place of their own on the dashboard; all others keep TRL's name."""
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What `attach` made. `source`: `generation` (every rollout) or `logs` (the last batch of each step)."""
+
+    recorder: Recorder
+    source: str
+
+
+def attach(trainer: GRPOTrainer, recorder: Recorder | None = None, **options: Any) -> Attached:
+    """Record what `trainer` does from now on; `options` go to `Recorder` (`run`, `runs_dir`, `name`, …).
+
+    Each process of a distributed training records its own rollouts. Raises nothing of the record's; a trainer without
+    the parts that are read here raises TypeError with what is missing.
+    """
+    if not hasattr(trainer, "_logs") or not hasattr(trainer, "reward_func_names"):
+        raise TypeError(f"{type(trainer).__name__} is no GRPOTrainer of TRL 1.16: it has no _logs and reward functions")
+    rank = int(trainer.accelerator.process_index)
+    if recorder is None:
+        recorder = Recorder(**_described(trainer, rank, options))
+    reader = _Reader(trainer, recorder, rank)
+    wrapped = getattr(trainer, "_generate_and_score_completions", None)
+    source = "generation" if callable(wrapped) else "logs"
+    if callable(wrapped):
+        trainer._generate_and_score_completions = reader.wrap(wrapped)  # type: ignore[method-assign]
+    trainer.add_callback(_Numbers(reader, from_logs=source == "logs"))
+    _vocabulary(trainer, recorder, rank)
+    what = "every rollout" if source == "generation" else "the last batch of each step, without tokens"
+    if rank == 0:
+        print(f"grpo-tui records {what} in {recorder.run_dir}; look with: grpo-tui inspect {recorder.run_dir.name}")
+    return Attached(recorder, source)
+
+
+def _described(trainer: GRPOTrainer, rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for the recorder: given ones, else what the trainer says of itself."""
+    model = getattr(getattr(trainer.model, "config", None), "_name_or_path", "") or type(trainer.model).__name__
+    run = options.get("run") or trainer.args.run_name or os.path.basename(os.path.abspath(trainer.args.output_dir))
+    steps = trainer.args.max_steps if trainer.args.max_steps > 0 else None
+    found = {"run": run, "model": str(model), "total_steps": steps, "config": trainer.args.to_sanitized_dict()}
+    return {**found, **options, "process": "training" if rank == 0 else f"rank{rank}"}
+
+
+def _vocabulary(trainer: GRPOTrainer, recorder: Recorder, rank: int) -> None:
+    processing: Any = trainer.processing_class
+    tokenizer = getattr(processing, "tokenizer", processing)
+    if rank == 0:
+        recorder.later(lambda: recorder.vocabulary(*_texts(tokenizer)))
+
+
+def _texts(tokenizer: Any) -> tuple[list[str]]:
+    return ([text or "" for text in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))],)
+
+
+class _Reader:
+    """Reads the batches of one trainer. Nothing of it ever raises into the training."""
+
+    def __init__(self, trainer: GRPOTrainer, recorder: Recorder, rank: int) -> None:
+        self.trainer = trainer
+        self.recorder = recorder
+        self.rank = rank
+        self.batches = 0
+
+    def weights(self) -> dict[str, float]:
+        """Each reward function's weight by its name."""
+        given = [float(w) for w in self.trainer.reward_weights]
+        return dict(zip(self.trainer.reward_func_names, given, strict=True))
+
+    def wrap(self, generate: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+        """The trainer's own method, and after it a look at what it returns."""
+
+        @functools.wraps(generate)
+        def generate_and_record(inputs: Any) -> dict[str, Any]:
+            batch = generate(inputs)
+            try:
+                self._batch(len(inputs), batch)
+            except Exception as error:
+                log.warning("grpo-tui could not read a batch (%s: %s); training goes on", type(error).__name__, error)
+            return batch
+
+        return generate_and_record
+
+    def last_logs(self, state: TrainerState) -> None:
+        """What `_logs` holds: the fall-back."""
+        size = len(self.trainer._logs["prompt"])
+        if size:
+            self._record(size, 0, size, {}, int(state.global_step), "train")
+
+    def _batch(self, size: int, batch: Mapping[str, Any]) -> None:
+        """Rows of this process are `size` of the gathered ones, at its rank's place."""
+        processes = int(self.trainer.accelerator.num_processes)
+        mode = "train" if self.trainer.model.training else "eval"
+        tensors = {k: v.detach().cpu() for k, v in batch.items() if k in TENSORS and hasattr(v, "detach")}
+        self._record(size * processes, self.rank * size, size, tensors, int(self.trainer.state.global_step) + 1, mode)
+
+    def _record(self, total: int, first: int, size: int, tensors: Mapping[str, Any], step: int, split: str) -> None:
+        logs = self.trainer._logs
+        last = slice(max(0, len(logs["prompt"]) - total), None)
+        mine = slice(first, first + size)
+
+        def own(values: Sequence[Any]) -> list[Any]:
+            return list(values)[last][mine]
+
+        args = self.trainer.args
+        group = args.num_generations if split == "train" else args.num_generations_eval or args.num_generations
+        self.batches += 1
+        rows = _Rows(
+            prompts=own(logs["prompt"]),
+            completions=own(logs["completion"]),
+            rewards={name: own(logs["rewards"][name]) for name in self.trainer.reward_func_names},
+            weights=self.weights(),
+            advantages=own(logs["advantages"]),
+            extra={name: own(values) for name, values in logs["extra"].items()},
+            tensors=tensors,
+            first=first,
+            group_size=group,
+            batch=self.batches,
+            step=step,
+            split=split,
+        )
+        self.recorder.later(lambda: self.recorder.rollouts(step, rows.rollouts()), size)
+
+
+TENSORS = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "tool_mask",
+    "old_per_token_logps",
+    "sampling_per_token_logps",
+)
+"""Of the batch: left-padded prompts [B, P], right-padded completions [B, T]."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one process in one batch."""
+
+    prompts: list[Any]
+    completions: list[Any]
+    rewards: dict[str, list[float]]
+    weights: dict[str, float]
+    advantages: list[float]
+    extra: dict[str, list[Any]]
+    tensors: Mapping[str, Any]
+    first: int
+    group_size: int
+    batch: int
+    step: int
+    split: str
+
+    def rollouts(self) -> list[Rollout]:
+        """One a row."""
+        return [self._rollout(i) for i in range(len(self.prompts))]
+
+    def _rollout(self, i: int) -> Rollout:
+        values = {name: _value(column[i]) for name, column in self.rewards.items()}
+        known = {n: v for n, v in values.items() if v is not None}
+        group, index = divmod(self.first + i, self.group_size)
+        return Rollout(
+            prompt=conversation(self.prompts[i]),
+            completion=completion(self.completions[i]),
+            id=f"{self.split}-{self.batch}-{self.first + i}",
+            step=self.step,
+            group=f"{self.split}-{self.batch}-{group}",
+            index=index,
+            split=self.split,
+            reward=sum(self.weights[n] * v for n, v in known.items()) if known else None,
+            components={n: Score(v, self.weights[n]) for n, v in values.items()},
+            advantage=float(self.advantages[i]),
+            extra={name: column[i] for name, column in self.extra.items()},
+            tokens=(lambda: _tokens(self.tensors, i)) if "completion_ids" in self.tensors else None,
+        )
+
+
+def _value(given: Any) -> float | None:
+    """A reward function's value; TRL has NaN where it returned None, which means that it does not apply."""
+    return None if given is None or math.isnan(given) else float(given)
+
+
+def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
+    """One row's arrays, without padding."""
+    import numpy as np
+
+    from .engine.runs.types import TokenArrays
+
+    prompt = tensors["prompt_ids"][i][tensors["prompt_mask"][i].bool()].numpy()
+    written = tensors["completion_mask"][i].bool().numpy()
+    valid = written  # what tools answered is in it; only padding is not
+    agent = (written & tensors["tool_mask"][i].bool().numpy())[valid] if "tool_mask" in tensors else written[valid]
+    ids = np.concatenate([prompt, tensors["completion_ids"][i].numpy()[valid]]).astype(np.int32)
+    mask = np.concatenate([np.zeros(len(prompt), bool), agent])
+    logprobs = np.zeros(len(ids), np.float32)
+    source = tensors.get("sampling_per_token_logps", tensors.get("old_per_token_logps"))
+    if source is not None:
+        logprobs[len(prompt) :] = np.where(agent, source[i].float().numpy()[valid], 0.0)
+    turn = np.full(len(ids), -1, np.int16)
+    starts = np.diff(np.concatenate([[0], agent.astype(np.int8)])) == 1
+    turn[len(prompt) :] = np.maximum(np.cumsum(starts) - 1, -1)
+    return TokenArrays(token_ids=ids, agent_mask=mask, logprobs=logprobs, turn=turn)
+
+
+class _Numbers(TrainerCallback):
+    """Hands the trainer's numbers to the recorder, and ends the run with the training."""
+
+    def __init__(self, reader: _Reader, *, from_logs: bool) -> None:
+        self.reader = reader
+        self.from_logs = from_logs
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """How long it will be."""
+        self.reader.recorder.total_steps = int(state.max_steps)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The fall-back reads here."""
+        if self.from_logs:
+            self.reader.last_logs(state)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Numbers under the names that the dashboard knows, and under TRL's own."""
+        if logs and self.reader.rank == 0:
+            values = {METRICS.get(name, name): v for name, v in logs.items() if isinstance(v, (int, float))}
+            for name, weight in self.reader.weights().items():
+                mean = logs.get(f"rewards/{name}/mean")
+                if mean is not None:
+                    values |= {f"rewards/raw/{name}": mean, f"rewards/weight/{name}": weight}
+                    values[f"rewards/contribution/{name}"] = mean * weight
+            self.reader.recorder.metrics(int(state.global_step), values)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The run has finished."""
+        self.reader.recorder.close()

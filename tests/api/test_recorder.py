@@ -1,0 +1,101 @@
+"""A loop of one's own: what is handed over is what the record holds, and trouble is not the loop's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_tui import Message, Recorder, Rollout, Score
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.status import look
+
+QUESTION = "What is 2 + 2?"
+
+
+def rollout(index: int, value: float) -> Rollout:
+    return Rollout(
+        prompt=(Message("user", QUESTION),),
+        completion=(Message("assistant", f"It is {index}."),),
+        group="g1",
+        index=index,
+        reward=0.5 * value,
+        components={"exact": Score(value, 0.5)},
+        advantage=value - 0.5,
+        extra={"difficulty": index},
+    )
+
+
+def test_a_loop_of_ones_own(tmp_path: Path) -> None:
+    with Recorder("mine", runs_dir=tmp_path, environment="sums", model="tiny", total_steps=2) as record:
+        for step in (1, 2):
+            record.rollouts(step, [rollout(i, float(i)) for i in range(2)])
+            record.rollouts(step, [{"prompt": QUESTION, "completion": "Four.", "reward": 1.0, "group": "g2"}])
+            record.metrics(step, {"train/loss": 0.5 / step, "nested": {"a": 1}})
+        record.event("note", "A good step.")
+    info = look(tmp_path / "mine")
+    assert (info.status, info.step, info.total_steps) == ("finished", 2, 2)
+    assert (info.environment, info.model, info.mode) == ("sums", "tiny", "recorded")
+    with RunReader(tmp_path / "mine") as reader:
+        assert reader.total() == 6 and reader.latest()["nested/a"] == 1.0
+        assert reader.count("extra.difficulty>0").number == 2
+        shown = reader.trajectory(2)
+        assert shown.trajectory.prompt == QUESTION and shown.advantage == 0.5
+        assert shown.breakdown is not None and shown.breakdown.total == 0.5
+        other = reader.trajectory(3)
+        assert other.advantage is None and "advantage" in other.unknown
+        assert [e.message for e in reader.events(["note"])] == ["A good step."]
+
+
+def test_a_run_that_fails_is_crashed_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Recorder("mine", runs_dir=tmp_path) as record:
+        record.metrics(1, {"a": 1})
+        raise ZeroDivisionError("oops")
+    info = look(tmp_path / "mine")
+    assert info.status == "crashed" and info.error == "ZeroDivisionError: oops"
+
+
+def test_nothing_of_the_record_reaches_the_loop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with Recorder(tmp_path / "file" / "run") as record:  # cannot be a folder
+        record.rollouts(1, [rollout(0, 1.0)])
+        record.metrics(1, {"a": float("nan")})
+    assert "training goes on" in caplog.text
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        record.rollouts(1, [{"reward": object()}, 5, rollout(1, 1.0)])  # type: ignore[list-item]
+        record.metrics(1, {"a": object()})
+    with RunReader(tmp_path / "mine") as reader:
+        assert reader.total() >= 1
+    with pytest.raises(ValueError, match="cannot be the name of a run"):
+        Recorder("..")
+
+
+def test_secrets_are_masked(tmp_path: Path) -> None:
+    Recorder("mine", runs_dir=tmp_path, config={"api_key": "sk-very-secret", "lr": 1e-3}).close()
+    text = (tmp_path / "mine" / "run.json").read_text()
+    assert "very-secret" not in text and "0.001" in text
+
+
+def test_several_processes_write_one_record(tmp_path: Path) -> None:
+    code = (
+        "import sys; from grpo_tui import Recorder\n"
+        "with Recorder('mine', runs_dir=sys.argv[1], process=sys.argv[2]) as r:\n"
+        "    for step in range(1, 6): r.rollouts(step, [{'prompt': 'p', 'completion': sys.argv[2], 'reward': step}])\n"
+    )
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        others = [
+            subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name], env=os.environ)
+            for name in ("rank1", "rank2")
+        ]
+        for step in range(1, 6):
+            record.rollouts(step, [{"prompt": "p", "completion": "training", "reward": step}])
+            time.sleep(0.02)
+        assert [p.wait(60) for p in others] == [0, 0]
+    with RunReader(tmp_path / "mine") as reader:
+        assert reader.total() == 15
+        ids = {row.id for row in reader.rows(range(1, 16))}
+    assert len(ids) == 15

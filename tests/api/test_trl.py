@@ -1,0 +1,135 @@
+"""Stock TRL with `attach`: the record equals TRL's own logs, and the training is the same to the bit."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, set_seed
+from trl import GRPOConfig, GRPOTrainer
+
+import grpo_tui.trl as hook
+from grpo_tui.engine.agents import tiny
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.status import look
+
+STEPS = 4
+
+
+def letters(completions: list[Any], **columns: Any) -> Any:
+    """How much of a completion is letters; does not apply to an empty one."""
+    texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
+    return [sum(t.isalpha() for t in text) / len(text) if text else None for text in texts]
+
+
+def short(completions: list[Any], **columns: Any) -> Any:
+    texts = [c[0]["content"] if isinstance(c, list) else c for c in completions]
+    return [1.0 / (1 + len(text)) for text in texts]
+
+
+def trainer(folder: Path, model: Any, tokenizer: Any) -> Any:
+    args = GRPOConfig(
+        output_dir=str(folder / "out"),
+        max_steps=STEPS,
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=8,
+        learning_rate=1e-3,
+        reward_weights=[1.0, 0.25],
+        use_cpu=True,
+        bf16=False,
+        beta=0.0,
+        report_to=[],
+        logging_steps=1,
+        save_strategy="no",
+        seed=3,
+    )
+    rows = [{"prompt": f"colour at {i} {i}?", "level": i} for i in range(16)]
+    return GRPOTrainer(
+        model=model, reward_funcs=[letters, short], args=args, train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same training twice, recorded and not; what TRL logged; the folder of the run."""
+    folder = tmp_path_factory.mktemp("trl")
+    tokenizer = AutoTokenizer.from_pretrained(Path(tiny.__file__).parent / "base")
+    weights, logs = [], []
+    for recorded in (False, True):
+        set_seed(3)
+        config = Qwen3Config(
+            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=16,
+            num_attention_heads=2, num_key_value_heads=1, pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+        made = trainer(folder, Qwen3ForCausalLM(config), tokenizer)
+        if recorded:
+            attached = hook.attach(made, run="trl-run", runs_dir=folder / "runs")
+            assert attached.source == "generation"
+            logs = keep_logs(made)
+        made.train()
+        weights.append({n: p.detach().clone() for n, p in made.model.named_parameters()})
+    return weights, logs, folder / "runs" / "trl-run", tokenizer
+
+
+def keep_logs(made: Any) -> list[dict[str, Any]]:
+    """What TRL's own `_logs` held after each generation."""
+    kept: list[dict[str, Any]] = []
+    generate = made._generate_and_score_completions
+
+    def keeping(inputs: Any) -> Any:
+        batch = generate(inputs)
+        logs = made._logs
+        rewards = {k: list(v)[-8:] for k, v in logs["rewards"].items()}
+        kept.append({k: list(logs[k])[-8:] for k in ("prompt", "completion", "advantages")} | {"rewards": rewards})
+        return batch
+
+    made._generate_and_score_completions = keeping  # type: ignore[method-assign]
+    return kept
+
+
+def test_the_weights_are_those_of_a_training_that_is_not_recorded(trained: Any) -> None:
+    (plain, recorded), *_ = trained
+    assert plain.keys() == recorded.keys()
+    assert all(torch.equal(plain[name], recorded[name]) for name in plain)
+
+
+def test_every_rollout_is_recorded_with_what_trl_logged(trained: Any) -> None:
+    _, logs, run, tokenizer = trained
+    assert look(run).status == "finished" and look(run).total_steps == STEPS
+    with RunReader(run) as reader:
+        assert reader.total() == 8 * STEPS and len(logs) == STEPS
+        for step, batch in enumerate(logs, 1):
+            rows = [r for r in reader.rows(range(1, 8 * STEPS + 1)) if r.step == step]
+            assert len(rows) == 8 and len({r.group for r in rows}) == 2
+            for i, row in enumerate(rows):
+                record = reader.trajectory(row.n)
+                assert record.trajectory.prompt == batch["prompt"][i]
+                assert record.trajectory.steps[0].text == batch["completion"][i]
+                assert record.advantage == pytest.approx(batch["advantages"][i])
+                values = {k: v[i] for k, v in batch["rewards"].items()}
+                total = sum({"letters": 1.0, "short": 0.25}[k] * v for k, v in values.items() if not math.isnan(v))
+                assert record.breakdown is not None and record.breakdown.total == pytest.approx(total, abs=1e-6)
+                tokens = reader.tokens(row.n)
+                assert tokens is not None
+                written = [t for t, ours in zip(tokens.token_ids, tokens.agent_mask, strict=True) if ours]
+                assert tokenizer.decode(written, skip_special_tokens=True) == batch["completion"][i]
+
+
+def test_the_numbers_of_the_training_are_charted(trained: Any) -> None:
+    _, _, run, _ = trained
+    with RunReader(run) as reader:
+        names = reader.metric_names()
+        assert {"rewards/total/mean", "rewards/raw/letters", "rewards/weight/short", "train/loss"} <= set(names)
+        latest = reader.latest()
+    assert latest["rewards/weight/short"] == 0.25
+
+
+def test_another_trainer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="is no GRPOTrainer"):
+        hook.attach(object())  # type: ignore[arg-type]
