@@ -1,16 +1,17 @@
 """What a training script of one's own uses: `from grpo_tui import Recorder, Rollout`, `import grpo_tui.trl`.
 
 Light to import: nothing that people train with is loaded, and nothing of this package until a name is asked for.
+This folder is the top of the package (`setup.py`), so its imports are written out: `grpo_tui.engine…`.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine.imports.rollout import Message as Message
-    from .engine.imports.rollout import Rollout as Rollout
-    from .engine.imports.rollout import Score as Score
-    from .recorder import Recorder as Recorder
+    from grpo_tui.engine.imports.rollout import Message as Message
+    from grpo_tui.engine.imports.rollout import Rollout as Rollout
+    from grpo_tui.engine.imports.rollout import Score as Score
+    from grpo_tui.recorder import Recorder as Recorder
 
 _HOMES = {
     "Recorder": "grpo_tui.recorder",

@@ -24,16 +24,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from .engine.imports.convert import record_of
-from .engine.imports.format import Origin
-from .engine.imports.formats.tables import GENERIC
-from .engine.imports.rollout import Rollout
-from .engine.runs.masking import mask
-from .engine.runs.paths import RUN_FILE, new_run_id
-from .engine.runs.paths import runs_dir as resolve_runs_dir
-from .engine.runs.status import read_json, write_json
-from .engine.runs.types import SCHEMA_VERSION, EventKind, TrajectoryRecord
-from .engine.runs.writer import RunWriter
+from grpo_tui.engine.imports.convert import record_of
+from grpo_tui.engine.imports.format import Origin
+from grpo_tui.engine.imports.formats.tables import GENERIC
+from grpo_tui.engine.imports.rollout import Rollout
+from grpo_tui.engine.runs.masking import mask
+from grpo_tui.engine.runs.paths import RUN_FILE, new_run_id
+from grpo_tui.engine.runs.paths import runs_dir as resolve_runs_dir
+from grpo_tui.engine.runs.status import read_json, write_json
+from grpo_tui.engine.runs.types import SCHEMA_VERSION, EventKind, TrajectoryRecord
+from grpo_tui.engine.runs.writer import RunWriter
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Recorder:
         """What is stored of these rollouts. Raises what a malformed one raises."""
         made = []
         for index, rollout in enumerate(given):
-            if not isinstance(rollout, Rollout):
+            if isinstance(rollout, Mapping):
                 rollout = replace(GENERIC.rollout(rollout, Origin(self.run_dir, self.run_dir)), step=step)
             self._count += 1
             named = f"{self._process}-{step}-{self._count}"

@@ -15,19 +15,20 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers import TrainerCallback
 
-from .engine.imports.messages import completion, conversation
-from .engine.imports.rollout import Rollout, Score
-from .recorder import Recorder
+from grpo_tui.engine.imports.messages import completion, conversation
+from grpo_tui.engine.imports.rollout import Rollout, Score
+from grpo_tui.recorder import Recorder
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
-    from trl import GRPOTrainer
 
 log = logging.getLogger(__name__)
+
+GENERATE = "_generate_and_score_completions"
 
 METRICS = {
     "reward": "rewards/total/mean",
@@ -43,6 +44,25 @@ METRICS = {
 """TRL's names of numbers that have a place of their own on the dashboard; all others keep TRL's name."""
 
 
+class Trainer(Protocol):
+    """What is read of TRL's `GRPOTrainer` (1.16)."""
+
+    model: Any
+    args: Any
+    state: Any
+    accelerator: Any
+    processing_class: Any
+    reward_func_names: list[str]
+    reward_weights: Any
+    """[functions]"""
+    _logs: Any
+    """The last batch of all processes, by column."""
+
+    def add_callback(self, callback: Any) -> None:
+        """Have a callback of transformers called."""
+        ...
+
+
 @dataclass(frozen=True)
 class Attached:
     """What `attach` made. `source`: `generation` (every rollout) or `logs` (the last batch of each step)."""
@@ -51,7 +71,7 @@ class Attached:
     source: str
 
 
-def attach(trainer: GRPOTrainer, recorder: Recorder | None = None, **options: Any) -> Attached:
+def attach(trainer: Trainer, recorder: Recorder | None = None, **options: Any) -> Attached:
     """Record what `trainer` does from now on; `options` go to `Recorder` (`run`, `runs_dir`, `name`, …).
 
     Each process of a distributed training records its own rollouts. Raises nothing of the record's; a trainer without
@@ -63,10 +83,10 @@ def attach(trainer: GRPOTrainer, recorder: Recorder | None = None, **options: An
     if recorder is None:
         recorder = Recorder(**_described(trainer, rank, options))
     reader = _Reader(trainer, recorder, rank)
-    wrapped = getattr(trainer, "_generate_and_score_completions", None)
+    wrapped: Any = getattr(trainer, GENERATE, None)
     source = "generation" if callable(wrapped) else "logs"
     if callable(wrapped):
-        trainer._generate_and_score_completions = reader.wrap(wrapped)  # type: ignore[method-assign]
+        setattr(trainer, GENERATE, reader.wrap(wrapped))
     trainer.add_callback(_Numbers(reader, from_logs=source == "logs"))
     _vocabulary(trainer, recorder, rank)
     what = "every rollout" if source == "generation" else "the last batch of each step, without tokens"
@@ -75,7 +95,7 @@ def attach(trainer: GRPOTrainer, recorder: Recorder | None = None, **options: An
     return Attached(recorder, source)
 
 
-def _described(trainer: GRPOTrainer, rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
+def _described(trainer: Trainer, rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options for the recorder: given ones, else what the trainer says of itself."""
     model = getattr(getattr(trainer.model, "config", None), "_name_or_path", "") or type(trainer.model).__name__
     run = options.get("run") or trainer.args.run_name or os.path.basename(os.path.abspath(trainer.args.output_dir))
@@ -84,7 +104,7 @@ def _described(trainer: GRPOTrainer, rank: int, options: Mapping[str, Any]) -> d
     return {**found, **options, "process": "training" if rank == 0 else f"rank{rank}"}
 
 
-def _vocabulary(trainer: GRPOTrainer, recorder: Recorder, rank: int) -> None:
+def _vocabulary(trainer: Trainer, recorder: Recorder, rank: int) -> None:
     processing: Any = trainer.processing_class
     tokenizer = getattr(processing, "tokenizer", processing)
     if rank == 0:
@@ -98,7 +118,7 @@ def _texts(tokenizer: Any) -> tuple[list[str]]:
 class _Reader:
     """Reads the batches of one trainer. Nothing of it ever raises into the training."""
 
-    def __init__(self, trainer: GRPOTrainer, recorder: Recorder, rank: int) -> None:
+    def __init__(self, trainer: Trainer, recorder: Recorder, rank: int) -> None:
         self.trainer = trainer
         self.recorder = recorder
         self.rank = rank
@@ -226,7 +246,7 @@ def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
     """One row's arrays, without padding."""
     import numpy as np
 
-    from .engine.runs.types import TokenArrays
+    from grpo_tui.engine.runs.types import TokenArrays
 
     prompt = tensors["prompt_ids"][i][tensors["prompt_mask"][i].bool()].numpy()
     written = tensors["completion_mask"][i].bool().numpy()

@@ -42,7 +42,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert (info.environment, info.model, info.mode) == ("sums", "tiny", "recorded")
     with RunReader(tmp_path / "mine") as reader:
         assert reader.total() == 6 and reader.latest()["nested/a"] == 1.0
-        assert reader.count("extra.difficulty>0").number == 2
+        assert reader.count("extra.difficulty>0") == 2
         shown = reader.trajectory(2)
         assert shown.trajectory.prompt == QUESTION and shown.advantage == 0.5
         assert shown.breakdown is not None and shown.breakdown.total == 0.5

@@ -10,10 +10,11 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, set_seed
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 import grpo_tui.trl as hook
-from grpo_tui.engine.agents import tiny
+from grpo_tui.engine.policy import tiny
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import look
 
