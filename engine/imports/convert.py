@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,8 @@ def identity(rollout: Rollout) -> tuple[str, str]:
     prompt_id = rollout.prompt_id
     if not prompt_id:
         digest = hashlib.blake2b(digest_size=6)
-        for message in rollout.prompt:
+        # what an agent said before belongs to this rollout, not to the prompt that it shares
+        for message in itertools.takewhile(lambda m: not m.is_agent, rollout.prompt):
             digest.update(f"{message.role}\0{message.text}\0".encode("utf-8", "surrogatepass"))
         prompt_id = digest.hexdigest() if rollout.prompt else (rollout.id or "?")
     group = rollout.group

@@ -245,8 +245,7 @@ class Indexer:
             "SELECT container, position, line FROM sources WHERE id = ?", (id_,)
         ).fetchone()
         origin = Origin(path, self.dump if self.dump.is_dir() else self.dump.parent)
-        # a lone document that nobody knows is a side file; a line that nobody knows is said
-        part = _Part(self, id_, origin, lines=container.startswith("json lines"))
+        part = _Part(self, id_, origin)
         try:
             for found in BY_NAME[container].open(path, position, line):
                 part.take(found)
@@ -352,12 +351,13 @@ class Indexer:
 class _Part:
     """What is read of one file and not yet committed."""
 
-    def __init__(self, indexer: Indexer, source: int, origin: Origin, lines: bool) -> None:
+    def __init__(self, indexer: Indexer, source: int, origin: Origin) -> None:
         self.indexer = indexer
         self.source = source
         self.origin = origin
         self.format: Format | None = None
-        self.lines = lines
+        self.documents = 0
+        self.strange: list[tuple[int, str]] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -383,6 +383,7 @@ class _Part:
     def take(self, found: Found) -> None:
         """One document."""
         self.after, self.line = found.after, found.line
+        self.documents += 1
         self.bytes += max(found.length, 256)
         if found.problem is not None:
             self.problem(found.line, found.problem)
@@ -390,9 +391,9 @@ class _Part:
         reader = self._format(found.document)
         if reader is None:
             self.seen[""] = self.seen.get("", 0) + 1
-            if isinstance(found.document, dict) and self.seen[""] <= 3 and self.lines:
+            if isinstance(found.document, dict) and len(self.strange) < 3:
                 keys = ", ".join(str(k)[:30] for k in list(found.document)[:6])
-                self.problem(found.line, f"no format that is known (its keys: {keys}); see --map")
+                self.strange.append((found.line, f"no format that is known (its keys: {keys}); see --map"))
             return
         try:
             items = list(reader.open(found.document, self.origin))
@@ -467,6 +468,9 @@ class _Part:
                     "INSERT INTO seen VALUES (?, ?) ON CONFLICT (format) DO UPDATE SET documents = documents + ?",
                     (name or "(unknown)", count, count),
                 )
+            if self.documents > 1:  # a lone document that nobody knows is a side file, such as settings
+                self.problems += self.strange
+                self.strange.clear()
             for line, why in self.problems:
                 self.indexer._skip(str(self.origin.path), line, why)
             if self.after is not None:

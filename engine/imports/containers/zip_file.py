@@ -63,6 +63,21 @@ class ZipFile:
         return len(_members(path, os.stat(path).st_size, os.stat(path).st_mtime_ns))
 
 
+def member_of(path: Path, name: str) -> Any:
+    """The document of a small member by its name, or None."""
+    stat = os.stat(path)
+    return _member_of(path, name, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _member_of(path: Path, name: str, size: int, changed: int) -> Any:
+    try:
+        found = next((m for m in _members(path, size, changed) if m.filename == name), None)
+        return None if found is None or found.file_size > MAX_DOCUMENT else loads(_unpack(path, found))
+    except (DumpError, ValueError):
+        return None
+
+
 def _documents(name: str, data: bytes, number: int) -> Iterator[Found]:
     """`{"member": name, "document": …}` for each JSON document of a member; `length` is the line's number."""
     if data.lstrip()[:1] not in (b"{", b"["):

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from ..format import Format
+from .agents import Atif, MiniSweAgent, OpenTelemetry, Rllm, SweAgent
 from .generic import Columns, Groups, Metrics, Table
 from .tables import AGENTLIGHTNING, AREAL, GENERIC, OPENENV, SKYRL, VERL
+from .trainers import Art, Inspect, NemoRl, TinkerSummaries, Trackio, Zipped
 from .trl import TrainerState, Trl
+from .verifiers import Annotations, Episodes, PassedOver, Results, Traces
 
 _ROWS: tuple[Format, ...] = (Trl(), VERL, SKYRL, AREAL, AGENTLIGHTNING)
+_LOOSE: tuple[Format, ...] = (Columns(), Groups(), GENERIC)
 
 FORMATS: tuple[Format, ...] = (
     *_ROWS,
+    Episodes(),
+    Traces(),
+    Annotations(),
+    PassedOver(),
+    Results(),
     TrainerState(),
+    Inspect(),
+    Atif(),
+    Art(),
     OPENENV,
+    MiniSweAgent(),
+    SweAgent(),
+    NemoRl(),
+    Trackio(),
+    Rllm(),
+    TinkerSummaries(),
+    OpenTelemetry(),
     Table((*_ROWS, GENERIC)),
-    Columns(),
-    Groups(),
-    GENERIC,
+    Zipped((*_ROWS, *_LOOSE)),
+    *_LOOSE,
     Metrics(),
 )
-BY_NAME: dict[str, Format] = {f.name: f for f in FORMATS}

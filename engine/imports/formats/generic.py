@@ -121,8 +121,10 @@ class Metrics:
 
     def detect(self, document: Any, origin: Origin) -> bool:
         """A step, and otherwise mostly numbers; no text of a rollout."""
-        if not isinstance(document, Mapping) or (_step(document) is None and origin.step is None) or not document:
+        if not isinstance(document, Mapping) or not document:
             return False
+        if _step(document) is None and (origin.step is None or not all("/" in k for k in document)):
+            return False  # a folder's step serves for metrics that are called as metrics are (`eval/all/score`)
         return all(not isinstance(v, (list, Mapping)) for v in document.values()) and (
             sum(number(v) is not None for v in document.values()) * 2 > len(document)
         )

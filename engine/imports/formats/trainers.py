@@ -1,0 +1,362 @@
+"""What trainers write in shapes of their own: ART, NeMo-RL, tinker-cookbook, trackio, inspect-ai."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..format import Origin
+from ..mapped import Mapped, at, mean, plain, scores
+from ..messages import conversation, error_text, message, split
+from ..rollout import Item, Message, Numbers, Rollout, Score, listed, mapping, number, parsed, text, whole
+from ..tokens import Tokens
+from .tables import GENERIC
+
+_NO_ADVANTAGE = "advantages are not written"
+
+
+class Art:
+    """ART's parquet, version 2: `trajectory_json` is what counts, the other columns are copies."""
+
+    name = "ART trajectories"
+    unknown: Mapping[str, str] = {
+        "advantage": _NO_ADVANTAGE,
+        "weight": "metrics have no weights: they are no parts of the reward",
+        "step": "the step is the file's number",
+        "group": "groups have a number in their file only",
+        "tokens": "token ids are not written",
+    }
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its columns (version 1 has no `trajectory_json`)."""
+        return isinstance(document, Mapping) and "group_index" in document and "messages" in document
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout a row."""
+        whole_ = mapping(document.get("trajectory_json")) or document
+        about_group = {**mapping(document.get("group_metadata")), **mapping(at(document, "group_json.metadata"))}
+        if not about_group:
+            about_group = mapping(mapping(document.get("group_json")).get("metadata"))
+        number_ = origin.path.stem
+        step = whole(about_group.get("step"))
+        step = step if step is not None else whole(number_) if number_.isdecimal() else origin.step
+        entries = listed(whole_.get("messages_and_choices")) or listed(whole_.get("messages"))
+        prompt, said = split(conversation([_choice(e) for e in entries]))
+        metrics, about = mapping(whole_.get("metrics")), mapping(whole_.get("metadata"))
+        position = text(document.get("group_index")) or ""
+        split_name = origin.path.parent.name
+        yield Rollout(
+            prompt=prompt,
+            completion=said,
+            step=step,
+            group=text(about_group.get("group")) or f"{split_name}:{step}:{position}",
+            index=whole(document.get("trajectory_index")),
+            prompt_id=text(about.get("prompt_id")) or "",
+            split="eval" if split_name in ("val", "eval", "test") else "train",
+            reward=number(whole_.get("reward", document.get("reward"))),
+            components={k: Score(number(v)) for k, v in metrics.items() if not isinstance(v, bool)},
+            answer=text(about.get("answer")),
+            expected=text(about.get("expected")),
+            error=error_text(whole_.get("exception")) or error_text(metrics.get("error")) or _errors(document),
+            extra={**plain(about), **plain({k: v for k, v in metrics.items() if isinstance(v, bool)})},
+            tools=tuple(t for t in listed(whole_.get("tools")) if isinstance(t, Mapping)),
+        )
+
+
+class NemoRl:
+    """NeMo-RL: every value is a list of one, and texts have no roles: they take turns, the prompt first."""
+
+    name = "NeMo-RL batches"
+    unknown: Mapping[str, str] = {
+        "components": "one reward, no components",
+        "roles": "training data has texts without roles: they are taken to alternate, the prompt first",
+        "group": "no group is written: rollouts of one prompt in one step are shown as one",
+        "advantage": "validation has no advantages",
+    }
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys."""
+        return (
+            isinstance(document, Mapping)
+            and isinstance(document.get("content"), list)
+            and "rewards" in document
+            and "idx" in document
+        )
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout."""
+        one = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in document.items()}
+        content = listed(one["content"])
+        if content and all(isinstance(c, Mapping) for c in content):
+            prompt, said = split(conversation(content))
+        else:
+            roles = ("user", *("assistant" if i % 2 == 0 else "tool" for i in range(len(content))))
+            made = conversation([{"role": r, "content": text(c)} for r, c in zip(roles, content, strict=False)])
+            prompt, said = made[:1], made[1:]
+        ids, mask = listed(one.get("token_ids")), listed(one.get("token_loss_mask"))
+        advantages = listed(one.get("advantages"))
+        logprobs = listed(one.get("generation_logprobs"))
+        spoken = [a for a, m in zip(advantages, mask, strict=False) if number(m)] if mask else advantages
+        yield Rollout(
+            prompt=prompt,
+            completion=said,
+            step=origin.step,
+            split="eval" if origin.path.name.startswith("val") else origin.split or "train",
+            reward=number(one["rewards"]),
+            advantage=(mean(spoken) if len(spoken) > 1 else number(spoken))
+            if spoken
+            else number(one.get("advantages")),
+            token_count=whole(one.get("input_lengths")) or len(ids) or None,
+            tokens=(lambda: Tokens.of(ids, mask, logprobs, advantages)) if ids else None,
+            extra=plain({k: v for k, v in one.items() if k in ("sample_loss_mask", "idx")}),
+        )
+
+
+class TinkerSummaries:
+    """tinker-cookbook's rollout summaries: numbers of every rollout, the agent's words where the environment logs
+    them."""
+
+    name = "tinker-cookbook summaries"
+    unknown: Mapping[str, str] = {
+        "advantage": _NO_ADVANTAGE,
+        "weight": "metrics have no weights",
+        "prompt": "prompts are not written; whole conversations stand in the logtree of some groups only",
+        "tokens": "token ids are not written, only how many there are",
+    }
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys."""
+        return isinstance(document, Mapping) and "traj_idx" in document and "group_idx" in document
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout."""
+        messages: list[Message] = []
+        components: dict[str, float | None] = {}
+        errors, counts = [], []
+        for step in listed(document.get("steps")):
+            if not isinstance(step, Mapping):
+                continue
+            logs = mapping(step.get("logs"))
+            calls = [{"name": logs["tool"]}] if isinstance(logs.get("tool"), str) else []
+            said = message({"role": "assistant", "content": text(logs.get("response")) or "", "tool_calls": calls})
+            messages.append(replace(said, reward=number(step.get("reward")), error=text(logs.get("error"))))
+            errors += [text(logs["error"])] if logs.get("error") else []
+            counts.append(number(step.get("ac_len")))
+            components.update({k: number(v) for k, v in mapping(step.get("metrics")).items()})
+        components.update({k: number(v) for k, v in mapping(document.get("trajectory_metrics")).items()})
+        iteration = whole(document.get("iteration"))
+        group = f"{text(document.get('split')) or 'train'}:{iteration}:{text(document.get('group_idx'))}"
+        tags = [str(t) for t in listed(document.get("tags"))]
+        stop = next((k.removeprefix("stop/") for k, v in components.items() if k.startswith("stop/") and v), "")
+        final = number(document.get("final_reward"))
+        by_group = {"final_reward": final} if final else {}
+        yield Rollout(
+            completion=tuple(messages),
+            step=iteration,
+            group=group,
+            prompt_id=tags[-1] if tags else group,
+            index=whole(document.get("traj_idx")),
+            env=tags[0] if tags else "",
+            split=text(document.get("split")) or "train",
+            reward=number(document.get("total_reward")),
+            components={k: Score(v) for k, v in components.items() if not k.startswith("stop/")},
+            stop=stop,
+            error="; ".join(e for e in errors if e) or None,
+            token_count=int(sum(c for c in counts if c is not None)) if counts else None,
+            policy_version=whole(document.get("sampling_client_step")),
+            extra=by_group,
+        )
+
+
+class Trackio:
+    """trackio's database: traces are rollouts, metrics are metrics."""
+
+    name = "trackio project"
+    unknown: Mapping[str, str] = {
+        "weight": "metadata has no weights",
+        "tokens": "token ids are not written",
+        "reward": "the trace's metadata has no reward",
+        "advantage": "the trace's metadata has no advantage",
+    }
+    _TRACE = Mapped(
+        name="trackio trace",
+        keys={
+            **{k: v for k, v in GENERIC.keys.items() if k not in ("correct", "extra", "components")},
+            "id": ("trace_id",),
+        },
+        numbers="component",
+    )
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """A row of one of its tables."""
+        return isinstance(document, Mapping) and isinstance(document.get("row"), Mapping) and "table" in document
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """Rollouts of traces; metrics. The same rollouts logged as a table besides are passed over."""
+        row = {k: v.decode("utf-8", "replace") if isinstance(v, bytes) else v for k, v in document["row"].items()}
+        step = whole(row.get("step"))
+        if document["table"] == "traces":
+            flat = {**mapping(row.get("metadata")), "messages": listed(row.get("messages"))}
+            made = self._TRACE.rollout({"step": step, **flat, "trace_id": row.get("id")}, origin)
+            yield replace(made, env=text(row.get("run_name")) or made.env)
+        elif document["table"] == "metrics" and step is not None:
+            values = mapping(row.get("metrics"))
+            yield Numbers(step, {k: n for k, v in values.items() if (n := number(v)) is not None})
+
+
+class Inspect:
+    """Samples of inspect-ai: epochs of a sample are the rollouts of its group."""
+
+    name = "inspect-ai samples"
+    unknown: Mapping[str, str] = {
+        "reward": "scores are components; inspect-ai has no total",
+        "weight": "scores have no weights",
+        "advantage": "evaluations have no advantages",
+        "step": "no training step is written (metadata may hold one)",
+    }
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """A log in one piece, or a member of a packed one."""
+        if not isinstance(document, Mapping):
+            return False
+        if isinstance(document.get("member"), str) and "document" in document:
+            return _is_sample(document["document"]) or _is_part(document["member"])
+        return isinstance(document.get("eval"), Mapping) and isinstance(document.get("samples"), list)
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout a sample."""
+        if "member" in document:
+            if _is_sample(document["document"]):
+                yield _sample(document["document"], _header(origin))
+            return
+        header = {k: v for k, v in document.items() if k != "samples"}
+        for sample in document["samples"]:
+            if _is_sample(sample):
+                yield _sample(sample, header)
+
+
+class Zipped:
+    """Documents in a zip that are of any other format (a wandb artifact of agentlightning)."""
+
+    name = "zipped documents"
+    unknown = GENERIC.unknown
+
+    def __init__(self, formats: tuple[Any, ...]) -> None:
+        self.formats = formats
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By what is inside."""
+        if not isinstance(document, Mapping) or set(document) != {"member", "document"}:
+            return False
+        return self._inner(document["document"], origin) is not None
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """What is inside."""
+        inner = self._inner(document["document"], origin)
+        return () if inner is None else inner.open(document["document"], origin)
+
+    def _inner(self, document: Any, origin: Origin) -> Any:
+        return next((f for f in self.formats if f.detect(document, origin)), None)
+
+
+def _choice(entry: Any) -> Any:
+    """A message, or the message of a choice."""
+    if isinstance(entry, Mapping) and isinstance(entry.get("message"), Mapping):
+        return entry["message"]
+    if isinstance(entry, Mapping) and isinstance(entry.get("tool_calls"), str):
+        return {**entry, "tool_calls": parsed(entry["tool_calls"])}
+    return entry
+
+
+def _errors(document: Mapping[str, Any]) -> str | None:
+    found = [str(e) for e in listed(document.get("logs")) if isinstance(e, str) and "error" in e.lower()[:40]]
+    return found[0] if found and number(document.get("reward")) is None else None
+
+
+def _is_sample(document: Any) -> bool:
+    return isinstance(document, Mapping) and "epoch" in document and "messages" in document and "id" in document
+
+
+def _is_part(member: str) -> bool:
+    """A member of a log that is no sample: header, summaries, journal, reductions."""
+    return member.startswith("_journal/") or member in ("header.json", "summaries.json", "reductions.json")
+
+
+def _header(origin: Origin) -> Mapping[str, Any]:
+    """The header of a packed log, or how it began."""
+    from ..containers.zip_file import member_of
+
+    for name in ("header.json", "_journal/start.json"):
+        found = member_of(origin.path, name)
+        if isinstance(found, Mapping):
+            return found
+    return {}
+
+
+def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
+    attachments = {f"attachment://{k}": v for k, v in mapping(sample.get("attachments")).items()}
+    prompt, said = split(conversation(_restored(listed(sample.get("messages")), attachments)))
+    about = {**mapping(at(header, "eval.metadata")), **mapping(header.get("metadata"))}
+    own = mapping(sample.get("metadata"))
+    step = next((s for k in ("step", "training_step") if (s := whole(own.get(k, about.get(k)))) is not None), None)
+    components, answer, correct = {}, None, None
+    for name, score in mapping(sample.get("scores")).items():
+        value = score.get("value") if isinstance(score, Mapping) else score
+        if isinstance(value, Mapping):
+            components.update({f"{name}.{k}": v for k, v in scores(value).items()})
+        elif isinstance(value, str) and value in _LETTERS:
+            components[name] = Score(_LETTERS[value])
+            correct = value == "C" if value in "CI" else correct
+        else:
+            components[name] = Score(number(value))
+        answer = answer or (text(score.get("answer")) if isinstance(score, Mapping) else None)
+    usage = [mapping(u) for u in mapping(sample.get("model_usage")).values()]
+    counts = [number(u.get("total_tokens")) for u in usage]
+    target = sample.get("target")
+    limit = mapping(sample.get("limit")).get("type")
+    task = text(at(header, "eval.task")) or ""
+    sample_id = text(sample.get("id")) or ""
+    return Rollout(
+        prompt=prompt,
+        completion=said,
+        id=text(sample.get("uuid")) or "",
+        step=step,
+        group=f"{task}:{sample_id}",
+        prompt_id=sample_id,
+        index=whole(sample.get("epoch")),
+        env=task,
+        model=text(at(header, "eval.model")) or "",
+        split="eval",
+        components=components,
+        answer=answer,
+        expected=text(target if not isinstance(target, list) else ", ".join(map(str, target))),
+        correct=correct,
+        stop=text(limit) or text(at(listed(at(sample, "output.choices"))[0], "stop_reason")) or ""
+        if limit or listed(at(sample, "output.choices"))
+        else "",
+        error=error_text(sample.get("error")),
+        token_count=int(sum(c for c in counts if c is not None)) if counts and None not in counts else None,
+        extra=plain({k: v for k, v in own.items() if k != "step"}),
+        seconds=number(sample.get("total_time")) or 0.0,
+    )
+
+
+_LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
+"""inspect-ai's grades: correct, incorrect, partial, no answer."""
+
+
+def _restored(value: Any, attachments: Mapping[str, Any]) -> Any:
+    """Texts that were moved to the attachments, back in their places."""
+    if not attachments:
+        return value
+    if isinstance(value, str):
+        return attachments.get(value, value) if value.startswith("attachment://") else value
+    if isinstance(value, list):
+        return [_restored(v, attachments) for v in value]
+    if isinstance(value, Mapping):
+        return {k: _restored(v, attachments) for k, v in value.items()}
+    return value
+
+
+__all__ = ["Art", "Inspect", "NemoRl", "TinkerSummaries", "Trackio", "Zipped"]

@@ -1,0 +1,286 @@
+"""verifiers (both generations of its records) and prime-rl, whose episodes are verifiers' own.
+
+An episode (verifiers 0.4) holds one trace an agent; a trace's nodes are messages with parents, so a conversation that
+was cut or rewritten branches: the branch that ends last is shown, the others are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..format import Origin
+from ..mapped import at, mean, plain, scores
+from ..messages import completion, conversation, error_text, message
+from ..messages import split as split_messages
+from ..rollout import Amendment, Item, Message, Rollout, Score, listed, mapping, number, text, whole
+from ..tokens import Tokens
+
+_NO_ADVANTAGE = "no advantages are written (an evaluation has none; a trainer writes them at tokens or as annotations)"
+
+
+class Episodes:
+    """`traces.jsonl` of verifiers 0.4 and of prime-rl, in either of its layouts."""
+
+    name = "verifiers episodes"
+    unknown: Mapping[str, str] = {
+        "advantage": _NO_ADVANTAGE,
+        "group": "no group is written: rollouts of one task in one step are shown as one",
+        "step": "an evaluation has no training step",
+        "reward": "no component has a score: the rollout was not scored",
+    }
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys."""
+        return isinstance(document, Mapping) and isinstance(document.get("traces"), list) and "env" in document
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout a trace."""
+        effective = {"effective": True} if "effective" in origin.path.parts else {}
+        traces = [t for t in document["traces"] if isinstance(t, Mapping)]
+        for trace in traces:
+            made = _trace(trace, document, origin, several=len(traces) > 1)
+            yield replace(made, extra={**made.extra, **effective})
+
+
+class Traces:
+    """Traces that stand alone, without an episode around them."""
+
+    name = "verifiers traces"
+    unknown = Episodes.unknown
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys."""
+        return isinstance(document, Mapping) and isinstance(document.get("nodes"), list) and "rewards" in document
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout."""
+        yield _trace(document, document, origin, several=False)
+
+
+class Annotations:
+    """prime-rl's annotations: what orchestrator and trainer say of a trace after it was written."""
+
+    name = "prime-rl annotations"
+    unknown: Mapping[str, str] = {}
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys; the index of an annotation file is passed over elsewhere."""
+        return isinstance(document, Mapping) and "trace_id" in document and "branches" in document
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """What is to be folded into a rollout."""
+        info = mapping(document.get("info"))
+        branches = [b for b in listed(document.get("branches")) if isinstance(b, Mapping)]
+        advantage = number(info.get("advantage"))
+        if advantage is None and branches:
+            advantage = mean(branches[-1].get("advantages")) if branches[-1].get("advantages") else None
+        values = listed(branches[-1].get("advantages")) if branches else []
+        yield Amendment(
+            id=str(document["trace_id"]),
+            step=whole(at(info, "ship.step")),
+            advantage=advantage,
+            extra=plain({k: v for k, v in info.items() if k != "advantage"}),
+            tokens=(lambda rollout: Tokens.with_advantages(rollout.tokens, values)) if values else None,
+        )
+
+
+class PassedOver:
+    """prime-rl's own indexes: everything in them stands in the files that they point into."""
+
+    name = "prime-rl index"
+    unknown: Mapping[str, str] = {}
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys."""
+        if not isinstance(document, Mapping) or "chunk" not in document or "offset" not in document:
+            return False
+        return "trace_ids" in document or "trace_id" in document
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """Nothing."""
+        return ()
+
+
+class Results:
+    """`results.jsonl` of verifiers up to 0.3, with `metadata.json` beside it."""
+
+    name = "verifiers results"
+    unknown: Mapping[str, str] = {
+        "advantage": _NO_ADVANTAGE,
+        "weight": "the weights of reward functions are not written",
+        "components": "metrics are written; which of them are reward functions is not",
+        "group": "no group is written: rollouts of one example in one run are shown as one",
+        "step": "an evaluation has no training step; one is shown where a folder's name states it",
+        "tokens": "token ids are not written",
+    }
+    _KEYS = frozenset(
+        {
+            "example_id",
+            "prompt",
+            "completion",
+            "answer",
+            "info",
+            "reward",
+            "error",
+            "timing",
+            "metrics",
+            "task",
+            "tool_defs",
+            "stop_condition",
+            "tools",
+            "is_completed",
+            "is_truncated",
+            "token_usage",
+            "trajectory",
+            "advantage",
+            "trajectory_id",
+            "id",
+        }
+    )
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys."""
+        return isinstance(document, Mapping) and "example_id" in document and "completion" in document
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout."""
+        about = origin.beside("metadata.json")
+        metrics = {
+            **mapping(document.get("metrics")),
+            **{k: v for k, v in document.items() if k not in self._KEYS and isinstance(v, (int, float, type(None)))},
+        }
+        counted = {k: v for k, v in metrics.items() if k.startswith("num_") or k.endswith("_calls")}
+        usage = mapping(document.get("token_usage"))
+        count = [number(usage.get(k)) for k in ("final_input_tokens", "final_output_tokens")]
+        stop = text(document.get("stop_condition")) or ""
+        tools = listed(document.get("tool_defs")) or listed(document.get("tools")) or listed(about.get("tools"))
+        step = whole(at(document, "info.step"))
+        example = text(document.get("example_id")) or ""
+        run = text(about.get("time")) if not about else ""
+        yield Rollout(
+            prompt=conversation(document.get("prompt")),
+            completion=completion(document.get("completion")) if document.get("completion") else (),
+            id=text(document.get("trajectory_id")) or "",
+            step=origin.step if step is None else step,
+            group=f"{origin.path.parent.name}:{example}" if origin.step is None else f"{origin.step}:{example}",
+            prompt_id=example or run or "",
+            env=text(about.get("env_id")) or text(document.get("task")) or "",
+            model=text(about.get("model")) or "",
+            split=text(document.get("split")) or "eval" if about else "train",
+            reward=number(document.get("reward")),
+            advantage=number(document.get("advantage")),
+            components={k: Score(number(v)) for k, v in metrics.items() if k not in counted},
+            expected=text(document.get("answer")) or None,
+            stop=stop or ("truncated" if document.get("is_truncated") else ""),
+            error=error_text(document.get("error")),
+            token_count=None if None in count else int(sum(c for c in count if c is not None)),
+            extra={**plain(mapping(document.get("info"))), **plain(counted)},
+            seconds=number(at(document, "timing.total")) or 0.0,
+            tools=tuple(t for t in tools if isinstance(t, Mapping)),
+        )
+
+
+def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin, several: bool) -> Rollout:
+    nodes = [n for n in listed(trace.get("nodes")) if isinstance(n, Mapping)]
+    chain, branches = _branch(nodes)
+    calls = {c.get("node"): c for c in listed(trace.get("calls")) if isinstance(c, Mapping)}
+    messages = [_message(nodes[i], calls.get(i)) for i in chain]
+    sampled = [bool(nodes[i].get("sampled")) or m.is_agent for i, m in zip(chain, messages, strict=True)]
+    first = sampled.index(True) if True in sampled else len(messages)
+    components = {
+        name: Score(None) if given is None else scores({name: given}).get(name, Score(None))
+        for name, given in mapping(trace.get("rewards")).items()
+    }
+    task = mapping(trace.get("task")) or mapping(episode.get("task"))
+    data = mapping(task.get("data"))
+    tokens = Tokens.of_nodes([nodes[i] for i in chain]) if any(nodes[i].get("token_ids") for i in chain) else None
+    agent = text(at(trace, "agent.name")) or ""
+    work = mapping(at(episode, "run.work"))
+    step = whole(work.get("step"))
+    kind = text(work.get("type")) or text(at(episode, "run.type")) or ""
+    group = text(at(episode, "group.id")) or ""
+    name = text(data.get("name")) or text(task.get("key")) or ""
+    errors = listed(trace.get("errors")) or listed(episode.get("errors"))
+    usage = number(trace.get("num_total_tokens"))
+    return Rollout(
+        prompt=tuple(messages[:first]),
+        completion=tuple(messages[first:]),
+        id=text(trace.get("id")) or "",
+        same_as_id=bool(trace.get("id")),
+        step=origin.step if step is None else step,
+        group=f"{group}:{agent}" if group and several else group,
+        prompt_id=name,
+        env=text(at(episode, "env.name")) or text(at(episode, "env.id")) or "",
+        agent=agent if several or agent not in ("", "agent") else "",
+        model=text(at(trace, "agent.config.model")) or "",
+        split=kind if kind in ("train", "eval") else origin.split,
+        reward=_total(components, trace),
+        components=components,
+        advantage=_advantage(nodes, chain),
+        expected=text(data.get("answer")),
+        stop=text(trace.get("stop_condition")) or "",
+        error=error_text(errors),
+        token_count=None if usage is None else int(usage),
+        tokens=tokens,
+        policy_version=whole(at(work, "policy.start")),
+        extra={
+            **plain(mapping(trace.get("metrics"))),
+            **plain(mapping(trace.get("info"))),
+            **({"branches": branches} if branches > 1 else {}),
+        },
+        task=data,
+        tools=tuple(t for t in listed(trace.get("tools")) if isinstance(t, Mapping)),
+        seconds=_seconds(mapping(trace.get("timing"))),
+    )
+
+
+def _branch(nodes: list[Mapping[str, Any]]) -> tuple[list[int], int]:
+    """The nodes from the root to the last node, and how many leaves there are."""
+    parents = [whole(n.get("parent")) for n in nodes]
+    chain, at_, seen = [], len(nodes) - 1, set()
+    while 0 <= at_ < len(nodes) and at_ not in seen:
+        seen.add(at_)
+        chain.append(at_)
+        parent = parents[at_]
+        at_ = -1 if parent is None else parent
+    leaves = set(range(len(nodes))) - {p for p in parents if p is not None}
+    return chain[::-1], len(leaves)
+
+
+def _message(node: Mapping[str, Any], call: Mapping[str, Any] | None) -> Message:
+    made = message(mapping(node.get("message")))
+    time = mapping(call.get("time")) if call else {}
+    start, end = number(time.get("start")), number(time.get("end"))
+    return replace(
+        made,
+        advantage=mean(node.get("advantages")) if node.get("advantages") else None,
+        stop=text(call.get("finish_reason")) or "" if call else "",
+        seconds=end - start if start is not None and end is not None and end > start else 0.0,
+    )
+
+
+def _total(components: Mapping[str, Score], trace: Mapping[str, Any]) -> float | None:
+    """A trace's reward is by verifiers' definition the sum of score × weight; unknown where a part is."""
+    stated = number(trace.get("reward"))
+    if stated is not None:
+        return stated
+    parts = [s for s in components.values() if s.value is not None and s.weight is not None]
+    if not parts or len(parts) < len([s for s in components.values() if s.weight is not None]):
+        return None
+    return sum((s.value or 0.0) * (s.weight or 0.0) for s in parts)
+
+
+def _advantage(nodes: list[Mapping[str, Any]], chain: list[int]) -> float | None:
+    """One number where all tokens of the rollout share it."""
+    values = [v for i in chain for v in listed(nodes[i].get("advantages"))]
+    return mean(values) if len(values) > 1 else number(values) if values else None
+
+
+def _seconds(timing: Mapping[str, Any]) -> float:
+    start, end = number(timing.get("start")), number(at(timing, "agent.end"))
+    return end - start if start is not None and end is not None and end > start else 0.0
+
+
+__all__ = ["Annotations", "Episodes", "PassedOver", "Results", "Traces", "split_messages"]

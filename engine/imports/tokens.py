@@ -1,0 +1,90 @@
+"""Token arrays of dumps, made when somebody looks at them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..runs.types import StoredTokens
+from .rollout import listed, number, whole
+
+Maker = Callable[[], StoredTokens | None]
+
+
+class Tokens:
+    """Ways to make them from what writers keep."""
+
+    @staticmethod
+    def of(
+        ids: Sequence[Any],
+        mask: Sequence[Any],
+        logprobs: Sequence[Any] = (),
+        advantages: Sequence[Any] = (),
+    ) -> StoredTokens | None:
+        """Arrays of one conversation; turns are runs of the agent's tokens. None when the ids are no numbers."""
+        token_ids = [whole(i) for i in ids]
+        if not token_ids or any(i is None or not 0 <= i < 2**31 for i in token_ids):
+            return None
+        spoken = [bool(number(m)) for m in mask][: len(token_ids)]
+        spoken += [False] * (len(token_ids) - len(spoken))
+        turns, turn = [], -1
+        for i, agent in enumerate(spoken):
+            turn += int(agent and (i == 0 or not spoken[i - 1]))
+            turns.append(turn)
+        return StoredTokens(
+            memoryview(array("i", [i or 0 for i in token_ids])),
+            memoryview(bytes(spoken)).cast("?"),
+            memoryview(array("f", _fitted(logprobs, len(token_ids)))),
+            memoryview(array("h", [min(t, 32767) for t in turns])),
+            memoryview(array("f", _fitted(advantages, len(token_ids)))) if advantages else None,
+        )
+
+    @staticmethod
+    def of_nodes(nodes: Sequence[Mapping[str, Any]]) -> Maker:
+        """Of verifiers' nodes, one after the other; each has log-probs for its sampled tokens."""
+
+        def make() -> StoredTokens | None:
+            ids: list[Any] = []
+            mask: list[Any] = []
+            logprobs: list[Any] = []
+            advantages: list[Any] = []
+            for node in nodes:
+                own = listed(node.get("token_ids"))
+                spoken = listed(node.get("mask")) or [bool(node.get("sampled"))] * len(own)
+                ids += own
+                mask += spoken
+                logprobs += _spread(listed(node.get("logprobs")), spoken)
+                advantages += _spread(listed(node.get("advantages")), spoken)
+            known = any(a for a in advantages)
+            return Tokens.of(ids, mask, logprobs, advantages if known else ())
+
+        return make
+
+    @staticmethod
+    def with_advantages(make: Maker | None, values: Sequence[Any]) -> Maker | None:
+        """The same with advantages by token, where there is one for each."""
+        if make is None:
+            return None
+
+        def made() -> StoredTokens | None:
+            tokens = make()
+            if tokens is None or len(values) != len(tokens):
+                return tokens
+            advantages = memoryview(array("f", _fitted(values, len(tokens))))
+            return StoredTokens(tokens.token_ids, tokens.agent_mask, tokens.logprobs, tokens.turn, advantages)
+
+        return made
+
+
+def _spread(values: Sequence[Any], mask: Sequence[Any]) -> list[Any]:
+    """One value a token: as they are, or those of the sampled tokens put in their places."""
+    if len(values) == len(mask):
+        return list(values)
+    given = iter(values)
+    return [next(given, 0.0) if m else 0.0 for m in mask]
+
+
+def _fitted(values: Sequence[Any], size: int) -> list[float]:
+    found = [0.0 if (n := number(v)) is None else n for v in values][:size]
+    return found + [0.0] * (size - len(found))
