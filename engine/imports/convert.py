@@ -59,7 +59,7 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
         expected=rollout.expected,
         correct=rollout.correct,
         env_reward=rollout.reward,
-        stop_reason=rollout.stop or ("error" if rollout.error else ""),
+        stop_reason=rollout.stop or ("error" if rollout.error else "not recorded"),
         error=rollout.error,
         seconds=rollout.seconds,
         messages=tuple(PromptMessage(m.role, m.text, m.name) for m in prompt),

@@ -8,6 +8,7 @@ and a file that grows is followed. Text search is a second pass behind it, becau
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections import OrderedDict
@@ -44,7 +45,8 @@ CREATE TABLE IF NOT EXISTS places (
     n INTEGER PRIMARY KEY, source INTEGER NOT NULL, at INTEGER NOT NULL, length INTEGER NOT NULL, part INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS amendments (
-    id TEXT NOT NULL, source INTEGER NOT NULL, at INTEGER NOT NULL, length INTEGER NOT NULL
+    id TEXT NOT NULL, source INTEGER NOT NULL, at INTEGER NOT NULL, length INTEGER NOT NULL,
+    step INTEGER, advantage REAL, extra TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS amendments_id ON amendments (id);
 CREATE TABLE IF NOT EXISTS seen (format TEXT PRIMARY KEY, documents INTEGER NOT NULL);
@@ -456,10 +458,13 @@ class _Part:
                     "INSERT INTO places VALUES (?, ?, ?, ?, ?)",
                     ((first + i, *place) for i, place in enumerate(self.places)),
                 )
+                self._amend_new(first)
             for id_, rollout in self.again:
                 self._amend(id_, Amendment(id_, rollout.step, rollout.advantage, columns(rollout)))
             for amendment, at, length in self.amendments:
-                db.execute("INSERT INTO amendments VALUES (?, ?, ?, ?)", (amendment.id, self.source, at, length))
+                extra = codec.encode_json(amendment.extra).decode("utf-8", "replace")
+                values = (amendment.id, self.source, at, length, amendment.step, amendment.advantage, extra)
+                db.execute("INSERT INTO amendments VALUES (?, ?, ?, ?, ?, ?, ?)", values)
                 self._amend(amendment.id, amendment)
             for numbers in self.numbers:
                 store.add_metrics(numbers.step, numbers.values)
@@ -487,6 +492,19 @@ class _Part:
             store.rollback()
             raise
         self._clear()
+
+    def _amend_new(self, first: int) -> None:
+        """Rollouts may come after what is said of them: annotations stand in files of their own."""
+        db = self.indexer.db
+        if db.execute("SELECT 1 FROM amendments LIMIT 1").fetchone() is None:
+            return
+        said = db.execute(
+            "SELECT cards.id, amendments.step, amendments.advantage, extra FROM cards "
+            "JOIN amendments ON amendments.id = cards.id WHERE cards.n >= ?",
+            (first,),
+        ).fetchall()
+        for id_, step, advantage, extra in said:
+            self._amend(id_, Amendment(id_, step, advantage, json.loads(extra)))
 
     def _amend(self, id_: str, amendment: Amendment) -> None:
         """Put what was said later into the row; nothing where the rollout is not there (yet)."""

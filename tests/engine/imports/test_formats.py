@@ -112,3 +112,171 @@ def test_generic(opened: Open, path: str, count: int, rewards: bool):
 def test_a_pickle_is_refused_in_one_sentence():
     with pytest.raises(DumpError, match="pickle"):
         open_dump(PEERS / "slime", whole=True)
+
+
+def test_verifiers(opened: Open):
+    stated = [t for e in lines("verifiers-v1") for t in e["traces"]]
+    reader = opened("verifiers-v1")
+    found = {r.id: r for r in rows(reader)}
+    assert len(found) == len(stated) == 24
+    for trace in stated:
+        row, parts = found[trace["id"]], [r for r in trace["rewards"].values() if r]
+        scores = [r["score"] for r in parts]
+        expected = None if None in scores or not parts else sum(r["score"] * r["weight"] for r in parts)
+        assert row.reward == (None if expected is None else pytest.approx(expected))
+        assert row.turns == sum(n["message"]["role"] == "assistant" for n in trace["nodes"])
+    assert len(rows_of(reader, "error")) == sum(bool(t["errors"]) for t in stated) == 1
+    last = reader.trajectory(1).breakdown.steps[-1]  # type: ignore[union-attr]
+    assert sum(v.contribution or 0.0 for v in last.components.values()) == pytest.approx(last.total)
+
+
+def rows_of(reader: RunReader, filter: str) -> list[TrajectoryRow]:
+    return reader.page(filter=filter, limit=1000)
+
+
+def test_prime_rl_in_both_layouts(opened: Open):
+    old, new = opened("prime-rl/until-2026-08"), opened("prime-rl/since-2026-09")
+    assert [r.reward for r in rows(old)] == [r.reward for r in rows(new)]
+    episodes = {json.dumps(e["id"]) for e in lines("prime-rl/until-2026-08", "rollouts/**/all/*.jsonl")}
+    assert len(rows(old)) == len(rows(new)) == len(episodes) == 24, "an effective episode stands twice, and counts once"
+    effective = lines("prime-rl/until-2026-08", "rollouts/**/effective/*.jsonl")
+    assert len(rows_of(old, "extra.effective=1")) == len(effective) == 22
+    index = {t: r for r in lines("prime-rl/since-2026-09", "**/stream.index.jsonl") for t in r["trace_ids"]}
+    said = {a["trace_id"]: a["info"] for a in lines("prime-rl/since-2026-09", "**/orch.index.jsonl")}
+    for row in rows(new):
+        assert (row.group, row.turns) == (index[row.id]["group"], index[row.id]["turns"])
+        assert row.advantage == said.get(row.id, {}).get("advantage")
+    tokens = new.tokens(1)
+    assert tokens is not None and tokens.advantages is not None and any(tokens.agent_mask)
+    assert len(rows_of(new, "advantage>1")) == sum((i.get("advantage") or 0) > 1 for i in said.values())
+
+
+def test_verifiers_before_0_4(opened: Open):
+    stated = lines("verifiers-v0")
+    reader = opened("verifiers-v0")
+    found = rows(reader)
+    assert same([r.reward for r in found], [s["reward"] for s in stated])
+    assert len(rows_of(reader, "error")) == sum(s["error"] is not None for s in stated)
+    assert same([r.extra.get("component.format") for r in found], [s["metrics"].get("format") for s in stated])
+    assert len({r.group for r in found}) == 6 and {r.step for r in found} == {1, 2, 3}
+
+
+def test_inspect_ai_packed_with_zstd_and_plain(opened: Open):
+    reader = opened("inspect-ai")
+    found = rows(reader)
+    plain = json.loads(next(PEERS.glob("inspect-ai/*.json")).read_text())["samples"]
+    assert len(found) == 24 and len({r.group for r in found}) == 6
+    third = [r for r in found if r.step == 3]
+    assert same([r.extra.get("component.length") for r in third], [s["scores"]["length"]["value"] for s in plain])
+    assert [r.turns for r in third] == [sum(m["role"] == "assistant" for m in s["messages"]) for s in plain]
+    assert all(r.reward is None for r in found)
+
+
+def test_atif_with_the_results_beside_it(opened: Open):
+    reader = opened("atif")
+    found = {r.id: r for r in rows(reader)}
+    results = [json.loads(p.read_text()) for p in PEERS.glob("atif/*/*/result.json")]
+    assert len(found) == len(results) == 24
+    for result in results:
+        stated = (result["verifier_result"] or {}).get("rewards") or {}
+        row = found[result["trial_name"]]
+        assert {k: v for k, v in row.extra.items() if k.startswith("component.") and v is not None} == {
+            f"component.{k}": v for k, v in stated.items() if v is not None
+        }
+    assert len(rows_of(reader, "error")) == sum(bool(r["exception_info"]) for r in results) == 1
+
+
+def test_art(opened: Open):
+    from pyarrow import parquet
+
+    stated = [r for p in sorted(PEERS.glob("art/**/*.parquet")) for r in parquet.read_table(p).to_pylist()]
+    found = rows(opened("art"))
+    assert len(found) == len(stated) == 23, "ART leaves out what ended in an exception"
+    assert same([r.reward for r in found], [r["reward"] for r in stated])
+    assert {r.group for r in found} == {json.loads(r["group_metadata"])["group"] for r in stated}
+
+
+def test_nemo_rl(opened: Open):
+    stated = lines("nemo-rl")
+    reader = opened("nemo-rl")
+    assert same([r.reward for r in rows(reader)], [s["rewards"][0] for s in stated])
+    assert Counter(r.split for r in rows(reader)) == {"train": 24, "eval": 4}
+    tokens = reader.tokens(1)
+    assert tokens is not None and list(tokens.token_ids) == stated[0]["token_ids"][0]
+
+
+def test_trackio(opened: Open):
+    import sqlite3
+
+    db = sqlite3.connect(PEERS / "trackio/visual.db")
+    stated = [json.loads(m) for (m,) in db.execute("SELECT metadata FROM traces")]
+    db.close()
+    reader = opened("trackio")
+    assert same([r.reward for r in rows(reader)], [number(s["reward"]) for s in stated])
+    assert {r.group for r in rows(reader)} == {s["group"] for s in stated}
+    assert dict(reader.metric("kl")) == {1: 0.01, 2: 0.02, 3: 0.03}
+
+
+def number(value: object) -> float | None:
+    return None if value is None else float(value)  # type: ignore[arg-type]
+
+
+def test_rllm(opened: Open):
+    stated = [json.loads(p.read_text()) for p in PEERS.glob("rllm/**/*.json")]
+    reader = opened("rllm")
+    found = {r.id: r for r in rows(reader)}
+    for episode in stated:
+        row = found[episode["episode_id"]]
+        assert same([row.reward], [episode["trajectories"][0]["reward"]])
+        assert row.turns == episode["trajectories"][0]["num_steps"]
+    assert len(rows_of(reader, "error")) == sum(e["termination_reason"] == "error" for e in stated)
+
+
+def test_tinker_cookbook(opened: Open):
+    stated = lines("tinker-cookbook", "**/*summaries.jsonl")
+    reader = opened("tinker-cookbook")
+    assert same([r.reward for r in rows(reader)], [s["total_reward"] for s in stated])
+    assert len(rows_of(reader, "error")) == sum(any("error" in t["logs"] for t in s["steps"]) for s in stated)
+
+
+def test_open_telemetry(opened: Open):
+    found = rows(opened("otel"))
+    assert len(found) == 12 and len({r.group for r in found}) == 3
+    assert [r.turns for r in found[:4]] == [3, 1, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("folder", "count", "errors"),
+    [("mini-swe-agent", 24, 0), ("swe-agent", 11, 0), ("agentlightning", 24, 0), ("areal", 24, 0), ("skyrl", 24, 0)],
+)
+def test_the_others_open(opened: Open, folder: str, count: int, errors: int):
+    reader = opened(folder)
+    assert len(rows(reader)) == count
+    assert all(reader.trajectory(r.n).trajectory.steps for r in rows(reader) if r.turns)
+
+
+def test_a_reward_a_token_is_summed(opened: Open):
+    stated = [json.loads(t) for p in sorted(PEERS.glob("skyrl/**/visual*.jsonl")) for t in p.open()]
+    totals = [sum(s["score"]) if isinstance(s["score"], list) else s["score"] for s in stated]
+    assert same([r.reward for r in rows(opened("skyrl"))], totals)
+
+
+@pytest.mark.parametrize("folder", sorted(p.name for p in PEERS.iterdir() if p.is_dir() and p.name != "slime"))
+def test_every_sample_opens_whole_on_the_command_line(folder: str, capsys: pytest.CaptureFixture[str]):
+    from grpo_tui.tui.cli.main import run
+
+    assert run(["inspect", str(PEERS / folder), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["trajectories"] > 0 and summary["run"]["mode"] == "dump"
+    assert run(["inspect", str(PEERS / folder), "--filter", "", "--json"]) == 0
+    listed = [json.loads(t) for t in capsys.readouterr().out.splitlines()]
+    assert len(listed) == summary["trajectories"]
+    assert run(["inspect", str(PEERS / folder), "--trajectory", "1", "--json"]) == 0
+    assert "not_recorded" in json.loads(capsys.readouterr().out)
+
+
+def test_everything_in_one_folder_is_told_apart(opened: Open):
+    reader = opened(PEERS)
+    formats = reader.info().facts["formats"]
+    assert {"TRL completions", "verl rollouts", "verifiers episodes", "inspect-ai samples"} <= formats.keys()
+    assert reader.total() > 500

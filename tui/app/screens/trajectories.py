@@ -59,7 +59,8 @@ class Preview(Pane):
             .add(fixed(row.reward), p.strong)
         )
         lines.append(line.add("  A ", p.muted).add(fixed(row.advantage, signed=True), p.sign(row.advantage)))
-        facts = f"step {row.step} · group {row.group} · rollout {row.rollout} · {row.turns} turns · {row.tokens} tokens"
+        facts = f"step {number(row.step)} · group {row.group} · rollout {row.rollout} · {row.turns} turns"
+        facts += "" if row.tokens is None else f" · {row.tokens} tokens"
         lines += [Line(p).add(t, p.muted) for t in wrap(f"{facts} · {row.split} · ended by {row.stop_reason}", width)]
         if row.penalties:
             lines.append(Line(p).add(f"✗ {row.penalties} penalt{'y' if row.penalties == 1 else 'ies'}", p.warn))
@@ -280,7 +281,7 @@ class TrajectoriesScreen(AppScreen):
             return (number(value), p.text) if isinstance(value, (int, float)) else (str(value), p.muted)
 
         title = name.removeprefix("component.")
-        return Column("", title, max(5, min(9, len(title))), cell, ">", drop=20 - place)
+        return Column("", title, max(5, min(9, len(title))), cell, ">", drop=4 if place < 4 else 10 + place)
 
     def _empty(self) -> list[str]:
         if self.warning:
