@@ -176,13 +176,13 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     if left >= limits.entropy_fall:
         return []
     ids = _ids(batches[-1].rollouts, limits)
-    measured = f"policy entropy fell to {series[-1]:.3g}, {left:.0%} of what it was within {len(series)} steps"
+    measured = f"policy entropy fell to {series[-1]:.3g}, {left:.0%} of its highest in {len(series)} steps"
     known = [b for b in batches if any(r.correct is not None for r in b.rollouts)]
     before, after = known[: len(known) // 2], known[len(known) // 2 :]
     if before and (start := _success(before)) + limits.success_rise < (end := _success(after)):
-        message = f"{measured}, while success rose from {start:.0%} to {end:.0%}: it becomes sure of what works."
+        message = f"the policy becomes sure of what works: success rose from {start:.0%} to {end:.0%} while {measured}."
         return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, grade="hint")]
-    return [Finding("entropy_collapse", f"{measured}: it explores no more.", left, limits.entropy_fall, ids)]
+    return [Finding("entropy_collapse", f"the policy explores no more: {measured}.", left, limits.entropy_fall, ids)]
 
 
 def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:

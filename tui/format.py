@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 SPARK = "▁▂▃▄▅▆▇█"
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -59,6 +61,18 @@ def fixed(value: float | None, places: int = 2, signed: bool = False) -> str:
     return (MINUS if value < 0 and not zero else "+" if signed and value > 0 and not zero else "") + text
 
 
+def fitted(value: float | None, cells: int, places: int = 2, signed: bool = False) -> str:
+    """A value in at most `cells`, with as many decimals as fit; nothing where not even the shortest form does.
+
+    A number is whole or absent: half of one would be another number.
+    """
+    forms = [fixed(value, places, signed)]
+    if value is not None and math.isfinite(value):
+        forms += [fixed(value, fewer, signed) for fewer in range(places - 1, -1, -1) if abs(value) >= 10**-fewer]
+        forms += [number(float(value), signed=signed), f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")]
+    return next((form for form in forms if len(form) <= cells), "")
+
+
 def count(value: int) -> str:
     """A whole number with thousands separated: `1,000,000`."""
     return f"{value:,}"
@@ -66,16 +80,30 @@ def count(value: int) -> str:
 
 def percent(share: float | None, places: int = 0) -> str:
     """`0.41` as `41 %`."""
-    return "–" if share is None or not math.isfinite(share) else f"{100 * share:.{places}f} %"
+    if share is None or not math.isfinite(share):
+        return "–"
+    return f"{100 * share:.{places}f} %" if abs(share) < 1e4 else f"{number(float(share))} × 100 %"
+
+
+def whole_percents(shares: Sequence[float]) -> list[str]:
+    """Shares as whole percents that add up to what the shares do: the largest remainders are rounded up."""
+    exact = [100 * min(max(s, 0.0), 1.0) if math.isfinite(s) else 0.0 for s in shares]
+    made = [math.floor(e) for e in exact]
+    missing = round(sum(exact)) - sum(made)
+    for index in sorted(range(len(exact)), key=lambda i: made[i] - exact[i])[: max(0, missing)]:
+        made[index] += 1
+    return [f"{value} %" for value in made]
 
 
 def duration(seconds: float | None) -> str:
     """`8:41`, `1:02:03`, `3d 4h`; seconds under a minute as `12 s`."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return "–"
-    if seconds < 60:
+    if seconds >= 1e9:
+        return f"{number(seconds / 86400)} d"
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
+    minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 48:
         return f"{hours // 24}d {hours % 24}h"
@@ -87,14 +115,18 @@ def ago(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return "–"
     seconds = max(0.0, seconds)
+    if seconds >= 1e9:
+        return f"{number(seconds / 86400)} d"
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
+            return f"{int(seconds // size)} {unit}"
     return f"{seconds:.0f} s"
 
 
 def size(value: float) -> str:
     """Bytes as `3.2 MiB`."""
+    if not math.isfinite(value) or value < 0:
+        return "–"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024 or unit == "GiB":
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
@@ -103,33 +135,63 @@ def size(value: float) -> str:
 
 
 def sparkline(values: list[float], cells: int) -> str:
-    """The last values as block characters, scaled to their own range; a flat line is drawn low."""
-    finite = [v for v in values if math.isfinite(v)]
-    if not finite or cells <= 0:
+    """The values as block characters, scaled to their own range; a flat line is drawn low, a missing value is blank."""
+    if cells <= 0:
         return ""
     if len(values) > cells:
         step = len(values) / cells
         chunks = [values[int(i * step) : max(int((i + 1) * step), int(i * step) + 1)] for i in range(cells)]
-        values = [sum(c) / len(c) for c in chunks]
-    low, high = min(finite), max(finite)
+        values = [_mean(chunk) for chunk in chunks]
+    finite = [v for v in values if math.isfinite(v)]
+    if not finite:
+        return ""
+    scale = max(1.0, max(map(abs, finite)) / 1e300)  # so that no difference overflows
+    low, high = min(finite) / scale, max(finite) / scale
     span = high - low
     if span <= 1e-12 * max(1.0, abs(high)):
-        return SPARK[0] * len(values)
-    return "".join(SPARK[min(7, max(0, int((v - low) / span * 8)))] if math.isfinite(v) else " " for v in values)
+        return "".join(SPARK[0] if math.isfinite(v) else " " for v in values)
+    return "".join(
+        SPARK[min(7, max(0, int((v / scale - low) / span * 8)))] if math.isfinite(v) else " " for v in values
+    )
+
+
+def trend(points: Sequence[tuple[float, float]], cells: int) -> str:
+    """A curve of (step, value) as a sparkline whose cells are equal spans of steps: steps without a value are blank."""
+    if len(points) < 2 or cells <= 0:
+        return sparkline([value for _, value in points], cells)
+    steps = [step for step, _ in points]
+    first, apart = steps[0], min(b - a for a, b in pairwise(steps))
+    if apart <= 0:
+        return sparkline([value for _, value in points], cells)
+    spans = min(cells, round((steps[-1] - first) / apart) + 1)
+    found: list[list[float]] = [[] for _ in range(spans)]
+    for step, value in points:
+        found[min(spans - 1, int((step - first) / (steps[-1] - first + apart) * spans))].append(value)
+    return sparkline([_mean(values) for values in found], cells)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean of the finite values, NaN where there is none."""
+    finite = [v for v in values if math.isfinite(v)]
+    return sum(v / len(finite) for v in finite) if finite else math.nan
+
+
+def _share(value: float) -> float:
+    return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
 
 
 def bar(share: float, cells: int) -> str:
     """A horizontal bar of `share` (0 to 1) of `cells`, in eighths of a cell, padded with spaces."""
     if cells <= 0:
         return ""
-    eighths = max(0, min(cells * 8, round((share if math.isfinite(share) else 0) * cells * 8)))
+    eighths = round(_share(share) * cells * 8)
     full, rest = divmod(eighths, 8)
     return (("█" * full) + (EIGHTHS[rest] if rest else "")).ljust(cells)
 
 
 def progress(share: float, cells: int) -> str:
     """A progress bar with a visible track: `████░░░░`."""
-    full = max(0, min(cells, round((share if math.isfinite(share) else 0) * cells)))
+    full = round(_share(share) * max(0, cells))
     return "█" * full + "░" * (cells - full)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from .reader import RunReader
 from .status import number
-from .summary import NAMES, POINTS, RATE_WINDOW, RATES
+from .summary import NAMES, POINTS, RATE_WINDOW, RATES, rolling
 from .types import RunInfo
+
+if TYPE_CHECKING:  # a list of runs whose status files say enough opens no record, and need not load what reads one
+    from .reader import RunReader
 
 REWARD = "rewards/total/mean"
 SUCCESS = ("success/eval_greedy", *RATES, "success/train")
@@ -61,9 +64,11 @@ def of_record(reader: RunReader) -> Headline:
     """The same from the record itself; a damaged one gives what can be read."""
     values, curves = {}, {}
     for name in NAMES:
-        curves[name] = [(float(step), value) for step, value in reader.metrics.points(name, max_points=POINTS)]
-        if not curves[name]:
+        points = reader.metric(name, max_points=POINTS)
+        if not points:
             continue
+        points = rolling(points, RATE_WINDOW) if name in RATES else points
+        curves[name] = [(float(step), value) for step, value in points]
         last = int(curves[name][-1][0])
         newest = reader.metrics.points(name, after_step=last - (RATE_WINDOW if name in RATES else 1))
         finite = [value for _, value in newest if number(value) is not None]

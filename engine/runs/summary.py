@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 RATE_WINDOW = 100
 """Requests over which the outcome of one request (0 or 1) becomes a rate."""
@@ -15,7 +16,7 @@ POINTS = 32
 class Summary:
     """For each of `NAMES` the last value and a curve of at most `POINTS` means over the whole run, with their steps.
 
-    The last value of `RATES` is the mean over the last `RATE_WINDOW` values.
+    `RATES` are means over the last `RATE_WINDOW` values, as value and as curve.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,20 @@ class Summary:
         }
 
 
+def rolling(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
+    """At each step the mean of the values of the last `window` steps: a rate, where each value is 0 or 1."""
+    kept: deque[tuple[int, float]] = deque()
+    total, out = 0.0, []
+    for step, value in points:
+        if math.isfinite(value):
+            kept.append((step, value))
+            total += value
+        while kept and kept[0][0] <= step - window:
+            total -= kept.popleft()[1]
+        out.append((step, total / len(kept) if kept else math.nan))
+    return out
+
+
 class _Curve:
     """Means of equal spans; when there are too many, neighbours merge and the span doubles."""
 
@@ -59,7 +74,7 @@ class _Curve:
 
     def add(self, step: int, value: float) -> None:
         self._newest.append(value)
-        self.total += value
+        self.total += self.last if self._newest.maxlen != 1 else value
         self.count += 1
         self.step = step
         if self.count == self.span:

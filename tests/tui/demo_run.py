@@ -215,6 +215,9 @@ def make_run(
             parts = [s.components[component] for r in records if r.breakdown for s in r.breakdown.steps]
             for kind in ("raw", "normalized", "contribution"):
                 values[f"rewards/{kind}/{component}"] = sum(getattr(c, kind) for c in parts) / len(parts)
+                name = "per_trajectory" if kind == "contribution" else f"{kind}_per_trajectory"
+                values[f"rewards/{name}/{component}"] = sum(getattr(c, kind) for c in parts) / len(records)
+            values[f"rewards/raw_std/{component}"] = 0.15
             values[f"rewards/weight/{component}"] = weight
             values[f"rewards/running_mean/{component}"] = sum(c.raw for c in parts) / len(parts)
             values[f"rewards/running_std/{component}"] = 0.15

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ from grpo_tui.engine.runs.control import ControlChannel
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.tui.app.destinations import Live
-from grpo_tui.tui.app.live_data import CHARTS, FOLLOW_SECONDS
+from grpo_tui.tui.app.live_charts import CHARTS
+from grpo_tui.tui.app.live_data import FOLLOW_SECONDS
 from grpo_tui.tui.app.widgets.log_panel import telling
 from grpo_tui.tui.format import fixed
 
@@ -19,25 +22,35 @@ from .demo_run import make_run
 from .drive import running, settle
 
 
+def as_number(text: str) -> float:
+    """A number as the screen writes it."""
+    return float(text.replace("−", "-").replace("+", ""))
+
+
 async def test_shows_where_the_run_is(run: Path) -> None:
     async with running(run.parent, Live(run)) as app:
         top = app.text.splitlines()[0]
-        assert "ab12 · rft · visual · tiny" in top and "✓ finished" in top and "40/40" in top and "100 %" in top
+        assert "ab12 · rft · visual · tiny" in top and "✓  finished" in top and "40/40" in top and "100 %" in top
 
 
-async def test_the_component_table_is_the_record_s(run: Path) -> None:
+async def test_the_component_table_is_the_record_s_and_adds_up(run: Path) -> None:
     with RunReader(run) as reader:
         latest = reader.metrics.latest()
     async with running(run.parent, Live(run)) as app:
-        for name in ("task", "curiosity", "coherence", "penalty"):
-            cells = next(t.plain for t in app.screen.components.lines if t.plain.startswith(name)).split()
-            assert cells[1] == fixed(latest[f"rewards/raw/{name}"])
-            assert cells[3] == fixed(latest[f"rewards/weight/{name}"])
-            assert cells[4] == fixed(latest[f"rewards/contribution/{name}"])
-            assert cells[5:8] == [
-                fixed(latest[f"rewards/running_mean/{name}"]), "±", fixed(latest[f"rewards/running_std/{name}"]),
-            ]  # fmt: skip
-        assert fixed(latest["rewards/total/mean"]) in next(t for t in app.text.splitlines() if "Σ total" in t)
+        lines = [line.plain.split() for line in app.screen.components.lines]
+        names = app.screen.components.names()
+        assert names == ["task", "curiosity", "coherence", "penalty"]
+        cells = {name: next(line for line in lines if line[0] == name) for name in names}
+        for name in names:
+            assert cells[name][1] == fixed(latest[f"rewards/raw_per_trajectory/{name}"])
+            assert cells[name][3] == fixed(latest[f"rewards/weight/{name}"])
+            assert cells[name][4] == fixed(latest[f"rewards/per_trajectory/{name}"])
+        total = next(line for line in lines if line[0] == "Σ")[2]
+        assert total == fixed(latest["rewards/total/mean"])
+        shown = sum(as_number(cells[name][4]) for name in names)
+        assert shown == pytest.approx(as_number(total), abs=0.005 * len(names)), "the last column adds up to the total"
+        raw, weight = as_number(cells["task"][1]), as_number(cells["task"][3])
+        assert raw * weight == pytest.approx(as_number(cells["task"][4]), abs=0.01), "and a row multiplies"
 
 
 async def test_kl_beside_its_target_and_beta_with_its_reason(run: Path) -> None:
@@ -59,6 +72,8 @@ async def test_actions_now_and_over_time(run: Path) -> None:
 async def test_an_alert_opens_its_evidence(run: Path) -> None:
     async with running(run.parent, Live(run)) as app:
         assert "→ 5 trajectories" in app.text
+        await app.click("reward rises, success does not", 3)
+        assert app.view == "live" and "enter opens 5 trajectories" in app.text, "the first click tells it in full"
         await app.click("reward rises, success does not", 3)
         assert app.view == "trajectories" and "1 of 5" in app.text
         await app.press("escape")
@@ -82,22 +97,59 @@ async def test_clicks_on_an_action_and_on_a_component(run: Path) -> None:
         await app.click("GET_PROPERTIES", 2)
         assert app.view == "trajectories" and "action:" in app.text
         await app.press("escape")
-        assert "rewards/raw/curiosity" in await app.click("curiosity ", 2)
+        await app.click("curiosity ", 2)
+        assert app.screen.chart_view.chosen[0] == "rewards/raw/curiosity"
 
 
-async def test_charts_change_and_any_metrics_can_be_chosen(run: Path) -> None:
+async def test_charts_change_and_any_metrics_can_be_chosen_by_typing(run: Path) -> None:
     async with running(run.parent, Live(run)) as app:
         seen = {app.screen.chart.heading}
-        for _ in range(len(CHARTS)):
+        for _ in range(len(CHARTS["rft"])):
             await app.press("m")
             seen.add(app.screen.chart.heading)
             assert app.screen.chart.series, "only charts with something to show"
         assert len(seen) >= 8
-        text = await app.press("M")
-        assert "Metrics of the chart" in text and "[ ]" in text
-        await app.press("j", "space", "enter")
-        assert len(app.screen.chosen) >= 1
+        assert "type a part of a name" in await app.press("M")
+        text = await app.type("entr")
+        assert "train/entropy" in text and "kl/beta" not in text
+        await app.press("enter")
+        assert app.screen.chart_view.chosen == ("train/entropy",)
+        await app.press("M")
+        await app.type("grad")
+        await app.press("space")
+        await app.type("beta")
+        await app.press("enter")
+        assert app.screen.chart_view.chosen == ("train/entropy", "train/grad_norm", "kl/beta"), "in order of choosing"
+        await app.press("M", "down", "shift+up", "enter")
+        assert app.screen.chart_view.chosen[:2] == ("train/grad_norm", "train/entropy")
         await app.press("M", "escape")
+        assert app.view == "live" and app.screen.chart_view.chosen[0] == "train/grad_norm"
+
+
+async def test_curves_of_other_scales_have_panels_of_their_own(run: Path) -> None:
+    async with running(run.parent, Live(run)) as app:
+        app.screen.look_at(replace(app.screen.chart_view, chosen=("tokens/agent", "train/clip_fraction")))
+        await app.pilot.pause()
+        axes = [line.plain for line in app.screen.chart.lines if "╰" in line.plain]
+        assert len(axes) == 2, "a panel each"
+        app.screen.look_at(replace(app.screen.chart_view, chosen=("success/train", "success/eval_greedy")))
+        await app.pilot.pause()
+        assert len([line for line in app.screen.chart.lines if "╰" in line.plain]) == 1
+
+
+async def test_a_log_scale_and_time_or_tokens_along_the_chart(run: Path) -> None:
+    async with running(run.parent, Live(run)) as app:
+        app.screen.look_at(replace(app.screen.chart_view, chosen=("train/loss",)))
+        text = await app.press("L")
+        assert "log scale" in text
+        labels = [line.plain.split("┤")[0].strip() for line in app.screen.chart.lines if "┤" in line.plain]
+        assert "0.1" in labels and "0.01" in labels
+        await app.press("t")
+        assert app.screen.chart.x_name in ("seconds", "minutes", "hours", "days")
+        await app.press("t")
+        assert app.screen.chart.x_name == "tokens" and app.screen.chart.series[0].xs[-1] == 290
+        await app.press("t", "L")
+        assert app.screen.chart.x_name == "step" and "log scale" not in app.text
 
 
 async def test_smoothing_zoom_and_panning(run: Path) -> None:
@@ -107,18 +159,18 @@ async def test_smoothing_zoom_and_panning(run: Path) -> None:
         await app.press("w", "w", "w")
         assert "smoothed" not in app.text
         await app.press("plus")
-        low, high = screen.window
+        low, high = screen.chart_view.window
         assert high == 40 and high - low == pytest.approx(39 / 2)
         await app.press("h")
-        assert screen.window[0] < low
+        assert screen.chart_view.window[0] < low
         await app.press("left", "left", "left")
-        assert screen.window[0] == 1, "the start holds"
+        assert screen.chart_view.window[0] == 1, "the start holds"
         await app.press("l", "right")
-        assert screen.window[0] > 1
+        assert screen.chart_view.window[0] > 1
         await app.press("equals_sign", "minus", "minus")
-        assert screen.window is None
+        assert screen.chart_view.window is None
         await app.press("plus", "0")
-        assert screen.window is None
+        assert screen.chart_view.window is None
 
 
 async def test_panes_take_the_scroll_keys_in_turn(run: Path) -> None:
@@ -133,40 +185,104 @@ async def test_panes_take_the_scroll_keys_in_turn(run: Path) -> None:
         await app.press("j", "down", "k", "up")
 
 
-async def test_pause_resume_checkpoint_and_stop_are_asked_and_acknowledged(own_runs: Path) -> None:
-    run = own_runs / "two"
-    channel = ControlChannel(run)
-    writer = RunWriter(run)
-    writer.status("running", step=2, total_steps=50)
+class FakeRun:
+    """The run's end of its requests, answered when a test says so."""
 
-    def answer(status: str) -> list[str]:
+    def __init__(self, folder: Path, process: str = "training") -> None:
+        self.channel = ControlChannel(folder, process=process)
+        self.writer = RunWriter(folder, process=process)
+        self.writer.status("running", step=2, total_steps=50)
+        self.writer.flush(5)
+
+    def answer(self, status: str) -> list[str]:
         commands = []
-        for request in channel.poll():
+        for request in self.channel.poll():
             commands.append(request.command)
-            channel.acknowledge(request, "done")
-            writer.event("control", f"{request.command}: done at step 2", step=2, command=request.command)
-        writer.status(status, step=2)  # type: ignore[arg-type]
-        writer.flush(5)
+            self.channel.acknowledge(request, f"{request.command} done at step 2")
+        self.writer.status(status, step=2)  # type: ignore[arg-type]
+        self.writer.flush(5)
         return commands
 
-    async with running(own_runs, Live(run)) as app:
-        assert "Asked the run: pause" in await app.press("space")
-        assert answer("paused") == ["pause"]
-        app.screen._tick()
-        await settle(app.pilot)
-        assert "‖ paused" in app.text and "pause: done at step 2" in app.text
-        assert "Asked the run: resume" in await app.press("space")
-        assert answer("running") == ["resume"]
-        await app.press("c")
-        assert answer("running") == ["checkpoint"]
-        text = await app.press("x")
-        assert "Stop two?" in text
+
+async def test_pausing_is_told_taken_back_and_answered(own_runs: Path) -> None:
+    run = FakeRun(own_runs / "two")
+    async with running(own_runs, Live(own_runs / "two")) as app:
+
+        async def news() -> str:
+            app.screen.follow()
+            await settle(app.pilot)
+            return app.text
+
+        assert "space pause" in app.text
+        text = await app.press("space")
+        assert "pauses after this step" in text.splitlines()[0] and "space don't pause" in text
+        text = await app.press("space")
+        assert "Taken back" in text and "pauses after" not in text.splitlines()[0] and "space pause" in text
+        assert run.answer("running") == [], "nothing is asked of the run any more"
+        await app.press("space")
+        assert run.answer("paused") == ["pause"]
+        text = await news()
+        assert "‖  paused" in text.splitlines()[0] and "space resume" in text and "pause done at step 2" in text
+        assert "save a checkpoint." in await app.press("c")
+        assert run.answer("paused") == ["checkpoint"]
+        assert "Checkpoint: checkpoint done at step 2" in await news(), "an answer that is seen"
+        await app.press("space")
+        assert "resumes" in app.text.splitlines()[0]
+        assert run.answer("running") == ["resume"]
+        assert "●  running" in (await news()).splitlines()[0]
+        assert "Stop two?" in await app.press("x")
         await app.press("n")
-        assert answer("running") == []
-        await app.press("x")
-        await app.press("y")
-        assert answer("stopping") == ["stop"]
-    writer.close()
+        assert run.answer("running") == []
+        await app.press("x", "y")
+        assert "saves and stops" in app.text.splitlines()[0]
+        assert run.answer("stopping") == ["stop"]
+    run.writer.close()
+
+
+async def test_serving_goes_on_while_learning_pauses(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs", "serving", steps=2, mode="online", status="running", total_steps=50)
+    engine, worker = FakeRun(folder, "engine"), FakeRun(folder, "worker")
+    (folder / "processes" / "training.json").unlink()
+    async with running(folder.parent, Live(folder)) as app:
+        assert "serving" in app.text.splitlines()[0]
+        await app.press("space")
+        assert "learning pauses" in app.text.splitlines()[0]
+        assert worker.answer("paused") == ["pause"]
+        app.screen.follow()
+        await settle(app.pilot)
+        top = app.text.splitlines()[0]
+        assert "serving" in top and "learning paused" in top and "space resume" in app.text
+        await app.press("space")
+        assert worker.answer("running") == ["resume"], "and a second space resumes it"
+    engine.writer.close()
+    worker.writer.close()
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (120, 40), (200, 60)])
+async def test_where_the_run_is_inside_its_step_at_every_width(own_runs: Path, size: tuple[int, int]) -> None:
+    run = FakeRun(own_runs / "two")
+    run.writer.progress("rollouts", 24, 64)
+    run.writer.flush(5)
+    async with running(own_runs, Live(own_runs / "two"), size=size) as app:
+        app.app.clock = lambda: time.time() + 3600
+        app.screen.frame.refresh_header()
+        await app.pilot.pause()
+        top = app.text.splitlines()[0]
+        assert "rollouts 24/64" in top and "1 h ago" in top and "2/50" in top
+    run.writer.close()
+
+
+async def test_an_ended_run_that_is_resumed_is_noticed(own_runs: Path) -> None:
+    folder = own_runs / "one"
+    async with running(own_runs, Live(folder)) as app:
+        assert "finished" in app.text.splitlines()[0]
+        writer = RunWriter(folder)
+        writer.status("running", step=3, total_steps=9)
+        writer.flush(5)
+        app.screen.follow()
+        await settle(app.pilot)
+        assert "running" in app.text.splitlines()[0] and "3/9" in app.text.splitlines()[0]
+        writer.close()
 
 
 async def test_an_ended_run_is_not_asked_anything(run: Path) -> None:
@@ -184,9 +300,9 @@ async def test_follows_a_run_that_is_written(own_runs: Path) -> None:
         writer.event("alert", "entropy has collapsed", step=7)
         writer.status("running", step=7, total_steps=50)
         writer.flush(5)
-        app.screen._tick()
+        app.screen.follow()
         await settle(app.pilot)
-        assert "entropy has collapsed" in app.text and "step 7/50" in app.text and "0.78" in app.text
+        assert "entropy has collapsed" in app.text and "7/50" in app.text and "0.78" in app.text
         writer.close()
 
 
@@ -194,10 +310,10 @@ async def test_redraws_are_rare_while_following(own_runs: Path) -> None:
     run = own_runs / "two"
     async with running(own_runs, Live(run)) as app:
         shown = []
-        show = app.screen._show
-        app.screen._show = lambda: (shown.append(1), show())[1]
+        show = app.screen.show
+        app.screen.show = lambda extra: (shown.append(1), show(extra))[1]
         for _ in range(50):
-            app.screen._tick()
+            app.screen.follow()
         await settle(app.pilot)
         assert len(shown) <= 2, "fifty wishes to redraw within a moment are one redraw or two"
         assert FOLLOW_SECONDS >= 0.25
@@ -223,7 +339,7 @@ async def test_a_run_that_has_not_begun_says_so(tmp_path: Path) -> None:
 
 async def test_help_with_f1_and_back_to_the_list(run: Path) -> None:
     async with running(run.parent, Live(run)) as app:
-        assert "Pause the run after this step" in await app.press("f1")
+        assert "Pause after this step" in await app.press("f1")
         await app.press("escape")
         assert app.view == "live"
         await app.press("escape")

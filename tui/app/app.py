@@ -18,6 +18,7 @@ from textual._compositor import CompositorUpdate
 from textual.app import App, SystemCommand
 from textual.filter import Monochrome, NoColor
 from textual.screen import Screen
+from textual.worker import WorkerFailed
 
 from ...engine.runs.errors import RecordError
 from ..text import line, literal
@@ -185,6 +186,8 @@ class GrpoApp(App[None]):
         import traceback
 
         error = self._exception or RuntimeError("unknown")
+        if isinstance(error, WorkerFailed):
+            error = error.error  # which has the traceback
         file = self.memory.path.with_name("app-error.log")
         text = "".join(traceback.format_exception(error))
         try:

@@ -1,108 +1,137 @@
-"""What the dashboard shows, read from the record in one go, and the curves that its charts draw."""
+"""What the dashboard shows, read from the record in one go, and the curves that its charts draw. Nothing here draws."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+from ...engine.runs.control import Asked, asked
 from ...engine.runs.errors import RecordError
 from ...engine.runs.reader import RunReader
+from ...engine.runs.summary import RATE_WINDOW
 from ...engine.runs.types import Event, RunInfo
-from .widgets.action_bars import PREFIX
-from .widgets.chart import Series
 
 Points = list[tuple[int, float]]
+Kind = Literal["rft", "sft", "online"]
+"""What sort of run it is, and so which panels say something about it."""
 
-CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
-        "Reward mean ± std, task success",
-        ("rewards/total/mean", "success/train", "success/eval_greedy", "success/eval_sampled", "online/success"),
-    ),
-    ("Components, raw", ("rewards/raw/*",)),
-    ("Components, contribution to the reward", ("rewards/contribution/*",)),
-    ("Components, running mean ± std", ("rewards/running_mean/*",)),
-    ("KL divergence and its target, nats per token", ("kl/mean", "kl/reverse", "kl/target", "online/mean_kl")),
-    ("Beta", ("kl/beta", "online/current_beta")),
-    ("Loss", ("train/loss",)),
-    ("Entropy and clipped share", ("train/entropy", "train/clip_fraction")),
-    ("Gradient norm", ("train/grad_norm",)),
-    ("Groups filtered, samples replayed", ("grpo/filtering_rate", "grpo/replay_share")),
-    ("Tokens and turns", ("tokens/agent", "tokens/total")),
-    ("Seconds a step", ("time/step", "time/generate", "time/environment", "time/logprobs", "time/backward")),
-    ("Online: gate, flips, validation", ("online/gate_rate", "online/flip_rate", "online/delta_validation")),
-)
-"""Heading and metrics of each chart; a `*` stands for all metrics that begin so."""
-
-KL = ("kl/mean", "online/mean_kl", "kl/target")
+ACTIONS = "behavior/action_distribution/"
 POINTS = 400
 """Points of a curve that are read: about two a cell of a wide terminal."""
 FOLLOW_SECONDS = 1.0
 """How often a run that goes on is read, and so the least time between two redraws of what it adds."""
 TREND = 40
-_TRENDS = ("rewards/raw/", PREFIX, "kl/mean", "kl/beta", "rewards/total/mean", "train/", "grpo/", "turns/", "online/")
-_LABELS = {"rewards/total/mean": "reward", "success/train": "success", "online/success": "success"}
-_PREFIXES = ("rewards/raw/", "rewards/contribution/", "rewards/running_mean/", "success/")
+PACE_STEPS = 20
+"""Steps over which the time of a step is averaged: one of them may have waited for anything."""
+RATES = (
+    "online/success", "online/success_initial", "online/gate_rate", "online/flip_rate", "online/rejected",
+    "online/confidence", "online/latency_s",
+)  # fmt: skip
+"""What is recorded of single requests or updates: shown as rates and means over the last `RATE_WINDOW` of them."""
+_TRENDS = ("rewards/per_trajectory/", "rewards/raw/", ACTIONS, "kl/mean", "kl/beta", "rewards/total/mean", "train/",
+           "grpo/", "turns/", "online/", "success/")  # fmt: skip
+_FAMILIES = (ACTIONS, "rewards/")
+"""Metrics that are recorded together: one that the newest step lacks belongs to an earlier step and is not shown."""
 
 
-@dataclass
-class Snapshot:
+@dataclass(frozen=True)
+class Reading:
     """Everything the dashboard shows besides its curves, as read at one moment. Events are oldest first."""
 
     info: RunInfo
-    names: list[str] = field(default_factory=list)
-    latest: dict[str, float] = field(default_factory=dict)
-    trends: dict[str, list[float]] = field(default_factory=dict)
-    alerts: list[Event] = field(default_factory=list)
-    betas: list[Event] = field(default_factory=list)
-    versions: list[Event] = field(default_factory=list)
-    answers: list[Event] = field(default_factory=list)
+    names: Sequence[str] = ()
+    latest: Mapping[str, float] = field(default_factory=dict)
+    """The values of now; `RATES` over their window."""
+    trends: Mapping[str, Points] = field(default_factory=dict)
+    findings: Sequence[Event] = ()
+    betas: Sequence[Event] = ()
+    versions: Sequence[Event] = ()
+    asked: Sequence[Asked] = ()
     phase: str = ""
-    log: list[str] = field(default_factory=list)
+    seconds_a_step: float | None = None
+    """Mean of the last `PACE_STEPS` steps, with their share of the time that evaluations took."""
+    log: Sequence[str] = ()
     problem: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        """By the run's mode; a mode that is not known is told by what was recorded."""
+        if self.info.mode in ("sft", "online"):
+            return "sft" if self.info.mode == "sft" else "online"
+        if not self.info.mode and "online/serving_version" in self.latest:
+            return "online"
+        return "rft"
+
+    @property
+    def step(self) -> int:
+        """The last step."""
+        return self.info.step
+
+
+def read(reader: RunReader, log_lines: int) -> Reading:
+    """Read all but the curves; what cannot be read is left out and told in `problem`."""
+    from ...engine.launch.logs import tail_log  # here: the first paint does not wait for it
+
+    info = reader.info()
+    found: dict[str, object] = {"asked": asked(info.path)}
+    problems: list[str] = []
+    try:
+        names = found["names"] = reader.metric_names()
+        points = reader.latest_points()
+        latest = _current(points)
+        trends: dict[str, Points] = {}
+        for name in names:
+            if name.startswith(_TRENDS):
+                trends[name] = reader.metric(name, max_points=TREND)
+        for name in RATES:
+            if name in points:
+                newest = reader.metric(name, after_step=points[name][0] - RATE_WINDOW)
+                latest[name] = _mean([value for _, value in newest])
+        found |= {"latest": latest, "trends": trends, "seconds_a_step": _pace(reader, points)}
+        found["findings"] = reader.events(("alert", "note", "error", "record"), limit=400)
+        found["betas"] = reader.events(("beta",), limit=5)
+        found["versions"] = reader.events(("snapshot", "checkpoint", "eval"), limit=40)
+        found["phase"] = next((e.message for e in reader.events(("phase",), limit=1)), "")
+    except RecordError as error:
+        problems.append(str(error))
+    found["problem"] = "; ".join(dict.fromkeys([*problems, *reader.problems]))
+    found["log"] = tail_log(info, log_lines)
+    return Reading(info, **found)  # type: ignore[arg-type]
+
+
+def _current(points: Mapping[str, tuple[int, float]]) -> dict[str, float]:
+    """The newest values without those of families whose newest step they were not part of."""
+    newest = {f: max((s for name, (s, _) in points.items() if name.startswith(f)), default=0) for f in _FAMILIES}
+    return {
+        name: value
+        for name, (step, value) in points.items()
+        if all(step >= newest[f] for f in _FAMILIES if name.startswith(f))
+    }
+
+
+def _pace(reader: RunReader, points: Mapping[str, tuple[int, float]]) -> float | None:
+    if "time/step" not in points:
+        return None
+    last = points["time/step"][0]
+    steps = _mean([value for _, value in reader.metric("time/step", after_step=last - PACE_STEPS)])
+    evaluations = reader.metric("time/evaluate", after_step=0) if "time/evaluate" in points else []
+    share = math.fsum(value for _, value in evaluations if math.isfinite(value)) / max(last, 1)
+    return steps + share if math.isfinite(steps) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [v for v in values if math.isfinite(v)]
+    return math.fsum(finite) / len(finite) if finite else math.nan
 
 
 def spread_of(name: str) -> str:
     """The metric that holds the standard deviation of another."""
-    if name == "rewards/total/mean":
-        return "rewards/total/std"
-    return name.replace("/running_mean/", "/running_std/") if "/running_mean/" in name else ""
-
-
-def chart_names(wanted: Iterable[str], names: Iterable[str]) -> list[str]:
-    """The recorded metrics that a chart asks for."""
-    names = list(names)
-    found: list[str] = []
-    for pattern in wanted:
-        if pattern.endswith("*"):
-            found += [n for n in names if n.startswith(pattern[:-1])]
-        elif pattern in names:
-            found.append(pattern)
-    return found
-
-
-def read_snapshot(reader: RunReader, log_lines: int) -> Snapshot:
-    """Read all but the curves; what cannot be read is left out and told in `problem`."""
-    from ...engine.launch.logs import tail_log
-
-    made = Snapshot(reader.info())
-    problems: list[str] = []
-    try:
-        made.names = reader.metrics.names()
-        made.latest = reader.metrics.latest()
-        for name in made.names:
-            if name.startswith(_TRENDS):
-                made.trends[name] = [v for _, v in reader.metrics.points(name, max_points=TREND)]
-        made.alerts = reader.events(("alert", "error", "record"), limit=200)
-        made.betas = reader.events(("beta",), limit=5)
-        made.versions = reader.events(("snapshot", "checkpoint", "eval"), limit=40)
-        made.answers = reader.events(("control",), limit=5)
-        made.phase = next((e.message for e in reader.events(("phase",), limit=1)), "")
-    except RecordError as error:
-        problems.append(str(error))
-    made.problem = "; ".join(dict.fromkeys([*problems, *reader.problems]))
-    made.log = tail_log(made.info, log_lines)
-    return made
+    for mean, std in (("/total/mean", "/total/std"), ("/running_mean/", "/running_std/"), ("/raw/", "/raw_std/")):
+        if name.startswith("rewards/") and mean in name:
+            return name.replace(mean, std)
+    return ""
 
 
 def read_curves(
@@ -118,38 +147,4 @@ def read_curves(
                     made[wanted] = reader.metrics.points(wanted, after_step=after, until_step=until, max_points=POINTS)
                 except RecordError:
                     made[wanted] = []
-    return made
-
-
-def chart_series(names: Iterable[str], curves: Mapping[str, Points]) -> list[Series]:
-    """What a chart draws of these metrics."""
-    made = []
-    for name in names:
-        points = curves.get(name, [])
-        spread = dict(curves.get(spread_of(name), []))
-        label = _LABELS.get(name, name)
-        for prefix in _PREFIXES:
-            label = label.removeprefix(prefix)
-        made.append(
-            Series(
-                label.replace("eval_", "eval "),
-                [float(x) for x, _ in points],
-                [y for _, y in points],
-                [spread.get(x, 0.0) for x, _ in points] if spread else None,
-                dots=name.startswith("success/eval"),
-            )
-        )
-    return made
-
-
-def kl_series(latest: Mapping[str, float], curves: Mapping[str, Points]) -> list[Series]:
-    """KL, and its target with the tolerance as a band."""
-    made = []
-    for name in KL:
-        points = curves.get(name, [])
-        if points:
-            tolerance = latest.get("kl/tolerance") if name == "kl/target" else None
-            band = [tolerance] * len(points) if tolerance is not None else None
-            title = "target" if name == "kl/target" else "KL"
-            made.append(Series(title, [float(x) for x, _ in points], [y for _, y in points], band))
     return made

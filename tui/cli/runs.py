@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ...engine.runs.headline import Headline, of_record, of_status
 from ...engine.runs.types import RunInfo
 from .common import ExitCode, RunReference, RunsDir, fail, json_line, say
 
@@ -29,32 +30,25 @@ def find(home: Path, reference: str) -> RunInfo:
 
 
 def facts(run: RunInfo) -> dict[str, Any]:
-    """A run as plain data, with the newest reward and success."""
-    data = {name: getattr(run, name) for name in run.__dataclass_fields__}
-    latest = newest(run)
-    data["reward"] = latest.get("rewards/total/mean")
-    data["success"] = next((latest[n] for n in SUCCESS if n in latest), None)
-    return data
+    """A run as plain data, with its reward and success."""
+    said = headline(run)
+    fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
+    return {**fields, "reward": said.reward, "success": said.success}
 
 
-SUCCESS = ("success/eval_greedy", "online/success", "success/train")
-
-
-def newest(run: RunInfo) -> dict[str, float]:
-    """The newest value of each metric; nothing where the record cannot be read."""
+def headline(run: RunInfo) -> Headline:
+    """Reward and success of a run; the record is opened only where the status file does not say them."""
+    said = of_status(run)
+    if said is not None:
+        return said
     from ...engine.imports.readers import open_reader
     from ...engine.runs.errors import RecordError
 
     try:
-        reader = open_reader(Path(run.path))
+        with open_reader(Path(run.path)) as reader:
+            return of_record(reader)
     except (RecordError, OSError):
-        return {}
-    try:
-        return reader.metrics.latest()
-    except RecordError:
-        return {}
-    finally:
-        reader.close()
+        return Headline()
 
 
 def runs(

@@ -59,11 +59,18 @@ class AppScreen(Screen[Any]):
         p = self.palette
         line = Line(p)
         for row in hints(self.view):
-            item = Line(p).add(row.shown, p.key, click=row.action).add(f" {row.label}", p.muted, click=row.action)
+            label = self.hint_label(row.action, row.label)
+            if not label:
+                continue
+            item = Line(p).add(row.shown, p.key, click=row.action).add(f" {label}", p.muted, click=row.action)
             if line.width + item.width + 3 > width:
                 continue
             line.extend(item.gap(3))
         return line
+
+    def hint_label(self, action: str, label: str) -> str:
+        """What a hint says a key does now; "" leaves the hint out."""
+        return label
 
     def status(self, width: int) -> Line:
         """What stands at the right of the last line."""

@@ -12,8 +12,10 @@ from ....engine.runs.paths import CONFIG_FILE
 from ....engine.runs.types import RunInfo
 from ...format import number
 from ..bindings import COMPARE, bindings
+from ..curves import SMOOTHING, Series
 from ..live_data import POINTS
-from ..widgets.chart import MARKS, SMOOTHING, Chart, Series
+from ..widgets.canvas import MARKS
+from ..widgets.chart import Chart
 from ..widgets.frame import Box, Part, split
 from ..widgets.line import Line
 from ..widgets.pane import Pane

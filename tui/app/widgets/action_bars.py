@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from ...format import bar, percent
+from ...format import bar, trend, whole_percents
+from ..live_data import ACTIONS
 from ..theme import PATTERNS
 from .line import Line
 from .pane import Pane
 
-PREFIX = "behavior/action_distribution/"
 _CHANGE = 0.02
 """Smallest change of a share that gets an arrow."""
 
 
 class ActionBars(Pane):
-    """Reads the metrics `behavior/action_distribution/<ACTION>`."""
+    """Reads the metrics `behavior/action_distribution/<ACTION>` of one step; their percents add up to 100."""
 
     title = "Actions"
 
     def __init__(self, name: str = "actions") -> None:
         super().__init__(name)
         self.latest: Mapping[str, float] = {}
-        self.history: Mapping[str, Sequence[float]] = {}
+        self.history: Mapping[str, Sequence[tuple[int, float]]] = {}
         self.over_time = False
 
-    def put(self, latest: Mapping[str, float], history: Mapping[str, Sequence[float]]) -> None:
+    def put(self, latest: Mapping[str, float], history: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         """Shares of the last step and their history, by metric name."""
-        self.latest = {k[len(PREFIX) :]: v for k, v in latest.items() if k.startswith(PREFIX)}
-        self.history = {k[len(PREFIX) :]: v for k, v in history.items() if k.startswith(PREFIX)}
+        self.latest = {k[len(ACTIONS) :]: v for k, v in latest.items() if k.startswith(ACTIONS)}
+        self.history = {k[len(ACTIONS) :]: v for k, v in history.items() if k.startswith(ACTIONS)}
         self.changed()
 
     def toggle(self) -> None:
@@ -43,40 +45,42 @@ class ActionBars(Pane):
         if not self.latest:
             return [Line(p).add("no actions yet", p.faint, cells=width, align="^")]
         names = sorted(self.latest, key=lambda n: -self.latest[n])
-        if self.over_time and height >= 4:
-            return self._stacked(names, width, height)
+        shares = dict(zip(names, whole_percents([self.latest[n] for n in names]), strict=True))
+        if self.over_time and height >= 4 and width >= 24:
+            return self._stacked(names, shares, width, height)
         name_width = min(max(map(len, names)), max(8, width // 2 - 4))
-        room = max(3, width - name_width - 9)
-        trend = max(min(20, room - 12), min(60, room - 44)) if room >= 24 else 0
-        room -= trend + (1 if trend else 0)
+        room = width - name_width - 9
+        cells = max(min(20, room - 12), min(60, room - 44)) if room >= 24 else 0
+        room -= cells + (1 if cells else 0)
         lines = []
         for index, name in enumerate(names):
-            share = self.latest[name]
             style = p.series[index % len(p.series)]
-            line = Line(p).add(name, p.text, cells=name_width, click=("action", name)).gap()
-            line.add(bar(share, room), style, cells=room).add(percent(share), p.text, cells=5, align=">").gap()
+            line = Line(p).add(name, p.text, cells=min(name_width, width), click=("action", name))
+            if room >= 3:
+                line.gap().add(bar(self.latest[name], room), style, cells=room)
+            line.offer(Line(p).add(f" {shares[name]}", p.text, cells=6, align=">").gap(), width)
             change = self._change(name)
             arrow, tone = ("▲", p.text) if change > _CHANGE else ("▼", p.text) if change < -_CHANGE else (" ", p.faint)
-            line.add(arrow, tone)
-            if trend:
-                from ...format import sparkline
-
-                line.gap().add(sparkline(list(self.history.get(name, ())), trend), style, cells=trend)
+            line.offer(Line(p).add(arrow, tone), width)
+            if cells:
+                line.offer(Line(p).gap().add(trend(self.history.get(name, ()), cells), style, cells=cells), width)
             lines.append(line)
         return lines
 
     def _change(self, name: str) -> float:
-        values = self.history.get(name, ())
+        values = [value for _, value in self.history.get(name, ()) if math.isfinite(value)]
         if len(values) < 4:
             return 0.0
         quarter = max(1, len(values) // 4)
         return sum(values[-quarter:]) / quarter - sum(values[:quarter]) / quarter
 
-    def _stacked(self, names: list[str], width: int, height: int) -> list[Line]:
+    def _stacked(self, names: list[str], shares: Mapping[str, str], width: int, height: int) -> list[Line]:
         p = self.palette
         legend = min(max(map(len, names)), 20) + 8
         plot = max(8, width - legend - 1)
-        columns = [self._resample(name, plot) for name in names]
+        steps = [step for points in self.history.values() for step, _ in points] or [0]
+        ends = min(steps), max(steps)
+        columns = [self._resample(name, plot, *ends) for name in names]
         rows: list[Line] = []
         for y in range(height):
             line = Line(p)
@@ -100,10 +104,17 @@ class ActionBars(Pane):
                 name = names[y]
                 line.add(PATTERNS[y % len(PATTERNS)] * 2 + " ", p.series[y % len(p.series)])
                 line.add(name, p.text, cells=legend - 8, click=("action", name))
-                line.add(percent(self.latest[name]), p.muted, cells=5, align=">")
+                line.add(shares[name], p.muted, cells=5, align=">")
             rows.append(line)
         return rows
 
-    def _resample(self, name: str, cells: int) -> list[float]:
-        values = self.history.get(name) or [self.latest[name]]
-        return [values[min(len(values) - 1, i * len(values) // cells)] for i in range(cells)]
+    def _resample(self, name: str, cells: int, first: int, last: int) -> list[float]:
+        """Its share at each of `cells` equal spans of steps; 0 before it was first used."""
+        points = self.history.get(name) or [(last, self.latest[name])]
+        steps = [step for step, _ in points]
+        out = []
+        for i in range(cells):
+            at = bisect_right(steps, first + (last - first) * (i + 1) / cells) - 1
+            value = points[at][1] if at >= 0 else 0.0
+            out.append(min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0)
+        return out

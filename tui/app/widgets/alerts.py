@@ -1,62 +1,106 @@
-"""What a detector found, newest first; each alert opens the trajectories that are its evidence."""
+"""What was found, the gravest first; the finding under the cursor is told in full, and opens its evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....engine.runs.types import Event
+from rich.style import Style
+
+from ...text import wrap
+from ..findings import Found, Grade, tally
 from .line import Line
 from .pane import Pane
 
-_SIGNS = {"alert": "⚠", "error": "✗", "record": "!", "control": "↳", "phase": "·"}
+_SIGNS: dict[Grade, str] = {"failure": "✗", "warning": "⚠", "asked": "↳", "hint": "·", "good": "✓"}
+_LONGEST = 2000
+"""Characters of a message that are shown at the most."""
 
 
 class Alerts(Pane):
-    """One line an alert, with a cursor when the pane is active."""
-
-    title = "Alerts ─ each opens its evidence"
+    """One line a finding; the one under the cursor in full when the pane is in use."""
 
     def __init__(self, name: str = "alerts") -> None:
         super().__init__(name)
-        self.events: list[Event] = []
+        self.found: Sequence[Found] = ()
         self.cursor = 0
+        self._first_line: list[int] = []
+        self.title = "Alerts"
 
-    def put(self, events: Sequence[Event]) -> None:
-        """Alerts, errors and messages, newest first."""
-        self.events = list(events)
-        self.cursor = min(self.cursor, max(0, len(self.events) - 1))
+    def put(self, found: Sequence[Found]) -> None:
+        """All findings, in the order to show; the cursor stays on its finding."""
+        here = self.current
+        self.found = found
+        at = next((i for i, f in enumerate(found) if here is not None and f.event.id == here.event.id), self.cursor)
+        self.cursor = max(0, min(at, len(found) - 1))
+        said = tally(found)
+        self.title = f"Alerts ─ {said}" if said else "Alerts"
         self.changed()
 
     @property
-    def current(self) -> Event | None:
-        """The alert under the cursor."""
-        return self.events[self.cursor] if self.events else None
+    def current(self) -> Found | None:
+        """The finding under the cursor."""
+        return self.found[self.cursor] if self.cursor < len(self.found) else None
 
     def scroll_lines(self, by: int) -> None:
         """Move the cursor."""
-        if self.events:
-            self.cursor = max(0, min(self.cursor + by, len(self.events) - 1))
-            if self.cursor < self.top:
-                self.top = self.cursor
-            elif self.cursor >= self.top + self.size.height:
-                self.top = self.cursor - self.size.height + 1
+        if self.found:
+            self.cursor = max(0, min(self.cursor + by, len(self.found) - 1))
             self.changed()
+            self.reveal()
+
+    def reveal(self) -> None:
+        """Scroll so that the finding under the cursor is seen whole, or from its start."""
+        if not self.lines or self.cursor >= len(self._first_line):
+            return
+        first = self._first_line[self.cursor]
+        after = self._first_line[self.cursor + 1] if self.cursor + 1 < len(self._first_line) else len(self.lines)
+        top = min(max(self.top, after - self.size.height), first)
+        if top != self.top:
+            self.scroll_line_to(top)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Step, message, and how many trajectories show it."""
+        """Sign, where and how often, message, and how many trajectories show it."""
+        lines: list[Line] = []
+        self._first_line = []
+        for index, found in enumerate(self.found):
+            self._first_line.append(len(lines))
+            lines += self._finding(found, width, here=self.active and index == self.cursor, index=index)
         p = self.palette
-        lines = []
-        for index, event in enumerate(self.events):
-            here = self.active and index == self.cursor
-            tone = {"alert": p.warn_bold, "error": p.bad_bold, "record": p.bad}.get(event.kind, p.muted)
-            ids = event.data.get("trajectories") or ()
-            end = f" → {len(ids)} trajector{'y' if len(ids) == 1 else 'ies'}" if ids else ""
-            line = Line(p).add("▸" if here else " ", p.accent).add(_SIGNS.get(event.kind, "·") + " ", tone)
-            line.add(event.step if event.step else "", p.muted, cells=6)
-            room = width - line.width - len(end)
-            text = event.message
-            line.add(text, p.text if event.kind in ("alert", "error") else p.muted, cells=min(len(text), max(1, room)))
-            line.add(end, p.accent)
-            line.hits = [(0, width, ("alert", index))]
-            lines.append(line)
         return lines or [Line(p).add("✓ ", p.good).add("nothing to report", p.faint)]
+
+    def _finding(self, found: Found, width: int, *, here: bool, index: int) -> list[Line]:
+        p = self.palette
+        tones: dict[Grade, Style] = {
+            "failure": p.bad_bold, "warning": p.warn_bold, "asked": p.accent, "hint": p.muted, "good": p.good,
+        }  # fmt: skip
+        head = Line(p).add("▸" if here else " ", p.accent).add(_SIGNS[found.grade] + " ", tones[found.grade])
+        where = f"{found.first}–{found.last}" if found.first != found.last else f"{found.last}" if found.last else ""
+        if where:
+            head.offer(Line(p).add(f"{where} ", p.muted), width - 12)
+        if found.times > 1:
+            head.offer(Line(p).add(f"×{found.times} ", p.muted), width - 12)
+        ids = found.trajectories
+        end = Line(p)
+        if ids:
+            end.add(f" → {len(ids)} trajector{'y' if len(ids) == 1 else 'ies'}", p.accent)
+        room = max(1, width - head.width)
+        text_style = p.text if found.grade in ("failure", "warning", "asked") else p.muted
+        texts = wrap(found.message, room, _LONGEST) or [""]
+        if not here:
+            rest = room - end.width
+            if rest < 12:
+                end, rest = Line(p), room
+            head.add(found.message, text_style, cells=min(len(found.message), rest)).offer(end, width)
+            head.hits = [(0, width, ("alert", index))]
+            return [head]
+        lines = [head.add(texts[0], text_style)]
+        lines += [
+            Line(p).gap(min(4, width - 1)).add(t, text_style)
+            for t in wrap(" ".join(texts[1:]), width - 4, _LONGEST)
+            if t
+        ]
+        if ids:
+            lines.append(Line(p).gap(4).add("enter", p.key).add(f" opens {end.plain.removeprefix(' → ')}", p.muted))
+        for line in lines:
+            line.hits = [(0, width, ("alert", index))]
+        return lines

@@ -1,27 +1,34 @@
-"""The reward's components: raw, normalised, weight, contribution, running mean ± std and trend."""
+"""The reward's components, all of one rollout, with a last column that adds up.
+
+A row reads: the sum of the component's raw values over a rollout, that of its normalised values, the weight, and what
+it adds to the rollout's reward. Each is a mean over the rollouts of the last step, so the last column adds up to the
+total below it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...format import MINUS, fixed, number, sparkline
+from ...format import MINUS, fitted, number, trend
 from .line import Line
 from .pane import Pane
 
 _ORDER = ("task", "environment", "curiosity", "coherence", "penalty")
+_TREND = 5
+"""Least cells of a sparkline."""
 
 
 class ComponentTable(Pane):
     """One row a component, then the total. Reads the metrics `rewards/...` of the last step."""
 
-    title = "Reward components"
+    title = "Reward of a rollout"
 
     def __init__(self, name: str = "components") -> None:
         super().__init__(name)
         self.latest: Mapping[str, float] = {}
-        self.trends: Mapping[str, Sequence[float]] = {}
+        self.trends: Mapping[str, Sequence[tuple[int, float]]] = {}
 
-    def put(self, latest: Mapping[str, float], trends: Mapping[str, Sequence[float]]) -> None:
+    def put(self, latest: Mapping[str, float], trends: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         """The last values and the recent history of each metric."""
         self.latest, self.trends = latest, trends
         self.changed()
@@ -32,65 +39,88 @@ class ComponentTable(Pane):
         found = [k[len(prefix) :] for k in self.latest if k.startswith(prefix)]
         return sorted(found, key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
 
+    def values(self, name: str) -> dict[str, float | None]:
+        """What a row says. Records before the sums over rollouts were kept have none of the first two."""
+        get = self.latest.get
+        return {
+            "raw": get(f"rewards/raw_per_trajectory/{name}"),
+            "norm": get(f"rewards/normalized_per_trajectory/{name}"),
+            "×w": get(f"rewards/weight/{name}"),
+            "adds": get(f"rewards/per_trajectory/{name}"),
+        }
+
     def build(self, width: int, height: int) -> list[Line]:
-        """Columns from left to right as they matter; what does not fit is left out from the right."""
+        """Columns from left to right as they matter; what does not fit is left out whole, `adds` last."""
         p = self.palette
         names = self.names()
         if not names:
             return [Line(p), Line(p).add("components appear with the first step", p.faint, cells=width, align="^")]
-        get = self.latest.get
         name_width = min(11, max(len("component"), *(len(n) for n in names)))
-        columns: list[tuple[str, int]] = [("raw", 7), ("norm", 7), ("×w", 6), ("=", 7)]
+        columns = [("raw", 8), ("norm", 8), ("×w", 7), ("adds", 8)]
+        while columns and name_width + sum(w for _, w in columns) > width:
+            if name_width > 6:
+                name_width -= 1
+            else:
+                columns.pop(0)
         left = width - name_width - sum(w for _, w in columns)
-        if left < 0:
-            name_width = max(5, name_width + left)
-            left = 0
-        stats = left >= 15
-        trend = min(24, left - (15 if stats else 0) - 2) if left >= 6 else 0
+        step = 16 if left >= 16 + _TREND + 2 else 0
+        cells = min(24, left - step - 2)
         head = Line(p).add("component", p.muted, cells=name_width)
-        for title, cells in columns:
-            head.add(title, p.muted, cells=cells, align=">")
-        if stats:
-            head.add("mean ± std", p.muted, cells=15, align=">")
-        if trend >= 5:
-            head.gap(2).add("trend", p.muted, cells=trend)
+        for title, size in columns:
+            head.add(title, p.muted, cells=size, align=">")
+        if step:
+            head.add("a step ± std", p.muted, cells=step, align=">")
+        if cells >= _TREND:
+            head.gap(2).add("trend", p.muted, cells=cells)
         lines = [head]
         for name in names:
-            raw, norm = get(f"rewards/raw/{name}"), get(f"rewards/normalized/{name}")
-            weight, part = get(f"rewards/weight/{name}"), get(f"rewards/contribution/{name}")
-            mean, std = get(f"rewards/running_mean/{name}"), get(f"rewards/running_std/{name}")
-            normalised = norm is not None and (raw is None or abs(norm - raw) > 1e-12)
+            values = self.values(name)
             line = Line(p).add(name, p.text, cells=name_width, click=("component", name))
-            line.add(fixed(raw), p.text, cells=7, align=">")
-            line.add(
-                fixed(norm, signed=True) if normalised else "–", p.text if normalised else p.faint, cells=7, align=">"
-            )
-            line.add(fixed(weight), p.muted, cells=6, align=">")
-            line.add(fixed(part), p.strong if part else p.muted, cells=7, align=">")
-            if stats:
-                text = "–" if mean is None else f"{fixed(mean)} ± {fixed(std)}"
-                line.add(text, p.muted, cells=15, align=">")
-            if trend >= 5:
-                line.gap(2).add(
-                    sparkline(list(self.trends.get(f"rewards/raw/{name}", ())), trend), p.accent, cells=trend
-                )
-            lines.append(line)
-        total, std = get("rewards/total/mean"), get("rewards/total/std")
-        if total is not None:
-            line = Line(p).add("Σ total", p.strong, cells=name_width + 20)
-            line.add(fixed(total), p.strong, cells=7, align=">")
-            if stats:
-                line.add("" if std is None else f"± {number(std)}", p.muted, cells=15, align=">")
-            if trend >= 5:
-                line.gap(2).add(
-                    sparkline(list(self.trends.get("rewards/total/mean", ())), trend), p.accent, cells=trend
-                )
+            for title, size in columns:
+                line.add(*self._cell(title, values, size - 1), cells=size, align=">")
+            if step:
+                line.add(self._of_a_step(name, step - 1), p.muted, cells=step, align=">")
+            lines.append(self._with_trend(line, f"rewards/per_trajectory/{name}", cells))
+        total, std = self.latest.get("rewards/total/mean"), self.latest.get("rewards/total/std")
+        if total is not None and columns:
+            body = name_width + sum(w for _, w in columns)
+            line = Line(p).add("Σ total", p.strong, cells=body - columns[-1][1])
+            line.add(fitted(total, columns[-1][1] - 1), p.strong, cells=columns[-1][1], align=">")
+            if step:
+                line.add("" if std is None else f"± {number(std)}", p.muted, cells=step, align=">")
             if height > len(lines) + 1:
-                lines.append(Line(p).add("─" * (name_width + 27), p.border))
-            lines.append(line)
-        penalty = get("rewards/raw/penalty")
-        if penalty is not None and penalty < -1e-9 and height > len(lines):
-            lines.append(
-                Line(p).add(f"{MINUS} ", p.warn).add("penalised steps have their reasons in the stepper", p.faint)
-            )
+                lines.append(Line(p).add("─" * body, p.border))
+            lines.append(self._with_trend(line, "rewards/total/mean", cells))
+        penalty = self.latest.get("rewards/raw/penalty")
+        note = Line(p).add(f"{MINUS} ", p.warn).add("penalised steps have their reasons in the stepper", p.faint)
+        if penalty is not None and penalty < -1e-9 and height > len(lines) and note.width <= width:
+            lines.append(note)
         return lines
+
+    def _cell(self, title: str, values: Mapping[str, float | None], cells: int):
+        """Text and style; a component that is not normalised has no second number of its own."""
+        p, value = self.palette, values[title]
+        if title == "norm" and value is not None and values["raw"] is not None:
+            if abs(value - values["raw"]) <= 1e-9 * max(1.0, abs(value)):
+                return "–", p.faint
+            return fitted(value, cells, signed=True), p.text
+        if title == "adds":
+            return fitted(value, cells), p.strong if value else p.muted
+        return fitted(value, cells), p.muted if title == "×w" else p.text
+
+    def _of_a_step(self, name: str, cells: int) -> str:
+        """Mean and deviation of the raw values of single steps, as the batch had them."""
+        mean, std = self.latest.get(f"rewards/raw/{name}"), self.latest.get(f"rewards/raw_std/{name}")
+        if mean is None:
+            return "–"
+        if std is None:
+            return fitted(mean, cells)
+        room = (cells - 3) // 2
+        left, right = fitted(mean, room), fitted(std, room)
+        return f"{left} ± {right}" if left and right else left
+
+    def _with_trend(self, line: Line, name: str, cells: int) -> Line:
+        if cells >= _TREND:
+            points = self.trends.get(name) or self.trends.get(name.replace("/per_trajectory/", "/raw/"), ())
+            line.gap(2).add(trend(points, cells), self.palette.accent, cells=cells)
+        return line

@@ -88,6 +88,13 @@ class Line:
             self.extend(other)
         return self
 
+    def offer(self, other: Line, width: int) -> bool:
+        """Append another line if it ends within `width`, else leave it out whole; says which."""
+        fits = self.width + other.width <= width
+        if fits:
+            self.extend(other)
+        return fits
+
     def cells(self, width: int, style: Style | None = None) -> list[Segment]:
         """Exactly `width` cells; `style` (such as the cursor's) lies over everything."""
         segments = self.segments

@@ -70,5 +70,6 @@ class LogPanel(Pane):
         sign, tone = {"WARNING": ("⚠ ", p.warn), "ERROR": ("✗ ", p.bad), "CRITICAL": ("✗ ", p.bad)}.get(
             level, ("", p.text)
         )
-        line = Line(p).add(found["time"], p.faint).gap()
+        line = Line(p)
+        line.offer(Line(p).add(found["time"], p.faint).gap(), width - 12)
         return line.add(sign + message, tone, cells=max(1, width - line.width))

@@ -1,93 +1,140 @@
-"""How far the policy moved, and what holds it: KL against its target, beta with the reason for its last change."""
+"""How the policy changes, and what holds it: KL against its target, beta with the reason for its last change, and the
+health of the update. Each kind of run has rows of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from ....engine.runs.summary import RATE_WINDOW
 from ....engine.runs.types import Event
-from ...format import fixed, number, percent, sparkline
+from ...format import fixed, number, percent, trend
+from ...text import wrap
+from ..live_data import Kind
 from .line import Line
 from .pane import Pane
+
+Row = tuple[str, str, Callable[[float | None], str]]
+
+ROWS: Mapping[Kind, tuple[Row, ...]] = {
+    "rft": (
+        ("train/entropy", "entropy", number),
+        ("train/grad_norm", "grad norm", number),
+        ("train/clip_fraction", "clipped", percent),
+        ("train/learning_rate", "lr", number),
+        ("train/loss", "loss", number),
+        ("grpo/filtering_rate", "filtered groups", percent),
+        ("grpo/replay_share", "replayed", percent),
+        ("turns/mean", "turns", number),
+    ),
+    "sft": (
+        ("train/loss", "loss", number),
+        ("train/token_accuracy", "tokens right", percent),
+        ("train/entropy", "entropy", number),
+        ("train/grad_norm", "grad norm", number),
+        ("train/learning_rate", "lr", number),
+        ("success/eval_greedy", "held-out, greedy", percent),
+        ("success/eval_sampled", "held-out, sampled", percent),
+    ),
+    "online": (
+        ("online/gate_rate", "gate open", percent),
+        ("online/flip_rate", "labels flipped", percent),
+        ("online/updates", "updates", lambda v: number(None if v is None else int(v)) if v == v else "–"),
+        ("online/rejected", "taken back", percent),
+        ("online/delta_validation", "Δ validation", number),
+        ("train/loss", "loss", number),
+        ("train/grad_norm", "grad norm", number),
+        ("train/learning_rate", "lr", number),
+        ("train/clip_fraction", "clipped", percent),
+    ),
+}
+TITLES: Mapping[Kind, str] = {"rft": "Policy", "sft": "Learning", "online": f"Learning ─ rates of {RATE_WINDOW}"}
 
 
 class PolicyPanel(Pane):
     """Reads `kl/*`, `online/*`, `train/*` and the events of kind `beta`."""
 
-    title = "Policy"
-
-    def __init__(self, name: str = "policy") -> None:
+    def __init__(self, name: str = "learning") -> None:
         super().__init__(name)
+        self.kind: Kind = "rft"
         self.latest: Mapping[str, float] = {}
-        self.trends: Mapping[str, Sequence[float]] = {}
+        self.trends: Mapping[str, Sequence[tuple[int, float]]] = {}
         self.betas: Sequence[Event] = ()
 
-    def put(self, latest: Mapping[str, float], trends: Mapping[str, Sequence[float]], betas: Sequence[Event]) -> None:
+    def put(
+        self,
+        kind: Kind,
+        latest: Mapping[str, float],
+        trends: Mapping[str, Sequence[tuple[int, float]]],
+        betas: Sequence[Event],
+    ) -> None:
         """The last values, recent history, and the changes of beta, newest last."""
-        self.latest, self.trends, self.betas = latest, trends, betas
+        self.kind, self.latest, self.trends, self.betas = kind, latest, trends, betas
+        self.title = TITLES[kind]
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
         """KL, beta, then the health of the update."""
         p = self.palette
-        lines: list[Line] = []
-        get = self.latest.get
-        kl = get("kl/mean", get("online/mean_kl"))
-        if kl is not None:
-            line = Line(p).add("KL ", p.muted).add(number(kl), p.strong)
-            target, tolerance = get("kl/target"), get("kl/tolerance")
-            if target is not None:
-                line.add(" → ", p.faint).add(number(target), p.text)
-                if tolerance is not None:
-                    line.add(f" ± {number(tolerance)}", p.muted)
-                    verdict = "high" if kl > target + tolerance else "low" if kl < target - tolerance else "on target"
-                    sign = {"high": "▲ ", "low": "▼ ", "on target": "✓ "}[verdict]
-                    tone = p.good if verdict == "on target" else p.warn
-                    room = width - line.width - 1
-                    line.gap().add(sign + verdict if len(verdict) + 2 <= room else sign, tone)
-            line.right(
-                self._spark("kl/mean" if "kl/mean" in self.latest else "online/mean_kl", width - line.width), width
-            )
-            lines.append(line)
-        beta = get("kl/beta", get("online/current_beta"))
-        if beta is not None:
-            line = Line(p).add("β  ", p.muted).add(number(beta), p.strong)
-            line.right(
-                self._spark("kl/beta" if "kl/beta" in self.latest else "online/current_beta", width - line.width), width
-            )
-            lines.append(line)
-            if self.betas:
-                last = self.betas[-1]
-                lines.append(Line(p).gap(3).add(self._reason(last), p.muted, cells=max(1, width - 3)))
-        for name, title, show in (
-            ("train/entropy", "entropy", number),
-            ("train/grad_norm", "grad norm", number),
-            ("train/clip_fraction", "clipped", percent),
-            ("train/learning_rate", "lr", number),
-            ("train/loss", "loss", number),
-            ("grpo/filtering_rate", "filtered groups", percent),
-            ("grpo/replay_share", "replayed", percent),
-            ("turns/mean", "turns", number),
-            ("online/gate_rate", "gate open", percent),
-            ("online/flip_rate", "labels flipped", percent),
-            ("online/delta_validation", "Δ validation", number),
-        ):
-            value = get(name)
-            if value is not None:
-                line = Line(p).add(f"{title} ", p.muted).add(show(value), p.text)
-                line.right(self._spark(name, width - line.width), width)
-                lines.append(line)
-        return lines or [Line(p).add("KL and beta appear with the first update", p.faint, cells=width, align="^")]
+        lines = [] if self.kind == "sft" else [*self._kl(width), *self._beta(width)]
+        for name, title, show in ROWS[self.kind]:
+            value = self.latest.get(name)
+            if value is None:
+                continue
+            said = Line(p).add(show(value), p.text)
+            line = Line(p)
+            if len(title) + 1 + said.width <= width:
+                line.add(f"{title} ", p.muted)
+            if line.offer(said, width):
+                lines.append(self._with_trend(line, name, width))
+        if lines:
+            return lines
+        when = {"rft": "KL and beta appear with the first update", "sft": "the loss appears with the first step",
+                "online": "appears with the first update"}[self.kind]  # fmt: skip
+        return [Line(p).add(when, p.faint, cells=width, align="^")]
 
-    def _spark(self, name: str, room: int) -> Line:
-        values = list(self.trends.get(name, ()))
-        return Line(self.palette).add(sparkline(values, max(0, min(16, room - 2))), self.palette.accent)
+    def _kl(self, width: int) -> list[Line]:
+        p, get = self.palette, self.latest.get
+        kl, target, tolerance = get("kl/mean"), get("kl/target"), get("kl/tolerance")
+        if kl is None:
+            if get("kl/beta") == 0.0:
+                return [Line(p).add("KL off: beta is 0", p.faint, cells=min(width, 17))]
+            return []
+        line = Line(p).add("KL ", p.muted)
+        line.offer(Line(p).add(number(kl), p.strong), width)
+        if target is not None:
+            line.offer(Line(p).add(" → ", p.faint).add(number(target), p.text), width)
+        if target is not None and tolerance is not None:
+            line.offer(Line(p).add(f" ± {number(tolerance)}", p.muted), width)
+            verdict = "high" if kl > target + tolerance else "low" if kl < target - tolerance else "on target"
+            sign = {"high": "▲", "low": "▼", "on target": "✓"}[verdict]
+            tone = p.good if verdict == "on target" else p.warn
+            if not line.offer(Line(p).add(f" {sign} {verdict}", tone), width):
+                line.offer(Line(p).add(f" {sign}", tone), width)
+        return [self._with_trend(line, "kl/mean", width)]
+
+    def _beta(self, width: int) -> list[Line]:
+        p, beta = self.palette, self.latest.get("kl/beta")
+        line = Line(p).add("β  ", p.muted)
+        if beta is None or not line.offer(Line(p).add(number(beta), p.strong), width):
+            return []
+        lines = [self._with_trend(line, "kl/beta", width)]
+        if self.betas:
+            reason = wrap(self._reason(self.betas[-1]), max(8, width - 3), 400)
+            lines += [Line(p).gap(3).add(text, p.muted, cells=max(1, width - 3)) for text in reason[:2]]
+        return lines
+
+    def _with_trend(self, line: Line, name: str, width: int) -> Line:
+        cells = min(16, width - line.width - 2)
+        if cells >= 4:
+            line.right(Line(self.palette).add(trend(self.trends.get(name, ()), cells), self.palette.accent), width)
+        return line
 
     @staticmethod
     def _reason(event: Event) -> str:
         data = event.data
         before, after = data.get("from"), data.get("to")
         change = ""
-        if isinstance(before, (int, float)) and isinstance(after, (int, float)) and before:
+        if isinstance(before, (int, float)) and isinstance(after, (int, float)) and before and after:
             ratio = after / before
             change = f"×{fixed(ratio, 2)}" if ratio >= 1 else f"÷{fixed(1 / ratio, 2)}"
         reason = data.get("reason") or event.message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ....engine.runs.headline import Headline
+from ....engine.runs.summary import RATE_WINDOW
 from ....engine.runs.types import RunInfo
 from ...format import ago, duration, percent
 from ...status import status_sign, status_style
@@ -9,20 +11,27 @@ from ...text import wrap
 from .line import Line
 from .pane import Pane
 
+_SUCCESS = (
+    ("success/eval_greedy", "greedy", "of held-out tasks"),
+    ("success/eval_sampled", "sampled", "of held-out tasks"),
+    ("online/success", "success", f"of the last {RATE_WINDOW} requests"),
+)
+
 
 class RunCard(Pane):
-    """Facts of one run from its status files alone."""
+    """Facts of one run, and how well it does."""
 
     title = "run"
 
     def __init__(self, name: str = "card") -> None:
         super().__init__(name)
         self.info: RunInfo | None = None
+        self.headline = Headline()
 
-    def put(self, info: RunInfo | None) -> None:
+    def put(self, info: RunInfo | None, headline: Headline) -> None:
         """Show a run."""
-        if info != self.info:
-            self.info = info
+        if (info, headline) != (self.info, self.headline):
+            self.info, self.headline = info, headline
             self.changed(keep_scroll=False)
 
     def build(self, width: int, height: int) -> list[Line]:
@@ -34,9 +43,9 @@ class RunCard(Pane):
         line = Line(p).add(f"{status_sign(info.status)} {info.status}", status_style(p, info.status))
         end = info.ended or now
         if info.created:
-            line.add(f"  after {duration(end - info.created)}", p.muted)
+            line.offer(Line(p).add(f"  after {duration(end - info.created)}", p.muted), width)
         if info.ended:
-            line.add(f", {ago(now - info.ended)} ago", p.muted)
+            line.offer(Line(p).add(f", {ago(now - info.ended)} ago", p.muted), width)
         lines = [line]
         if info.error:
             lines += [Line(p).add(t, p.bad) for t in wrap(info.error, width, 600)]
@@ -45,20 +54,20 @@ class RunCard(Pane):
             ("mode", info.mode),
             ("task", info.environment),
             ("model", info.model),
-            ("seed", info.facts.get("seed", "")),
-            ("device", info.facts.get("device", "")),
             ("folder", info.path),
         )
         for name, value in facts:
             if value not in ("", None):
-                for i, text in enumerate(wrap(str(value), max(8, width - 9), 400)):
+                for i, text in enumerate(wrap(str(value), max(4, width - 9), 400)):
                     lines.append(Line(p).add(name if i == 0 else "", p.faint, cells=8).gap().add(text, p.text))
-        summary = info.facts.get("summary")
-        for key, title in (("success/eval_greedy", "greedy"), ("success/eval_sampled", "sampled")):
-            known = summary.get(key) if isinstance(summary, dict) else None
-            if isinstance(known, dict) and isinstance(known.get("last"), (int, float)):
-                line = Line(p).add(title, p.faint, cells=8).gap().add(percent(known["last"]), p.strong)
-                lines.append(line.add(" on held-out tasks", p.muted))
+        for key, title, of in _SUCCESS:
+            value = self.headline.values.get(key)
+            if value is not None:
+                line = Line(p).add(title, p.faint, cells=8).gap().add(percent(value), p.strong)
+                line.offer(Line(p).add(f" {of}", p.muted), width)
+                lines.append(line)
         if info.status in ("crashed", "stopped"):
-            lines += [Line(p), Line(p).add(info.resume_command, p.accent).add("  goes on", p.muted)]
-        return lines
+            line = Line(p).add(info.resume_command, p.accent)
+            line.offer(Line(p).add("  goes on", p.muted), width)
+            lines += [Line(p), line]
+        return [line for line in lines if line.width <= width]

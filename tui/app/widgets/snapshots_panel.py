@@ -5,68 +5,90 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ....engine.runs.types import Event
-from ...format import ago, number, percent
+from ...format import ago, percent
+from ..live_data import Kind
 from .line import Line
 from .pane import Pane
+
+TITLES: Mapping[Kind, str] = {
+    "rft": "Checkpoints, evaluations", "sft": "Checkpoints, evaluations", "online": "Versions, validation",
+}  # fmt: skip
 
 
 class SnapshotsPanel(Pane):
     """Reads the events of kinds `snapshot`, `checkpoint`, `eval` and the metrics `online/*`."""
 
-    title = "Snapshots"
-
-    def __init__(self, name: str = "snapshots") -> None:
+    def __init__(self, name: str = "versions") -> None:
         super().__init__(name)
+        self.kind: Kind = "rft"
         self.latest: Mapping[str, float] = {}
         self.events: Sequence[Event] = ()
 
-    def put(self, latest: Mapping[str, float], events: Sequence[Event]) -> None:
+    def put(self, kind: Kind, latest: Mapping[str, float], events: Sequence[Event]) -> None:
         """The last values, and the events, newest last."""
-        self.latest, self.events = latest, events
+        self.kind, self.latest, self.events = kind, latest, events
+        self.title = TITLES[kind]
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
         """What is published and served now, then what happened last, newest first."""
         p = self.palette
-        lines: list[Line] = []
-        now = self.app.clock()
-        actions = {}
-        for event in self.events:
-            if event.kind == "snapshot":
-                actions[str(event.data.get("action", "published"))] = event
-        published, loaded = actions.get("published"), actions.get("loaded")
-        version = self.latest.get("online/snapshot_version")
-        if published is not None or version is not None:
-            shown = published.data.get("version") if published else number(int(version or 0))
-            line = Line(p).add("published ", p.muted).add(f"v{shown}", p.strong)
-            if published is not None:
-                line.add(f"   {ago(now - published.time)} ago", p.muted)
-            lines.append(line)
-        serving = self.latest.get("online/serving_version")
-        if loaded is not None or serving is not None:
-            shown = loaded.data.get("version") if loaded else number(int(serving or 0))
-            line = Line(p).add("serving   ", p.muted).add(f"v{shown}", p.strong)
-            queue = self.latest.get("online/queue_depth")
-            if queue is not None:
-                line.add(f"   queue {int(queue)}", p.muted)
-            lines.append(line)
+        lines = self._now(width)
+        told = set()
         for event in reversed(self.events):
-            if event.kind == "snapshot" and event.data.get("action") in ("held", "rolled_back"):
-                lines.append(
-                    Line(p).add("⚠ ", p.warn).add(f"{event.step} {event.message}", p.text, cells=max(1, width - 2))
-                )
-            elif event.kind == "eval":
-                greedy, sampled = event.data.get("greedy"), event.data.get("sampled")
-                line = Line(p).add(f"eval {event.step} ", p.muted)
-                words = ("greedy ", "sampled ") if width >= 33 else ("", "/ ")
-                if isinstance(greedy, (int, float)):
-                    line.add(words[0], p.faint).add(percent(greedy), p.strong).gap()
-                if isinstance(sampled, (int, float)):
-                    line.add(words[1], p.faint).add(percent(sampled), p.text)
+            line = self._event(event, width)
+            if line is not None and (event.kind, event.step, event.kind == "snapshot" and event.id) not in told:
+                told.add((event.kind, event.step, event.kind == "snapshot" and event.id))
                 lines.append(line)
-            elif event.kind == "checkpoint":
-                line = Line(p).add("checkpoint ", p.muted).add(str(event.step), p.text)
-                lines.append(line.add(f"   {ago(now - event.time)} ago", p.muted))
         if not lines:
-            lines.append(Line(p).add("none yet; c saves one now", p.faint, cells=width, align="^"))
+            why = "none yet; c publishes one now" if self.kind == "online" else "none yet; c saves one now"
+            lines.append(Line(p).add(why, p.faint, cells=width, align="^"))
         return lines
+
+    def _now(self, width: int) -> list[Line]:
+        p, now = self.palette, self.app.clock()
+        newest = {str(e.data.get("action", "published")): e for e in self.events if e.kind == "snapshot"}
+        lines = []
+        for title, action, metric in (
+            ("published", "published", "online/snapshot_version"),
+            ("serving", "loaded", "online/serving_version"),
+        ):
+            event, known = newest.get(action), self.latest.get(metric)
+            version = event.data.get("version") if event is not None else None
+            if version is None and known is not None and abs(known) < 1e15:
+                version = f"{known:.0f}"
+            if version is None:
+                continue
+            line = Line(p)
+            line.offer(Line(p).add(f"{title:<10}", p.muted), width - 4)
+            line.offer(Line(p).add(f"v{version}", p.strong), width)
+            if event is not None:
+                line.offer(Line(p).add(f"   {ago(now - event.time)} ago", p.muted), width)
+            lines.append(line)
+        return lines
+
+    def _event(self, event: Event, width: int) -> Line | None:
+        p = self.palette
+        data = event.data
+        if event.kind == "eval":
+            names = ("live", "greedy") if "live" in data else ("greedy", "sampled")
+            said = {"live": "newest ", "greedy": "smoothed " if "live" in data else "greedy ", "sampled": "sampled "}
+            line = Line(p)
+            if not line.offer(Line(p).add(f"eval {event.step} ", p.muted), width):
+                return None
+            words = width >= 33
+            for name in names:
+                value = data.get(name)
+                if isinstance(value, (int, float)):
+                    part = Line(p).add(said[name] if words else "", p.faint).add(percent(value), p.strong).gap()
+                    line.offer(part, width)
+            return line
+        if event.kind == "checkpoint":
+            line = Line(p)
+            if not line.offer(Line(p).add("checkpoint ", p.muted).add(str(event.step), p.text), width):
+                return None
+            line.offer(Line(p).add(f"   {ago(self.app.clock() - event.time)} ago", p.muted), width)
+            return line
+        if event.kind == "snapshot" and data.get("action") in ("held", "rolled_back"):
+            return Line(p).add("⚠ ", p.warn).add(f"{event.step} {event.message}", p.text, cells=max(1, width - 2))
+        return None

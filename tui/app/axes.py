@@ -1,0 +1,78 @@
+"""The numbers of a chart's axes: where ticks stand, and labels that say exactly that. Any finite range works."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..format import MINUS
+
+LARGEST = 8e307
+"""Values beyond this are drawn at this height: a difference of two of them is still finite."""
+
+
+def clamp(value: float) -> float:
+    """A finite value within what can be drawn."""
+    return min(max(value, -LARGEST), LARGEST)
+
+
+def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
+    """At most `most` round numbers between `low` and `high`; only integers when `whole`."""
+    span = high - low
+    if most < 1 or span <= 0 or not math.isfinite(span):
+        return []
+    power = 10.0 ** math.floor(math.log10(span / most))
+    for factor in (1, 2, 2.5, 5, 10, 20):
+        step = factor * power
+        if step <= 0 or (whole and step != int(step)):
+            continue
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first + 1 <= most:
+            # a multiple is rounded, too: it may lie outside by the last bit
+            made = [min(max(i * step, low), high) for i in range(first, last + 1)]
+            return [t for t in made if t == int(t)] if whole else made
+    return [t for t in (math.ceil(low), math.floor(high)) if low <= t <= high][:most] if whole else []
+
+
+def powers(low: float, high: float, most: int) -> list[float]:
+    """At most `most` powers of ten between two positive numbers; all of 1, 2, 5 × 10ⁿ where these are few."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    every = max(1, math.ceil((last - first + 1) / max(1, most)))
+    tens = [10.0**n for n in range(first, last + 1) if n % every == 0]
+    if len(tens) > 1 or most < 2:
+        return tens
+    finer = [f * 10.0**n for n in range(first - 1, last + 1) for f in (1, 2, 5)]
+    return [t for t in finer if low <= t <= high][:most]
+
+
+def labels(at: Sequence[float]) -> list[str]:
+    """A label for each tick, all in one notation with the fewest digits that say each tick exactly."""
+    return [text.replace("-", MINUS) if text.startswith("-") and "e" not in text else text for text in _plain(at)]
+
+
+def _plain(at: Sequence[float]) -> list[str]:
+    largest = max(map(abs, at), default=0.0)
+    if largest < 1e6 and all(t == 0 or abs(t) >= 1e-4 for t in at):
+        for places in range(7):
+            made = [f"{t:,.{places}f}" for t in at]
+            if all(
+                math.isclose(float(m.replace(",", "")), t, rel_tol=1e-9, abs_tol=1e-12)
+                for m, t in zip(made, at, strict=True)
+            ):
+                return made
+    for size, unit in ((1e6, "M"), (1e9, "G")):
+        if size <= largest < 1e3 * size:
+            for places in range(4):
+                made = [f"{t / size:.{places}f}" for t in at]
+                if all(
+                    math.isclose(float(m) * size, t, rel_tol=1e-9, abs_tol=1e-9) for m, t in zip(made, at, strict=True)
+                ):
+                    return ["0" if t == 0 else m + unit for m, t in zip(made, at, strict=True)]
+    for places in range(16):
+        made = [f"{t:.{places}e}" for t in at]
+        if all(math.isclose(float(m), t, rel_tol=1e-9) for m, t in zip(made, at, strict=True)):
+            break
+    return [
+        "0" if t == 0 else m.replace("e+", "e").replace("e0", "e").replace("e-0", "e-")
+        for m, t in zip(made, at, strict=True)
+    ]

@@ -1,0 +1,82 @@
+"""What was found about a run, fit to be read: repeats are one finding, the gravest first; good news is no alert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...engine.runs.control import Asked
+from ...engine.runs.types import Event
+from .live_data import Reading
+
+Grade = Literal["failure", "warning", "asked", "hint", "good"]
+GRADES: tuple[Grade, ...] = ("failure", "warning", "asked", "hint", "good")
+"""From what needs a person at once to good news; `asked`: what a person asked the run for, and its answer."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One finding with all its repeats. `event` is the newest of them."""
+
+    grade: Grade
+    message: str
+    event: Event
+    first: int = 0
+    last: int = 0
+    times: int = 1
+
+    @property
+    def trajectories(self) -> tuple[str, ...]:
+        """Ids of the trajectories that show it."""
+        ids = self.event.data.get("trajectories")
+        return tuple(str(i) for i in ids) if isinstance(ids, (list, tuple)) else ()
+
+
+def findings(reading: Reading) -> list[Found]:
+    """All that is to be told of a run, the gravest first and of equals the newest."""
+    events = list(reading.findings)
+    if reading.problem:
+        events.append(Event("record", reading.problem))
+    if reading.info.error and not any(e.kind == "error" and reading.info.error in e.message for e in events):
+        events.append(Event("error", reading.info.error, step=reading.info.step))
+    found = [*merged(events), *(_of_request(asked) for asked in reading.asked)]
+    return sorted(found, key=lambda f: (GRADES.index(f.grade), -f.last, -f.event.time))
+
+
+def merged(events: Iterable[Event]) -> list[Found]:
+    """Events of one detector about one subject as one finding, told in the words of the newest."""
+    groups: dict[tuple[str, str, str], list[Event]] = {}
+    for event in events:
+        detector = str(event.data.get("detector") or "")
+        subject = str(event.data.get("subject") or ("" if detector else event.message))
+        groups.setdefault((event.kind, detector, subject), []).append(event)
+    return [
+        Found(_grade(same[-1]), same[-1].message, same[-1], same[0].step, same[-1].step, len(same))
+        for same in groups.values()
+    ]
+
+
+def tally(found: Sequence[Found]) -> str:
+    """How many there are of each grade that matters: `1 failure, 2 warnings`."""
+    words = []
+    for grade in ("failure", "warning", "hint"):
+        n = sum(f.grade == grade for f in found)
+        if n:
+            words.append(f"{n} {grade}{'' if n == 1 else 's'}")
+    return ", ".join(words)
+
+
+def _grade(event: Event) -> Grade:
+    said = event.data.get("grade")
+    if event.kind in ("error", "record"):
+        return "failure"
+    if event.kind == "note":
+        return "good"
+    return said if said in ("failure", "hint", "good") else "warning"
+
+
+def _of_request(asked: Asked) -> Found:
+    answer = " · ".join(dict.fromkeys(asked.answers.values()))
+    message = f"{asked.request.command}: {answer or 'asked, not answered yet'}"
+    return Found("asked", message, Event("control", message, time=asked.request.time))

@@ -1,0 +1,100 @@
+"""The first line of the dashboard: what runs, and how far it is, also inside a step; what does not fit goes whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..format import ago, count, duration, number, percent, progress
+from ..status import status_sign, status_style
+from .live_data import Reading
+from .run_requests import Requests
+from .theme import Palette
+from .widgets.line import Line
+
+Part = tuple[int, Line]
+"""A piece of the line with its rank: the highest ranks are left out first."""
+
+_BORDER = 8
+"""Cells of the frame around both sides of the header."""
+_QUIET = 60.0
+"""Seconds without a sign of life that are worth a look, unless a step takes longer."""
+
+
+def header(palette: Palette, name: str, requests: Requests | None, now: float, width: int) -> tuple[Line, Line]:
+    """The run on the left, where it is on the right."""
+    p = palette
+    if requests is None:
+        return Line(p).add(name, p.title, cells=min(20, len(name))), Line(p).add("reading…", p.faint)
+    reading = requests.reading
+    room = max(8, width - _BORDER)
+    least = min(len(name), 12 if room >= 60 else 6)
+    right = fit(p, _where(p, requests, now, width), room - least)
+    info = reading.info
+    left = Line(p).add(name, p.title, cells=max(1, min(len(name), 24, room - right.width)))
+    for text in (info.mode, info.environment, info.model, info.name):
+        if text and left.width + len(text) + 3 <= room - right.width:
+            left.add(" · ", p.faint).add(text, p.muted)
+    return left, right
+
+
+def fit(palette: Palette, parts: Sequence[Part], width: int) -> Line:
+    """The parts in their order, two blanks between them; the least important are left out until the others fit."""
+    kept = list(parts)
+    while kept and sum(part.width for _, part in kept) + 2 * (len(kept) - 1) > width:
+        kept.remove(max(kept, key=lambda part: part[0]))
+    line = Line(palette)
+    for index, (_, part) in enumerate(kept):
+        line.gap(2 if index else 0).extend(part)
+    return line
+
+
+def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Part]:
+    reading = requests.reading
+    info = reading.info
+    serving = reading.kind == "online"
+    style = status_style(p, info.status)
+    word = "serving" if serving and info.status == "running" else info.status
+    parts: list[Part] = [(0, Line(p).add(status_sign(info.status), style)), (4, Line(p).add(word, style))]
+    pending = requests.pending
+    told = requests.told(None if pending is None else now - pending.request.time)
+    if told:
+        parts.append((2, Line(p).add(told, p.warn_bold)))
+    elif requests.state == "cannot" and serving and "updates" not in told and info.status == "running":
+        parts.append((9, Line(p).add("not learning", p.muted)))
+    parts += _inside(p, reading, now)
+    step, total = reading.step, info.total_steps
+    steps = Line(p).add(count(step), p.strong)
+    if total:
+        steps.add(f"/{count(total)}", p.muted)
+    parts += [(8, Line(p).add("request" if serving else "step", p.muted)), (1, steps)]
+    if total:
+        share = min(step / total, 1.0)
+        parts.append((7, Line(p).add(progress(share, 14 if width < 150 else 24), p.accent)))
+        parts.append((6, Line(p).add(percent(share), p.text)))
+    pace = reading.seconds_a_step
+    if pace and not serving:
+        parts.append((9, Line(p).add(f"{number(pace)} s/step", p.muted)))
+        if total and info.status == "running" and step < total:
+            parts.append((5, Line(p).add("ETA ", p.muted).add(duration((total - step) * pace), p.text)))
+    return parts
+
+
+def _inside(p: Palette, reading: Reading, now: float) -> list[Part]:
+    """Where it is inside the step, and how long ago it last said anything."""
+    info = reading.info
+    if info.status not in ("starting", "running"):
+        return []
+    parts: list[Part] = []
+    inside = info.progress
+    if inside is not None and inside.phase:
+        line = Line(p).add(inside.phase, p.text)
+        if inside.total:
+            line.add(f" {count(inside.done)}/{count(inside.total)}", p.text)
+        parts.append((2, line))
+    elif reading.phase and info.status == "starting":
+        parts.append((3, Line(p).add(reading.phase, p.muted, cells=min(len(reading.phase), 40))))
+    if info.heard is not None:
+        silent = max(0.0, now - info.heard)
+        tone = p.warn if silent > max(_QUIET, 3 * (reading.seconds_a_step or 0.0)) else p.faint
+        parts.append((3, Line(p).add(f"{ago(silent)} ago", tone)))
+    return parts

@@ -1,0 +1,138 @@
+"""Where the panels of the dashboard go: a pure function of the kind of run, the size and the pane that is in use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .live_data import Kind
+from .widgets.frame import Box, Part, split
+
+PANES: dict[Kind, tuple[str, ...]] = {
+    "rft": ("chart", "components", "kl", "actions", "learning", "versions", "speed", "log", "alerts"),
+    "sft": ("chart", "learning", "versions", "speed", "log", "alerts"),
+    "online": ("chart", "serving", "learning", "components", "kl", "actions", "versions", "log", "alerts"),
+}
+"""The panels that a run of a kind fills, in the order of the tab key."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the layout depends on besides the size.
+
+    components: rows of the component table. focus: the pane that takes the keys. whole: that pane alone.
+    """
+
+    kind: Kind = "rft"
+    components: int = 0
+    focus: str = "chart"
+    whole: bool = False
+
+
+def plan(wanted: Wanted, width: int, height: int) -> list[Box]:
+    """The boxes; neighbours share their border lines. What goes first when there is no room: log, speed, versions."""
+    if wanted.whole and wanted.focus in PANES[wanted.kind]:
+        return [Box(wanted.focus, 0, 0, width, height)]
+    if width < 64 or height < 14:
+        return _small(wanted, width, height)
+    alerts = 4 if height < 30 else 5 if height < 45 else 7
+    if wanted.focus == "alerts":  # in use: room to read them
+        alerts = max(alerts, min(12, height // 2))
+    body = height - alerts + 1
+    boxes = {"rft": _rft, "online": _online, "sft": _sft}[wanted.kind](wanted, width, body)
+    return [*boxes, Box("alerts", 0, body - 1, width, alerts)]
+
+
+def _table_width(width: int) -> int:
+    table = 38 if width < 80 else 44 if width < 110 else 60 if width < 150 else min(86, int(width * 0.42))
+    return min(table, width - 34)
+
+
+def _columns(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    table = _table_width(width)
+    first, second = split(width, [Part(width - table + 1, 0), Part(table, 0)])
+    return first, second
+
+
+def _rft(wanted: Wanted, width: int, height: int) -> list[Box]:
+    rows = [Part(9, 1.5), Part(7, 0.55, 13)]
+    if height >= 34:
+        rows.append(Part(8, 0.3, 10))
+    tops = split(height, rows)
+    (cx, cw), (tx, tw) = _columns(width)
+    (y, h) = tops[0]
+    boxes = [Box("chart", cx, y, cw, h)]
+    need = wanted.components + 5
+    if h >= need + 7:
+        boxes += [Box("components", tx, y, tw, need), Box("kl", tx, y + need - 1, tw, h - need + 1)]
+    else:
+        boxes.append(Box("components", tx, y, tw, h))
+    (y, h) = tops[1]
+    if width >= 100:
+        parts = [Part(cw, 0.0), Part(30, 1.0), Part(26, 0.7)]
+        if width < 110 or tw < 58:
+            parts = [Part(34, 1.2), Part(32, 1.0), Part(30, 0.8)]
+        boxes += _row(("actions", "learning", "versions"), parts, width, y, h)
+    else:
+        boxes += [Box("actions", cx, y, cw, h), Box("learning", tx, y, tw, h)]
+    if len(tops) > 2:
+        (y, h) = tops[2]
+        boxes += [Box("speed", cx, y, cw, h), Box("log", tx, y, tw, h)]
+    return boxes
+
+
+def _online(wanted: Wanted, width: int, height: int) -> list[Box]:
+    rows = [Part(9, 1.4), Part(7, 0.7, 14)]
+    if height >= 34:
+        rows.append(Part(8, 0.3, 10))
+    tops = split(height, rows)
+    (cx, cw), (tx, tw) = _columns(width)
+    (y, h) = tops[0]
+    boxes = [Box("chart", cx, y, cw, h)]
+    if h >= 18:
+        boxes += [Box("serving", tx, y, tw, 9), Box("kl", tx, y + 8, tw, h - 8)]
+    else:
+        boxes.append(Box("serving", tx, y, tw, h))
+    (y, h) = tops[1]
+    if width >= 100:
+        boxes += _row(
+            ("learning", "components", "versions"), [Part(34, 1.0), Part(40, 1.2), Part(28, 0.8)], width, y, h
+        )
+    else:
+        boxes += [Box("learning", cx, y, cw, h), Box("versions", tx, y, tw, h)]
+    if len(tops) > 2:
+        (y, h) = tops[2]
+        boxes += [Box("actions", cx, y, cw, h), Box("log", tx, y, tw, h)]
+    return boxes
+
+
+def _sft(wanted: Wanted, width: int, height: int) -> list[Box]:
+    tops = split(height, [Part(9, 1.4), Part(7, 0.6, 12)])
+    (cx, cw), (tx, tw) = _columns(width)
+    (y, h) = tops[0]
+    boxes = [Box("chart", cx, y, cw, h)]
+    if h >= 18:
+        boxes += [Box("learning", tx, y, tw, 10), Box("log", tx, y + 9, tw, h - 9)]
+    else:
+        boxes.append(Box("learning", tx, y, tw, h))
+    (y, h) = tops[1]
+    return [*boxes, Box("speed", cx, y, cw, h), Box("versions", tx, y, tw, h)]
+
+
+def _row(names: tuple[str, ...], parts: list[Part], width: int, y: int, height: int) -> list[Box]:
+    return [Box(name, x, y, w, height) for name, (x, w) in zip(names, split(width, parts), strict=True)]
+
+
+def _small(wanted: Wanted, width: int, height: int) -> list[Box]:
+    """A terminal of a few lines: the chart, one panel that says most, and the alerts; the pane in use comes first."""
+    if height < 10:
+        return [Box(wanted.focus, 0, 0, width, height)]
+    second = {"rft": "components", "sft": "learning", "online": "serving"}[wanted.kind]
+    if wanted.focus not in ("chart", "alerts"):
+        second = wanted.focus
+    half = max(6, height // 2)
+    boxes = [Box("chart", 0, 0, width, half)]
+    if height - half >= 9:
+        (y1, h1), (y2, h2) = split(height - half + 1, [Part(6, 1.0), Part(4, 0.3)])
+        return [*boxes, Box(second, 0, half - 1 + y1, width, h1), Box("alerts", 0, half - 1 + y2, width, h2)]
+    third = "alerts" if wanted.focus == "alerts" else second
+    return [*boxes, Box(third, 0, half - 1, width, height - half + 1)]

@@ -1,0 +1,82 @@
+"""The runs of a folder as a list: read, filtered and sorted. Nothing here draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...engine.runs import headline
+from ...engine.runs.errors import RecordError
+from ...engine.runs.headline import Headline
+from ...engine.runs.types import RunInfo
+
+SORTS = ("created", "status", "success", "reward", "step", "mode", "environment", "model", "id")
+LARGEST_FIRST = ("created", "success", "reward", "step")
+"""Columns that people want from the largest on."""
+_STATUS = ("running", "starting", "paused", "stopping", "crashed", "stopped", "finished")
+
+
+NOTHING = Headline()
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One run of the list. `known`: its headline was read; the record is asked only where the status file is silent."""
+
+    info: RunInfo
+    headline: Headline = NOTHING
+    known: bool = False
+
+
+def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
+    """The runs of a folder by path; what was read from a record is kept until its run has gone on.
+
+    Raises OSError when the folder cannot be read.
+    """
+    from ...engine.launch import list_runs  # here: the first paint does not wait for it
+
+    rows = {}
+    for info in list_runs(folder):
+        said, old = headline.of_status(info), before.get(info.path)
+        if said is not None:
+            rows[info.path] = RunRow(info, said, known=True)
+        elif old is not None and (old.info.step, old.info.status) == (info.step, info.status):
+            rows[info.path] = replace(old, info=info)
+        else:
+            rows[info.path] = RunRow(info, old.headline if old is not None else NOTHING)
+    return rows
+
+
+def looked_into(row: RunRow) -> RunRow:
+    """The row with its headline from the run's record; a damaged one shows none."""
+    from ...engine.imports.readers import open_reader  # here: most lists need none
+
+    try:
+        with open_reader(Path(row.info.path)) as reader:
+            return replace(row, headline=headline.of_record(reader), known=True)
+    except (RecordError, OSError):
+        return replace(row, known=True)
+
+
+def arranged(rows: Iterable[RunRow], text: str, column: str, descending: bool) -> list[RunRow]:
+    """The rows that hold every word of `text`, sorted by a column and then by age."""
+    words = text.casefold().split()
+
+    def matches(row: RunRow) -> bool:
+        i = row.info
+        held = f"{i.id} {i.name} {i.status} {i.mode} {i.environment} {i.model}".casefold()
+        return all(word in held for word in words)
+
+    found = [row for row in rows if matches(row)]
+    return sorted(found, key=lambda row: (_key(row, column), row.info.created), reverse=descending)
+
+
+def _key(row: RunRow, column: str) -> Any:
+    if column in ("success", "reward"):
+        value = getattr(row.headline, column)
+        return (value is not None, value or 0.0)
+    if column == "status":
+        return _STATUS.index(row.info.status)
+    return getattr(row.info, column)

@@ -1,0 +1,110 @@
+"""What a person may ask of a run at this moment: pausing as a state machine, told by the run and its answers alone.
+
+    running ──space──▸ pausing ──(the run answers)──▸ paused ──space──▸ resuming ──(it answers)──▸ running
+       ▴                  │ space takes it back          ▴                  │ space takes it back
+       └──────────────────┘                              └──────────────────┘
+
+A training pauses after its step. An online run goes on answering; what pauses is its learning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...engine.runs.control import Asked, Command
+from ...engine.runs.types import ENDED
+from .live_data import Reading
+
+State = Literal["running", "pausing", "paused", "resuming", "stopping", "ended", "cannot"]
+"""`cannot`: it runs, and there is nothing that could pause (an online run whose learning has ended)."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to do about a key: leave a request, take one back, or only say something."""
+
+    say: str
+    ask: Command | None = None
+    withdraw: Asked | None = None
+
+
+@dataclass(frozen=True)
+class Requests:
+    """A run's state with what was asked of it."""
+
+    reading: Reading
+
+    @property
+    def pending(self) -> Asked | None:
+        """The last request to pause or resume that has no answer yet."""
+        waiting = [a for a in self.reading.asked if a.request.command in ("pause", "resume") and not a.answers]
+        return waiting[-1] if waiting else None
+
+    def waiting(self, command: Command) -> bool:
+        """Whether this was asked for and is not answered."""
+        return any(a.request.command == command and not a.answers for a in self.reading.asked)
+
+    @property
+    def learning(self) -> str:
+        """Status of what learns: the run itself, or the update worker of an online run ("" where there is none)."""
+        if self.reading.kind != "online":
+            return self.reading.info.status
+        processes = self.reading.info.facts.get("processes")
+        worker = processes.get("worker") if isinstance(processes, dict) else None
+        if not isinstance(worker, dict) or not worker.get("alive") or worker.get("status") in ENDED:
+            return ""
+        return str(worker.get("status") or "")
+
+    @property
+    def state(self) -> State:
+        """Where pausing stands."""
+        info = self.reading.info
+        if not info.active:
+            return "ended"
+        if info.status == "stopping" or self.waiting("stop"):
+            return "stopping"
+        if not self.learning:
+            return "cannot"
+        if self.pending is not None:
+            return "pausing" if self.pending.request.command == "pause" else "resuming"
+        return "paused" if self.learning == "paused" else "running"
+
+    @property
+    def hint(self) -> str:
+        """What space does now, in a word or two; nothing where it does nothing."""
+        words: dict[State, str] = {
+            "running": "pause", "pausing": "don't pause", "paused": "resume", "resuming": "stay paused",
+        }  # fmt: skip
+        return words.get(self.state, "")
+
+    def told(self, seconds: float | None = None) -> str:
+        """The state for the header; nothing where the run's own status says it all."""
+        what = "learning " if self.reading.kind == "online" else ""
+        when = "" if self.reading.kind == "online" else " after this step"
+        waits = "" if seconds is None or seconds < 2 else f" {seconds:.0f} s"
+        words: dict[State, str] = {
+            "pausing": f"{what}pauses{when}{waits}", "resuming": f"{what}resumes{waits}",
+            "stopping": "saves and stops", "paused": f"{what}paused" if what else "",
+        }  # fmt: skip
+        return words.get(self.state, "")
+
+    def on_pause_key(self) -> Answer:
+        """What space does in the present state."""
+        what = "learning" if self.reading.kind == "online" else "the run"
+        match self.state:
+            case "running":
+                when = "answers go on" if self.reading.kind == "online" else "after this step"
+                return Answer(f"Asked {what} to pause ({when}); space takes it back.", ask="pause")
+            case "paused":
+                return Answer(f"Asked {what} to go on.", ask="resume")
+            case "pausing" | "resuming":
+                pending = self.pending
+                kept = "goes on" if self.state == "pausing" else "stays paused"
+                return Answer(f"Taken back: {what} {kept}.", withdraw=pending)
+            case "stopping":
+                return Answer("The run saves and stops already.")
+            case "cannot":
+                return Answer("This run serves and does not learn: there is nothing to pause.")
+            case _:
+                return Answer(f"The run is {self.reading.info.status}; nobody would hear “pause”.")

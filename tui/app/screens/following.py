@@ -1,0 +1,87 @@
+"""A screen that follows a run: what it shows is read in a thread, again every second while the run goes on.
+
+A run that has ended is only looked at, which costs a few small files: someone may resume it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ....engine.runs.errors import RecordError
+from ....engine.runs.reader import RunReader
+from ....engine.runs.status import look
+from ....engine.runs.types import RunInfo
+from ..data import Reads
+from ..live_data import FOLLOW_SECONDS, Reading, read
+from .base import AppScreen
+
+_LOG_LINES = 60
+
+
+class FollowsRun(AppScreen):
+    """Subclasses say in `also` what to read besides, and show in `show` what was read."""
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__()
+        self.reads = reads
+        self.shown: Reading | None = None
+        self._busy = False
+
+    def also(self) -> Callable[[RunReader, Reading], Any]:
+        """What to read in the same go, made on the screen's thread and called on the reading one."""
+        return lambda reader, reading: None
+
+    def show(self, extra: Any) -> None:
+        """Show `shown`, and what `also` has read."""
+        raise RuntimeError(f"{type(self).__name__} does not say what it shows")
+
+    def show_problem(self, problem: str) -> None:
+        """The run cannot be read at all."""
+        self.say(problem, "error")
+
+    def on_mount(self) -> None:
+        """Read now; then again while the run goes on."""
+        self.run_worker(self._update(), group="follow")
+        self.set_interval(FOLLOW_SECONDS, self.follow)
+
+    def on_screen_resume(self) -> None:
+        """Back from another screen: what happened meanwhile."""
+        if self.shown is not None:
+            self.follow()
+
+    def follow(self) -> None:
+        """Look for news."""
+        if self.app.screen is self and not self._busy:
+            self.run_worker(self._news(), group="follow")
+
+    async def _news(self) -> None:
+        before = self.shown.info if self.shown is not None else None
+        if before is None or before.active or _other(before, await asyncio.to_thread(look, self.reads.path)):
+            await self._update()
+
+    async def _update(self) -> None:
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            also = self.also()
+
+            def reading(reader: RunReader) -> tuple[Reading, Any]:
+                made = read(reader, _LOG_LINES)
+                return made, also(reader, made)
+
+            self.shown, extra = await self.reads.later(reading)
+        except RecordError as error:
+            self.show_problem(str(error))
+            return
+        finally:
+            self._busy = False
+        if self.is_attached:
+            self.show(extra)
+
+
+def _other(before: RunInfo, now: RunInfo) -> bool:
+    """Whether an ended run is being trained again, or has ended in another way."""
+    return (before.status, before.ended, before.name) != (now.status, now.ended, now.name)

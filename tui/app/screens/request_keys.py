@@ -1,0 +1,98 @@
+"""Keys that ask the run for something, and the answers that it gives: each request gets one on the screen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....engine.runs.control import Command, asked, request, withdraw
+from ....engine.runs.errors import RecordError
+from ..data import Reads
+from ..run_requests import Requests
+from .dialogs import confirm
+from .following import FollowsRun
+
+
+class RequestKeys(FollowsRun):
+    """Pause, checkpoint and stop."""
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__(reads)
+        self._told: set[str] | None = None
+        """Ids of requests whose answer was told, or was there when the screen was opened."""
+
+    @property
+    def requests(self) -> Requests | None:
+        """What may be asked now; None before the run was read."""
+        return None if self.shown is None else Requests(self.shown)
+
+    def tell_answers(self) -> None:
+        """Say what the run has answered since the screen was opened."""
+        assert self.shown is not None
+        answered = {a.request.id: a for a in self.shown.asked if a.answers}
+        if self._told is not None:
+            for id_ in answered.keys() - self._told:
+                what = answered[id_]
+                self.say(f"{what.request.command.capitalize()}: {' · '.join(dict.fromkeys(what.answers.values()))}.")
+        self._told = set(answered)
+
+    def _look_again(self) -> None:
+        """What was asked is seen at once; it is a few small files."""
+        if self.shown is not None:
+            self.shown = replace(self.shown, asked=asked(self.reads.path))
+        self.frame.refresh_lines()
+        self.follow()
+
+    def ask_run(self, command: Command, said: str) -> None:
+        """Leave a request and say so."""
+        if self.shown is not None and not self.shown.info.active:
+            self.say(f"The run is {self.shown.info.status}; nobody would hear “{command}”.", "warning")
+            return
+        try:
+            request(self.reads.path, command)
+        except (OSError, RecordError) as error:
+            self.say(f"“{command}” could not be asked for: {error}", "error")
+            return
+        self.say(said)
+        self._look_again()
+
+    def action_pause(self) -> None:
+        """Pause, go on, or take either back; see `run_requests`."""
+        requests = self.requests
+        if requests is None:
+            return
+        answer = requests.on_pause_key()
+        if answer.ask is not None:
+            self.ask_run(answer.ask, answer.say)
+        elif answer.withdraw is None:
+            self.say(answer.say, "warning")
+        elif withdraw(self.reads.path, answer.withdraw.request.id):
+            self.say(answer.say)
+            self._look_again()
+        else:
+            self.say("It is too late to take that back: the run has answered.")
+            self.follow()
+
+    def action_checkpoint(self) -> None:
+        """Save now."""
+        requests = self.requests
+        if requests is not None and requests.waiting("checkpoint"):
+            self.say("A checkpoint is asked for already; it is saved after this step.")
+            return
+        online = self.shown is not None and self.shown.kind == "online"
+        what = "publish a version" if online else "save a checkpoint"
+        paused = self.shown is not None and self.shown.info.status == "paused"
+        self.ask_run("checkpoint", f"Asked the run to {what}{'' if online or paused else ' after this step'}.")
+
+    def action_stop(self) -> None:
+        """Save and stop, when confirmed."""
+        said = "Asked the run to save and stop."
+        if self.shown is not None and not self.shown.info.active:
+            self.ask_run("stop", said)
+            return
+
+        def answer(choice: object) -> None:
+            if choice == 0:
+                self.ask_run("stop", said)
+
+        text = f"Stop {self.reads.path.name}? It ends this step, saves a checkpoint, and can be resumed."
+        self.app.push_screen(confirm(text, "Yes, save and stop", "No, let it go on"), answer)

@@ -1,0 +1,91 @@
+"""Keys of the list that change a run: stop, rename and delete, each after a question."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ....engine.launch import LaunchError, delete_run, rename_run
+from ....engine.runs.control import request
+from ..run_list import RunRow
+from ..widgets.prompt_bar import ask
+from .base import AppScreen
+from .dialogs import confirm
+
+
+class RunKeys(AppScreen):
+    """Acts on the run under the cursor."""
+
+    @property
+    def current(self) -> RunRow | None:
+        """The run under the cursor."""
+        raise RuntimeError(f"{type(self).__name__} has no cursor")
+
+    def look_again(self) -> None:
+        """Something was changed: read the list again."""
+        raise RuntimeError(f"{type(self).__name__} has no list")
+
+    def action_copy(self) -> None:
+        """Copy the run's id."""
+        if self.current is not None:
+            self.app.copy_to_clipboard(self.current.info.id)
+            self.say(f"Copied {self.current.info.id}")
+
+    def action_stop_run(self) -> None:
+        """Ask it to save and stop, when confirmed."""
+        row = self.current
+        if row is None:
+            return
+        if not row.info.active or row.info.status == "stopping":
+            self.say(f"{row.info.id} is {row.info.status}.")
+            return
+
+        def answer(choice: object) -> None:
+            if choice == 0:
+                try:
+                    request(Path(row.info.path), "stop")
+                except OSError as error:
+                    self.say(f"{row.info.id} could not be asked to stop: {error}", "error")
+                    return
+                self.say(f"Asked {row.info.id} to save and stop.")
+
+        self.app.push_screen(confirm(f"Stop {row.info.id}? It saves a checkpoint first.", "Yes, save and stop"), answer)
+
+    def action_rename(self) -> None:
+        """Another name for people; the id stays."""
+        row = self.current
+        if row is not None:
+            ask(self, f"Name of {row.info.id}", row.info.name, lambda text: self._rename(row, text))
+
+    def _rename(self, row: RunRow, text: str) -> None:
+        def answer(choice: object) -> None:
+            if choice == 0:
+                try:
+                    rename_run(row.info, text)
+                except LaunchError as error:
+                    self.say(str(error), "error")
+                self.look_again()
+
+        if text != row.info.name:
+            shown = f"“{text}”" if text else "no name"
+            self.app.push_screen(confirm(f"Rename {row.info.id} to {shown}?", "Yes, rename"), answer)
+
+    def action_delete(self) -> None:
+        """Delete the run's folder, when confirmed; a run that goes on is not deleted."""
+        row = self.current
+        if row is None:
+            return
+        if row.info.active:
+            self.say(f"{row.info.id} is {row.info.status}; stop it first (x).", "warning")
+            return
+
+        def answer(choice: object) -> None:
+            if choice == 0:
+                self.shell.forget_run(row.info.path)
+                try:
+                    delete_run(row.info)
+                except LaunchError as error:
+                    self.say(str(error), "error")
+                self.look_again()
+
+        text = f"Delete {row.info.id} and everything it recorded, with its checkpoints? This cannot be undone."
+        self.app.push_screen(confirm(text, "Yes, delete it"), answer)
