@@ -16,7 +16,7 @@ from grpo_tui.engine.runs.types import Event, Progress, RunInfo
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.tui import format as formats
 from grpo_tui.tui.app.app import GrpoApp
-from grpo_tui.tui.app.axes import labels, powers, ticks
+from grpo_tui.tui.app.axes import decades, labels, ticks
 from grpo_tui.tui.app.curves import Series, by_scale
 from grpo_tui.tui.app.destinations import Live, Runs
 from grpo_tui.tui.app.findings import findings, merged, tally
@@ -108,7 +108,7 @@ def test_tick_labels_say_exactly_where_the_ticks_are(low: float, span: float, mo
 def test_ticks_between_whole_numbers_are_not_rounded_to_them() -> None:
     assert labels([2.5, 5.0, 7.5]) == ["2.5", "5.0", "7.5"]
     assert ticks(0, 9, 4, whole=True) == [0, 5], "and steps are whole"
-    assert [f"{t:g}" for t in powers(0.001, 100, 3)] == ["0.01", "1", "100"] or len(powers(0.001, 100, 3)) <= 3
+    assert decades(-3, 2, 3) == [-2, 0, 2] and len(decades(0.1, 0.9, 4)) == 2, "2 and 5 within one decade"
 
 
 @settings(max_examples=60)
@@ -284,7 +284,7 @@ def test_repeats_are_one_finding_and_good_news_is_no_alert() -> None:
     assert tally(shown) == "1 warning, 1 hint"
 
 
-@given(st.integers(8, 100))
+@given(st.integers(14, 100))
 def test_a_chosen_finding_is_told_in_full(width: int) -> None:
     pane = Alerts()
     framed(pane)
@@ -298,6 +298,6 @@ def test_a_chosen_finding_is_told_in_full(width: int) -> None:
 
 def test_steps_stand_in_proportion_along_time_and_tokens() -> None:
     time = along("time", "rft", [(1, 100.0), (11, 700.0)], [], 0.0)
-    assert time.name == "minutes" and time(6) == pytest.approx(400 / 60)
+    assert time.name == "minutes" and time(6) == pytest.approx(300 / 60)
     tokens = along("tokens", "rft", [], [(1, 10.0), (3, 30.0)], 0.0)
     assert tokens(2) == 20.0 and tokens(9) == 30.0 and along("tokens", "rft", [], [], 0.0).name == "step"

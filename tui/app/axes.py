@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ..format import MINUS
 
+_LARGEST_EXPONENT = 307.0
 LARGEST = 8e307
 """Values beyond this are drawn at this height: a difference of two of them is still finite."""
 
@@ -34,15 +36,16 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
     return [t for t in (math.ceil(low), math.floor(high)) if low <= t <= high][:most] if whole else []
 
 
-def powers(low: float, high: float, most: int) -> list[float]:
-    """At most `most` powers of ten between two positive numbers; all of 1, 2, 5 × 10ⁿ where these are few."""
-    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+def decades(low: float, high: float, most: int) -> list[float]:
+    """Exponents of at most `most` powers of ten between 10^low and 10^high; 1, 2 and 5 × 10ⁿ where these are few."""
+    low, high = max(low, -_LARGEST_EXPONENT), min(high, _LARGEST_EXPONENT)
+    first, last = math.ceil(low - 1e-9), math.floor(high + 1e-9)
     every = max(1, math.ceil((last - first + 1) / max(1, most)))
-    tens = [10.0**n for n in range(first, last + 1) if n % every == 0]
+    tens = [float(n) for n in range(first, last + 1) if n % every == 0]
     if len(tens) > 1 or most < 2:
         return tens
-    finer = [f * 10.0**n for n in range(first - 1, last + 1) for f in (1, 2, 5)]
-    return [t for t in finer if low <= t <= high][:most]
+    finer = [n + math.log10(factor) for n in range(first - 1, last + 1) for factor in (1, 2, 5)]
+    return [exponent for exponent in finer if low <= exponent <= high][:most]
 
 
 def labels(at: Sequence[float]) -> list[str]:
@@ -51,26 +54,27 @@ def labels(at: Sequence[float]) -> list[str]:
 
 
 def _plain(at: Sequence[float]) -> list[str]:
+    apart = min((abs(b - a) for a, b in pairwise(at) if b != a), default=abs(at[0]) if at else 0.0)
+
+    def exact(made: Sequence[str], size: float = 1.0) -> bool:
+        return all(abs(float(m.replace(",", "")) * size - t) <= 1e-6 * apart for m, t in zip(made, at, strict=True))
+
     largest = max(map(abs, at), default=0.0)
     if largest < 1e6 and all(t == 0 or abs(t) >= 1e-4 for t in at):
         for places in range(7):
             made = [f"{t:,.{places}f}" for t in at]
-            if all(
-                math.isclose(float(m.replace(",", "")), t, rel_tol=1e-9, abs_tol=1e-12)
-                for m, t in zip(made, at, strict=True)
-            ):
+            if exact(made):
                 return made
     for size, unit in ((1e6, "M"), (1e9, "G")):
         if size <= largest < 1e3 * size:
             for places in range(4):
                 made = [f"{t / size:.{places}f}" for t in at]
-                if all(
-                    math.isclose(float(m) * size, t, rel_tol=1e-9, abs_tol=1e-9) for m, t in zip(made, at, strict=True)
-                ):
+                if exact(made, size):
                     return ["0" if t == 0 else m + unit for m, t in zip(made, at, strict=True)]
-    for places in range(16):
+    made = []
+    for places in range(17):
         made = [f"{t:.{places}e}" for t in at]
-        if all(math.isclose(float(m), t, rel_tol=1e-9) for m, t in zip(made, at, strict=True)):
+        if exact(made):
             break
     return [
         "0" if t == 0 else m.replace("e+", "e").replace("e0", "e").replace("e-0", "e-")

@@ -100,7 +100,9 @@ class Alerts(Pane):
             if t
         ]
         if ids:
-            lines.append(Line(p).gap(4).add("enter", p.key).add(f" opens {end.plain.removeprefix(' → ')}", p.muted))
+            opens = Line(p).gap(min(4, width - 1))
+            opens.offer(Line(p).add("enter", p.key).add(f" opens {end.plain.removeprefix(' → ')}", p.muted), width)
+            lines.append(opens)
         for line in lines:
             line.hits = [(0, width, ("alert", index))]
         return lines

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...format import number
-from ..axes import clamp, labels, powers, ticks
+from ..axes import clamp, decades, labels, ticks
 from ..curves import Series, by_scale, positive, smooth
 from .canvas import MARKS, Braille
 from .line import Line
@@ -158,8 +158,8 @@ class _YAxis:
         low, high = self.range
         most = max(2, self.rows // 3)
         if log:
-            at = [math.log10(t) for t in powers(10.0**low, 10.0**high, most)]
-            said = [label for t in at for label in labels([10.0**t])]
+            at = decades(low, high, most)
+            said = [label for exponent in at for label in labels([float(f"{10.0**exponent:.3g}")])]
         else:
             at = ticks(low, high, most)
             said = labels(at)

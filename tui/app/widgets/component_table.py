@@ -62,6 +62,7 @@ class ComponentTable(Pane):
                 name_width -= 1
             else:
                 columns.pop(0)
+        name_width = min(name_width, width)
         left = width - name_width - sum(w for _, w in columns)
         step = 16 if left >= 16 + _TREND + 2 else 0
         cells = min(24, left - step - 2)
