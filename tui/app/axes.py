@@ -33,7 +33,7 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
             # a multiple is rounded, too: it may lie outside by the last bit
             made = [min(max(i * step, low), high) for i in range(first, last + 1)]
             return [t for t in made if t == int(t)] if whole else made
-    return [t for t in (math.ceil(low), math.floor(high)) if low <= t <= high][:most] if whole else []
+    return [float(t) for t in (math.ceil(low), math.floor(high)) if low <= t <= high][:most] if whole else []
 
 
 def decades(low: float, high: float, most: int) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..format import ago, count, duration, number, percent, progress
 from ..status import status_sign, status_style
@@ -11,8 +12,14 @@ from .run_requests import Requests
 from .theme import Palette
 from .widgets.line import Line
 
-Part = tuple[int, Line]
-"""A piece of the line with its rank: the highest ranks are left out first."""
+
+class Part(NamedTuple):
+    """A piece of the line. The highest ranks are left out first; `gap` blanks come before it."""
+
+    rank: int
+    line: Line
+    gap: int = 2
+
 
 _BORDER = 8
 """Cells of the frame around both sides of the header."""
@@ -38,13 +45,13 @@ def header(palette: Palette, name: str, requests: Requests | None, now: float, w
 
 
 def fit(palette: Palette, parts: Sequence[Part], width: int) -> Line:
-    """The parts in their order, two blanks between them; the least important are left out until the others fit."""
+    """The parts in their order; the least important are left out until the others fit."""
     kept = list(parts)
-    while kept and sum(part.width for _, part in kept) + 2 * (len(kept) - 1) > width:
-        kept.remove(max(kept, key=lambda part: part[0]))
+    while kept and sum(part.line.width + part.gap for part in kept) - kept[0].gap > width:
+        kept.remove(max(kept, key=lambda part: part.rank))
     line = Line(palette)
-    for index, (_, part) in enumerate(kept):
-        line.gap(2 if index else 0).extend(part)
+    for part in kept:
+        line.gap(part.gap if line.width else 0).extend(part.line)
     return line
 
 
@@ -54,28 +61,28 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Part]
     serving = reading.kind == "online"
     style = status_style(p, info.status)
     word = "serving" if serving and info.status == "running" else info.status
-    parts: list[Part] = [(0, Line(p).add(status_sign(info.status), style)), (4, Line(p).add(word, style))]
+    parts = [Part(0, Line(p).add(status_sign(info.status), style)), Part(4, Line(p).add(word, style), gap=1)]
     pending = requests.pending
     told = requests.told(None if pending is None else now - pending.request.time)
     if told:
-        parts.append((2, Line(p).add(told, p.warn_bold)))
-    elif requests.state == "cannot" and serving and "updates" not in told and info.status == "running":
-        parts.append((9, Line(p).add("not learning", p.muted)))
+        parts.append(Part(2, Line(p).add(told, p.warn_bold)))
+    elif requests.state == "cannot" and info.status == "running":
+        parts.append(Part(9, Line(p).add("not learning", p.muted)))
     parts += _inside(p, reading, now)
     step, total = reading.step, info.total_steps
     steps = Line(p).add(count(step), p.strong)
     if total:
         steps.add(f"/{count(total)}", p.muted)
-    parts += [(8, Line(p).add("request" if serving else "step", p.muted)), (1, steps)]
+    parts += [Part(8, Line(p).add("request" if serving else "step", p.muted)), Part(1, steps, gap=1)]
     if total:
         share = min(step / total, 1.0)
-        parts.append((7, Line(p).add(progress(share, 14 if width < 150 else 24), p.accent)))
-        parts.append((6, Line(p).add(percent(share), p.text)))
+        parts.append(Part(7, Line(p).add(progress(share, 14 if width < 150 else 24), p.accent)))
+        parts.append(Part(6, Line(p).add(percent(share), p.text)))
     pace = reading.seconds_a_step
     if pace and not serving:
-        parts.append((9, Line(p).add(f"{number(pace)} s/step", p.muted)))
+        parts.append(Part(9, Line(p).add(f"{number(pace)} s/step", p.muted)))
         if total and info.status == "running" and step < total:
-            parts.append((5, Line(p).add("ETA ", p.muted).add(duration((total - step) * pace), p.text)))
+            parts.append(Part(5, Line(p).add("ETA ", p.muted).add(duration((total - step) * pace), p.text)))
     return parts
 
 
@@ -90,11 +97,11 @@ def _inside(p: Palette, reading: Reading, now: float) -> list[Part]:
         line = Line(p).add(inside.phase, p.text)
         if inside.total:
             line.add(f" {count(inside.done)}/{count(inside.total)}", p.text)
-        parts.append((2, line))
+        parts.append(Part(2, line))
     elif reading.phase and info.status == "starting":
-        parts.append((3, Line(p).add(reading.phase, p.muted, cells=min(len(reading.phase), 40))))
+        parts.append(Part(3, Line(p).add(reading.phase, p.muted, cells=min(len(reading.phase), 40))))
     if info.heard is not None:
         silent = max(0.0, now - info.heard)
         tone = p.warn if silent > max(_QUIET, 3 * (reading.seconds_a_step or 0.0)) else p.faint
-        parts.append((3, Line(p).add(f"{ago(silent)} ago", tone)))
+        parts.append(Part(3, Line(p).add(f"{ago(silent)} ago", tone)))
     return parts

@@ -19,11 +19,13 @@ PANES: dict[Kind, tuple[str, ...]] = {
 class Wanted:
     """What the layout depends on besides the size.
 
-    components: rows of the component table. focus: the pane that takes the keys. whole: that pane alone.
+    components: rows of the component table. findings: how many there are. focus: the pane that takes the keys.
+    whole: that pane alone.
     """
 
     kind: Kind = "rft"
     components: int = 0
+    findings: int = 0
     focus: str = "chart"
     whole: bool = False
 
@@ -36,7 +38,7 @@ def plan(wanted: Wanted, width: int, height: int) -> list[Box]:
         return _small(wanted, width, height)
     alerts = 4 if height < 30 else 5 if height < 45 else 7
     if wanted.focus == "alerts":  # in use: room to read them
-        alerts = max(alerts, min(12, height // 2))
+        alerts = max(alerts, min(12, height // 2, wanted.findings + 5))
     body = height - alerts + 1
     boxes = {"rft": _rft, "online": _online, "sft": _sft}[wanted.kind](wanted, width, body)
     return [*boxes, Box("alerts", 0, body - 1, width, alerts)]

@@ -93,7 +93,9 @@ class LiveScreen(ChartKeys, RequestKeys):
         shown = self.shown
         assert shown is not None
         self.components.put(shown.latest, shown.trends)
-        self._want(replace(self.wanted, kind=shown.kind, components=len(self.components.names())))
+        found = findings(shown)
+        components = len(self.components.names())
+        self._want(replace(self.wanted, kind=shown.kind, components=components, findings=len(found)))
         self.take_curves(extra)
         self.actions.put(shown.latest, shown.trends)
         self.policy.put(shown.kind, shown.latest, shown.trends, shown.betas)
@@ -101,7 +103,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.snapshots.put(shown.kind, shown.latest, shown.versions)
         self.speed.put(shown.latest)
         self.log_panel.put(shown.log)
-        self.alerts.put(findings(shown))
+        self.alerts.put(found)
         self.tell_answers()
         self.frame.refresh_lines()
 

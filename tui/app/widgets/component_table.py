@@ -14,6 +14,8 @@ from .line import Line
 from .pane import Pane
 
 _ORDER = ("task", "environment", "curiosity", "coherence", "penalty")
+_PLACES = 3
+"""Decimals of what is added up: with fewer, the rounded numbers visibly miss their rounded sum."""
 _TREND = 5
 """Least cells of a sparkline."""
 
@@ -86,7 +88,7 @@ class ComponentTable(Pane):
         if total is not None and columns:
             body = name_width + sum(w for _, w in columns)
             line = Line(p).add("Σ total", p.strong, cells=body - columns[-1][1])
-            line.add(fitted(total, columns[-1][1] - 1), p.strong, cells=columns[-1][1], align=">")
+            line.add(fitted(total, columns[-1][1] - 1, places=_PLACES), p.strong, cells=columns[-1][1], align=">")
             if step:
                 line.add("" if std is None else f"± {number(std)}", p.muted, cells=step, align=">")
             if height > len(lines) + 1:
@@ -106,7 +108,7 @@ class ComponentTable(Pane):
                 return "–", p.faint
             return fitted(value, cells, signed=True), p.text
         if title == "adds":
-            return fitted(value, cells), p.strong if value else p.muted
+            return fitted(value, cells, places=_PLACES), p.strong if value else p.muted
         return fitted(value, cells), p.muted if title == "×w" else p.text
 
     def _of_a_step(self, name: str, cells: int) -> str:

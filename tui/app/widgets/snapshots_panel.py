@@ -11,7 +11,7 @@ from .line import Line
 from .pane import Pane
 
 TITLES: Mapping[Kind, str] = {
-    "rft": "Checkpoints, evaluations", "sft": "Checkpoints, evaluations", "online": "Versions, validation",
+    "rft": "Checkpoints", "sft": "Checkpoints", "online": "Versions",
 }  # fmt: skip
 
 
