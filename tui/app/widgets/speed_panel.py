@@ -49,13 +49,13 @@ class SpeedPanel(Pane):
         rest = whole - sum(v for _, v in known)
         if known and rest > 0.005 * whole:
             known.append(("other", rest))
-        names = min(12, max(4, width - 8))
+        names = min(12, max(4, width - 8), width)
         room = width - names - 6 - 9
         for index, (name, seconds) in enumerate(known):
             line = Line(p).add(name, p.text, cells=names)
             if room >= 3:
                 line.add(bar(seconds / whole, room), p.series[index % len(p.series)], cells=room)
-            line.offer(Line(p).add(percent(seconds / whole), p.text, cells=6, align=">"), width)
-            line.offer(Line(p).add(f"{number(seconds)} s", p.faint, cells=9, align=">"), width)
+            for text, style, cells in ((percent(seconds / whole), p.text, 6), (f"{number(seconds)} s", p.faint, 9)):
+                line.offer(Line(p).add(text, style, cells=max(cells, len(text) + 1), align=">"), width)
             lines.append(line)
         return lines or [Line(p).add("measured with the first step", p.faint, cells=width, align="^")]
