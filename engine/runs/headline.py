@@ -64,7 +64,7 @@ def of_record(reader: RunReader) -> Headline:
     """The same from the record itself; a damaged one gives what can be read."""
     values, curves = {}, {}
     for name in NAMES:
-        points = reader.metric(name, max_points=POINTS)
+        points = reader.metrics.points(name, max_points=POINTS)
         if not points:
             continue
         points = rolling(points, RATE_WINDOW) if name in RATES else points

@@ -78,16 +78,16 @@ def read(reader: RunReader, log_lines: int) -> Reading:
     found: dict[str, object] = {"asked": asked(info.path)}
     problems: list[str] = []
     try:
-        names = found["names"] = reader.metric_names()
-        points = reader.latest_points()
+        names = found["names"] = reader.metrics.names()
+        points = reader.metrics.latest_points()
         latest = _current(points)
         trends: dict[str, Points] = {}
         for name in names:
             if name.startswith(_TRENDS):
-                trends[name] = reader.metric(name, max_points=TREND)
+                trends[name] = reader.metrics.points(name, max_points=TREND)
         for name in RATES:
             if name in points:
-                newest = reader.metric(name, after_step=points[name][0] - RATE_WINDOW)
+                newest = reader.metrics.points(name, after_step=points[name][0] - RATE_WINDOW)
                 latest[name] = _mean([value for _, value in newest])
         found |= {"latest": latest, "trends": trends, "seconds_a_step": _pace(reader, points)}
         found["findings"] = reader.events(("alert", "note", "error", "record"), limit=400)
@@ -115,8 +115,8 @@ def _pace(reader: RunReader, points: Mapping[str, tuple[int, float]]) -> float |
     if "time/step" not in points:
         return None
     last = points["time/step"][0]
-    steps = _mean([value for _, value in reader.metric("time/step", after_step=last - PACE_STEPS)])
-    evaluations = reader.metric("time/evaluate", after_step=0) if "time/evaluate" in points else []
+    steps = _mean([value for _, value in reader.metrics.points("time/step", after_step=last - PACE_STEPS)])
+    evaluations = reader.metrics.points("time/evaluate", after_step=0) if "time/evaluate" in points else []
     share = math.fsum(value for _, value in evaluations if math.isfinite(value)) / max(last, 1)
     return steps + share if math.isfinite(steps) else None
 

@@ -48,8 +48,8 @@ class ChartKeys(FollowsRun):
 
     @staticmethod
     def _along(reader: RunReader, reading: Reading, view: ChartView) -> Along:
-        times = reader.step_times() if view.axis == "time" else []
-        tokens = reader.metric(_TOKENS, max_points=400) if view.axis == "tokens" else []
+        times = reader.metrics.step_times() if view.axis == "time" else []
+        tokens = reader.metrics.points(_TOKENS, max_points=400) if view.axis == "tokens" else []
         return along(view.axis, reading.kind, times, tokens, reading.info.created)
 
     def take_curves(self, extra: tuple[ChartView, dict[str, Points], dict[str, Points], Along]) -> None:

@@ -141,7 +141,7 @@ class LiveScreen(ChartKeys, RequestKeys):
             self._trajectories(Query())
 
     def _trajectories(self, query: Query) -> None:
-        if self.wanted.kind == "sft" and self.reads.now.total() == 0:
+        if self.wanted.kind == "sft" and self.reads.now.rollouts.total() == 0:
             self.say("Supervised training records no rollouts: it learns from demonstrations.")
             return
         self.shell.open(Trajectories(self.reads.path, query))
