@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..runs import control
+from ..runs.health import damage
 from ..runs.masking import mask
 from ..runs.paths import LOGS, PROCESSES, RUN_FILE, new_run_id
 from ..runs.status import ENDED, look, process_names, process_state, read_json, write_json
@@ -130,7 +131,7 @@ def _made(runs_dir: Path, run_id: str | None) -> Path:
 
 
 def _prepare_resume(run_dir: Path) -> None:
-    """Forget the words of the processes before. Raises LaunchError while one of them lives."""
+    """Forget the words of the processes before. Raises LaunchError while one lives, or when the record is damaged."""
     info = look(run_dir)
     if info.status not in ENDED:
         raise LaunchError(f"run {info.id} is {info.status} (pid {info.pid}): stop it first, or watch it with inspect")
@@ -138,6 +139,10 @@ def _prepare_resume(run_dir: Path) -> None:
         pid = process_state(run_dir, names[0]).get("pid")
         raise LaunchError(
             f"the process {names[0]!r} (pid {pid}) of run {info.id} still lives: `grpo-tui stop {info.id}` ends it"
+        )
+    if problem := damage(run_dir):
+        raise LaunchError(
+            f"{problem}; `grpo-tui repair {info.id}` saves what can be read into a new record, then go on with the run"
         )
     for name in process_names(run_dir):
         (run_dir / PROCESSES / f"{name}.json").unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from ...envs.tools import ToolSpec
 from .errors import RecordDamaged
 from .learning import USE_COLUMNS, Use, use_of
 from .record import Record
-from .types import StoredTokens, TokenArrays, TrajectoryRecord
+from .types import StoredTokens, TrajectoryRecord
 
 
 class Bodies:
@@ -28,7 +28,7 @@ class Bodies:
         n = self.number(id_or_n)
         lines, _, first = self._load(n)
         try:
-            return codec.decode_body(lines[n - first], self._tools_of(n))
+            return codec.decode_body(lines[n - first], self.tools(n))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise RecordDamaged(f"trajectory {id_or_n} of {self._record.run_dir} cannot be read ({error})") from error
 
@@ -41,7 +41,7 @@ class Bodies:
             rows = self._record.all(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step, mask", (n,))
         return [*([] if own is None else [own]), *(use_of(*row) for row in rows)]
 
-    def tokens(self, id_or_n: str | int) -> TokenArrays | StoredTokens | None:
+    def tokens(self, id_or_n: str | int) -> StoredTokens | None:
         """Token ids, agent mask, log-probs and advantages of a trajectory, or None when they were not recorded."""
         from . import codec
 
@@ -103,7 +103,8 @@ class Bodies:
         except ValueError as error:
             raise RecordDamaged(f"trajectory {n} of {run_dir} cannot be read: {error}") from error
 
-    def _tools_of(self, n: int) -> tuple[ToolSpec, ...]:
+    def tools(self, n: int) -> tuple[ToolSpec, ...]:
+        """What the environment of a trajectory declared, by its number; empty when nothing was recorded."""
         id_ = self._record.scalar("SELECT toolset FROM rows WHERE n = ?", (n,))
         if id_ is None:
             return ()

@@ -13,6 +13,7 @@ from typing import Any
 
 from .connection import Connection
 from .errors import RecordDamaged
+from .health import shortfall
 from .labels import Labels
 from .paths import DATABASE
 from .schema import columns_of, version
@@ -97,6 +98,8 @@ class Record:
     def _open(self) -> None:
         path = self.run_dir / DATABASE
         if not path.exists():
+            if lost := shortfall(self.run_dir, 0):
+                self.tell(lost)
             return
         try:
             connection = Connection(path)
@@ -109,6 +112,8 @@ class Record:
         except (RecordDamaged, sqlite3.Error) as error:
             self.tell(str(error))
             return
+        if lost := shortfall(self.run_dir, self.extent()[0]):
+            self.tell(f"{lost}; `grpo-tui repair {self.run_dir.name}` saves what is whole")
         if found > SCHEMA_VERSION:
             self.tell(
                 f"this record was written by a newer grpo-tui (record version {found}; this one knows up to "

@@ -26,6 +26,8 @@ from .summary import NAMES, Summary
 log = logging.getLogger(__name__)
 
 TELL_AGAIN_SECONDS = 60.0
+FOLD_SECONDS = 15.0
+"""How often the write-ahead log is folded into the database, at most."""
 SLOW = "rows came faster than the disk takes them, or could not be stored"
 """Why rows are missing when the folder is in no trouble."""
 _BAD_ITEM = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
@@ -54,6 +56,8 @@ class Sink:
         self.summary = Summary()
         self.step = 0
         """The last step of which something is committed."""
+        self.trajectories: int | None = None
+        """How many trajectories are committed, those of other processes too; None before the file was open."""
         self.lost = 0
         """Rows that could not be stored for what they are."""
         self.trouble: str | None = None
@@ -69,6 +73,7 @@ class Sink:
         self._store: RecordStore | None = None
         self._inode: tuple[int, int] | None = None
         self._careful = False
+        self._folded = time.monotonic()
 
     @property
     def idle(self) -> bool:
@@ -128,16 +133,27 @@ class Sink:
                     step = max(step, payload[0])
                 else:
                     self._other(store, kind, payload)
+            count = store.last_n()
             store.commit()
         except BaseException:
             store.rollback()
             raise
-        self.step = step
+        self.step, self.trajectories = step, count
+        self._fold(store)
         self.lost += refused
         self._told += refused
         for at, values in metrics:
             self.summary.add(at, values)
         self._after(news)
+
+    def _fold(self, store: RecordStore) -> None:
+        """From time to time, so that what lies in the log alone, and is lost with it, is never old."""
+        if time.monotonic() - self._folded >= FOLD_SECONDS:
+            self._folded = time.monotonic()
+            try:
+                store.fold()
+            except sqlite3.Error as error:  # what is committed stays committed in the log
+                log.debug("the log of the record is folded in later: %s", error)
 
     def _rows(self, store: RecordStore, step: int, records: list[Any]) -> int:
         refused = store.add_trajectories(step, records)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +33,8 @@ from .schema import (
 )
 from .storable import clean
 from .types import TrajectoryRecord
+
+log = logging.getLogger(__name__)
 
 ANSWER_LENGTH = 200
 PROMPT_LENGTH = 400
@@ -68,8 +72,23 @@ class RecordStore:
         self._named: dict[str, OrderedDict[str, int]] = {"groups": OrderedDict(), "prompts": OrderedDict()}
         self._toolsets: dict[int, tuple[tuple[ToolSpec, ...], int]] = {}
 
+    def fold(self, *, whole: bool = False) -> None:
+        """Move what is in the write-ahead log into the database; `whole`: all of it, and empty the log.
+
+        Only what other connections do not read at this moment can be moved. Raises `sqlite3.Error`.
+        """
+        self.db.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if whole else 'PASSIVE'})").fetchone()
+
     def close(self) -> None:
-        """Close the connection; the last one of all also folds the write-ahead log into the database."""
+        """Fold the log in, so that the one file is the whole record also while viewers have it open, and close."""
+        try:
+            if not self.db.in_transaction:
+                self.db.execute(
+                    "PRAGMA busy_timeout = 1000"
+                )  # a viewer in the middle of a query is not waited for long
+                self.fold(whole=True)
+        except sqlite3.Error as error:
+            log.debug("the log of the record is left for the next who opens it: %s", error)
         self.db.close()
 
     def begin(self) -> None:

@@ -276,6 +276,8 @@ class RunWriter:
             state = dict(self._state)
             self._state_dirty = False
         self._state_written = now
+        if self._sink.trajectories is not None:
+            state["trajectories"] = self._sink.trajectories
         state.update(time=time.time(), dropped=self.dropped, summary=self._sink.summary.to_json())
         try:
             if self.run_dir.is_dir():  # a folder that was removed stays removed

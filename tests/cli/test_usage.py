@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from .conftest import Cli
+
+HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,22 @@ def test_config_show_prints_a_configuration_that_checks(cli: Cli, tmp_path: Path
     assert cli("config", "check", "my.yaml").returncode == 0
 
 
+def test_repair_saves_what_is_whole_and_says_how_much(cli: Cli, tmp_path: Path):
+    made = "import pathlib, record; record.record(pathlib.Path('runs'), 'broken', 400)"  # whose process is gone then
+    subprocess.run([sys.executable, "-c", made], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(HERE)}, check=True)
+    path = tmp_path / "runs" / "broken" / "record.sqlite"
+    data = bytearray(path.read_bytes())
+    half = len(data) // 2 // 8192 * 8192
+    data[half : half + 4 * 8192] = b"\xaa" * (4 * 8192)
+    path.write_bytes(data)
+    answer = cli("repair", "broken")
+    assert answer.returncode == 0, answer.stderr
+    assert "damaged" in answer.stdout and " of 400 trajectories" in answer.stdout
+    again = cli("inspect", "broken", "--json")
+    assert again.returncode == 0 and again.stderr == ""
+    assert f"saved {len(again.stdout.splitlines())} of 400" in answer.stdout
+
+
 def test_doctor_names_versions_devices_and_disk(cli: Cli, tmp_path: Path):
     answer = cli("doctor")
     assert answer.returncode == 0, answer.stdout
@@ -73,9 +94,6 @@ def test_doctor_names_versions_devices_and_disk(cli: Cli, tmp_path: Path):
 
 
 def test_a_reader_that_goes_away_is_no_error(cli: Cli):
-    import subprocess
-    import sys
-
     command = f"{sys.executable} -m grpo_tui.tui.cli config show | head -1"
     answer = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert (answer.returncode, answer.stderr) == (0, "")

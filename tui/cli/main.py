@@ -16,6 +16,7 @@ from . import doctor as cli_doctor
 from . import export as cli_export
 from . import inspect as cli_inspect
 from . import online as cli_online
+from . import repair as cli_repair
 from . import runs as cli_runs
 from . import train as cli_train
 from .common import CliError, ExitCode, RunsDir, fail, on_terminal, warn
@@ -41,6 +42,7 @@ app.command("runs", help=cli_runs.RUNS_HELP)(cli_runs.runs)
 app.command("stop", help=cli_runs.STOP_HELP)(cli_runs.stop)
 app.command("online", help=cli_online.HELP)(cli_online.online)
 app.command("export", help=cli_export.HELP)(cli_export.export)
+app.command("repair", help=cli_repair.HELP)(cli_repair.repair)
 app.command("doctor", help=cli_doctor.HELP)(cli_doctor.doctor)
 app.add_typer(cli_config.app, name="config", help=cli_config.HELP)
 

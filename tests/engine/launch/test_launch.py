@@ -166,6 +166,19 @@ def test_a_copy_of_a_run_goes_on_without_its_original(start_small, runs_dir: Pat
     assert find_run(runs_dir, "renamed").id == "renamed"
 
 
+def test_a_run_with_a_damaged_record_does_not_go_on_unseen(start_small):
+    run = until(lambda i: i.step > 3, start_small("goes on"))
+    stop_run(run, timeout=20)
+    record = Path(run.path) / "record.sqlite"
+    whole = record.read_bytes()
+    record.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(LaunchError, match=rf"damaged.*`grpo-tui repair {run.id}`"):
+        start_small("goes on", resume=run.id)
+    assert look(Path(run.path)).status == "stopped"
+    record.write_bytes(whole)
+    stop_run(until(lambda i: i.status == "running", start_small("goes on", resume=run.id)), timeout=20)
+
+
 def test_a_process_that_cannot_be_proved_to_be_the_runs_is_not_ended(runs_dir: Path):
     made(runs_dir, "r")
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

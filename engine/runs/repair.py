@@ -1,0 +1,184 @@
+"""Save what can be read of a damaged record into a new one.
+
+Whole trajectories are recorded again from their own text, one by one, so that every index, list and search of the new
+record fits what is in it. The damaged file is kept beside it under another name.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import codec
+from .errors import RecordDamaged
+from .health import committed
+from .paths import DATABASE, PROCESSES
+from .reader import RunReader
+from .schema import connect_reader
+from .status import process_names, read_json, write_json
+from .store import RecordStore
+from .types import TrajectoryRecord
+
+PROBE = 4096
+"""How many numbers behind the last readable one are tried one by one before a table is taken to end there."""
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What came of it. `expected`: trajectories that were committed, as far as anything tells. `kept`: the old file."""
+
+    saved: int
+    expected: int
+    metrics: int
+    events: int
+    kept: Path
+
+
+def repair(run_dir: Path) -> Repaired:
+    """Write a new record with everything that can still be read, and put it in the place of the old one.
+
+    Nobody may write to the record meanwhile. Raises RecordDamaged when the file is no database at all, OSError.
+    """
+    path = run_dir / DATABASE
+    if not path.is_file():
+        raise RecordDamaged(f"there is no record {path}")
+    target = run_dir / f".{DATABASE}.repaired"
+    _remove(target)
+    source = connect_reader(path)
+    store = RecordStore(target)
+    reader = RunReader(run_dir)
+    try:
+        store.begin()
+        saved, last = _trajectories(source, reader, store)
+        metrics = _metrics(source, store)
+        events = 0
+        for kind, when, step, message, data in _rows(source, "events", "kind, time, step, message, data"):
+            store.add_event(kind, message, step, when, str(data).encode())
+            events += 1
+        _plain_tables(source, store)
+        store.commit()
+    except BaseException:
+        reader.close()
+        source.close()
+        store.close()
+        _remove(target)
+        raise
+    reader.close()
+    source.close()
+    store.close()
+    expected = max(committed(run_dir), last, saved)
+    kept = run_dir / f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{DATABASE}"
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{kept}{suffix}")
+    os.replace(target, path)
+    _remove(target)
+    for name in process_names(run_dir):  # what is lost has been said once; from here on the new record is whole
+        said = read_json(run_dir / PROCESSES / f"{name}.json")
+        if "trajectories" in said:
+            write_json(run_dir / PROCESSES / f"{name}.json", {**said, "trajectories": saved})
+    return Repaired(saved, expected, metrics, events, kept)
+
+
+def _trajectories(source: sqlite3.Connection, reader: RunReader, store: RecordStore) -> tuple[int, int]:
+    """How many were saved, and the number of the last one of which there is any trace."""
+    saved = last = step = 0
+    for first, body, tokens in _rows(source, "chunks", "first_n, body, tokens"):
+        try:
+            lines = codec.decompress(body).split(b"\n")
+        except ValueError:
+            continue
+        arrays = None
+        if tokens is not None:
+            with suppress(ValueError):
+                arrays = codec.decompress(tokens)
+        for i, line in enumerate(lines):
+            n = last = first + i
+            with suppress(sqlite3.Error):
+                found = source.execute("SELECT step FROM rows WHERE n = ?", (n,)).fetchone()
+                step = step if found is None else found[0]
+            record = _record(reader, n, line, arrays, i)
+            if record is not None and not store.add_trajectories(step, [record]):
+                with suppress(LookupError, RecordDamaged):
+                    own = record.use
+                    store.add_uses([(record.trajectory.id, use) for use in reader.bodies.uses(n) if use != own])
+                saved += 1
+    with suppress(sqlite3.Error):
+        last = max(last, source.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0])
+    return saved, last
+
+
+def _record(reader: RunReader, n: int, line: bytes, arrays: bytes | None, index: int) -> TrajectoryRecord | None:
+    try:
+        tools = reader.bodies.tools(n)
+    except (RecordDamaged, ValueError, TypeError, KeyError):
+        tools = ()
+    try:
+        record = codec.decode_body(line, tools)
+    except (IndexError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    tokens = None
+    if arrays is not None:
+        with suppress(IndexError, KeyError, TypeError, ValueError):
+            tokens = codec.decode_tokens(arrays, index)
+    return replace(record, tokens=tokens)
+
+
+def _metrics(source: sqlite3.Connection, store: RecordStore) -> int:
+    names = dict(_rows(source, "metric_names", "id, name"))
+    count = 0
+    for name, step, value in _rows(source, "metrics", "name, step, value"):
+        if name in names and isinstance(step, int):
+            store.add_metrics(step, {names[name]: value})
+            count += 1
+    return count
+
+
+def _plain_tables(source: sqlite3.Connection, store: RecordStore) -> None:
+    texts = dict(_rows(source, "vocabulary", "id, text"))
+    if texts and len(texts) == max(texts) + 1:  # a gap would shift every token behind it
+        store.add_vocabulary(texts[i] for i in range(len(texts)))
+    with suppress(sqlite3.Error):
+        for key, value in source.execute("SELECT key, value FROM meta").fetchall():
+            store.set_meta(key, value)
+    with suppress(sqlite3.Error):
+        for step, when in source.execute("SELECT step, time FROM steps").fetchall():
+            store.db.execute("UPDATE steps SET time = ? WHERE step = ?", (when, step))
+
+
+def _rows(db: sqlite3.Connection, table: str, columns: str) -> Iterator[tuple[Any, ...]]:
+    """Every row of a table that can be read, in order; around damage, row by row."""
+    last = 0
+    while True:
+        try:
+            for row in db.execute(f"SELECT rowid, {columns} FROM {table} WHERE rowid > ? ORDER BY rowid", (last,)):
+                last = row[0]
+                yield row[1:]
+            return
+        except sqlite3.DatabaseError:
+            following = _next(db, table, columns, last)
+            if following is None:
+                return
+            last = following[0]
+            yield following[1:]
+
+
+def _next(db: sqlite3.Connection, table: str, columns: str, last: int) -> tuple[Any, ...] | None:
+    """The next row behind damage, looked up by its number."""
+    for number in range(last + 1, last + PROBE):
+        with suppress(sqlite3.DatabaseError):
+            row = db.execute(f"SELECT rowid, {columns} FROM {table} WHERE rowid = ?", (number,)).fetchone()
+            if row is not None:
+                return row
+    return None
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
