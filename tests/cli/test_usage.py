@@ -81,7 +81,7 @@ def test_repair_saves_what_is_whole_and_says_how_much(cli: Cli, tmp_path: Path):
     answer = cli("repair", "broken")
     assert answer.returncode == 0, answer.stderr
     assert "damaged" in answer.stdout and " of 400 trajectories" in answer.stdout
-    again = cli("inspect", "broken", "--json")
+    again = cli("inspect", "broken", "--filter", "reward>-9", "--json")
     assert again.returncode == 0 and again.stderr == ""
     assert f"saved {len(again.stdout.splitlines())} of 400" in answer.stdout
 
