@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -51,6 +51,9 @@ def describe_type(annotation: Any) -> str:
     if origin is Literal:
         values = [v if isinstance(v, str) else str(v) for v in get_args(annotation)]
         return "one of " + ", ".join(values)
+    if origin is Annotated:
+        inner, *notes = get_args(annotation)
+        return next((n.description for n in notes if isinstance(n, FieldInfo) and n.description), describe_type(inner))
     if origin in (Union, types.UnionType):
         args = [a for a in get_args(annotation) if a is not type(None)]
         text = " or ".join(describe_type(a) for a in args)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from .base import Section
 
-LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
+TRLLoss = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
+OwnLoss = Literal["reinforce"]
+"""Those of `engine/training/losses`; an entry there has one here."""
+Advantages = Literal["group", "turn", "reward"]
+"""Those of `engine/rollouts/advantages`; an entry there has one here."""
+OwnCode = Annotated[str, Field(pattern=r"[.:]", description="file.py:Name for code of your own")]
+
+TRL_LOSSES: tuple[str, ...] = get_args(TRLLoss)
+OWN_LOSSES: tuple[str, ...] = get_args(OwnLoss)
 
 
 class ReplayConfig(Section):
@@ -51,12 +59,13 @@ class TrainingConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
 
-    advantages: Literal["reward", "group", "turn"] = "group"
+    advantages: Advantages | OwnCode = "group"
     """`reward`: the per-token rewards as they are; `group`: return minus the group's mean; `turn`: return from a turn
-    on, minus the group's mean at that turn."""
+    on, minus the group's mean at that turn, or a class of your own."""
     scale_advantages: Literal["group", "batch", "none"] = "group"
     """What advantages are divided by: the group's standard deviation, the batch's, or nothing."""
-    loss_type: LossType = "dapo"
+    loss_type: TRLLoss | OwnLoss | OwnCode = "dapo"
+    """What is minimised: one of TRL's, `reinforce`, or a function of your own (`engine/training/losses`)."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     epsilon: float = Field(default=0.2, gt=0)
     """Lower clip range of the probability ratio."""

@@ -10,7 +10,6 @@ worth that:
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -33,8 +32,7 @@ ATTENTION = frozenset(getattr(torch.ops.aten, name).default for name in _KERNELS
 def checkpoint_activations(model: PreTrainedModel) -> None:
     """Switch gradient checkpointing on for all layers of `model` but the last, keeping the outputs of attention.
 
-    A trainer's own `activation_checkpointing` argument puts the plain form in its place, so it stays off wherever
-    `needs_plain_checkpointing` allows it.
+    A trainer's own `activation_checkpointing` argument would put the plain form in its place: it stays off.
     """
     contexts = partial(create_selective_checkpoint_contexts, _policy)
     model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
@@ -46,11 +44,6 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
     """The layers of `model` in the order in which they run; a vision tower's come before the language model's."""
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-
-
-def needs_plain_checkpointing() -> bool:
-    """Under DeepSpeed TRL asks for the reentrant form, which keeps no outputs."""
-    return os.environ.get("ACCELERATE_USE_DEEPSPEED", "false") == "true"
 
 
 def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

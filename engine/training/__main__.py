@@ -60,6 +60,9 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
 
             if refused is not None:
                 raise refused
+            from .processes import check_supported
+
+            check_supported()
             config = read_config(run_dir)
             if config.mode == "sft":
                 from .sft import run_sft as train

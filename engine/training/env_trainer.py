@@ -34,6 +34,7 @@ from ..rollouts.runner import RolloutRunner
 from ..rollouts.scoring import Metrics, Scorer
 from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names
 from .frozen import FrozenPass
+from .losses.base import Loss, LossInputs, kl_k3
 from .phases import PhaseClock, StepClock
 from .pipeline import Placement, Request, RolloutPipeline, StepRollouts
 from .processes import Processes
@@ -54,7 +55,8 @@ class GRPOEnvTrainer(ResumableTrainer):
     orchestrator: shaped rewards; None: the environment's own. advantages: see `rollouts.advantages`;
     `args.scale_rewards` scales them. replay, dynamic_rounds: see `RolloutPipeline`. beta_controller: moves `beta`.
     placement: where rollouts happen with several processes; both give the same result. prepare_env: called once for
-    each environment made. packed: use the packed forward where the model allows it.
+    each environment made. packed: use the packed forward where the model allows it. loss: minimised in the place of
+    TRL's `args.loss_type` (see `losses`).
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         placement: Placement = "auto",
         prepare_env: Callable[[Env], None] | None = None,
         packed: bool = True,
+        loss: Loss | None = None,
         **kwargs: Any,
     ) -> None:
         model = model if model is not None else agent.model  # type: ignore[attr-defined]
@@ -94,6 +97,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.orchestrator = orchestrator
         self.beta_controller = beta_controller
         self.replay = replay
+        self.loss = loss
         self.phases = PhaseClock(self.accelerator.device)
         self.clock = StepClock()
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
@@ -206,12 +210,35 @@ class GRPOEnvTrainer(ResumableTrainer):
         self._loss_batch, self._loss_packing = batch, packing_of(batch) if packed else None
         try:
             with self.phases("logprobs"), self._packed_pass(packed):
-                loss = super().compute_loss(model, batch, return_outputs, num_items_in_batch)
+                if self.loss is None:
+                    loss = super().compute_loss(model, batch, return_outputs, num_items_in_batch)
+                else:
+                    loss = self._own_loss(self.loss, model, batch)
         finally:
             self._loss_batch = self._loss_packing = None
         if self.rollouts.kl is not None and self.beta != 0.0:
             self._metrics["train" if self.model.training else "eval"]["kl"] = [self.rollouts.kl]
         return loss
+
+    def _own_loss(self, loss: Loss, model: Any, batch: Batch) -> Tensor:
+        """The mean of a loss (and of beta times the KL) over the agent's tokens of the whole optimiser step."""
+        ids, attention = batch["completion_ids"], batch["completion_mask"]
+        found = self._get_per_token_logps_and_entropies(model, ids, attention, ids.shape[1], compute_entropy=True)
+        logps, entropy = found[0], found[1]
+        assert entropy is not None
+        mask = (attention * batch["tool_mask"]).float()
+        old = batch.get("old_per_token_logps", logps.detach())
+        inputs = LossInputs(logps, old, batch["advantages"], entropy, mask)
+        per_token = loss(inputs)
+        if self.beta != 0.0:
+            per_token = per_token + self.beta * inputs.ratio * kl_k3(logps, batch["ref_per_token_logps"])
+        tokens = batch["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
+        if self.model.training:
+            tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        mode = "train" if self.model.training else "eval"
+        mean = (entropy.detach() * mask).sum() / mask.sum().clamp(min=1.0)
+        self._metrics[mode]["entropy"].append(self.accelerator.gather(mean).mean().item())  # type: ignore[union-attr]
+        return per_token.masked_fill(mask == 0, 0.0).sum() / tokens
 
     def _packed_pass(self, packed: bool) -> contextlib.AbstractContextManager[None]:
         return self.policy.packed_pass() if packed and not self.policy.in_packed_pass else contextlib.nullcontext()

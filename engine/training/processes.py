@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 T = TypeVar("T")
+
+
+class UnsupportedProcessesError(ValueError):
+    """The processes are set up in a way that training cannot do; the message says what would be right."""
+
+
+def check_supported(environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse what no run has ever shown to work: weights that are sharded over processes.
+
+    environment: what `accelerate launch` tells its processes. Raises UnsupportedProcessesError.
+    """
+    for name, variable in (("FSDP", "ACCELERATE_USE_FSDP"), ("DeepSpeed", "ACCELERATE_USE_DEEPSPEED")):
+        if environment.get(variable, "false").lower() in ("1", "true", "yes"):
+            raise UnsupportedProcessesError(
+                f"{name} is not supported: every process needs the whole model; use an accelerate config with "
+                "distributed_type MULTI_GPU or MULTI_CPU, or --num-processes"
+            )
 
 
 class Processes:

@@ -123,16 +123,13 @@ class Resumable(Trainer):
     def _save_weights(self, folder: Path) -> None:
         """The adapter that is trained (its frozen copy is made anew on a resume), or the whole model."""
         model = self.accelerator.unwrap_model(self.model)
-        if is_peft_model(model) and not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+        if is_peft_model(model):
             if self.accelerator.is_main_process:
                 model.save_pretrained(str(folder), selected_adapters=["default"], save_embedding_layers=False)
         else:
             self.save_model(str(folder), _internal_call=True)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # their shards are theirs to save
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
         if self.accelerator.is_main_process:
             optimizer, scheduler = cast(Any, self.optimizer), cast(Any, self.lr_scheduler)
             checkpoints.save_optimizer(optimizer.state_dict(), Path(output_dir))
@@ -148,11 +145,8 @@ class Resumable(Trainer):
             return
         folder = Path(checkpoint)
         with _naming(checkpoint):
-            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-                super()._load_optimizer_and_scheduler(checkpoint)
-            else:
-                cast(Any, self.optimizer).load_state_dict(checkpoints.load_optimizer(folder))
-                cast(Any, self.lr_scheduler).load_state_dict(json.loads((folder / "scheduler.json").read_text()))
+            cast(Any, self.optimizer).load_state_dict(checkpoints.load_optimizer(folder))
+            cast(Any, self.lr_scheduler).load_state_dict(json.loads((folder / "scheduler.json").read_text()))
             for part in self.state_parts:
                 if part.everywhere or self.accelerator.is_main_process:
                     part.load(folder)

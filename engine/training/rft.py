@@ -16,10 +16,10 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from ...configs.schema import RunConfig
 from ...configs.sections import KLConfig, TrainingConfig
+from ...configs.sections.training import TRL_LOSSES
 from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
 from ..agents.transformers_agent import TransformersAgent
-from ..policy.activations import needs_plain_checkpointing
 from ..policy.kl import BetaController
 from ..policy.models import load_policy, save_adapters
 from ..record.step_recorder import StepRecorder
@@ -29,6 +29,7 @@ from . import checkpoints
 from .callback import RunCallback
 from .checkpoints import Start, checkpoint_folder
 from .env_trainer import GRPOEnvTrainer
+from .losses import own_loss
 from .resumable import Resumable, StatePart
 
 logger = logging.getLogger(__name__)
@@ -148,6 +149,7 @@ def build_trainer(
         beta_controller=controller,
         placement=training.placement,
         prepare_env=prepare,
+        loss=own_loss(training.loss_type),
     )
     trainer.keep_checkpoints = training.keep_checkpoints
     trainer.state_parts.append(
@@ -234,7 +236,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int) -> GRPOConfig:
         warmup_steps=training.warmup_steps,
         weight_decay=training.weight_decay,
         max_grad_norm=training.max_grad_norm,
-        loss_type=training.loss_type,
+        loss_type=training.loss_type if training.loss_type in TRL_LOSSES else TRL_LOSSES[0],
         importance_sampling_level=training.importance_sampling_level,
         epsilon=training.epsilon,
         epsilon_high=training.epsilon_high,
@@ -243,7 +245,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int) -> GRPOConfig:
         temperature=training.temperature,
         top_p=training.top_p,
         top_k=training.top_k,
-        activation_checkpointing=config.model.gradient_checkpointing and needs_plain_checkpointing(),
+        activation_checkpointing=False,  # `load_policy` switches on a better form of it
         seed=config.seed,
         logging_steps=1,
         save_strategy="no",  # `RunCallback` decides

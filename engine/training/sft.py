@@ -16,7 +16,6 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from ...configs.schema import RunConfig
 from ..agents.transformers_agent import TransformersAgent
-from ..policy.activations import needs_plain_checkpointing
 from ..policy.models import load_policy, save_adapters
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
@@ -142,7 +141,7 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         warmup_steps=sft.warmup_steps,
         weight_decay=sft.weight_decay,
         max_grad_norm=sft.max_grad_norm,
-        activation_checkpointing=config.model.gradient_checkpointing and needs_plain_checkpointing(),
+        activation_checkpointing=False,  # `load_policy` switches on a better form of it
         bf16=False,  # the model's own dtype decides; mixing in another would change what is measured
         use_cpu=cpu,
         seed=config.seed,

@@ -47,7 +47,9 @@ def train(
     accelerate_config: Annotated[
         Path | None,
         typer.Option(
-            "--accelerate-config", help="Your own accelerate config (FSDP, DeepSpeed, …).", show_default=False
+            "--accelerate-config",
+            help="Your own accelerate config, of several GPUs or machines (neither FSDP nor DeepSpeed).",
+            show_default=False,
         ),
     ] = None,
     runs_dir: RunsDir = None,

@@ -256,8 +256,8 @@ def test_several_processes_are_started_by_accelerate(tmp_path: Path):
     assert two[1:3] == ["-m", "accelerate.commands.launch"]
     assert two[two.index("--num_processes") + 1] == "2"
     assert two[-4:] == ["-m", "grpo_tui.engine.training", str(tmp_path), "--resume"]
-    mine = start._command(config, start.MODULES["training"], tmp_path, 1, Path("fsdp.yaml"), resume=False)
-    assert mine[mine.index("--config_file") + 1] == "fsdp.yaml" and "--num_processes" not in mine
+    mine = start._command(config, start.MODULES["training"], tmp_path, 1, Path("mine.yaml"), resume=False)
+    assert mine[mine.index("--config_file") + 1] == "mine.yaml" and "--num_processes" not in mine
     worker = start._command(config, start.ONLINE_MODULES["worker"], tmp_path, 2, None, resume=False)
     assert worker == [sys.executable, "-m", "grpo_tui.engine.online.learn.worker", str(tmp_path)]
 

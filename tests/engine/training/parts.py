@@ -195,5 +195,6 @@ OWN = {
     "placement",
     "prepare_env",
     "packed",
+    "loss",
     "callbacks",
 }

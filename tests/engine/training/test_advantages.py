@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from grpo_tui.configs.sections.training import Advantages
 from grpo_tui.engine.rollouts.advantages import METHODS, AdvantageError, advantage_method
 from grpo_tui.engine.rollouts.advantages.base import EPSILON, TurnRewards, last_of_turn
 from grpo_tui.engine.rollouts.rollout import Rollout
@@ -168,3 +170,7 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
 def test_a_method_that_is_none_is_refused_in_one_sentence(name, message):
     with pytest.raises(AdvantageError, match=message):
         advantage_method(name)
+
+
+def test_the_configuration_knows_every_method():
+    assert set(get_args(Advantages)) == set(METHODS) == {method.name for method in METHODS.values()}

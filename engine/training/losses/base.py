@@ -1,0 +1,40 @@
+"""What a loss is given, and what the trainer does around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """One micro-batch of B rollouts with at most T tokens; all float32 [B, T], in nats where they are log-probs.
+
+    logprobs: of the policy, with gradient. old_logprobs: of the policy that sampled. advantages: as configured.
+    entropy: of the policy's distributions. mask: 1 on the agent's tokens and 0 elsewhere; what stands elsewhere in the
+    others means nothing.
+    """
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    entropy: Tensor
+    mask: Tensor
+
+    @property
+    def ratio(self) -> Tensor:
+        """π / π_old of each token, with gradient."""
+        return torch.exp(self.logprobs - self.old_logprobs)
+
+
+Loss = Callable[[LossInputs], Tensor]
+"""The loss of every token, [B, T]; tokens outside the mask are dropped afterwards."""
+
+
+def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """e^d − d − 1 with d = log π_ref − log π, [B, T] (Schulman, "Approximating KL divergence", 2020)."""
+    difference = ref_logprobs - logprobs
+    return torch.exp(difference) - difference - 1

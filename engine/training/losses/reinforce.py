@@ -1,0 +1,15 @@
+"""`reinforce`: −A · log π, nothing clipped and nothing corrected (Williams, 1992).
+
+Right for rollouts of the policy as it is: one optimiser step for each batch, without replay.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .base import LossInputs
+
+
+def reinforce(inputs: LossInputs) -> Tensor:
+    """The loss of each token, [B, T]; its gradient is the plain policy gradient."""
+    return -inputs.advantages * inputs.logprobs

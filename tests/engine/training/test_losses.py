@@ -1,0 +1,76 @@
+"""A loss of one's own: one file, its mean over the agent's tokens, its name in the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from trl.trainer.grpo_config import GRPOConfig
+
+from grpo_tui.configs.sections.training import OWN_LOSSES, TRL_LOSSES, TrainingConfig
+from grpo_tui.engine.training.losses import LOSSES, LossError, own_loss
+from grpo_tui.engine.training.processes import UnsupportedProcessesError, check_supported
+
+from .parts import make_trainer, playback_rows, policy
+
+CLIPPED = """
+import torch
+
+def clipped(inputs):
+    ratio = inputs.ratio
+    return -torch.minimum(ratio * inputs.advantages, ratio.clamp(0.8, 1.2) * inputs.advantages)
+"""
+
+
+def gradients(folder: Any, **changes: Any) -> dict[str, torch.Tensor]:
+    """Of the first step, taken with gradient descent at rate 1."""
+    model = policy()
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    changes = {"learning_rate": 1.0, "max_steps": 1, "beta": 0.2, **changes}
+    make_trainer(folder, playback_rows(12, turns=2), model=model, **changes).train()
+    return {n: before[n] - p.detach() for n, p in model.named_parameters()}
+
+
+def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert max(g.abs().max() for g in theirs.values()) > 1e-3
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_loss_in_a_file_of_ones_own_trains_as_trls_does(tmp_path, accumulated):
+    """TRL's `dapo`, written again in four lines: the same gradients, KL penalty and accumulation included."""
+    (tmp_path / "mine.py").write_text(CLIPPED)
+    split = {"per_device_train_batch_size": 8 // accumulated, "gradient_accumulation_steps": accumulated}
+    ours = gradients(tmp_path / "a", loss=own_loss(f"{tmp_path}/mine.py:clipped"), **split)
+    assert_same(ours, gradients(tmp_path / "b", loss_type="dapo", **split))
+
+
+def test_reinforce_is_the_gradient_of_an_unclipped_step_on_policy(tmp_path):
+    ours = gradients(tmp_path / "a", loss=own_loss("reinforce"))
+    assert_same(ours, gradients(tmp_path / "b", loss_type="dapo", epsilon=1e3))
+
+
+def test_the_configuration_knows_every_name():
+    assert set(LOSSES) == set(OWN_LOSSES)
+    trls = str(GRPOConfig.__dataclass_fields__["loss_type"].metadata["help"])
+    assert all(own_loss(name) is None and name in trls for name in TRL_LOSSES)
+    assert TrainingConfig(loss_type="mine.py:clipped").loss_type == "mine.py:clipped"
+    with pytest.raises(ValueError, match="loss_type"):
+        TrainingConfig(loss_type="dappo")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("nothing", "dapo.*reinforce"), ("json.nothing", "json has no function nothing")]
+)
+def test_a_loss_that_is_none_is_refused_in_one_sentence(name, message):
+    with pytest.raises(LossError, match=message):
+        own_loss(name)
+
+
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
+def test_sharded_weights_are_refused_with_what_would_be_right(kind):
+    check_supported({f"ACCELERATE_USE_{kind}": "false"})
+    with pytest.raises(UnsupportedProcessesError, match=r"not supported.*MULTI_GPU"):
+        check_supported({f"ACCELERATE_USE_{kind}": "true"})
