@@ -8,6 +8,8 @@ as `training.loss_type: path/to/file.py:function`.
 
 from __future__ import annotations
 
+from typing import cast
+
 from ....configs.sections.training import TRL_LOSSES
 from ....envs.user_code import UserCodeError, find_module
 from .base import Loss
@@ -37,4 +39,4 @@ def own_loss(name: str) -> Loss | None:
     found = getattr(module, function, None)
     if not callable(found):
         raise LossError(f"training.loss_type: {module.__name__} has no function {function}")
-    return found
+    return cast("Loss", found)
