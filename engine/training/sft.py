@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
 from trl.trainer.sft_config import SFTConfig as TRLConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
@@ -82,6 +82,7 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
         seed=config.seed,
     )
     trainer.add_callback(progress)
+    trainer.remove_callback(PrinterCallback)  # the progress writes lines of its own
     begin_at(start, trainer, progress)
     trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
     saved = True

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ..record.step_recorder import memory_metrics
 from .callback import RunCallback
+
+logger = logging.getLogger(__name__)
 
 NAMES = {
     "loss": "train/loss",
@@ -27,4 +30,7 @@ class SFTProgress(RunCallback):
         values = {NAMES[name]: float(value) for name, value in logs.items() if name in NAMES}
         values |= {"time/step": self.trainer.clock.take(), "time/record": self.recorder.take_seconds()}
         self.recorder.values(step, values | memory_metrics())
+        nan = float("nan")
+        numbers = (values.get(name, nan) for name in ("train/loss", "train/token_accuracy", "time/step"))
+        logger.info("step %d  loss %.4f  tokens right %.3f  %.2f s", step, *numbers)
         self.recorder.guard("status", lambda: self.recorder.writer.status("running", step=step))

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
@@ -53,6 +52,8 @@ def doctor(runs_dir: RunsDir = None) -> None:
 
 
 def _findings(home: Path) -> Iterator[Finding]:
+    from importlib import metadata  # here: it costs what a list of runs does
+
     yield Finding(
         "good", f"grpo-tui {metadata.version('grpo-tui')}, Python {platform.python_version()}, {platform.platform()}"
     )
@@ -65,6 +66,8 @@ def _findings(home: Path) -> Iterator[Finding]:
 
 def packages() -> Iterator[Finding]:
     """Every requirement of the package with the version that is installed; the trainer's, when any of it is."""
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     from ...engine.launch import trainer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from ...engine.launch.stop import wait_until_gone
 from ...engine.runs.checkpoints import checkpoint_folder, checkpoints
 from ...engine.runs.paths import RUN_FILE
 from ...engine.runs.reader import RunReader
+from ...engine.runs.summary import RATE_WINDOW, RATES
 from ...engine.runs.types import Event, RunInfo
 from ..format import duration, number
 from ..text import literal
@@ -27,7 +29,12 @@ LINE_EVERY_S = 1.0
 """At most one progress line in this time; the last step is always printed."""
 
 COLUMNS = {
-    "sft": (("loss", "train/loss"), ("success", "success/train"), ("s/step", "time/step")),
+    "sft": (
+        ("loss", "train/loss"),
+        ("tokens right", "train/token_accuracy"),
+        ("held-out", "success/eval_greedy"),
+        ("s/step", "time/step"),
+    ),
     "rft": (
         ("reward", "rewards/total/mean"),
         ("±", "rewards/total/std"),
@@ -36,7 +43,7 @@ COLUMNS = {
         ("s/step", "time/step"),
     ),
     "online": (
-        ("success", "online/success"),
+        (f"success of {RATE_WINDOW}", "online/success"),
         ("KL", "online/mean_kl"),
         ("beta", "online/current_beta"),
         ("queue", "online/queue_depth"),
@@ -45,7 +52,7 @@ COLUMNS = {
 }
 VAGUE = ("the process is gone", "the process never started")
 """What is said of a process that ended without a word; its log knows more."""
-TOLD = ("phase", "eval", "checkpoint", "snapshot", "alert", "record", "error", "control")
+TOLD = ("phase", "eval", "checkpoint", "snapshot", "alert", "note", "record", "error", "control")
 """Kinds of event that are printed."""
 
 
@@ -142,6 +149,8 @@ class _Progress:
         self.metric_row = 0
         self.event_id = 0
         self.values: dict[str, float] = {}
+        self.rates: dict[str, deque[float]] = {}
+        """The newest outcomes of single requests, of which the rate is told."""
         self.step = 0
         self.printed_step = 0
         self.printed_at = 0.0
@@ -206,9 +215,12 @@ class _Progress:
             return
         self.metric_row, news = self.reader.metrics.since(self.metric_row)
         for name, points in news.items():
-            for step, value in points[-1:]:
-                self.values[name] = value
-                self.step = max(self.step, step)
+            values = [value for _, value in points]
+            if name in RATES:
+                self.rates.setdefault(name, deque(maxlen=RATE_WINDOW)).extend(values)
+                values = [sum(self.rates[name]) / len(self.rates[name])]
+            self.values[name] = values[-1]
+            self.step = max(self.step, points[-1][0])
         for event in self.reader.events(kinds=TOLD, after_id=self.event_id):
             self.event_id = max(self.event_id, event.id)
             if event.step >= self.step:
