@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ..runs.bodies import Bodies
 from ..runs.errors import RecordDamaged
+from ..runs.learning import Use
 from ..runs.reader import RunReader
 from ..runs.record import Record
 from ..runs.rows import by_number
-from ..runs.types import TokenArrays, TrajectoryRecord
+from ..runs.types import StoredTokens, TokenArrays, TrajectoryRecord
 from .containers import BY_NAME, DumpError
 from .convert import record_of
 from .dump import Options, format_of, formats_of
@@ -27,7 +28,7 @@ class DumpReader(RunReader):
 
 
 class DumpBodies(Bodies):
-    """Single rollouts, read from the files that the index in the cache (`record`) points into."""
+    """Rollouts, each read from its place in the writer's files when it is asked for."""
 
     def __init__(self, record: Record, dump: Path, options: Options) -> None:
         super().__init__(record)
@@ -41,15 +42,23 @@ class DumpBodies(Bodies):
         rollout, reader = self._rollout(n)
         row = by_number(self._record, [n])[0]
         record = record_of(rollout, fallback_id=row.id, index=row.rollout, unknown=reader.unknown)
-        trajectory = replace(record.trajectory, id=row.id, group=row.group, prompt_id=row.prompt_id)
-        trajectory = replace(trajectory, rollout=row.rollout, extra=row.extra)
+        trajectory = replace(
+            record.trajectory,
+            id=row.id,
+            group=row.group,
+            prompt_id=row.prompt_id,
+            rollout=row.rollout,
+            extra=row.extra,
+        )
         advantage = record.advantage if row.advantage is None else row.advantage
-        unknown = {k: v for k, v in record.unknown.items() if not (k == "advantage" and advantage is not None)}
-        if "advantage" in record.unknown and advantage is not None and row.advantage is None:
-            unknown["advantage"] = record.unknown["advantage"]
+        unknown = {k: v for k, v in record.unknown.items() if k != "advantage" or advantage is None}
         return replace(record, trajectory=trajectory, advantage=advantage, unknown=unknown)
 
-    def tokens(self, id_or_n: str | int) -> TokenArrays | None:
+    def uses(self, id_or_n: str | int) -> list[Use]:
+        """Nothing: what updates did is not in the files of others."""
+        return []
+
+    def tokens(self, id_or_n: str | int) -> TokenArrays | StoredTokens | None:
         """Token arrays, where the writer kept them. Raises LookupError or RecordDamaged."""
         n = self.number(id_or_n)
         rollout, _ = self._rollout(n)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...envs.trajectory import Call as Call
-from ...envs.trajectory import TokenArrays
+from ..runs.types import StoredTokens
 
 AGENT_ROLES = ("assistant", "gpt", "agent", "model", "ai")
 """Roles whose messages are turns of the policy."""
@@ -78,7 +78,7 @@ class Rollout:
     correct: bool | None = None
     stop: str = ""
     error: str | None = None
-    tokens: Callable[[], TokenArrays | None] | None = None
+    tokens: Callable[[], StoredTokens | None] | None = None
     token_count: int | None = None
     policy_version: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Amendment:
     step: int | None = None
     advantage: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-    tokens: Callable[[Rollout], Callable[[], TokenArrays | None] | None] | None = None
+    tokens: Callable[[Rollout], Callable[[], StoredTokens | None] | None] | None = None
 
     def folded(self, rollout: Rollout) -> Rollout:
         """The rollout with this in it."""

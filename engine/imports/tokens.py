@@ -34,7 +34,7 @@ class Tokens:
             turns.append(turn)
         return StoredTokens(
             memoryview(array("i", [i or 0 for i in token_ids])),
-            memoryview(bytes(spoken)).cast("?"),
+            memoryview(bytes(spoken)),
             memoryview(array("f", _fitted(logprobs, len(token_ids)))),
             memoryview(array("h", [min(t, 32767) for t in turns])),
             memoryview(array("f", _fitted(advantages, len(token_ids)))) if advantages else None,

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "envs": ("configs",),
     "rewards": ("configs", "envs"),
     "engine.runs": PLAIN_DATA,
-    "engine.imports": (*PLAIN_DATA, "engine.runs"),
+    "engine.imports": (*PLAIN_DATA, "engine.runs", "configs", "rewards.detectors"),
     "engine.launch": ("configs", "engine.runs"),
     "engine.agents": ("configs", "envs", "rewards", "engine.policy"),
     "engine.policy": ("configs", "envs", "rewards", "engine.runs.checksums"),

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from . import check as cli_check
 from . import config as cli_config
 from . import doctor as cli_doctor
 from . import export as cli_export
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.command("train", help=cli_train.HELP)(cli_train.train)
 app.command("inspect", help=cli_inspect.HELP)(cli_inspect.inspect)
+app.command("check", help=cli_check.HELP)(cli_check.check)
 app.command("runs", help=cli_runs.RUNS_HELP)(cli_runs.runs)
 app.command("stop", help=cli_runs.STOP_HELP)(cli_runs.stop)
 app.command("online", help=cli_online.HELP)(cli_online.online)

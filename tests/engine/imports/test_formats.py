@@ -13,6 +13,7 @@ import pytest
 
 from grpo_tui.engine.imports.containers import DumpError
 from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord, TrajectoryRow
 
@@ -126,12 +127,12 @@ def test_verifiers(opened: Open):
         assert row.reward == (None if expected is None else pytest.approx(expected))
         assert row.turns == sum(n["message"]["role"] == "assistant" for n in trace["nodes"])
     assert len(rows_of(reader, "error")) == sum(bool(t["errors"]) for t in stated) == 1
-    last = reader.trajectory(1).breakdown.steps[-1]  # type: ignore[union-attr]
+    last = reader.bodies.trajectory(1).breakdown.steps[-1]  # type: ignore[union-attr]
     assert sum(v.contribution or 0.0 for v in last.components.values()) == pytest.approx(last.total)
 
 
 def rows_of(reader: RunReader, filter: str) -> list[TrajectoryRow]:
-    return reader.page(filter=filter, limit=1000)
+    return reader.rollouts.page(Query(filter=filter), limit=1000)
 
 
 def test_prime_rl_in_both_layouts(opened: Open):
@@ -146,7 +147,7 @@ def test_prime_rl_in_both_layouts(opened: Open):
     for row in rows(new):
         assert (row.group, row.turns) == (index[row.id]["group"], index[row.id]["turns"])
         assert row.advantage == said.get(row.id, {}).get("advantage")
-    tokens = new.tokens(1)
+    tokens = new.bodies.tokens(1)
     assert tokens is not None and tokens.advantages is not None and any(tokens.agent_mask)
     assert len(rows_of(new, "advantage>1")) == sum((i.get("advantage") or 0) > 1 for i in said.values())
 
@@ -201,7 +202,7 @@ def test_nemo_rl(opened: Open):
     reader = opened("nemo-rl")
     assert same([r.reward for r in rows(reader)], [s["rewards"][0] for s in stated])
     assert Counter(r.split for r in rows(reader)) == {"train": 24, "eval": 4}
-    tokens = reader.tokens(1)
+    tokens = reader.bodies.tokens(1)
     assert tokens is not None and list(tokens.token_ids) == stated[0]["token_ids"][0]
 
 
@@ -214,7 +215,7 @@ def test_trackio(opened: Open):
     reader = opened("trackio")
     assert same([r.reward for r in rows(reader)], [number(s["reward"]) for s in stated])
     assert {r.group for r in rows(reader)} == {s["group"] for s in stated}
-    assert dict(reader.metric("kl")) == {1: 0.01, 2: 0.02, 3: 0.03}
+    assert dict(reader.metrics.points("kl")) == {1: 0.01, 2: 0.02, 3: 0.03}
 
 
 def number(value: object) -> float | None:
@@ -252,7 +253,7 @@ def test_open_telemetry(opened: Open):
 def test_the_others_open(opened: Open, folder: str, count: int, errors: int):
     reader = opened(folder)
     assert len(rows(reader)) == count
-    assert all(reader.trajectory(r.n).trajectory.steps for r in rows(reader) if r.turns)
+    assert all(reader.bodies.trajectory(r.n).trajectory.steps for r in rows(reader) if r.turns)
 
 
 def test_a_reward_a_token_is_summed(opened: Open):
@@ -279,4 +280,4 @@ def test_everything_in_one_folder_is_told_apart(opened: Open):
     reader = opened(PEERS)
     formats = reader.info().facts["formats"]
     assert {"TRL completions", "verl rollouts", "verifiers episodes", "inspect-ai samples"} <= formats.keys()
-    assert reader.total() > 500
+    assert reader.rollouts.total() > 500
