@@ -12,64 +12,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..engine.runs.types import TrajectoryRecord
+from .plain import Whole, trajectory_data
 
 if TYPE_CHECKING:
     from textual.app import App
 
 EXPORTS = "exports"
-
-
-def trajectory_text(record: TrajectoryRecord) -> str:
-    """A trajectory as plain text for people: prompt, steps, rewards, penalties."""
-    t = record.trajectory
-    rewards = {s.step: s for s in record.breakdown.steps} if record.breakdown else {}
-    out = [f"trajectory {t.id}   group {t.group}   prompt {t.prompt_id}   rollout {t.rollout}", ""]
-    if record.breakdown is not None:
-        out.append(f"reward {_number(record.breakdown.total)}   advantage {record.advantage}")
-    out += [f"{what}: {why}" for what, why in record.unknown.items()]
-    out += ["", "== prompt ==", t.prompt, ""]
-    for i, step in enumerate(t.steps):
-        out.append(f"== step {i + 1}/{len(t.steps)}  {step.action_key[:200]} ==")
-        out += [step.text, ""]
-        if step.parse_error:
-            out.append(f"no call: {step.parse_error}")
-        if step.observation:
-            out += ["-- observation --", step.observation, ""]
-        if step.error:
-            out.append(f"error: {step.error}")
-        reward = rewards.get(step.index)
-        if reward is not None:
-            for name, c in reward.components.items():
-                raw, norm, part = _number(c.raw), _number(c.normalized), _number(c.contribution)
-                sum_of = f"raw {raw}  norm {norm}  × {_number(c.weight)}  = {part}"
-                out.append(f"  {name:<12} {sum_of}")
-            out.append(f"  sum {_number(reward.total)}")
-            for penalty in reward.penalties:
-                out.append(f"  penalty {penalty.rule} {penalty.amount:+.3f} at step {penalty.step}")
-                out.append(f"    saw {dict(penalty.saw)}  limit {penalty.limit}")
-                out.append(f"    {penalty.why}")
-                out.append(f"    right: {penalty.right}")
-        out.append("")
-    out.append(f"answer {t.answer!r}   expected {t.expected!r}   correct {t.correct}   ended by {t.stop_reason}")
-    return "\n".join(out)
-
-
-def _number(value: float | None) -> str:
-    return "not recorded" if value is None else f"{value:+.4f}"
-
-
-def trajectory_json(n: int, record: TrajectoryRecord) -> dict[str, Any]:
-    """A trajectory with what was computed from it, as one plain dictionary."""
-    return {
-        "n": n,
-        "trajectory": record.trajectory.to_json(),
-        "reward": record.breakdown.to_json() if record.breakdown else None,
-        "advantage": record.advantage,
-        "step_advantages": list(record.step_advantages),
-        "policy_version": record.policy_version,
-        "split": record.split,
-    }
 
 
 def write(run: Path, name: str, text: str) -> Path:
@@ -86,9 +34,9 @@ def write(run: Path, name: str, text: str) -> Path:
     raise OSError(f"neither {run / EXPORTS} nor {Path.cwd()} can be written")
 
 
-def export_trajectory(run: Path, n: int, record: TrajectoryRecord) -> Path:
+def export_trajectory(run: Path, whole: Whole) -> Path:
     """One trajectory as JSON."""
-    return write(run, f"trajectory-{n}.json", json.dumps(trajectory_json(n, record), indent=1, default=str))
+    return write(run, f"trajectory-{whole.n}.json", json.dumps(trajectory_data(whole), indent=1, default=str))
 
 
 def export_lines(run: Path, name: str, text: str) -> Path:

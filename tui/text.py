@@ -70,26 +70,43 @@ def literal(text: str) -> str:
     return "".join(out)
 
 
+def fitting(text: str, cells: int) -> int:
+    """How many characters of `text` (literal already) fit into `cells`."""
+    if text.isascii():
+        return min(len(text), cells)
+    used = 0
+    for index, char in enumerate(text):
+        used += cell_len(char)
+        if used > cells:
+            return index
+    return len(text)
+
+
 def width(text: str) -> int:
     """Cells that `text` takes; `text` is literal already."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 def cut(text: str, cells: int) -> str:
-    """`text` in at most `cells` cells; where something is left out, an ellipsis ends it."""
+    """`text` in at most `cells` cells; where something is left out, an ellipsis ends it. No number is cut in two."""
     if cells <= 0:
         return ""
-    if len(text) <= cells and width(text) <= cells:
+    if width(text) <= cells:
         return text
-    if text.isascii():
-        return text[: cells - 1] + "…" if len(text) > cells else text
-    used = 0
-    for index, char in enumerate(text):
-        size = cell_len(char)
-        if used + size > cells - 1:
-            return text[:index] + "…"
-        used += size
-    return text
+    return text[: before_number(text, fitting(text, cells - 1))] + "…"
+
+
+_NUMBER = re.compile(r"[+\-−]?\d[\d.,]*(?:e[+\-−]?\d+)?[%kMG]?")
+_NUMBER_LENGTH = 24
+
+
+def before_number(text: str, index: int) -> int:
+    """`index`, or where the number begins that would be cut in two there: half a number is another number."""
+    start = max(0, index - _NUMBER_LENGTH)
+    for found in _NUMBER.finditer(text, start, index + _NUMBER_LENGTH):
+        if found.start() < index < found.end():
+            return found.start()
+    return index
 
 
 def line(text: object, cells: int) -> str:

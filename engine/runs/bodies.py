@@ -39,7 +39,8 @@ class Bodies:
         rows: list[tuple[Any, ...]] = []
         if "uses" in self._record.columns:
             rows = self._record.all(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step, mask", (n,))
-        return [*([] if own is None else [own]), *(use_of(*row) for row in rows)]
+        later = [use for row in rows if (use := use_of(*row)) is not None]
+        return [*([] if own is None else [own]), *later]
 
     def tokens(self, id_or_n: str | int) -> StoredTokens | None:
         """Token ids, agent mask, log-probs and advantages of a trajectory, or None when they were not recorded."""

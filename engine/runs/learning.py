@@ -149,14 +149,14 @@ class Served:
 USE_COLUMNS = "step, mask, weight, advantage, data"
 
 
-def use_of(step: int, mask: int, weight: float | None, advantage: float | None, data: str) -> Use:
-    """A use from its columns in the table `uses`. Raises ValueError when they hold none."""
-    kinds = [kind for kind in LATER_KINDS if mask & BIT[kind]]
-    if not kinds:
-        raise ValueError(f"a use of step {step} has no kind that is known (mask {mask})")
+def use_of(step: int, mask: int, weight: float | None, advantage: float | None, data: str) -> Use | None:
+    """A use from its columns in the table `uses`; None for a kind that only a later version knows."""
+    kind = next((kind for kind in LATER_KINDS if mask & BIT[kind]), None)
+    if kind is None:
+        return None
     facts = json.loads(data)
     clipped = bool(mask & BIT[CLIPPED])
-    return Use(cast(UseKind, kinds[0]), step, weight, advantage, clipped, facts if isinstance(facts, dict) else {})
+    return Use(cast(UseKind, kind), step, weight, advantage, clipped, facts if isinstance(facts, dict) else {})
 
 
 def marks_of(mask: int | None) -> tuple[str, ...]:

@@ -263,7 +263,7 @@ class RecordStore:
 
     def _uses_of(self, n: int) -> list[Use]:
         rows = self.db.execute(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step", (n,)).fetchall()
-        return [use_of(*row) for row in rows]
+        return [use for row in rows if (use := use_of(*row)) is not None]
 
     def _remove_from(self, cut: int) -> None:
         for (n,) in self.db.execute("SELECT n FROM rows WHERE n >= ?", (cut,)).fetchall():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from grpo_tui.engine.runs.types import TrajectoryRecord
+from grpo_tui.engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecord, Use
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.envs.trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
@@ -190,11 +190,14 @@ def make_run(
                     tokens.token_ids, tokens.agent_mask, tokens.logprobs, tokens.turn,
                     np.where(tokens.agent_mask, advantage, 0).astype(np.float32),
                 )  # fmt: skip
+                term = AdvantageTerm(breakdown.total, mean, std, len(totals))
                 records.append(
                     TrajectoryRecord(
-                        trajectory, breakdown, advantage, (advantage,) * len(trajectory.steps), tokens, step
+                        trajectory, breakdown, advantage, (advantage,) * len(trajectory.steps), tokens, step,
+                        formula=AdvantageFormula("group", "group", 1e-4, ((term,),)),
+                        use=Use("trained", step, 1.0, advantage),
                     )
-                )
+                )  # fmt: skip
         writer.trajectories(step, records)
         rewards = [r.breakdown.total for r in records if r.breakdown]
         mean = sum(rewards) / len(rewards)

@@ -9,8 +9,8 @@ import pytest
 from grpo_tui.tui.app.bindings import EVERYWHERE, TABLE, bindings, helps, hints
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.screens.compare import flatten
-from grpo_tui.tui.app.screens.diff import marks
 from grpo_tui.tui.app.theme import THEMES
+from grpo_tui.tui.app.widgets.diff_pane import marks
 
 from .demo_run import make_run
 from .drive import Driver, running
@@ -53,17 +53,17 @@ def test_configs_are_compared_flat() -> None:
 async def test_diff_of_two_rollouts_of_a_group(run: Path) -> None:
     async with running(run.parent, Stepper(run, "3")) as app:
         await app.press("d")
-        other = app.screen.others[app.screen.at].n
+        other = app.screen.candidates.current.n
         assert "steps differ" in app.text and f"│ {other} " in app.text and "≠ step" in app.text
         await app.press("right_square_bracket")
-        assert app.screen.others[app.screen.at].n != other
+        assert app.screen.candidates.current.n != other
         await app.press("left_square_bracket")
-        assert app.screen.others[app.screen.at].n == other
+        assert app.screen.candidates.current.n == other
         differing = app.screen.body.differing()
         await app.press("l", "right", "l", "l")
-        assert app.screen.body.step == differing[-1]
+        assert app.screen.body.at == differing[-1]
         await app.press("h", "left", "h", "h")
-        assert app.screen.body.step == differing[0]
+        assert app.screen.body.at == differing[0]
         await app.press("j", "k", "down", "up", "G", "g", "end", "home", "pagedown", "pageup", "ctrl+d", "ctrl+u")
 
 
@@ -71,7 +71,7 @@ async def test_diff_of_one_prompt_at_two_points_of_the_run(run: Path) -> None:
     async with running(run.parent, Stepper(run, "3")) as app:
         text = await app.press("d", "p")
         assert "prompt p0 over the run" in text
-        other = app.screen.others[app.screen.at]
+        other = app.screen.candidates.current
         assert other.prompt_id == "p0" and other.group != "1.0" and other.step > 1, "the newest rollout of the prompt"
         await app.press("p")
         assert "group 1.0" in app.text

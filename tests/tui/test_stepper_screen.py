@@ -9,6 +9,7 @@ import pytest
 
 from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.tui.advantage import equation
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.format import fixed
 
@@ -81,7 +82,9 @@ async def test_the_arithmetic_is_the_record_s(run: Path) -> None:
         text = "\n".join(line.plain for line in app.screen.reward.lines)
         assert f"= {fixed(record.breakdown.total)}" in text
         assert f"advantage {fixed(record.advantage, signed=True)}" in text
-        assert "the group's mean" in text, "how the advantage came about, since it is the group's"
+        for sentence in equation(record.formula, 0, record.advantage):
+            assert sentence in " ".join(text.split())
+        assert "trained on · weight 1.00" in text, "what learning did with it"
 
 
 async def test_a_penalty_says_rule_values_limit_why_and_what_would_be_right(run: Path) -> None:
@@ -185,7 +188,7 @@ async def test_clicks_on_a_neighbour_and_on_a_step_of_the_route(run: Path) -> No
     async with running(run.parent, Stepper(run, str(n))) as app:
         await app.click(" 3 ANSWER", 3)
         assert app.screen.step == 2
-        other = next(r for r in app.screen.rows if r.n != n)
+        other = next(r for r in app.screen.cursor.opened.group if r.n != n)
         await app.click(f"  {other.n} ", 3)
         assert app.screen.n == other.n
 
@@ -203,7 +206,7 @@ async def test_export_copy_pager_and_editor(tmp_path: Path, monkeypatch: pytest.
     async with running(run.parent, Stepper(run, "3")) as app:
         await app.press("e")
         data = json.loads((run / "exports" / "trajectory-3.json").read_text())
-        assert data["n"] == 3 and data["reward"]["total"] == pytest.approx(app.screen.record.breakdown.total)
+        assert data["n"] == 3 and data["breakdown"]["total"] == pytest.approx(app.screen.cursor.record.breakdown.total)
         await app.press("y")
         assert "What colour is the object" in app.app.clipboard
         monkeypatch.setenv("PAGER", "no-such-program")

@@ -57,10 +57,11 @@ def export(
 
 
 def _records(reader: RunReader, filter_: str) -> Iterator[dict[str, Any]]:
-    from .records import matching, record_data
+    from ..plain import read_whole, trajectory_data
+    from .records import matching
 
     for row in matching(reader, filter_, "", None):
-        yield {"n": row.n, "step": row.step} | record_data(reader.bodies.trajectory(row.n))
+        yield {"n": row.n, "step": row.step} | trajectory_data(read_whole(reader, row.n))
 
 
 def _write_jsonl(path: Path, rows: Iterator[dict[str, Any]]) -> int:
@@ -106,6 +107,9 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
             ("task", text),
             ("steps", text),
             ("breakdown", text),
+            ("advantage_formula", text),
+            ("uses", text),
+            ("served", text),
         ]
     )
     count = 0
@@ -137,5 +141,5 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         "penalties": penalties,
         "task": json.dumps(t["task"], default=str),
         "steps": json.dumps(t["steps"], default=str),
-        "breakdown": json.dumps(breakdown, default=str),
+        **{name: json.dumps(row[name], default=str) for name in ("breakdown", "advantage_formula", "uses", "served")},
     }

@@ -9,7 +9,7 @@ import typer
 
 from ...engine.runs.types import RunInfo
 from .common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
-from .records import matching, opened, record_data
+from .records import matching, opened
 
 if TYPE_CHECKING:
     from ...engine.runs.reader import RunReader
@@ -150,14 +150,14 @@ def _row_text(row: Any) -> str:
 
 
 def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> None:
+    from ..plain import read_whole, trajectory_data, trajectory_lines
+
     try:
-        record = reader.bodies.trajectory(reference)
+        whole = read_whole(reader, reference)
     except LookupError as error:
         fail(f"{error}; ids are listed by `grpo-tui inspect {info.id} --filter ''`", ExitCode.NOT_FOUND)
     if as_json:
-        say(json_line(record_data(record)))
+        say(json_line(trajectory_data(whole)))
         return
-    from .trajectory import trajectory_lines
-
-    for text in trajectory_lines(record):
+    for text in trajectory_lines(whole):
         say(text)

@@ -1,14 +1,14 @@
-"""What the commands read of a run's record, and how a trajectory is written as JSON."""
+"""What the commands read of a run's record."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...engine.runs.query import Query
-from ...engine.runs.types import RunInfo, TrajectoryRecord, TrajectoryRow
+from ...engine.runs.types import RunInfo, TrajectoryRow
 from .common import ExitCode, fail, warn
 
 if TYPE_CHECKING:
@@ -50,17 +50,3 @@ def matching(reader: RunReader, filter_: str, search: str, limit: int | None) ->
         done += len(rows)
         if len(rows) < size:
             return
-
-
-def record_data(record: TrajectoryRecord) -> dict[str, Any]:
-    """A recorded trajectory with its reward arithmetic, as plain data (token arrays are in the record only)."""
-    return {
-        "trajectory": record.trajectory.to_json(),
-        "breakdown": record.breakdown.to_json() if record.breakdown is not None else None,
-        "advantage": record.advantage,
-        "step_advantages": list(record.step_advantages),
-        "policy_version": record.policy_version,
-        "split": record.split,
-        "token_count": record.token_count if record.tokens is None else len(record.tokens),
-        "not_recorded": dict(record.unknown),
-    }

@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from textual.screen import Screen
     from textual.widget import Widget
+
+    from .image_view import ImagePane
 
 Kind = Literal["kitty", "sixel", "blocks"]
 
@@ -67,6 +70,40 @@ def make(wanted: Kind) -> Widget:
     finally:
         sys.__stdout__ = real  # type: ignore[misc]
     return TGPImage(id="graphic") if wanted == "kitty" else SixelImage(id="graphic")
+
+
+class Picture:
+    """Real pixels over the box of an image pane, in terminals that have them; elsewhere it does nothing."""
+
+    def __init__(self, screen: Screen[Any], pane: ImagePane) -> None:
+        self._screen = screen
+        self._pane = pane
+        self._kind: Kind = "blocks"
+        self._widget: Widget | None = None
+
+    def start(self) -> None:
+        """Find out what this terminal can do, once the screen is there."""
+        self._kind = kind()
+        if self._kind != "blocks":
+            self._pane.cell = cell_pixels()
+            self._pane.on_picture = self._show
+
+    def _show(self) -> None:
+        picture, region = self._pane.picture, self._pane.region
+        if picture is None or not region.area:
+            if self._widget is not None:
+                self._widget.display = False
+            return
+        if self._widget is None:
+            self._widget = make(self._kind)
+            self._screen.mount(self._widget)
+        widget = self._widget
+        across, down = self._pane.cell or (10, 20)
+        width, height = -(-picture.width // across), -(-picture.height // down)
+        widget.styles.width, widget.styles.height = min(width, region.width), min(height, region.height)
+        widget.styles.offset = (region.x + (region.width - width) // 2, region.y)
+        widget.image = picture  # type: ignore[attr-defined]
+        widget.display = True
 
 
 class _NoTerminal:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
-from ...format import fixed, mark
+from ...advantage import moments
+from ...format import MINUS, fixed, mark
 from ...text import width as cells_of
 from .line import Line
 from .pane import Pane
 
 ARROW = " ▸ "
-
-
-def spread(rows: Sequence[TrajectoryRow]) -> tuple[float, float] | None:
-    """Mean and (population) standard deviation of the rewards of a group."""
-    values = [r.reward for r in rows if r.reward is not None]
-    if not values:
-        return None
-    mean = sum(values) / len(values)
-    return mean, (sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5
 
 
 class GroupPanel(Pane):
@@ -33,7 +26,6 @@ class GroupPanel(Pane):
         self.n = 0
         self.record: TrajectoryRecord | None = None
         self.step = 0
-        self.compact = False
 
     def put(self, rows: Sequence[TrajectoryRow], n: int, record: TrajectoryRecord | None, step: int) -> None:
         """The rows of the group, which one is open, and at which step."""
@@ -46,11 +38,12 @@ class GroupPanel(Pane):
         if height <= 2:
             return self._short(width)[:height]
         lines = [self._neighbour(row, width) for row in self._visible(height)]
-        stats = spread(self.rows)
-        if stats is not None and len(self.rows) > 1:
-            note = f"mean {fixed(stats[0])} ± {fixed(stats[1])}"
-            lines.append(Line(p).gap(2).add(note, p.faint, cells=max(1, width - 2)))
-            if stats[1] < 1e-9:
+        rewards = [r.reward for r in self.rows if r.reward is not None and math.isfinite(r.reward)]
+        if len(rewards) > 1:
+            mean, std = moments(rewards)
+            for note in (f"mean {fixed(mean)}", f"std (n {MINUS} 1) {fixed(std)}"):
+                lines.append(Line(p).gap(2).whole(note, p.faint, width - 2))
+            if std < 1e-9:
                 lines.append(Line(p).gap(2).add("no spread, no gradient", p.warn, cells=max(1, width - 2)))
         if self.record is not None and self.record.trajectory.steps:
             lines.append(Line(p))
@@ -73,11 +66,11 @@ class GroupPanel(Pane):
         name = str(row.n)
         line.add(name, p.strong if here else p.text, cells=max(4, len(name))).gap()
         line.add(mark(row.correct), p.outcome(row.correct)).gap()
-        line.add(fixed(row.reward), p.strong if here else p.text, cells=5, align=">")
-        advantage = "A " + fixed(row.advantage, 1 if width < 26 else 2, signed=True)
-        line.gap().add(advantage, p.sign(row.advantage), cells=8 if width >= 26 else 7)
-        if row.penalties and width - line.width >= 3:
-            line.add(f"✗{row.penalties}", p.warn)
+        reward, advantage = fixed(row.reward), fixed(row.advantage, 1 if width < 26 else 2, signed=True)
+        line.add(reward, p.strong if here else p.text, cells=max(5, len(reward)), align=">")
+        line.gap().add(f"A {advantage}", p.sign(row.advantage), cells=max(8 if width >= 26 else 7, len(advantage) + 2))
+        line.whole(f"✗{row.penalties}" if row.penalties else "", p.warn, width - line.width)
+        line.whole(f" {_used(row)}", p.faint, width - line.width)
         line.hits = [(0, width, ("rollout", row.n))]
         return line
 
@@ -134,6 +127,11 @@ class GroupPanel(Pane):
                 break
             first.extend(item)
         return [first, *self._route(width, 0)] if self.record is not None else [first]
+
+
+def _used(row: TrajectoryRow) -> str:
+    """What learning did with a rollout, where it is not simply trained on."""
+    return " ".join(mark.replace("_", " ") for mark in row.uses or () if mark != "trained")
 
 
 def short(action: str | None) -> str:

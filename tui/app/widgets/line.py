@@ -63,6 +63,10 @@ class Line:
             self.width += size
         return self
 
+    def whole(self, text: object, style: Style | None = None, room: int = 0) -> Line:
+        """Append `text` where it takes at most `room` cells, else nothing: a number is whole or absent."""
+        return self.add(text, style) if literally.width(literally.literal(str(text))) <= room else self
+
     def gap(self, cells: int = 1) -> Line:
         """Append blank cells."""
         if cells > 0:
@@ -103,17 +107,21 @@ class Line:
         if style is not None:
             segments = [Segment(s.text, (s.style or self.palette.base) + style) for s in segments]
         if self.width > width:
-            return list(Strip(segments, self.width).crop(0, width))
+            return list(Strip(self.cropped(width).cells(width, style), width))
         return segments
 
     def cropped(self, width: int) -> Line:
-        """The line in at most `width` cells, with an ellipsis where it was cut."""
+        """The line in at most `width` cells, with an ellipsis where it was cut; no number is cut in two."""
         if self.width <= width:
             return self
         made = Line(self.palette)
-        made.segments = list(Strip(self.segments, self.width).crop(0, width - 1))
-        made.width = width - 1
-        made.hits = [(a, min(b, width - 1), what) for a, b, what in self.hits if a < width - 1]
+        if width <= 0:
+            return made
+        text = self.plain
+        fitting = literally.fitting(text, width - 1)
+        made.width = literally.width(text[: literally.before_number(text, fitting)])
+        made.segments = list(Strip(self.segments, self.width).crop(0, made.width))
+        made.hits = [(a, min(b, made.width), what) for a, b, what in self.hits if a < made.width]
         return made.add("…", self.palette.muted)
 
     @property

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....engine.runs.types import StepReward, TrajectoryRecord, TrajectoryRow
+from ....engine.runs.types import AdvantageFormula, StepReward, TrajectoryRecord
+from ...advantage import equation
 from ...format import MINUS, fixed
 from ...text import wrap
-from .group_panel import spread
+from .learning_lines import Learning, learning_lines
 from .line import Line
 from .pane import Pane
 from .penalty import penalty_lines
 
+_NUMBERS = 4  # columns: raw, normalised, weight, contribution
+
 
 class RewardArithmetic(Pane):
-    """Component, raw, normalised, × weight, = contribution; Σ; and each penalty of the step explained."""
+    """Component, raw, normalised, × weight, = contribution; Σ; each penalty of the step explained; the advantage; and
+    what learning did with the rollout."""
 
     title = "reward of this step"
 
@@ -22,11 +26,22 @@ class RewardArithmetic(Pane):
         super().__init__(name)
         self.record: TrajectoryRecord | None = None
         self.step = 0
-        self.rows: Sequence[TrajectoryRow] = ()
+        self.formula: AdvantageFormula | None = None
+        self.learning = Learning()
+        self.recomputed = ""
 
-    def put(self, record: TrajectoryRecord | None, step: int, rows: Sequence[TrajectoryRow]) -> None:
-        """The open trajectory, which of its steps, and the rows of its group."""
-        self.record, self.step, self.rows = record, step, rows
+    def put(
+        self,
+        record: TrajectoryRecord | None,
+        step: int,
+        formula: AdvantageFormula | None = None,
+        learning: Learning | None = None,
+        recomputed: str = "",
+    ) -> None:
+        """The open trajectory, which of its steps, how its advantage was computed and what learning did with it;
+        `recomputed`: an advantage that was not recorded, as GRPO would have it."""
+        self.record, self.step, self.formula, self.recomputed = record, step, formula, recomputed
+        self.learning = learning or Learning()
         self.changed(keep_scroll=False)
 
     def _reward(self) -> StepReward | None:
@@ -37,11 +52,12 @@ class RewardArithmetic(Pane):
         return next((s for s in record.breakdown.steps if s.step == index), None)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """The arithmetic, penalties, and how the steps add up."""
+        """The arithmetic, penalties, how the steps add up, and what was learnt."""
         p = self.palette
         record = self.record
         if record is None:
             return []
+        learned = learning_lines(p, record, self.learning, width)
         reward = self._reward()
         if reward is None and record.unknown:
             return self._not_recorded(record, width)
@@ -49,39 +65,45 @@ class RewardArithmetic(Pane):
             text = "No reward was recorded for this step." if record.trajectory.steps else "The agent took no step."
             if record.split == "eval":
                 text = "A rollout on held-out tasks: judged by its answer alone, and not trained on."
-            return [Line(p).add(t, p.faint) for t in wrap(text, width)]
+            return [*(Line(p).add(t, p.faint) for t in wrap(text, width)), Line(p), *learned]
         lines = self._components(reward, width)
         if reward.penalties:
             lines.append(Line(p))
             for penalty in reward.penalties:
                 lines += penalty_lines(p, penalty, width)
-        elif not record.unknown:
+        else:
             lines.append(Line(p).add("✓ no penalty in this step", p.good))
         lines.append(Line(p))
         lines += self._trajectory(record, width)
-        return lines
+        return [*lines, Line(p), *learned] if learned else lines
 
     def _components(self, reward: StepReward, width: int) -> list[Line]:
         p = self.palette
-        sizes = (8, 8, 7, 8) if width >= 42 else (6, 6, 5, 6)
-        name_width = max(4, min(16, width - sum(sizes)))
-        head = Line(p).add("component", p.muted, cells=name_width)
-        for title, cells in zip(("raw", "norm", "×w", "="), sizes, strict=True):
-            head.add(title, p.muted, cells=cells, align=">")
-        lines = [head]
+        table = [("component", "raw", "norm", "×w", "=")]
         for name, value in reward.components.items():
-            normalised = value.normalized != value.raw
-            line = Line(p).add(name, p.text, cells=name_width)
-            line.add(fixed(value.raw), p.text, cells=sizes[0], align=">")
-            shown, style = (fixed(value.normalized), p.text) if normalised else ("–", p.faint)
-            line.add(shown, style, cells=sizes[1], align=">")
-            line.add(fixed(value.weight), p.muted, cells=sizes[2], align=">")
-            line.add(fixed(value.contribution), p.sign(value.contribution), cells=sizes[3], align=">")
+            normalised = fixed(value.normalized) if value.normalized != value.raw else "–"
+            table.append((name, fixed(value.raw), normalised, fixed(value.weight), fixed(value.contribution)))
+        table.append(("Σ step", "", "", "", fixed(reward.total)))
+        sizes = [max(len(row[i]) for row in table) + 1 for i in range(1, 1 + _NUMBERS)]
+        kept = list(range(_NUMBERS))  # the sum is in the last column: raw, norm and weight go first where it is narrow
+        while len(kept) > 1 and 4 + sum(sizes[i] for i in kept) > width:
+            kept.pop(0)
+        room = width - sum(sizes[i] for i in kept)
+        spare = 1 if room >= 14 + len(kept) else 0
+        names = max(1, min(16, room - spare * len(kept)))
+        values = list(reward.components.values())
+        lines = []
+        for at, row in enumerate(table):
+            head, total = at == 0, at == len(table) - 1
+            if total:
+                lines.append(Line(p).add("─" * (names + sum(sizes[i] + spare for i in kept)), p.border))
+            line = Line(p).add(row[0], p.muted if head else p.strong if total else p.text, cells=names)
+            for i in kept:
+                style = p.muted if head or i == 2 else p.strong if total else p.text
+                if not head and not total and i == 3:
+                    style = p.sign(values[at - 1].contribution)
+                line.add(row[1 + i], p.faint if row[1 + i] == "–" else style, cells=sizes[i] + spare, align=">")
             lines.append(line)
-        whole = name_width + sum(sizes)
-        lines.append(Line(p).add("─" * whole, p.border))
-        total = Line(p).add("Σ step", p.strong, cells=whole - sizes[3])
-        lines.append(total.add(fixed(reward.total), p.strong, cells=sizes[3], align=">"))
         return lines
 
     def _trajectory(self, record: TrajectoryRecord, width: int) -> list[Line]:
@@ -90,28 +112,26 @@ class RewardArithmetic(Pane):
         assert breakdown is not None
         totals = [s.total for s in breakdown.steps]
         known = [t for t in totals if t is not None]
-        lines = []
+        lines: list[Line] = []
         if breakdown.total is None:
             lines += self._unknown(record, "reward", "Σ the total", width)
         elif (len(known) == len(totals) and len(totals) > 1) or not record.unknown:
-            terms = "".join(
-                (f" {MINUS} " if t < 0 else " + ") + fixed(abs(t)) if i else fixed(t) for i, t in enumerate(known)
-            )
-            lines += [Line(p).add(t, p.text) for t in wrap(f"Σ steps = {terms} = {fixed(breakdown.total)}", width)]
+            lines += [Line(p).add(t, p.text) for t in wrap(summed(known, breakdown.total), width)]
         else:
             lines += [Line(p).add(t, p.text) for t in wrap(f"stated reward {fixed(breakdown.total)}", width)]
         lines += self._notes(record, width)
-        if record.advantage is not None:
-            line = (
-                Line(p).add("advantage ", p.muted).add(fixed(record.advantage, signed=True), p.sign(record.advantage))
-            )
-            if self.step < len(record.step_advantages):
-                line.add("  this step ", p.faint).add(fixed(record.step_advantages[self.step], signed=True), p.text)
-            lines.append(line)
-            lines += [Line(p).add(t, p.faint) for t in self._how(record, width)]
-        elif record.unknown:
-            lines += self._unknown(record, "advantage", "advantage", width)
-            lines += [Line(p).add(t, p.faint) for t in self._recomputed(record, width)]
+        if record.advantage is None:
+            if record.unknown:
+                lines += self._unknown(record, "advantage", "advantage", width)
+                lines += [Line(p).add(t, p.faint) for t in wrap(self.recomputed, width) if t]
+            return lines
+        step = record.step_advantages[self.step] if self.step < len(record.step_advantages) else None
+        line = Line(p).add("advantage ", p.muted).add(fixed(record.advantage, signed=True), p.sign(record.advantage))
+        if step is not None:
+            line.whole(f"  this step {fixed(step, signed=True)}", p.text, width - line.width)
+        lines.append(line)
+        for text in equation(self.formula, self.step, step):
+            lines += [Line(p).add(t, p.faint) for t in wrap(text, width)]
         return lines
 
     def _not_recorded(self, record: TrajectoryRecord, width: int) -> list[Line]:
@@ -139,36 +159,12 @@ class RewardArithmetic(Pane):
                 lines += self._unknown(record, what, name, width)
         return lines
 
-    def _recomputed(self, record: TrajectoryRecord, width: int) -> list[str]:
-        """The advantage that GRPO would have given, where the group's rewards are known; said to be recomputed."""
-        stats = spread(self.rows)
-        total = record.breakdown.total if record.breakdown is not None else None
-        if stats is None or total is None or any(r.reward is None for r in self.rows) or len(self.rows) < 2:
-            return []
-        mean, std = stats
-        sample = std * (len(self.rows) / (len(self.rows) - 1)) ** 0.5
-        if sample < 1e-9:
-            return wrap("recomputed: 0, all rewards of the group are equal", width)
-        value = (total - mean) / (sample + 1e-4)
-        text = f"recomputed, GRPO's: ({fixed(total)} {MINUS} {fixed(mean)}) ÷ {fixed(sample)} = "
-        return wrap(text + fixed(value, signed=True), width)
 
-    def _how(self, record: TrajectoryRecord, width: int) -> list[str]:
-        """The advantage from the group's rewards, when that is how it came about."""
-        stats = spread(self.rows)
-        total = record.breakdown.total if record.breakdown is not None else None
-        if stats is None or total is None or record.advantage is None or len(self.rows) < 2:
-            return []
-        mean, std = stats
-        sample = std * (len(self.rows) / (len(self.rows) - 1)) ** 0.5
-        centred = total - mean
-        minus = f"{fixed(total)} {MINUS} {fixed(mean)}" if mean >= 0 else f"{fixed(total)} + {fixed(-mean)}"
-        close = 0.02 * max(1.0, abs(record.advantage)) + 0.005
-        if std < 1e-9 and abs(record.advantage) < 1e-6:
-            return wrap("All rewards of the group are equal: no advantage, no gradient.", width)
-        if abs(centred - record.advantage) < close:
-            return wrap(f"= {minus} (the group's mean)", width)
-        for value in (sample, std):
-            if value > 1e-9 and abs(centred / (value + 1e-4) - record.advantage) < close:
-                return wrap(f"= ({minus}) ÷ {fixed(value)}  (the group's mean and std)", width)
-        return wrap(f"group mean {fixed(mean)} ± {fixed(std)}", width)
+def summed(terms: Sequence[float], total: float) -> str:
+    """`Σ steps = 0.05 − 0.02 = 0.03`, with as many decimals as the sum needs to come out."""
+    places = next((n for n in range(2, 5) if abs(sum(round(t, n) for t in terms) - round(total, n)) < 0.1**n / 2), 4)
+    added = "".join(
+        (f" {MINUS} " if t < 0 else " + ") + fixed(abs(t), places) if i else fixed(t, places)
+        for i, t in enumerate(terms)
+    )
+    return f"Σ steps = {added} = {fixed(total, places)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 
 from ...format import fixed
-from ...text import literal
+from ...text import literal, wrap
 from ...text import width as cells_of
 from .line import Line
 from .pane import Pane
@@ -39,12 +39,13 @@ class TokenView(Pane):
         self._advantages: list[float] | None = None
         self._total = 0
 
-    def put(self, tokens: StoredTokens | None, texts: Sequence[str], step: int) -> None:
-        """Arrays of length T with the text of each token, and the step to scroll to."""
+    def put(self, tokens: StoredTokens | None, texts: Sequence[str], step: int, problem: str = "") -> None:
+        """Arrays of length T with the texts of the first `LIMIT` tokens at least, and the step to scroll to; `problem`
+        says why there are none."""
+        self.problem = problem
         if tokens is None:
             self._texts, self._total = [], 0
         else:
-            self.problem = ""
             self._total = len(tokens)
             self._texts = list(texts[:LIMIT])
             self._mask = tokens.agent_mask[:LIMIT].tolist()
@@ -52,6 +53,7 @@ class TokenView(Pane):
             self._turns = tokens.turn[:LIMIT].tolist()
             self._advantages = None if tokens.advantages is None else tokens.advantages[:LIMIT].tolist()
         self.step = step
+        self.title = self._heading()
         self._built = None
         self.top = 0
         if self.shown:
@@ -65,21 +67,22 @@ class TokenView(Pane):
         self.mode += 1
         if self.mode == 2 and self._advantages is None:
             self.mode += 1
-        if self.mode >= len(MODES):
+        more = self.mode < len(MODES)
+        if not more:
             self.mode = 0
-            return False
+        self.title = self._heading()
         self.changed()
-        return True
+        return more
 
-    def heading(self) -> str:
-        """For the frame's line."""
+    def _heading(self) -> str:
         return f"tokens by {MODES[self.mode]}"
 
     def build(self, width: int, height: int) -> list[Line]:
         """Legend, then the tokens, a new line for each turn."""
         p = self.palette
         if not self._texts:
-            return [Line(p).add(self.problem or "No tokens were recorded for this trajectory.", p.faint)]
+            said = self.problem or "No tokens were recorded for this trajectory."
+            return [Line(p).add(t, p.bad if self.problem else p.faint) for t in wrap(said, width)]
         lines = self._legend(width)
         line = Line(p)
         turn: int | None = None

@@ -1,0 +1,114 @@
+"""How an advantage came about, in words: the formula that was recorded, with the numbers that were used then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecord, TrajectoryRow
+from .format import MINUS, fixed
+
+NOT_RECORDED = "How it was computed was not recorded."
+_EXACT = 1e-4
+"""Largest difference, relative to the advantage, at which a form of an older record is taken to be the one used."""
+
+
+def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> AdvantageFormula | None:
+    """The recorded formula. For a record of schema version 1, which has none, the one form that gives exactly the
+    advantage of every rollout of the group (their number ≥ 2); None when there is not exactly one such form."""
+    total = record.breakdown.total if record.breakdown is not None else None
+    if record.formula is not None or record.advantage is None or total is None:
+        return record.formula
+    pairs = [(r.reward, r.advantage) for r in group if r.reward is not None and r.advantage is not None]
+    if len(pairs) < 2 or len(pairs) < len(group):
+        return None
+    mean, std = moments([reward for reward, _ in pairs])
+    fitting = []
+    for scale, divisor in (("none", None), ("group", std)):
+        terms = [AdvantageTerm(reward, mean, divisor, len(pairs)) for reward, _ in pairs]
+        if all(_same(t.result(1e-4), advantage) for t, (_, advantage) in zip(terms, pairs, strict=True)):
+            term = AdvantageTerm(total, mean, divisor, len(pairs))
+            fitting.append(AdvantageFormula("group", scale, 1e-4, ((term,),)))
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def recomputed(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> str:
+    """The advantage that GRPO would have given, for a record of another program that has none; empty where the rewards
+    of the group are not all known."""
+    total = record.breakdown.total if record.breakdown is not None else None
+    rewards = [r.reward for r in group if r.reward is not None]
+    if total is None or len(rewards) < 2 or len(rewards) < len(group):
+        return ""
+    mean, std = moments(rewards)
+    if std < 1e-9:
+        return "recomputed: 0, all rewards of the group are equal"
+    term = AdvantageTerm(total, mean, std, len(rewards))
+    return f"recomputed, GRPO's: {_term(term, 1e-4, 2, False)} = {fixed(term.result(1e-4), signed=True)}"
+
+
+def moments(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation as training computes them: with Bessel's correction (n − 1), 0 for fewer than two."""
+    mean = sum(values) / len(values)
+    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
+
+
+def equation(formula: AdvantageFormula | None, step: int, advantage: float | None) -> list[str]:
+    """One sentence a line: the formula with its numbers, then what they are of. `advantage`: as it is shown beside."""
+    if formula is None:
+        return [NOT_RECORDED]
+    if formula.method == "reward":
+        return ["The reward itself, on the last token of its turn: compared with nothing."]
+    terms = formula.terms(step)
+    if not terms:
+        return ["This step has no advantage of its own."]
+    if all(t.std == 0 and t.value == t.mean for t in terms):
+        if max(t.size for t in terms) == 1:
+            return ["No other rollout of the group got this far: no advantage."]
+        return ["All returns of the group are equal: no advantage, no gradient."]
+    places = next((n for n in range(2, 6) if _tells(formula, terms, advantage, n)), 6)
+    parts = [_term(t, formula.epsilon, places, len(terms) > 1) for t in terms]
+    return ["= " + " + ".join(parts), _compared(formula, terms)]
+
+
+def _term(term: AdvantageTerm, epsilon: float, places: int, several: bool) -> str:
+    sign = MINUS if term.mean >= 0 else "+"
+    text = f"{fixed(term.value, places)} {sign} {fixed(abs(term.mean), places)}"
+    if term.std is not None:
+        divisor = fixed(term.std, places)
+        if epsilon > 0.005 * term.std:
+            divisor = f"({divisor} + {epsilon:g})"
+        text = f"({text}) ÷ {divisor}"
+    if term.weight != 1:
+        text = f"{fixed(term.weight, 2)} × {text if term.std is not None else f'({text})'}"
+    return f"{text} {term.name}" if several and term.name else text
+
+
+def _compared(formula: AdvantageFormula, terms: Sequence[AdvantageTerm]) -> str:
+    sizes = sorted({t.size for t in terms})
+    size = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    if formula.method == "turn":
+        what, whom = "the return from this step on", f"the {size} rollouts of the group that got this far"
+    else:
+        what, whom = "the return", f"the {size} rollouts of its group"
+    if formula.scale == "none":
+        return f"{what}, minus the mean of {whom}"
+    if formula.scale == "batch":
+        return f"{what}, against the mean of {whom}; ÷ the std (n {MINUS} 1) of the whole batch"
+    return f"{what}, against mean and std (n {MINUS} 1) of {whom}"
+
+
+def _tells(formula: AdvantageFormula, terms: Sequence[AdvantageTerm], advantage: float | None, places: int) -> bool:
+    """Whether the numbers as shown, with so many decimals, come to the advantage that is shown."""
+    total = 0.0
+    for t in terms:
+        std = None if t.std is None else round(t.std, places)
+        if std is not None and std + formula.epsilon <= 0:
+            return False
+        shown = AdvantageTerm(round(t.value, places), round(t.mean, places), std, t.size, t.weight)
+        total += shown.result(formula.epsilon)
+    meant = sum(t.result(formula.epsilon) for t in terms) if advantage is None else advantage
+    return abs(total - meant) < 0.006
+
+
+def _same(computed: float, recorded: float) -> bool:
+    return abs(computed - recorded) <= _EXACT * max(1.0, abs(recorded))

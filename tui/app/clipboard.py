@@ -1,0 +1,99 @@
+"""Copying text to where the person can paste it from, and saying truly where it went.
+
+A terminal takes a copy as an escape sequence (OSC 52) and never says whether it did. Where a program can be asked
+instead (tmux, the desktop's clipboard), it is, and its answer is told. tmux ignores the sequence from programs inside
+it unless it is configured to take it, so there the text goes to `tmux load-buffer -w`, which also hands it on to the
+terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+OSC52_BYTES = 74_994
+"""What terminals take at least: 100,000 bytes with the sequence around it, in base64."""
+_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What became of a copy: `message` is one sentence for the person. `send`: it is for the terminal, and the caller
+    has yet to write the sequence."""
+
+    message: str
+    send: bool = False
+
+
+def copy(text: str, what: str, environment: Mapping[str, str] = os.environ) -> Copied:
+    """Copy `text`, named `what` in the message. May take seconds: not for the thread that paints."""
+    data = text.encode("utf-8", "replace")
+    if environment.get("TMUX") and shutil.which("tmux"):
+        return Copied(_to_tmux(data, what))
+    program = _desktop(environment)
+    if program is not None and _hand_over(program, data):
+        return Copied(f"Copied {what} to the clipboard.")
+    if environment.get("STY"):
+        return Copied(f"{what} not copied: screen passes no copies on. {_INSTEAD}")
+    if environment.get("TERM") in ("linux", "vt100", "vt220"):
+        return Copied(f"{what} not copied: this terminal has no clipboard. {_INSTEAD}")
+    if len(data) > OSC52_BYTES:
+        size = f"{len(data) // 1024:,} KiB"
+        return Copied(
+            f"Sent {what} to the terminal; of {size} it may take only {OSC52_BYTES // 1024}. {_INSTEAD}", True
+        )
+    return Copied(f"Sent {what} to the terminal, which copies if it is allowed to.", True)
+
+
+_INSTEAD = "e writes a file."
+
+
+def _to_tmux(data: bytes, what: str) -> str:
+    if not _hand_over(["tmux", "load-buffer", "-w", "-"], data):
+        if not _hand_over(["tmux", "load-buffer", "-"], data):  # before tmux 3.2 there is no -w
+            return f"{what} not copied: tmux did not take it. {_INSTEAD}"
+        return f"Copied {what} to tmux's buffer: prefix ] pastes it."
+    allowed = _ask(["tmux", "show-options", "-gsv", "set-clipboard"]) != "off"
+    if allowed and "clipboard" in _ask(["tmux", "display-message", "-p", "#{client_termfeatures}"]):
+        return f"Copied {what} to tmux's buffer and the terminal's clipboard."
+    return f"Copied {what} to tmux's buffer (prefix ] pastes it), not to the terminal's clipboard: tmux passes none on."
+
+
+def _desktop(environment: Mapping[str, str]) -> list[str] | None:
+    """The program that sets the clipboard of the desktop in front of the person, if it is this machine's."""
+    if environment.get("SSH_CONNECTION") or environment.get("SSH_TTY"):
+        return None
+    candidates = []
+    if sys.platform == "darwin":
+        candidates.append(["pbcopy"])
+    if environment.get("WAYLAND_DISPLAY"):
+        candidates.append(["wl-copy"])
+    if environment.get("DISPLAY"):
+        candidates += [["xclip", "-selection", "clipboard"], ["xsel", "--clipboard", "--input"]]
+    return next((c for c in candidates if shutil.which(c[0])), None)
+
+
+def _hand_over(command: list[str], data: bytes) -> bool:
+    """Whether a program took the text. Some stay behind to serve the clipboard, so its output is not waited for."""
+    try:
+        done = subprocess.run(
+            command, input=data, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def _ask(command: list[str]) -> str:
+    """What a program printed; empty when it failed."""
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""

@@ -1,0 +1,163 @@
+"""What serving and learning did with a rollout, as lines: the vote, the gate, and each update that used it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.style import Style
+
+from ....engine.runs.types import Event, Served, TrajectoryRecord, Use
+from ...format import MINUS, fixed, number, percent
+from ...text import width as cells_of
+from ...text import wrap
+from ..theme import Palette
+from .line import Line
+
+LABEL = 11
+_SHOWN = 6  # answers of a vote, and neighbours
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What is known beside the record: the updates that used the rollout, and the learner's evaluations around them."""
+
+    uses: Sequence[Use] = ()
+    validations: Sequence[Event] = ()
+
+
+def learning_lines(p: Palette, record: TrajectoryRecord, learning: Learning, width: int) -> list[Line]:
+    """All lines, `width` cells wide; none for a rollout that nothing learns from."""
+    if record.split == "eval":
+        return []
+    lines = []
+    if record.served is not None:
+        lines += _heading(p, "the vote", width) + _vote(p, record.served, record.policy_version, width)
+    lines += _heading(p, "learning", width)
+    if not learning.uses:
+        return lines + [Line(p).add(t, p.faint) for t in wrap(_nothing(record), width)]
+    for use in learning.uses:
+        lines += _use(p, use, learning.validations, width)
+    return lines
+
+
+def _nothing(record: TrajectoryRecord) -> str:
+    served = record.served
+    if served is None:
+        return "What learning did with it was not recorded."
+    if served.gate != "open":
+        return "Nothing was learnt from it: the gate was closed."
+    return "No update of it is recorded, or none yet."
+
+
+def _vote(p: Palette, served: Served, version: int, width: int) -> list[Line]:
+    who = "initial trajectory" if served.initial else "further candidate"
+    lines = _field(p, "request", [str(served.request), who, f"by policy version {version}"], p.text, width)
+    if served.seconds is not None:
+        lines += _field(p, "answered", [f"after {number(served.seconds)} s"], p.text, width)
+    sent = ["✓ given by this rollout"] if served.sent else []
+    lines += _field(p, "sent", [_answer(served.answer), *sent], p.strong, width)
+    label = "none: the others tie, or did not answer" if served.pseudo_label is None else _answer(served.pseudo_label)
+    agrees = [] if served.agrees is None else ["✓ agrees" if served.agrees else "✗ differs"]
+    lines += _field(p, "label", [label, *agrees], p.outcome(served.agrees), width)
+    votes = list(served.votes.items())
+    shown = [f"{_answer(a)} {percent(share)}" for a, share in votes[:_SHOWN]] + _more(votes)
+    lines += _field(p, "votes", shown or ["not recorded"], p.text if shown else p.faint, width)
+    neighbours = [_neighbour(n.id, n.answer, n.weight) for n in served.neighbours[:_SHOWN]] + _more(served.neighbours)
+    lines += _field(p, "neighbours", neighbours or ["none"], p.text if neighbours else p.faint, width)
+    parts = ["open"] if served.gate == "open" else ["closed", served.reason or served.gate.replace("_", " ")]
+    if served.confidence is not None and served.gate != "low_confidence":
+        parts.append(f"confidence {fixed(served.confidence)}")
+    return lines + _field(p, "gate", parts, p.good if served.gate == "open" else p.warn, width)
+
+
+def _use(p: Palette, use: Use, validations: Sequence[Event], width: int) -> list[Line]:
+    facts = use.facts
+    where = f"update {facts['update']}" if "update" in facts else f"step {use.step}"
+    done = {"trained": "trained on", "filtered": "filtered out", "taken_back": "taken back"}.get(use.kind, use.kind)
+    parts = [f"{done}, clipped" if use.clipped else done]
+    if use.kind in _WHY:
+        parts.append(_WHY[use.kind])
+    if use.weight is not None:
+        parts.append(f"drawn with p {number(use.weight)}" if use.kind == "replayed" else f"weight {fixed(use.weight)}")
+    if use.advantage is not None:
+        parts.append(f"A {fixed(use.advantage, signed=True)}")
+    if facts.get("message"):
+        parts.append(str(facts["message"]))
+    good = use.kind in ("trained", "replayed", "applied")
+    lines = _field(p, where, parts, p.text if good else p.warn, width)
+    numbers = [f"{name} {_fact(facts[key])}" for key, name in _FACTS.items() if key in facts]
+    if facts.get("grad_norm") is not None and facts.get("clipped_grad_norm") is not None:
+        norm = f"gradient {_fact(facts['grad_norm'])}"
+        numbers.append(f"{norm} cut to {_fact(facts['clipped_grad_norm'])}" if use.clipped else norm)
+    lines += _field(p, "", numbers, p.muted, width) if numbers else []
+    return lines + _validation(p, facts.get("update"), validations, width)
+
+
+_WHY = {
+    "filtered": "no signal in its group, so its advantage in the loss is 0",
+    "replaced": "no signal in its group; a replayed rollout had its place in the batch",
+    "unscored": "its environment failed",
+}
+_FACTS = {"kl": "KL", "learning_rate": "learning rate", "beta": "β", "published_version": "published version"}
+
+
+def _validation(p: Palette, update: Any, validations: Sequence[Event], width: int) -> list[Line]:
+    """What the next evaluation on held-out tasks found, beside the one before this update."""
+    if not isinstance(update, int):
+        return []
+    known = [e for e in validations if isinstance(e.data.get("update"), int) and "live" in e.data]
+    after = next((e for e in known if e.data["update"] >= update), None)
+    before = next((e for e in reversed(known) if e.data["update"] < update), None)
+    if after is None:
+        return _field(p, "Δ validation", ["not measured yet"], p.faint, width)
+    parts = [f"{percent(after.data['live'])} after {after.data['update']} updates"]
+    if before is not None:
+        change = 100 * (after.data["live"] - before.data["live"])
+        several = after.data["update"] - before.data["update"]
+        sign = "+" if change >= 0 else MINUS
+        parts.insert(0, f"{sign}{abs(change):.0f} points")
+        parts.append("by this update" if several == 1 else f"by {several} updates together")
+    return _field(p, "Δ validation", parts, p.text, width)
+
+
+def _heading(p: Palette, text: str, width: int) -> list[Line]:
+    return [Line(p).add(f"{text} ", p.title).add("─" * max(0, width - len(text) - 1), p.border)]
+
+
+def _field(p: Palette, name: str, parts: Sequence[str], style: Style, width: int) -> list[Line]:
+    """`name` beside its parts, above them where it is narrow. A part is broken only where it does not fit a line."""
+    narrow = width < 30
+    indent = 1 if narrow else max(LABEL, len(name) + 1)
+    room = max(4, width - indent)
+    texts: list[str] = []
+    for part in parts:
+        for at, text in enumerate(wrap(part, room, 2000)):
+            if texts and not at and cells_of(texts[-1]) + 3 + cells_of(text) <= room:
+                texts[-1] += f" · {text}"
+            else:
+                texts.append(text)
+    lines = [Line(p).add(name, p.faint)] if narrow and name else []
+    for at, text in enumerate(texts):
+        lines.append(Line(p).add(name if not narrow and not at else "", p.faint, cells=indent).add(text, style))
+    return lines
+
+
+def _answer(answer: str | None) -> str:
+    if answer is None:
+        return "no answer"
+    return f"“{answer if len(answer) <= 60 else answer[:59] + '…'}”"
+
+
+def _neighbour(id_: str, answer: str, weight: float | None) -> str:
+    counted = f" × {fixed(weight)}" if weight is not None else ""
+    return f"{id_} {_answer(answer)}{counted}" if answer else id_
+
+
+def _more(items: Sequence[object]) -> list[str]:
+    return [f"{len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+
+
+def _fact(value: Any) -> str:
+    return number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
