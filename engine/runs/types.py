@@ -98,11 +98,11 @@ class RunInfo:
 class StoredTokens:
     """`TokenArrays` as read from a record, without NumPy: views of int32, bool, float32, int16, float32, each [T]."""
 
-    token_ids: memoryview
-    agent_mask: memoryview
-    logprobs: memoryview
-    turn: memoryview
-    advantages: memoryview | None = None
+    token_ids: memoryview[int]
+    agent_mask: memoryview[bool]
+    logprobs: memoryview[float]
+    turn: memoryview[int]
+    advantages: memoryview[float] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

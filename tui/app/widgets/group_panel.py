@@ -68,7 +68,8 @@ class GroupPanel(Pane):
         line.add(mark(row.correct), p.outcome(row.correct)).gap()
         reward, advantage = fixed(row.reward), fixed(row.advantage, 1 if width < 26 else 2, signed=True)
         line.add(reward, p.strong if here else p.text, cells=max(5, len(reward)), align=">")
-        line.gap().add(f"A {advantage}", p.sign(row.advantage), cells=max(8 if width >= 26 else 7, len(advantage) + 2))
+        shown = f"A {advantage}" if row.advantage is not None else ""
+        line.gap().add(shown, p.sign(row.advantage), cells=max(8 if width >= 26 else 7, len(shown)))
         line.whole(f"✗{row.penalties}" if row.penalties else "", p.warn, width - line.width)
         line.whole(f" {_used(row)}", p.faint, width - line.width)
         line.hits = [(0, width, ("rollout", row.n))]

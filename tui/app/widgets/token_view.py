@@ -48,10 +48,10 @@ class TokenView(Pane):
         else:
             self._total = len(tokens)
             self._texts = list(texts[:LIMIT])
-            self._mask = tokens.agent_mask[:LIMIT].tolist()
-            self._logprobs = tokens.logprobs[:LIMIT].tolist()
-            self._turns = tokens.turn[:LIMIT].tolist()
-            self._advantages = None if tokens.advantages is None else tokens.advantages[:LIMIT].tolist()
+            self._mask = list(tokens.agent_mask[:LIMIT])
+            self._logprobs = list(tokens.logprobs[:LIMIT])
+            self._turns = list(tokens.turn[:LIMIT])
+            self._advantages = None if tokens.advantages is None else list(tokens.advantages[:LIMIT])
         self.step = step
         self.title = self._heading()
         self._built = None
