@@ -165,7 +165,7 @@ def decode_tokens(data: bytes, index: int) -> StoredTokens | None:
     spoken, before = masks.count(1), masks.count(1, 0, start)
     mask = cut(4 * total, start, stop, "?")
     written = iter(cut(5 * total, before, before + masks.count(1, start, stop), "f"))
-    logprobs = memoryview(array("f", [next(written) if agent else 0.0 for agent in mask]))
+    logprobs: memoryview[Any] = memoryview(array("f", [next(written) if agent else 0.0 for agent in mask]))
     turn = cut(5 * total + 4 * spoken, start, stop, "h")
     advantages = None
     if header["advantages"][index]:

@@ -70,7 +70,7 @@ def step_reward(
     for name, value in raw.items():
         normalised = value if name in ("task", "penalty") else (value - 0.2) / 0.15
         components[name] = ComponentValue(value, normalised, WEIGHTS[name], WEIGHTS[name] * normalised)
-    return StepReward(index, components, penalties, sum(c.contribution for c in components.values()))
+    return StepReward(index, components, penalties, sum(c.contribution or 0.0 for c in components.values()))
 
 
 def rollout(
@@ -181,16 +181,16 @@ def make_run(
         for group in range(groups):
             scene = draw_scene(folder, f"scene-{step % 6}-{group}")
             made = [rollout(folder, step, group, r, rng, skill, scene) for r in range(rollouts)]
-            totals = [b.total for _, b, _ in made]
+            totals = [b.total or 0.0 for _, b, _ in made]
             mean = sum(totals) / len(totals)
             std = (sum((t - mean) ** 2 for t in totals) / max(1, len(totals) - 1)) ** 0.5
             for trajectory, breakdown, tokens in made:
-                advantage = (breakdown.total - mean) / (std + 1e-4)
+                advantage = ((breakdown.total or 0.0) - mean) / (std + 1e-4)
                 tokens = TokenArrays(
                     tokens.token_ids, tokens.agent_mask, tokens.logprobs, tokens.turn,
                     np.where(tokens.agent_mask, advantage, 0).astype(np.float32),
                 )  # fmt: skip
-                term = AdvantageTerm(breakdown.total, mean, std, len(totals))
+                term = AdvantageTerm(breakdown.total or 0.0, mean, std, len(totals))
                 records.append(
                     TrajectoryRecord(
                         trajectory, breakdown, advantage, (advantage,) * len(trajectory.steps), tokens, step,

@@ -74,9 +74,10 @@ async def test_the_arithmetic_is_the_record_s(run: Path) -> None:
                 shown = line.split()[1:]
                 norm = fixed(value.normalized) if value.normalized != value.raw else "–"
                 assert shown == [fixed(value.raw), norm, fixed(value.weight), fixed(value.contribution)]
+                assert value.weight is not None and value.normalized is not None
                 assert value.contribution == pytest.approx(value.weight * value.normalized)
             assert next(text for text in lines if text.startswith("Σ step")).split()[-1] == fixed(step.total)
-            assert step.total == pytest.approx(sum(c.contribution for c in step.components.values()))
+            assert step.total == pytest.approx(sum(c.contribution or 0.0 for c in step.components.values()))
             if index < len(record.breakdown.steps) - 1:
                 await app.press("l")
         text = "\n".join(line.plain for line in app.screen.reward.lines)
