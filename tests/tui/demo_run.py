@@ -128,7 +128,7 @@ def rollout(
         )
     )
     rewards.append(step_reward(at, True, correct, rng, ()))
-    total = sum(r.total for r in rewards)
+    total = sum(r.total or 0.0 for r in rewards)
     id_ = f"s{step}-g{group}-r{rollout}"
     trajectory = Trajectory(
         id_, "visual", f"p{group % 7}", f"{step}.{group}", rollout,

@@ -15,7 +15,7 @@ from .line import Line
 from .pane import Pane
 
 if TYPE_CHECKING:
-    from ....engine.runs.types import StoredTokens
+    from ....engine.runs.types import StoredTokens, TokenArrays
 
 MODES = ("who wrote it", "log-prob", "advantage")
 LIMIT = 8_000
@@ -39,7 +39,9 @@ class TokenView(Pane):
         self._advantages: list[float] | None = None
         self._total = 0
 
-    def put(self, tokens: StoredTokens | None, texts: Sequence[str], step: int, problem: str = "") -> None:
+    def put(
+        self, tokens: TokenArrays | StoredTokens | None, texts: Sequence[str], step: int, problem: str = ""
+    ) -> None:
         """Arrays of length T with the texts of the first `LIMIT` tokens at least, and the step to scroll to; `problem`
         says why there are none."""
         self.problem = problem
@@ -48,10 +50,11 @@ class TokenView(Pane):
         else:
             self._total = len(tokens)
             self._texts = list(texts[:LIMIT])
-            self._mask = list(tokens.agent_mask[:LIMIT])
-            self._logprobs = list(tokens.logprobs[:LIMIT])
-            self._turns = list(tokens.turn[:LIMIT])
-            self._advantages = None if tokens.advantages is None else list(tokens.advantages[:LIMIT])
+            self._mask = [bool(agent) for agent in tokens.agent_mask[:LIMIT]]
+            self._logprobs = [float(logprob) for logprob in tokens.logprobs[:LIMIT]]
+            self._turns = [int(turn) for turn in tokens.turn[:LIMIT]]
+            advantages = tokens.advantages
+            self._advantages = None if advantages is None else [float(a) for a in advantages[:LIMIT]]
         self.step = step
         self.title = self._heading()
         self._built = None
