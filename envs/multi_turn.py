@@ -1,4 +1,4 @@
-"""`MultiTurnEnv`: many rollouts of an environment together, in batched turns (`env_trainer.md`; its PRD 1).
+"""`MultiTurnEnv`: many rollouts of an environment together, in batched turns.
 
 All live rollouts of a trial advance together: the agent writes one turn for each, the environment answers each, and
 the answers are appended as tokens. An environment that raises, hangs or answers nonsense fails that rollout alone.

@@ -1,7 +1,7 @@
 """What a tool is, declared once: its arguments with bounds, the modality it needs, what it makes and what it requires.
 
 Penalty rules, prompts and the viewer all read these declarations, so an environment that declares its tools gets
-misuse penalties and their explanations without writing any (`offline_rl.md`, Task 4, Action 3).
+misuse penalties and their explanations without writing any.
 """
 
 from __future__ import annotations

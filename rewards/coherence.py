@@ -1,4 +1,4 @@
-"""R_coherence: does a step follow from the one before it, and is it a new one (`offline_rl.md`, Task 3)."""
+"""R_coherence: does a step follow from the one before it, and is it a new one."""
 
 from __future__ import annotations
 

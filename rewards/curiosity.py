@@ -1,4 +1,4 @@
-"""R_curiosity: the error of a dynamics model that learns while rollouts come in (`offline_rl.md`, Task 2)."""
+"""R_curiosity: the error of a dynamics model that learns while rollouts come in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dynamics model of curiosity: a light MLP with a frozen base and LoRA adapters (`offline_rl.md`, Task 2).
+"""The dynamics model of curiosity: a light MLP with a frozen base and LoRA adapters.
 
 The adapters are peft's: its initialisation, scaling and parameter names are what the field knows, and two linear
 layers need nothing that a layer of our own would do better. The base is random and stays so: a fixed non-linear

@@ -1,4 +1,4 @@
-"""What a batch's rewards look like in numbers, under the names of `offline_rl.md`, Task 5. No torch here."""
+"""What a batch's rewards look like in numbers. No torch here."""
 
 from __future__ import annotations
 

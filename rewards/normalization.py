@@ -1,6 +1,6 @@
 """Reward components on one scale: running z-score, running scale, or within each group.
 
-A component with a larger numerical range would rule the sum whatever its weight (`offline_rl.md`, Task 4, Action 4).
+A component with a larger numerical range would rule the sum whatever its weight.
 Statistics are read while a batch is scored and change only in `update`, so equal rollouts get equal rewards.
 """
 

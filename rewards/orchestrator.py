@@ -1,6 +1,6 @@
 """The orchestrator: all components of a batch, normalised, weighted and added up, with every number kept.
 
-`offline_rl.md`, Task 4. All steps of all trajectories go through one flat batch; Python only walks over the steps for
+All steps of all trajectories go through one flat batch; Python only walks over the steps for
 what is made of strings (actions, penalties) and for the breakdown.
 """
 

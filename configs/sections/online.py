@@ -1,4 +1,4 @@
-"""Learning while serving (`online_updates.md`)."""
+"""Learning while serving."""
 
 from __future__ import annotations
 

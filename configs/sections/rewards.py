@@ -47,7 +47,7 @@ class NormalizationConfig(Section):
 
 
 class CuriosityConfig(Section):
-    """The prediction error of the dynamics model (`offline_rl.md`, Task 2)."""
+    """The prediction error of the dynamics model (Pathak et al. 2017, arXiv 1705.05363)."""
 
     mode: Literal["error", "progress"] = "error"
     """`error` rewards what the model cannot predict (noise too, for ever); `progress` rewards what it is learning."""
@@ -68,7 +68,7 @@ class CuriosityConfig(Section):
 
 
 class CoherenceConfig(Section):
-    """Similarity of consecutive steps, and the cost of repeating oneself (`offline_rl.md`, Task 3)."""
+    """Similarity of consecutive steps, and the cost of repeating oneself."""
 
     similarity: bool = True
     """Off: only repetition counts, and no embeddings are needed."""
@@ -151,7 +151,7 @@ class DiagnosisConfig(Section):
 
 
 class RewardsConfig(Section):
-    """Weights and settings of the reward components (`offline_rl.md`, Tasks 2 to 4)."""
+    """Weights and settings of the reward components."""
 
     components: list[str] = Field(default_factory=lambda: list(COMPONENTS))
     """Which components are on; the weight of every other one is 0."""

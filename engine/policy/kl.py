@@ -1,4 +1,4 @@
-"""Exact KL divergence over the vocabulary, and the controller that sets its weight (`online_updates.md`, Task 4).
+"""Exact KL divergence over the vocabulary, and the controller that sets its weight.
 
 Per token KL(p ‖ q) = Σ_v p(v) · (log p(v) − log q(v)), in nats; whoever averages does it over tokens, so that the size
 depends neither on the length of a trajectory nor on padding and one `target_kl` fits all of them. By the field's
@@ -122,7 +122,7 @@ class BetaChange:
 
 
 class BetaController:
-    """Sets the weight of the KL penalty by the rule of `online_updates.md`, Task 4, Action 2.
+    """Sets the weight of the KL penalty (docs/ARCHITECTURE.md, "Online").
 
     After each update the mean over the last `window` KLs is compared with the target: above
     `target_kl + kl_tolerance` beta is multiplied by `factor`, below `target_kl − kl_tolerance` it is divided by it,

@@ -1,6 +1,6 @@
 """From dataset rows to rollouts: group by environment, run each group's trial, merge in the order of the batch.
 
-`env_trainer.md`, R2: rows are grouped by (`env_class_path`, canonical `env_config`); each pair is instantiated once
+Rows are grouped by (`env_class_path`, canonical `env_config`); each pair is instantiated once
 and kept in `env_cache`; `env.run_trial` runs once a group.
 """
 

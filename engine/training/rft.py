@@ -1,4 +1,4 @@
-"""`--mode rft`: reinforcement fine-tuning with GRPO (`offline_rl.md`, Tasks 1 and 5)."""
+"""`--mode rft`: reinforcement fine-tuning with GRPO (arXiv 2402.03300)."""
 
 from __future__ import annotations
 

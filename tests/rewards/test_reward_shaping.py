@@ -1,4 +1,4 @@
-"""The tests that `offline_rl.md`, Task 4, Action 5 asks for, under its names."""
+"""Total reward, weights, normalisation and penalties, each on small hand-made rollouts."""
 
 from __future__ import annotations
 

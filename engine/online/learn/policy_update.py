@@ -1,4 +1,4 @@
-"""One update of the policy, in memory (`online_updates.md`, Task 4, Actions 1 to 4).
+"""One update of the policy, in memory.
 
     Total_Loss = RL_Loss + current_beta * KL_Penalty
 

@@ -1,4 +1,4 @@
-"""The inference engine: answers by vote, and turns what it was sure of into update tasks (`online_updates.md`).
+"""The inference engine: answers by vote, and turns what it was sure of into update tasks.
 
 A request is answered first and learnt from afterwards; nothing here ever waits for the update worker. Rewards are
 those of offline training: the same `RewardOrchestrator`, its saved statistics, its weights fixed. What stands in for

@@ -1,4 +1,4 @@
-"""Versioned snapshots of the served model, published atomically (`online_updates.md`, Task 4, Action 4).
+"""Versioned snapshots of the served model, published atomically.
 
 Writer, for version N, in this order:
 

@@ -1,4 +1,4 @@
-"""What one update learns from: `UpdateTask` (`online_updates.md`, Task 3), and how it is put into bytes.
+"""What one update learns from: `UpdateTask`, and how it is put into bytes.
 
 The bytes are one safetensors file, tensors plus one JSON header: nothing in it can run code when it is read.
 """

@@ -1,4 +1,4 @@
-"""T1 to T4 of `env_trainer.md`."""
+"""The trainer on environment rollouts: what it takes, generates, masks and learns."""
 
 from __future__ import annotations
 

@@ -1,0 +1,134 @@
+"""What the documents tell people to type works, and what they point to is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = re.compile(r"```python\n# file: (\S+)\n(.*?)```", re.S)
+INLINE = re.compile(r"`((?:make|grpo-tui) [^`\n]*)`")
+BLOCK = re.compile(r"```(?:sh|bash|console)\n(.*?)```", re.S)
+
+
+def commands(program: str) -> list[tuple[str, str]]:
+    """Every command line of a program in the pages, in sentences and in blocks; what stands behind `#` is a note."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        lines = [line for block in BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+        lines += [
+            part for line in INLINE.findall(re.sub(r"```.*?```", "", text, flags=re.S)) for part in line.split(", `")
+        ]
+        found += [(page.name, line.split("  #")[0].strip()) for line in lines if re.match(rf"\s*{program} ", line)]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize(("page", "line"), commands("grpo-tui"))
+def test_a_command_of_the_documents_is_one_that_the_program_takes(page: str, line: str):
+    """Its words and options are parsed by the program itself; nothing is started."""
+    import typer
+
+    from grpo_tui.tui.cli.main import app
+
+    words = shlex.split(line.replace("\\|", "|").split(" | ")[0].rstrip("&; "))[1:]
+    group = typer.main.get_command(app)
+    if words[0].startswith("--") or words[0] == "…":
+        return
+    name, rest = words[0], words[1:]
+    assert name in group.commands, f"{page}: there is no command {name!r}"  # type: ignore[attr-defined]
+    command = group.commands[name]  # type: ignore[attr-defined]
+    if hasattr(command, "commands"):
+        assert rest and rest[0] in command.commands, f"{page}: {line}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    known |= {"--help"}
+    given = {word.split("=")[0] for word in rest if word.startswith("--")}
+    assert given <= known, f"{page}: {line} has {sorted(given - known)}"
+
+
+@pytest.mark.parametrize(("page", "line"), commands("make"))
+def test_a_target_of_the_documents_is_in_the_makefile(page: str, line: str):
+    targets = re.findall(r"^([a-z-]+(?: [a-z-]+)*):", (ROOT / "Makefile").read_text(), re.M)
+    known = {name for group in targets for name in group.split()}
+    wanted = {word for word in shlex.split(line)[1:] if "=" not in word}
+    assert wanted <= known, f"{page}: {line}"
+
+
+def test_links_lead_to_files_that_are_there():
+    missing = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if "://" not in target and not (page.parent / target).exists():
+                missing.append(f"{page.name}: {target}")
+    assert missing == []
+
+
+def test_no_file_cites_a_document_that_is_not_here():
+    known = {p.name for p in ROOT.rglob("*.md") if ".venv" not in p.parts}
+    wrong = []
+    for room in ("api", "configs", "envs", "rewards", "engine", "tui", "docs"):
+        for path in (ROOT / room).rglob("*"):
+            if path.suffix in (".py", ".md", ".yaml"):
+                cited = re.findall(r"`(?:[\w/.-]*/)?([\w-]+\.md)", path.read_text(encoding="utf-8"))
+                wrong += [f"{path.relative_to(ROOT)}: {name}" for name in cited if name not in known]
+    assert wrong == []
+
+
+def examples() -> dict[str, str]:
+    """The files that CONTRIBUTING.md shows, by name."""
+    return dict(CODE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, code in examples().items():
+        (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_examples_of_contributing_check(folder: Path):
+    from grpo_tui.tui.cli.main import app
+
+    lines = [line for page, line in commands("grpo-tui") if page == "CONTRIBUTING.md" and "config check" in line]
+    assert len(lines) == len(examples()) == 2
+    for line in lines:
+        answer = CliRunner().invoke(app, shlex.split(line)[1:])
+        assert answer.exit_code == 0, answer.output
+
+
+def test_the_rule_of_contributing_gives_its_penalty(folder: Path):
+    code = """
+from grpo_tui.envs.trajectory import Step, StepContext, Trajectory
+from too_many_zooms import TooManyZooms
+steps = tuple(Step(i, "", action="ZOOM_IN", context=StepContext("image")) for i in range(5))
+episode = Trajectory("t", "env", "p", "g", 0, "?", steps)
+rule = TooManyZooms()
+found = [rule.check(episode, step) for step in steps]
+assert [p is not None for p in found] == [False, False, False, True, True], found
+assert found[3].amount == -0.05 and found[3].why == "Zoomed 4 times."
+"""
+    answer = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_the_advantage_method_of_contributing_is_found_and_computes(folder: Path):
+    import torch
+
+    from grpo_tui.engine.rollouts.advantages import advantage_method
+    from grpo_tui.engine.rollouts.advantages.base import TurnRewards
+
+    method = advantage_method("halves.py:Halves")
+    rewards = torch.tensor([[[1.0, 2.0, 4.0]]])
+    happened = torch.ones_like(rewards, dtype=torch.bool)
+    batch = TurnRewards(rewards=rewards, happened=happened, valid=happened[:, :, 0])
+    returns, _ = method.returns(batch)
+    assert returns.tolist() == [[[3.0, 2.0, 1.0]]]
