@@ -14,7 +14,7 @@ left out: nothing depends on them. (Sharing prompts in training: Prefix Grouper,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ def pack(token_ids: Sequence[np.ndarray], agent_mask: Sequence[np.ndarray], leng
     scored: nothing comes before it.
     """
     rows = len(token_ids)
-    prompts: dict[bytes, int] = {}
+    prompts: dict[Hashable, int] = {}
     prompt_rows: list[np.ndarray] = []
     parent = np.zeros(rows, np.int64)
     own: list[np.ndarray] = []
@@ -89,7 +89,7 @@ def pack(token_ids: Sequence[np.ndarray], agent_mask: Sequence[np.ndarray], leng
         cut = int(scored[0]) if len(scored) else len(ids)
         end = int(scored[-1]) + 1 if len(scored) else cut
         prompt = np.ascontiguousarray(ids[:cut], dtype=np.int64)
-        key = prompt.tobytes()
+        key = _prompt_key(prompt, i)
         if key not in prompts:
             prompts[key] = len(prompts)
             prompt_rows.append(prompt)
@@ -136,6 +136,11 @@ def pack(token_ids: Sequence[np.ndarray], agent_mask: Sequence[np.ndarray], leng
         column=torch.from_numpy(joined(column)),
         shape=(rows, length or max(len(ids) for ids in token_ids)),
     )
+
+
+def _prompt_key(prompt: np.ndarray, row: int) -> Hashable:
+    """Rows with equal keys share one copy of their prompt."""
+    return prompt.tobytes()
 
 
 def _blocks(
