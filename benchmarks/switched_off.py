@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -96,7 +97,7 @@ def measure(name: str, steps: int) -> dict[str, float]:
         trainer, callback = build_trainer(config, Path(folder) / "run", StepRecorder(NullWriter()))
         callback.on_progress = lambda step, values: ends.append((time.process_time(), time.perf_counter()))
         trainer.train()
-    spent = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(ends, ends[1:], strict=False)]
+    spent = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(ends)]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"cpu": median(s[0] for s in spent), "wall": median(s[1] for s in spent), "mib": memory}
 
