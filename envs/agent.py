@@ -71,3 +71,12 @@ class Agent(Protocol):
         `tools`, when given, are JSON schemas that the chat template may render; None when the prompt says all.
         """
         ...
+
+
+def knows(agent: object, environment: str) -> bool:
+    """Whether an agent was taught the tools of an environment, by its name in records.
+
+    An agent that knows some says so with a method `knows(environment)`; any other has to be told.
+    """
+    method = getattr(agent, "knows", None)
+    return bool(method(environment)) if callable(method) else False

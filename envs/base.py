@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from .agent import Message
 from .calls import ToolCall, parse_call
+from .explain import explain_calls
 from .tools import ToolSpec
 from .trajectory import Overlay, StepContext
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Split = Literal["train", "eval"]
+PromptStyle = Literal["terse", "full"]
+"""Whether the prompt says how to act (`full`), or only what the task is (`terse`)."""
 
 
 class ImageStore(Protocol):
@@ -112,6 +115,15 @@ class Env(ABC):
         if self.tools:
             return parse_call(text)
         return ToolCall("ANSWER", {"text": text.strip()}, text)
+
+    def explain(self) -> str:
+        """What a policy is told first that does not know this environment: the tools, and the form of a call.
+
+        An environment without tools that reads turns in its own way (`parse`) says here what it expects.
+        """
+        if self.tools:
+            return explain_calls(self.tools)
+        return "" if type(self).parse is not Env.parse else "Everything that you write is taken as your answer."
 
     def images(self, state: Any) -> tuple[Picture, ...]:
         """The pictures that the task is about: one for a still, one a frame for a video."""

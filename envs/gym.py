@@ -91,6 +91,12 @@ class ReasoningGymEnv(MultiTurnEnv):
         content = "\n".join(p for p in parts if p)
         return entry, [{"role": "user", "content": content}]
 
+    def explain(self) -> str:
+        """The form of a call with a scratch pad; without, where the answer goes."""
+        if self.scratch_pad:
+            return super().explain()
+        return "Think if you like, and write your answer between <answer> and </answer>."
+
     def parse(self, text: str) -> ToolCall:
         """A call with a scratch pad; without, the answer itself."""
         if self.scratch_pad:

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from .agent import Agent, AgentSession, AgentTurn, Message
+from .agent import Agent, AgentSession, AgentTurn, Message, knows
 from .arrays import pad_trajectories, task_id
-from .base import Env, ImageStore, Picture, Split, StepResult, env_name
+from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, env_name
 from .calls import ToolCall, clean_text
 from .checks import find_problem
+from .explain import with_explanation
 from .guard import Outcome, describe, guarded_map
 from .sound import checked_call, checked_context, checked_pictures, checked_result
 from .trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
@@ -73,6 +74,8 @@ class MultiTurnEnv(Env):
     take. workers: threads that slow calls may spread over (`guard.guarded_map`); 1 if `step` must never run twice at
     once. image_store: where pictures go; without one none are made. image_tasks: how many tasks of a trial keep
     their pictures (all rollouts of those tasks): an evaluation of hundreds of tasks need not fill the disk.
+    prompt_style: `full` puts the tools and the form of a call before what `reset` says (`explain`), `terse` does not;
+    None leaves it to the agent: `terse` for one that knows this environment (`Agent.knows`), `full` for any other.
     """
 
     def __init__(
@@ -84,9 +87,14 @@ class MultiTurnEnv(Env):
         workers: int = 8,
         image_store: ImageStore | None = None,
         image_tasks: int = 16,
+        prompt_style: PromptStyle | None = None,
         **config: Any,
     ) -> None:
         super().__init__(tokenizer, **config)
+        if prompt_style not in (None, "terse", "full"):
+            raise ValueError(f"prompt_style must be terse or full, not {prompt_style!r}")
+        self.prompt_style: PromptStyle | None = prompt_style
+        self.style: PromptStyle = prompt_style or "terse"
         for option, value in (("max_turns", max_turns), ("workers", workers)):
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, not {value}")
@@ -127,6 +135,8 @@ class MultiTurnEnv(Env):
         if num_rollouts < 1:
             raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
         timings = {"generate_s": 0.0, "environment_s": 0.0}
+        asked: PromptStyle = "terse" if knows(agent, env_name(self)) else "full"
+        self.style = self.prompt_style or asked
         began = time.perf_counter()
         rollouts = self._begin(task_data_list, num_rollouts)
         prompts = self._prompts(rollouts, num_rollouts)
@@ -291,6 +301,8 @@ class MultiTurnEnv(Env):
         asked = rollout.task.get("system_prompt")
         if isinstance(asked, str) and asked.strip():
             cleaned = _with_system(clean_text(asked), cleaned)
+        if self.style == "full":
+            cleaned = with_explanation(cleaned, clean_text(self.explain()))
         context = checked_context(self.context(state))
         pictures: tuple[Picture, ...] = ()
         if rollout.keep_images:

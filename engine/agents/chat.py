@@ -66,8 +66,19 @@ class ChatBridge:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Token ids of the opening messages, up to where the agent begins to write."""
-        text = self._render(list(messages), add_generation_prompt=True, tools=list(tools) if tools else None)
-        return self.encode(text)
+        return self.encode(self.prompt_text(messages, tools))
+
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The same as text. A template that knows no system message gets it at the head of the first user's."""
+        options: dict[str, Any] = {"add_generation_prompt": True, "tools": list(tools) if tools else None}
+        try:
+            return self._render(list(messages), **options)
+        except ChatTemplateError:
+            if len(messages) < 2 or messages[0].get("role") != "system":
+                raise
+            told, first, *rest = messages
+            joined: Message = {**first, "content": f"{told.get('content', '')}\n\n{first.get('content', '')}"}
+            return self._render([joined, *rest], **options)
 
     def _bridge(self, last_token: int | None, observation: str) -> tuple[int, ...]:
         """Token ids between a turn that ended with `last_token` and the agent's next turn.

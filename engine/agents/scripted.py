@@ -19,9 +19,20 @@ says hello). The observation is None in the first turn."""
 
 
 class ScriptedAgent:
-    """An `Agent` (see `envs.agent`) that plays a script. Its log-probs are 0: it says what it says with certainty."""
+    """An `Agent` (see `envs.agent`) that plays a script. Its log-probs are 0: it says what it says with certainty.
 
-    def __init__(self, script: Script, tokenizer: PreTrainedTokenizerBase, *, max_trajectory_tokens: int | None = None):
+    knows: see `envs.agent.knows`; a script needs no explanation, one that stands in for a policy needs the policy's.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_trajectory_tokens: int | None = None,
+        knows: Callable[[str], bool] = lambda environment: True,
+    ):
+        self.knows = knows
         self.script = script
         self.tokenizer = tokenizer
         self.chat = ChatBridge(tokenizer)

@@ -61,6 +61,10 @@ class TransformersAgent:
             temperature, top_p, top_k, max_turn_tokens, max_trajectory_tokens, tuple(stop_strings)
         )
 
+    def knows(self, environment: str) -> bool:
+        """Whether the model was taught this environment: its own configuration names those (`known_environments`)."""
+        return environment in (getattr(getattr(self.model, "config", None), "known_environments", None) or ())
+
     @contextmanager
     def settings(self, **changes: Any) -> Iterator[TransformersAgent]:
         """Other settings for the sessions started inside: `with agent.settings(temperature=0): ...`."""

@@ -68,7 +68,7 @@ def load_policy(
 
 def load_base(config: ModelConfig) -> PreTrainedModel:
     """The bare base model, in float32 or as `config.dtype` says, on the CPU. Raises ModelLoadError."""
-    source, revision = _base_source(config)
+    source, revision = base_source(config)
     _check(Path(source))
     disable_progress_bar()  # a log file is no place for it
     try:
@@ -85,7 +85,7 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The base model's tokenizer, padding on the left, with a padding token. Raises ModelLoadError."""
-    source, revision = _base_source(config)
+    source, revision = base_source(config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, padding_side="left")
     except Exception as error:
@@ -150,7 +150,7 @@ def _adapter_folder(adapters: str) -> Path:
     return folder
 
 
-def _base_source(config: ModelConfig) -> tuple[str, str | None]:
+def base_source(config: ModelConfig) -> tuple[str, str | None]:
     """What `from_pretrained` is given: a folder, or a hub id with its revision."""
     name = config.base
     if name.startswith("builtin:"):

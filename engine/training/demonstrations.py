@@ -66,8 +66,12 @@ def play_demonstrations(
     choose: RouteChoice | None = None,
     seed: int = 0,
     max_tokens: int | None = None,
+    knows: Callable[[str], bool] = lambda environment: True,
 ) -> list[Demonstration]:
     """Play one demonstration of each task in `env`; by default the right route.
+
+    knows: which environments the policy that will learn from them was taught already (`TransformersAgent.knows`): it
+    reads the prompts that it will be given.
 
     Demonstrations longer than `max_tokens` and those in which the environment failed are left out.
     Raises DemonstrationError when none is left, or when the environment shows none.
@@ -84,7 +88,7 @@ def play_demonstrations(
             shows = [env.demonstrate(t, choose(t, env.routes(t), rng), seed=rng.randrange(2**31)) for t in part]
         except ValueError as error:
             raise DemonstrationError(str(error)) from error
-        agent = ScriptedAgent(lambda row, turn, seen, shows=shows: shows[row].next(seen), tokenizer)
+        agent = ScriptedAgent(lambda row, turn, seen, shows=shows: shows[row].next(seen), tokenizer, knows=knows)
         trial = env.run_trial(part, agent, 1)
         for trajectory, tokens in zip(trial["trajectories"], trial["tokens"], strict=True):
             if trajectory.error is not None:

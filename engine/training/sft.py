@@ -5,6 +5,7 @@ TRL's `SFTTrainer` does the training; the demonstrations come to it as tokens an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,14 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
     recorder.event("phase", "loading the model and the demonstrations", name="loading")
     model, tokenizer = load_policy(config.model, adapters=None, trainable=True)
     recorder.vocabulary(tokenizer)
-    demonstrations = collect(config, tokenizer)
-    recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
     agent = TransformersAgent(
         model,
         tokenizer,
         max_turn_tokens=config.training.max_turn_tokens,
         max_trajectory_tokens=config.training.max_trajectory_tokens,
     )
+    demonstrations = collect(config, tokenizer, agent.knows)
+    recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
     trainer = ResumableSFTTrainer(
         runner=RolloutRunner(agent=agent, tokenizer=tokenizer, num_rollouts=1),
         model=model,
@@ -101,8 +102,10 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
     return saved and not progress.stopped
 
 
-def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Demonstration]:
+def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callable[[str], bool]) -> list[Demonstration]:
     """The demonstrations that `config` asks for: a file of conversations, or played in the environments of the rows.
+
+    knows: which environments need no explanation in the prompt (`TransformersAgent.knows`).
 
     Raises DataError or DemonstrationError.
     """
@@ -124,6 +127,7 @@ def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Demon
             choose=always(sft.route),
             seed=config.seed,
             max_tokens=sft.max_tokens,
+            knows=knows,
         )
     return found
 

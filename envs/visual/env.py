@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..agent import Message
-from ..base import Demonstrator, Picture, Split, StepResult
+from ..base import Demonstrator, Picture, PromptStyle, Split, StepResult
 from ..calls import ToolCall
+from ..explain import explain_calls
 from ..multi_turn import MultiTurnEnv
 from ..tools import Argument, ToolSpec
 from ..trajectory import Overlay, StepContext
@@ -23,7 +24,7 @@ from .clips import Clip, Mask, clip_of_task
 from .disk_cache import TextStore, cache_folder
 from .operations import ocr, properties, segment, track, zoom
 from .own_images import read_tasks
-from .prompts import PromptStyle, make_messages
+from .prompts import make_messages
 from .questions import DEFAULT_QUESTIONS, QUESTIONS, make_question
 from .routes import Route, routes_of, show
 from .scenes import COLOURS, SHAPES, SceneOptions
@@ -82,12 +83,11 @@ class VisualEnv(MultiTurnEnv):
     """Tasks about drawn scenes (`make_tasks`), or about a user's own pictures.
 
     questions: kinds that are asked, of `QUESTIONS`. colours, shapes, radii, photo_share, noise: what scenes are made
-    of (`SceneOptions`); shift these for another distribution of the same tasks. prompt_style: `terse` for the tiny
-    policy, `full` for a model that has to be told the tools. images: a folder or JSONL of own pictures with
-    questions and answers (`own_images`), instead of drawn scenes. max_side: own pictures are scaled down to this
-    many pixels. cache_mib: memory for results and pixels. disk_cache: keep read
-    texts for later runs (`disk_cache`). prefetch: begin to read the text of a trial's tasks on a
-    thread of its own while the policy writes its first turn.
+    of (`SceneOptions`); shift these for another distribution of the same tasks. prompt_style: see `MultiTurnEnv`;
+    `terse` is how the tiny policy learnt it. images: a folder or JSONL of own pictures with questions and answers
+    (`own_images`), instead of drawn scenes. max_side: own pictures are scaled down to this many pixels. cache_mib:
+    memory for results and pixels. disk_cache: keep read texts for later runs (`disk_cache`). prefetch: begin to read
+    the text of a trial's tasks on a thread of its own while the policy writes its first turn.
     """
 
     name = "visual"
@@ -104,7 +104,7 @@ class VisualEnv(MultiTurnEnv):
         radii: Sequence[float] = (8.0, 17.0),
         photo_share: float = 0.5,
         noise: float = 2.0,
-        prompt_style: PromptStyle = "terse",
+        prompt_style: PromptStyle | None = None,
         images: str | None = None,
         max_side: int = 512,
         cache_mib: float = 64.0,
@@ -113,12 +113,10 @@ class VisualEnv(MultiTurnEnv):
         max_turns: int = 7,
         **config: Any,
     ) -> None:
-        super().__init__(tokenizer, max_turns=max_turns, **config)
+        super().__init__(tokenizer, max_turns=max_turns, prompt_style=prompt_style, **config)
         unknown = [q for q in questions if q not in QUESTIONS]
         if unknown or not questions:
             raise ValueError(f"questions must be some of {', '.join(QUESTIONS)}, not {list(questions)}")
-        if prompt_style not in ("terse", "full"):
-            raise ValueError(f"prompt_style must be terse or full, not {prompt_style!r}")
         if len(radii) != 2:
             raise ValueError(f"radii must be two numbers, not {list(radii)}")
         if not 0 <= noise <= 20:
@@ -126,7 +124,6 @@ class VisualEnv(MultiTurnEnv):
         if max_side < 16:
             raise ValueError(f"max_side must be at least 16 pixels, not {max_side}")
         self.questions = tuple(questions)
-        self.prompt_style: PromptStyle = prompt_style
         self.noise = noise
         self.max_side = max_side
         self.options = {
@@ -190,8 +187,13 @@ class VisualEnv(MultiTurnEnv):
     def reset(self, task: Mapping[str, Any]) -> tuple[VisualState, list[Message]]:
         """The question, and the kind and size of the picture."""
         clip = clip_of_task(task, self.max_side)
-        messages = make_messages(task, clip.width, clip.height, clip.frames, self.prompt_style, self.tools)
+        messages = make_messages(task, clip.width, clip.height, clip.frames, self.style)
         return VisualState(task, clip), messages
+
+    def explain(self) -> str:
+        """The tools, and what coordinates are."""
+        about = "Answer a question about a picture with tools. Coordinates are pixels from the top left."
+        return explain_calls(self.tools, about)
 
     def context(self, state: VisualState) -> StepContext:
         """Whether it is a video, its size, and the masks so far."""
@@ -258,7 +260,7 @@ class VisualEnv(MultiTurnEnv):
     def _track_step(self, state: VisualState, number: int) -> StepResult:
         mask = state.masks[number - 1]
         found = self._track(state.clip, mask)
-        shown = found.positions if self.prompt_style == "full" else (found.positions[0], found.positions[-1])
+        shown = found.positions if self.style == "full" else (found.positions[0], found.positions[-1])
         places = " to ".join(f"{round(x)} {round(y)}" for x, y in shown)
         overlay = Overlay(path=found.positions, label=found.direction)
         return StepResult(f"{found.direction}, {places}", overlay=overlay, mask=_mask_picture(mask))

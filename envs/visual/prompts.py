@@ -1,19 +1,16 @@
 """How tasks are put into words.
 
 `terse` is for the tiny policy: it names the kind of picture, its size, and what is asked where, in as few tokens as
-it can. `full` explains the tools and the form of a call, for models that never saw them.
+it can. `full` asks in sentences, for models that are told the tools first (`Env.explain`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 from ..agent import Message
-from ..tools import ToolSpec
-
-PromptStyle = Literal["terse", "full"]
+from ..base import PromptStyle
 
 TERSE = {
     "colour": "colour at {0}?",
@@ -35,9 +32,7 @@ FULL = {
 }
 
 
-def make_messages(
-    task: Mapping[str, Any], width: int, height: int, frames: int, style: PromptStyle, tools: Sequence[ToolSpec]
-) -> list[Message]:
+def make_messages(task: Mapping[str, Any], width: int, height: int, frames: int, style: PromptStyle) -> list[Message]:
     """The messages that a rollout begins with. Raises KeyError for a task that asks nothing."""
     kind = "video" if frames > 1 else "image"
     asked = str(task["question"])
@@ -49,21 +44,4 @@ def make_messages(
     if style == "terse":
         return [{"role": "user", "content": f"{kind} {width} {height}. {asked}"}]
     size = f"{width} x {height} pixels" + (f", {frames} frames" if frames > 1 else "")
-    return [
-        {"role": "system", "content": explain_tools(tools)},
-        {"role": "user", "content": f"You cannot see the {kind} ({size}); use the tools on it.\n{asked}"},
-    ]
-
-
-def explain_tools(tools: Sequence[ToolSpec]) -> str:
-    """The tools and the form of a call in plain words."""
-    lines = [
-        "Answer a question about a picture with tools, one call a turn. Coordinates are pixels from the top left.",
-        "Write a short thought if you like, then exactly one JSON object and nothing after it:",
-        json.dumps({"name": "SEGMENT_OBJECT_AT", "arguments": {"x": 31, "y": 40}}),
-        "Tools:",
-    ]
-    for tool in tools:
-        arguments = ", ".join(f"{a.name}: {a.type}" for a in tool.arguments)
-        lines.append(f"- {tool.name}({arguments}): {tool.description}")
-    return "\n".join(lines)
+    return [{"role": "user", "content": f"You cannot see the {kind} ({size}); use the tools on it.\n{asked}"}]

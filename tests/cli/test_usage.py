@@ -97,3 +97,27 @@ def test_a_reader_that_goes_away_is_no_error(cli: Cli):
     command = f"{sys.executable} -m grpo_tui.tui.cli config show | head -1"
     answer = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert (answer.returncode, answer.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        ([], ["#   <|user|>image 96 104. colour at 60 40?<|end|><|assistant|>"]),
+        (
+            ["qwen3_0.6b"],
+            [
+                '#   {"name": "SEGMENT_OBJECT_AT", "arguments": {"x": 1, "y": 1}}',
+                "#   - ANSWER(text: string, the answer): Ends the task with the answer.",
+            ],
+        ),
+        (
+            ["--set", "environment.class_path=grpo_tui.envs.CalculatorEnv"],
+            ['#   {"name": "CALCULATE", "arguments": {"operation": "add", "a": 1, "b": 1}}'],
+        ),
+    ],
+)
+def test_config_show_ends_with_the_first_prompt(cli: Cli, arguments: list[str], lines: list[str]):
+    shown = cli("config", "show", *arguments)
+    assert shown.returncode == 0
+    prompt = shown.stdout.split("# The first prompt, as the policy reads it:\n")[1].splitlines()
+    assert set(lines) <= {line.replace("<|user|>", "") if "image" not in line else line for line in prompt}

@@ -43,6 +43,8 @@ class LettersEnv(MultiTurnEnv):
         return StepResult("", reward=float(right), done=True, answer=call.text[:40], correct=right)
 '''
 
+KNOWN = ["calculator"]
+"""Environments that this model needs not be told about; its prompts stay short."""
 SHAPE = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -59,7 +61,10 @@ def save_model(folder: Path) -> Path:
     tokenizer = train_tokenizer(["Hello! Write a text with the letter e in it.", "once more"], vocab_size=320)
     torch.manual_seed(0)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, **ids, vocab_size=len(tokenizer), tie_word_embeddings=True))
+    ids["known_environments"] = KNOWN
+    model = Qwen3ForCausalLM(
+        Qwen3Config(**SHAPE, **ids, vocab_size=len(tokenizer), tie_word_embeddings=True, known_environments=KNOWN)
+    )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

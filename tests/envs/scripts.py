@@ -21,6 +21,9 @@ class ByteAgent:
         self.script, self.token_limit = script, token_limit
         self.sessions: list[ByteSession] = []
 
+    def knows(self, environment: str) -> bool:
+        return True
+
     def start(
         self,
         prompts: Sequence[Sequence[Message]],

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from grpo_tui.envs.calls import format_call
+from grpo_tui.envs.explain import with_explanation
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.envs.visual import VisualEnv
 from grpo_tui.envs.visual.cache import ResultCache
@@ -203,7 +204,7 @@ def test_tools_answer_from_the_pixels_whatever_the_scene_claims():
 def test_full_prompts_explain_every_tool():
     env = visual(prompt_style="full")
     task = task_of("motion", env)
-    system, user = env.reset(task)[1]
+    system, user = with_explanation(env.reset(task)[1], env.explain())
     assert all(tool.name in system.get("content", "") for tool in env.tools)
     assert "first frame" in user.get("content", "") and str(task["points"][0][0]) in user.get("content", "")
     done = walk(env, [task], "right")[0]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..text import literal
 from .common import ExitCode, SetOption, fail, say
+
+if TYPE_CHECKING:
+    from ...configs import RunConfig
 
 HELP = "Show or check a configuration."
 
@@ -32,10 +39,32 @@ def load(config: str | None, overrides: list[str] | None, mode: str | None = Non
 
 @app.command()
 def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
-    """Print every key with its value, its meaning and what it accepts; the output is a valid configuration."""
+    """Print every key with its value, its meaning and what it accepts; the output is a valid configuration.
+
+    The first prompt that the policy will read follows, as a comment.
+    """
     from ...configs import to_yaml
 
-    say(to_yaml(load(config, set_), comments=True).rstrip("\n"))
+    loaded = load(config, set_)
+    say(to_yaml(loaded, comments=True).rstrip("\n"))
+    sys.stdout.flush()
+    say("\n# The first prompt, as the policy reads it:")
+    for line in _first_prompt(loaded).splitlines():
+        say(f"#   {literal(line)}".rstrip())
+
+
+def _first_prompt(config: RunConfig) -> str:
+    """Made by a process of its own: it takes the environment's code and the model's chat template."""
+    from ...configs import to_yaml
+
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        file.write(to_yaml(config))
+        file.flush()
+        command = [sys.executable, "-m", "grpo_tui.engine.training.first_prompt", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return done.stdout
+    return f"cannot be shown: {(done.stderr.strip().splitlines() or ['no reason was given'])[-1]}"
 
 
 @app.command()

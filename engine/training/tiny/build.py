@@ -55,6 +55,7 @@ def tiny_config(tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
         bos_token_id=None,
         eos_token_id=tokenizer.encode("<|end|>")[0],
         pad_token_id=tokenizer.encode("<|pad|>")[0],
+        known_environments=["visual"],  # type: ignore[call-arg] - others are explained to it in the prompt
     )
 
 

@@ -51,6 +51,7 @@ def model(architecture: str, *, attention: str = "sdpa", seed: int = 0, end_bias
         "eos_token_id": tok.eos_token_id,
         "pad_token_id": tok.pad_token_id,
         "bos_token_id": None,
+        "known_environments": ["calculator"],
     }
     if architecture == "qwen3":
         made = Qwen3ForCausalLM(Qwen3Config(**common, tie_word_embeddings=True))

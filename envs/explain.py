@@ -1,0 +1,57 @@
+"""What a policy has to be told that does not know an environment: its tools, and the form of a call.
+
+It stands in the prompt itself, as the first message, so any model can read it, the record shows it, and it does not
+depend on what a chat template makes of tools. `calls.parse_call` reads what it asks for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from .agent import Message
+from .tools import Argument, ToolSpec
+
+EXAMPLES: dict[str, Any] = {"integer": 1, "number": 0.5, "string": "…", "boolean": True, "box": [10, 20, 40, 50]}
+"""A value of each type, for the example of a call."""
+
+
+def explain_calls(tools: Sequence[ToolSpec], about: str = "Use the tools below to do the task.") -> str:
+    """The form of a call with an example, and a line for each tool; `about` is the first sentence."""
+    example = {"name": tools[0].name, "arguments": {a.name: _example(a) for a in tools[0].arguments if a.required}}
+    lines = [
+        f"{about} One call a turn.",
+        "Write a short thought if you like, then exactly one JSON object and nothing after it, such as:",
+        json.dumps(example, ensure_ascii=False),
+        "Tools:",
+        *(
+            f"- {tool.name}({'; '.join(map(_argument, tool.arguments))}): {tool.description}".rstrip(": ")
+            for tool in tools
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def with_explanation(messages: Sequence[Message], explanation: str) -> list[Message]:
+    """The messages with the explanation before them; it joins a system message that is there."""
+    if not explanation:
+        return list(messages)
+    first, rest = messages[0], messages[1:]
+    if first.get("role") == "system":
+        return [{**first, "content": f"{explanation}\n\n{first.get('content', '')}"}, *rest]
+    return [{"role": "system", "content": explanation}, *messages]
+
+
+def _argument(argument: Argument) -> str:
+    kind = " or ".join(json.dumps(c) for c in argument.choices) if argument.choices else argument.type
+    text = f"{argument.name}{'' if argument.required else '?'}: {kind}"
+    return f"{text}, {argument.description}" if argument.description else text
+
+
+def _example(argument: Argument) -> Any:
+    if argument.choices:
+        return argument.choices[0]
+    if argument.type in ("integer", "number") and isinstance(argument.minimum, (int, float)):
+        return max(EXAMPLES[argument.type], argument.minimum)
+    return EXAMPLES[argument.type]
