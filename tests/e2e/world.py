@@ -62,9 +62,7 @@ def save_model(folder: Path) -> Path:
     torch.manual_seed(0)
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
     ids["known_environments"] = KNOWN
-    model = Qwen3ForCausalLM(
-        Qwen3Config(**SHAPE, **ids, vocab_size=len(tokenizer), tie_word_embeddings=True)
-    )
+    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE, **ids, vocab_size=len(tokenizer), tie_word_embeddings=True))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
