@@ -121,6 +121,21 @@ NEVER_IMPORTS = {
     "tui.app.widgets": ("tui.app.screens", "tui.app.app", "tui.app.routes", "tui.app.shell", "tui.app.data"),
     "tui.app.screens": ("tui.app.app", "tui.app.routes"),
     "tui.app.data": ("tui.app.widgets", "tui.app.screens"),
+    **dict.fromkeys(
+        (
+            f"tui.app.{name}"
+            for name in (
+                "live_data",
+                "live_charts",
+                "findings",
+                "run_requests",
+                "run_list",
+                "curves",
+                "axes",
+            )
+        ),
+        ("textual", "rich", "tui.app.widgets", "tui.app.screens"),
+    ),
     "tui.app.destinations": ("textual", "rich", "tui.app.widgets", "tui.app.screens"),
 }
 """Inside the rooms: drawing knows no reading, screens know destinations and the shell in place of the app."""
