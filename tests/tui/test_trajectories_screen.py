@@ -128,7 +128,7 @@ async def test_enter_opens_the_stepper_on_the_row_and_in_the_order_of_the_list(r
         await app.press("L")
         assert app.screen.n == following, "next means next in the list that it was opened from"
         await app.press("escape")
-        assert app.view == "trajectories" and app.screen.table.current.n == here
+        assert app.view == "trajectories" and app.screen.table.current.n == following, "the cursor follows"
 
 
 @pytest.mark.parametrize("key", ["l", "right"])

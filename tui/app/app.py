@@ -16,6 +16,8 @@ from rich.color import ColorSystem
 from textual._ansi_sequences import SYNC_END, SYNC_START
 from textual._compositor import CompositorUpdate
 from textual.app import App, SystemCommand
+from textual.await_complete import AwaitComplete
+from textual.command import CommandPalette
 from textual.filter import Monochrome, NoColor
 from textual.screen import Screen
 from textual.worker import WorkerFailed
@@ -28,6 +30,7 @@ from .destinations import Destination, Runs
 from .painter import Foreign, Painter
 from .remember import Memory
 from .routes import screen_for
+from .screens.base import AppScreen
 from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
 
 
@@ -74,7 +77,9 @@ class GrpoApp(App[None]):
 
     def get_default_screen(self) -> Screen:
         """The screen that was asked for is the first one, so nothing is laid out in vain."""
-        return screen_for(self.start, self)
+        screen = screen_for(self.start, self)
+        screen.destination = self.start
+        return screen
 
     def on_mount(self) -> None:
         """Say what there is to say about what was opened."""
@@ -96,11 +101,16 @@ class GrpoApp(App[None]):
 
     def open(self, destination: Destination, *, replace: bool = False) -> None:
         """Go there; with `replace`, in place of the present screen, else on top of it."""
+        below = self.screen_stack[-2] if len(self.screen_stack) > 1 else None
+        if not replace and isinstance(below, AppScreen) and below.destination == destination:
+            self.go_back()  # it stands there as it was left
+            return
         try:
             screen = screen_for(destination, self)
         except RecordError as error:
             self.notify(line(str(error), 300), severity="error", timeout=4, markup=False)
             return
+        screen.destination = destination
         if not replace:
             self.push_screen(screen)
             return
@@ -111,7 +121,10 @@ class GrpoApp(App[None]):
     def go_back(self) -> None:
         """To the screen before; from the first screen of a run, to the list of runs."""
         if len(self.screen_stack) > 1:
+            n, below = getattr(self.screen, "n", 0), self.screen_stack[-2]
             self.pop_screen()
+            if n and isinstance(below, AppScreen):
+                below.come_back_from(n)
         elif getattr(self.screen, "view", "") != RUNS:
             self.open(Runs(), replace=True)
 
@@ -181,6 +194,11 @@ class GrpoApp(App[None]):
         for name in THEMES:
             yield SystemCommand(f"Theme {name}", f"Use the theme {name}", _chooser(self, name))
 
+    def action_command_palette(self) -> None:
+        """Everything by name."""
+        if self.use_command_palette and not isinstance(self.screen, CommandPalette):
+            self.push_screen(OncePalette())
+
     def _fatal_error(self) -> None:
         """A mistake of this program: one line for the person, the traceback in a file beside what is remembered."""
         import traceback
@@ -207,9 +225,27 @@ class GrpoApp(App[None]):
         self.memory.save()
 
 
+class OncePalette(CommandPalette):
+    """A palette that is left once, and whose choice is run once, however often enter is pressed meanwhile."""
+
+    _left = False
+
+    def dismiss(self, result: Any = None) -> AwaitComplete:
+        """Leave, unless that is under way."""
+        if self._left:
+            return AwaitComplete.nothing()
+        self._left = True
+        return super().dismiss(result)
+
+
 def _runner(app: GrpoApp, screen: Screen, action: str):
+    done = False
+
     async def run() -> None:
-        await app.run_action(action, default_namespace=screen)
+        nonlocal done
+        if not done:
+            done = True
+            await app.run_action(action, default_namespace=screen)
 
     return run
 

@@ -13,7 +13,6 @@ from textual.binding import Binding, BindingType
 RUNS, LIVE, LIST, GROUPS, STEP = "runs", "live", "trajectories", "groups", "stepper"
 COMPARE, DIFF, HELP = "compare", "diff", "help"
 EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP)
-MOVES = (*EVERYWHERE,)
 PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
 SCREEN_TITLES = {
     RUNS: "Runs",
@@ -80,6 +79,8 @@ TABLE: tuple[Key, ...] = (
     # groups
     Key((GROUPS,), "enter,l,right", "enter", "open", "open", "Step through the rollouts of the group", 1),
     Key((GROUPS,), "z", "z", "back", "rollouts", "Open the groups again: one row a rollout", 2),
+    Key((GROUPS,), "r", "r", "reverse", "reverse", "Turn the order around", 6),
+    Key((GROUPS,), "c", "c", "clear", "clear", "Clear filter and search", 7),
     # stepper
     Key((STEP,), "h,left", "h ←", "step(-1)", "", "Previous step"),
     Key((STEP,), "l,right", "l →", "step(1)", "", "Next step"),
@@ -98,18 +99,18 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "I", "I", "image_size", "", "Make the image larger or smaller"),
     Key((STEP,), "ctrl+n", "ctrl+n", "next_penalty", "penalised", "Go to the next step that was penalised"),
     # lists and text
-    Key(MOVES, "j,down", "j ↓", "scroll(1)", "", "Down"),
-    Key(MOVES, "k,up", "k ↑", "scroll(-1)", "", "Up"),
+    Key(EVERYWHERE, "j,down", "j ↓", "scroll(1)", "", "Down"),
+    Key(EVERYWHERE, "k,up", "k ↑", "scroll(-1)", "", "Up"),
     Key(PAGES, "pagedown,ctrl+d,ctrl+f", "pgdn", "page(1)", "", "One page down"),
     Key(PAGES, "pageup,ctrl+u,ctrl+b", "pgup", "page(-1)", "", "One page up"),
     Key(PAGES, "g,home", "g", "first", "", "To the first"),
     Key(PAGES, "G,end", "G", "last", "", "To the last"),
     Key((LIVE, STEP), "tab", "tab", "next_pane(1)", "pane", "The next pane takes the scroll keys", 8),
     Key((LIVE, STEP), "shift+tab", "shift+tab", "next_pane(-1)", "", "The previous pane takes the scroll keys"),
-    Key((LIST, LIVE), "slash", "/", "search", "search", "Search the text of all trajectories", 5),
+    Key((LIST, LIVE, GROUPS), "slash", "/", "search", "search", "Search the text of all trajectories", 5),
     Key((STEP,), "slash", "/", "search", "search", "Find in this trajectory", 6),
-    Key((RUNS, LIST), "f", "f", "filter", "filter", "Show only what an expression holds for", 3),
-    Key((RUNS, LIST), "s", "s", "sort", "sort", "Sort by the next column", 4),
+    Key((RUNS, LIST, GROUPS), "f", "f", "filter", "filter", "Show only what an expression holds for", 3),
+    Key((RUNS, LIST, GROUPS), "s", "s", "sort", "sort", "Sort by the next column", 4),
     Key((DIFF,), "h,left", "h ←", "step(-1)", "", "Previous step that differs"),
     Key((DIFF,), "l,right", "l →", "step(1)", "", "Next step that differs"),
     Key((DIFF,), "h,l", "h/l", "step(1)", "step", "", 1),
@@ -126,6 +127,8 @@ TABLE: tuple[Key, ...] = (
     Key((STEP, DIFF, LIST), "O", "O", "editor", "", "Open what is shown in $EDITOR"),
     Key((RUNS, LIST, STEP, DIFF), "y", "y", "copy", "copy", "Copy: the step, or the id of the row", 12),
     # everywhere
+    Key((LIST, LIVE, GROUPS, STEP), "colon", ":", "go_to", "go to", "Go to a number, id, step or screen", 13),
+    Key(EVERYWHERE, "ctrl+z", "ctrl+z", "app.suspend_process", "", "Back to the shell; fg comes back here"),
     Key((LIVE,), "f1,question_mark", "f1", "help", "help", "This help (also ?)", 1),
     Key(NOT_LIVE, "question_mark,f1", "?", "help", "help", "This help", 98),
     Key(EVERYWHERE, "escape,backspace", "esc", "back", "back", "Back to the screen before", 2),

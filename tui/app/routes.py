@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from textual.screen import Screen
-
 from .destinations import Compare, Destination, Diff, Groups, Help, Live, Runs, Stepper, Trajectories
+from .screens.base import AppScreen
 from .shell import Shell
 
 
-def screen_for(destination: Destination, shell: Shell) -> Screen[object]:
+def screen_for(destination: Destination, shell: Shell) -> AppScreen:
     """A new screen that shows `destination`. Raises RecordError where a run's record cannot be opened at all."""
     match destination:
         case Runs():
@@ -23,10 +22,10 @@ def screen_for(destination: Destination, shell: Shell) -> Screen[object]:
             from .screens.trajectories import TrajectoriesScreen
 
             return TrajectoriesScreen(shell.reads(run), query)
-        case Groups(run, query):
+        case Groups(run, query, n):
             from .screens.groups import GroupsScreen
 
-            return GroupsScreen(shell.reads(run), query)
+            return GroupsScreen(shell.reads(run), query, n)
         case Stepper(run, trajectory, query, step):
             from .screens.stepper import StepperScreen
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...engine.runs.query import Query
 from ...engine.runs.types import RunInfo
+from ..app.destinations import Destination, Live, Stepper, Trajectories
 from .common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
 from .records import matching, opened
 
@@ -19,7 +21,8 @@ HELP = """Look into a run, running or finished: the app on a terminal, else a su
 In place of a run, a file or folder of rollouts that another framework wrote: TRL, verl, verifiers, prime-rl, inspect-ai
 and others, told apart by what is in it (docs/importing.md).
 
---json, --trajectory, --filter and --report print or write plain data instead.
+--at, --live and --filter say where the app opens. --json, --trajectory, --limit and --report print or write plain data
+instead, and so does --filter without a terminal.
 """
 
 EVENTS_SHOWN = 200
@@ -39,6 +42,10 @@ def inspect(
     ] = None,
     search: Annotated[str | None, typer.Option("--search", metavar="TEXT", help="Full-text search.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many with --filter.")] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="N/STEP", help="Open the app there: a number or id, and its step.")
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Open the app on the dashboard.")] = False,
     report: Annotated[
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the dashboard for sharing: .html or .svg."),
@@ -60,7 +67,12 @@ def inspect(
 
     home = resolve_runs_dir(runs_dir)
     listing = filter_ is not None or search is not None
-    plain = as_json or listing or trajectory is not None or report is not None or not on_terminal()
+    plain = as_json or limit is not None or trajectory is not None or report is not None or not on_terminal()
+    if (at is not None or live) and plain:
+        fail("--at and --live open the app: they need a terminal, and no option that prints", ExitCode.USAGE)
+    if sum((trajectory is not None, listing, report is not None, at is not None, live)) > 1:
+        wrong = "--trajectory, --filter (with --search), --report, --at and --live exclude each other; give one"
+        fail(wrong, ExitCode.USAGE)
     if maps or importers or is_path_of_dump(run, home):
         from .dumps import opened_dump, told
 
@@ -74,8 +86,6 @@ def inspect(
             warn(text)
     else:
         info = find(home, run)
-    if sum((trajectory is not None, listing, report is not None)) > 1:
-        fail("--trajectory, --filter (with --search) and --report exclude each other; give one", ExitCode.USAGE)
     if report is not None:
         from .report import write_report
 
@@ -85,7 +95,7 @@ def inspect(
     if not plain:
         from .app import open_run
 
-        open_run(home, info)
+        open_run(home, info, _start(info, at, live, Query(filter_ or "", search or "")))
         return
     with opened(info) as reader:
         if trajectory is not None:
@@ -97,6 +107,27 @@ def inspect(
             say(json_line(summary(reader, info)))
         else:
             _print_summary(reader, info)
+
+
+def _start(info: RunInfo, at: str | None, live: bool, query: Query) -> Destination | None:
+    """Where the app opens; None: where the run is best looked at."""
+    path = Path(info.path)
+    if live:
+        return Live(path)
+    with opened(info) as reader:
+        if at is not None:
+            reference, slash, step = at.rpartition("/")
+            if not (slash and step.isdecimal()):  # an id may hold a slash of its own
+                reference, step = at, "1"
+            try:
+                n = reader.bodies.number(reference)
+            except LookupError as error:
+                fail(f"--at: {error}", ExitCode.NOT_FOUND)
+            return Stepper(path, n, step=max(0, int(step) - 1))
+        if not query.everything:
+            reader.rollouts.least(query)  # says what cannot be understood while there is a command line to say it on
+            return Trajectories(path, query)
+    return None
 
 
 def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:

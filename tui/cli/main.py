@@ -68,10 +68,7 @@ def start(
     """Open the list of runs when no command was given."""
     if context.invoked_subcommand is not None:
         if runs_dir is not None:
-            fail(
-                f"--runs-dir goes after the command: grpo-tui {context.invoked_subcommand} --runs-dir {runs_dir}",
-                ExitCode.USAGE,
-            )
+            context.default_map = {context.invoked_subcommand: {"runs_dir": str(runs_dir)}}
         return
     if not on_terminal():
         fail("the app needs a terminal; for plain output use `grpo-tui runs`, or see `grpo-tui --help`", ExitCode.USAGE)

@@ -7,13 +7,20 @@ from typing import Any, ClassVar, cast
 from textual.app import ComposeResult
 from textual.screen import Screen
 
+from ....engine.runs.errors import RecordError
+from ....engine.runs.query import EVERYTHING
 from ..bindings import SCREEN_TITLES, hints
-from ..destinations import Help
+from ..destinations import Destination, Help, Stepper
 from ..shell import Shell
 from ..theme import Palette
 from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
+
+ALWAYS = ("help", "back", "app.quit")
+"""Actions whose keys are shown at every width."""
+MESSAGES = 2
+"""Messages that stand on a screen together at most."""
 
 
 class AppScreen(Screen[Any]):
@@ -25,7 +32,10 @@ class AppScreen(Screen[Any]):
     def __init__(self) -> None:
         super().__init__()
         self.frame: Frame
+        self.destination: Destination | None = None
+        """Where the app was asked to go when it made this screen."""
         self._active = ""
+        self._said = 0
 
     @property
     def shell(self) -> Shell:
@@ -57,15 +67,17 @@ class AppScreen(Screen[Any]):
     def footer(self, width: int) -> Line:
         """As many hints as fit, in their order."""
         p = self.palette
-        line = Line(p)
-        for row in hints(self.view):
+        made = {}
+        room = width
+        for row in sorted(hints(self.view), key=lambda r: r.action not in ALWAYS):  # help, back and quit stay longest
             label = self.hint_label(row.action, row.label)
-            if not label:
-                continue
             item = Line(p).add(row.shown, p.key, click=row.action).add(f" {label}", p.muted, click=row.action)
-            if line.width + item.width + 3 > width:
-                continue
-            line.extend(item.gap(3))
+            if label and item.width + 3 <= room:
+                made[row] = item.gap(3)
+                room -= item.width
+        line = Line(p)
+        for row in sorted(made, key=lambda r: r.action in ALWAYS):
+            line.extend(made[row])
         return line
 
     def hint_label(self, action: str, label: str) -> str:
@@ -78,6 +90,13 @@ class AppScreen(Screen[Any]):
 
     def on_screen_resume(self) -> None:
         """The screen is on top (again)."""
+
+    def on_screen_suspend(self) -> None:
+        """Another screen is on top: what was said here is gone with it."""
+        self.app.clear_notifications()
+
+    def come_back_from(self, n: int) -> None:
+        """Back from a screen that stood on rollout `n`."""
 
     @property
     def scrolled(self) -> Pane:
@@ -122,6 +141,26 @@ class AppScreen(Screen[Any]):
         """The keys of this screen."""
         self.shell.open(Help(self.view))
 
+    def action_go_to(self) -> None:
+        """Type a number, an id, a step or the name of a screen."""
+        from ..going import HINT, destination
+        from ..widgets.prompt_bar import ask
+
+        run = getattr(self.destination, "run", None)
+        if run is None:
+            return
+        reads, query = self.shell.reads(run), getattr(self, "asks", EVERYTHING)
+
+        def go(text: str) -> None:
+            try:
+                place = destination(text, reads, query)
+            except (RecordError, LookupError) as error:
+                self.say(str(error).strip("\"'"), "error")
+                return
+            self.shell.open(place, replace=isinstance(place, Stepper) and isinstance(self.destination, Stepper))
+
+        ask(self, "Go to", "", go, hint=HINT)
+
     def action_back(self) -> None:
         """To the screen before; from the first one, to the list of runs."""
         self.shell.go_back()
@@ -130,6 +169,10 @@ class AppScreen(Screen[Any]):
         """A short message in the corner. The text is shown literally."""
         from ...text import line
 
+        if self._said >= MESSAGES:
+            self.app.clear_notifications()
+            self._said = 0
+        self._said += 1
         self.app.notify(line(message, 300), severity=severity, timeout=4, markup=False)  # type: ignore[arg-type]
 
     def repaint(self) -> None:

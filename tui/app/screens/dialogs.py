@@ -76,8 +76,6 @@ class Dialog(ModalScreen[object]):
 
     def compose(self) -> ComposeResult:
         """The box, as high as its text where the screen is."""
-        width = min(68, self.app.size.width - 4)
-        height = min(self.pane.rows(width - 4) + 2, self.app.size.height - 2)
         self.frame = Frame(
             self.pane,
             plan=lambda w, h: [Box("dialog", 0, 0, w, h)],
@@ -85,8 +83,18 @@ class Dialog(ModalScreen[object]):
             footer=self._hints,
             status=lambda w: Line(self.pane.palette),
         )
-        self.frame.styles.width, self.frame.styles.height = width, height
+        self._fit()
         yield self.frame
+
+    def _fit(self) -> None:
+        screen = self.app.size
+        width = max(8, min(68, screen.width - 4))
+        self.frame.styles.width = width
+        self.frame.styles.height = max(3, min(self.pane.rows(width - 4) + 2, screen.height - 2))
+
+    def on_resize(self) -> None:
+        """The terminal has another size."""
+        self._fit()
 
     def _hints(self, width: int) -> Line:
         p = self.pane.palette

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.groups import GroupList, GroupRow
-from ....engine.runs.query import Query
+from ....engine.runs.groups import GROUP_SORTS, GroupList, GroupRow
+from ....engine.runs.query import EVERYTHING, Query
 from ....engine.runs.reader import RunReader
 from ....engine.runs.views import Count
 from ...format import bar, count, fixed
 from ..bindings import GROUPS, bindings
 from ..data import Reads
 from ..destinations import Stepper
+from ..list_texts import shared_beginning, telling
 from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.table import PAGE, Column, Table
-from .base import AppScreen
+from .query_list import QueryList
+
+T = TypeVar("T")
 
 
-class GroupsScreen(AppScreen):
+class GroupsScreen(QueryList):
     """One row a group; enter opens its rollouts."""
 
     view = GROUPS
     BINDINGS = bindings(GROUPS)
+    sorts = GROUP_SORTS
+    downwards = ("size", "correct", "reward", "std", "penalties")
 
-    def __init__(self, reads: Reads, query: Query) -> None:
-        super().__init__()
-        self.reads = reads
-        self.asks = query
+    def __init__(self, reads: Reads, query: Query = EVERYTHING, n: int | None = None) -> None:
+        super().__init__(reads, query)
         self.problem = ""
         self.total: Count | None = None
-        self._list: GroupList | None = None
+        self._begin_at = n
+        self._list: tuple[Query, GroupList] | None = None
         self.table = Table("table", self._columns, self._fetch, self._empty)
 
     def panes(self) -> list[Pane]:
@@ -45,60 +49,85 @@ class GroupsScreen(AppScreen):
         return [Box("table", 0, 0, width, height)]
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """Run and filter; how many groups."""
+        """Run and query; how many groups."""
         p = self.palette
-        left = Line(p).add(self.reads.path.name, p.title, cells=min(28, len(self.reads.path.name)))
-        left.add(" · groups", p.muted)
-        if self.asks.tells():
-            left.add(" · ", p.faint).add(
-                self.asks.tells(), p.accent, cells=min(len(self.asks.tells()), max(8, width // 2))
-            )
         right = Line(p)
         if self.total is not None:
             right.add(count(self.table.cursor + 1 if self.total else 0), p.strong).add(f" of {self.total}", p.muted)
-        return left, right
+        return self.heading("groups", width), right
 
     def on_mount(self) -> None:
         """Count, then read the first page."""
         self._active = "table"
-        self.run_worker(self._start(), group="groups")
+        self._read(self._begin_at)
 
-    def _groups(self, reader: RunReader) -> GroupList:
-        if self._list is None:
-            self._list = reader.rollouts.groups(Query(self.asks.filter, self.asks.search))
-        return self._list
+    def restart(self, keep: bool) -> None:
+        """Groups of another query, in another order."""
+        row = self.table.current
+        self._read(row.first_n if keep and row is not None else None)
 
-    async def _start(self) -> None:
+    def come_back_from(self, n: int) -> None:
+        """The cursor goes to the group of the trajectory that the stepper was left on."""
+        self.run_worker(self._follow(n), group="follow", exclusive=True)
+
+    async def _follow(self, n: int) -> None:
+        at = await self._ask(lambda groups: groups.position(n))
+        if at is not None:
+            self.table.move_to(at)
+
+    def _read(self, n: int | None) -> None:
+        self.problem, self.total = "", None
+        self.table.sort = (self.asks.sort, self.asks.descending)
+        self.run_worker(self._start(self.asks, n), group="groups", exclusive=True)
+
+    async def _ask(self, ask: Callable[[GroupList], T]) -> T:
+        """An answer of the list of the present query, which is made once and kept."""
+        query = self.asks
+
+        def answer(reader: RunReader) -> T:
+            if self._list is None or self._list[0] != query:
+                self._list = (query, reader.rollouts.groups(query))
+            return ask(self._list[1])
+
+        return await self.reads.later(answer)
+
+    async def _start(self, query: Query, n: int | None) -> None:
+        total, rows, at = 0, list[GroupRow](), 0
         try:
-            first = await self.reads.later(lambda r: self._groups(r).first(PAGE))
+            first = await self._ask(lambda groups: groups.first(PAGE))
             if len(first) == PAGE:
-                self._show(Count.of(PAGE, exact=False), first)
-            total, rows = await self.reads.later(lambda r: (self._groups(r).count(), self._groups(r).page(0, PAGE)))
+                self._show(Count.of(PAGE, exact=False), 0, first, 0)
+            total, at = await self._ask(lambda groups: (groups.count(), 0 if n is None else groups.position(n) or 0))
+            if n is None:
+                at = self.table.cursor if first else 0
+            page = at // PAGE * PAGE
+            rows = await self._ask(lambda groups: groups.page(page, PAGE))
         except RecordError as error:
-            self.problem, total, rows = str(error), 0, []
-        cursor = self.table.cursor
-        self._show(Count.of(total), rows)
-        self.table.move_to(cursor)
+            self.problem = str(error)
+        if query == self.asks:
+            self._show(Count.of(total), at // PAGE * PAGE, rows, at)
 
-    def _show(self, total: Count, rows: Sequence[GroupRow]) -> None:
+    def _show(self, total: Count, offset: int, rows: Sequence[GroupRow], at: int) -> None:
         self.total = total
-        self.table.reset(total)
-        self.table.deliver(0, rows)
+        self.table.reset(total, at)
+        self.table.deliver(offset, rows)
         self.frame.refresh_lines()
 
     def _fetch(self, offset: int, limit: int) -> None:
-        self.run_worker(self._page(offset, limit), group="pages")
+        self.run_worker(self._page(self.asks, offset, limit), group="pages")
 
-    async def _page(self, offset: int, limit: int) -> None:
+    async def _page(self, query: Query, offset: int, limit: int) -> None:
         try:
-            rows = await self.reads.later(lambda r: self._groups(r).page(offset, limit))
+            rows = await self._ask(lambda groups: groups.page(offset, limit))
         except RecordError as error:
             self.problem = str(error)
             return
-        self.table.deliver(offset, rows)
+        if query == self.asks:
+            self.table.deliver(offset, rows)
 
-    def _columns(self, table: Any) -> Sequence[Column]:
+    def _columns(self, table: Table) -> Sequence[Column]:
         p = self.palette
+        shared = shared_beginning(row.prompt for row in table.near())
 
         def spread(row: GroupRow) -> tuple[str, Any]:
             flat = row.std is not None and row.std < 1e-9
@@ -110,50 +139,36 @@ class GroupsScreen(AppScreen):
             )
 
         return (
-            Column("", "group", 12, lambda r: (r.group, p.strong)),
-            Column("", "step", 7, lambda r: (r.step, p.muted), ">", drop=3),
-            Column("", "rollouts", 9, lambda r: (r.size, p.text), ">", drop=2),
-            Column("", "right", 7, right, ">"),
+            Column("n", "group", 12, lambda r: (r.group, p.strong)),
+            Column("step", "step", 7, lambda r: (r.step, p.muted), ">", drop=3),
+            Column("size", "rollouts", 9, lambda r: (r.size, p.text), ">", drop=2),
+            Column("correct", "right", 7, right, ">"),
             Column("", "", 8, lambda r: (bar(r.correct / r.labelled if r.labelled else 0, 8), p.good), drop=4),
-            Column("", "reward", 7, lambda r: (fixed(r.mean), p.strong), ">"),
-            Column("", "std", 9, spread, ">"),
-            Column("", "pen", 5, lambda r: (f"✗{r.penalties}" if r.penalties else "", p.warn), ">", drop=1),
-            Column("", "prompt", 20, lambda r: (r.prompt, p.muted), grow=1.0, drop=5),
+            Column("reward", "reward", 7, lambda r: (fixed(r.mean), p.strong), ">"),
+            Column("std", "std", 9, spread, ">"),
+            Column("penalties", "pen", 5, lambda r: (f"✗{r.penalties}" if r.penalties else "", p.warn), ">", drop=1),
+            Column("", "prompt", 20, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=5),
         )
 
     def _empty(self) -> list[str]:
         return [
             self.problem or ("reading…" if self.total is None else "No group to show."),
             "",
-            "z opens the groups again",
+            "f changes the filter · / the search · c clears both · z opens the groups again",
         ]
 
     def on_table_moved(self, message: Table.Moved) -> None:
         """Which one, in the header."""
         self.frame.refresh_header()
 
-    def on_table_selected(self, message: Table.Selected) -> None:
-        """A click on the row under the cursor."""
-        self.action_open()
+    def on_pane_hit(self, message: Pane.Hit) -> None:
+        """A click on a heading sorts."""
+        match message.what:
+            case ("sort", str(name)):
+                self.sort_by(name)
 
     def action_open(self) -> None:
         """Step through the group from its first rollout."""
         row = self.table.current
         if row is not None:
             self.shell.open(Stepper(self.reads.path, row.first_n))
-
-    def action_scroll(self, by: int) -> None:
-        """One row."""
-        self.table.move(by)
-
-    def action_page(self, by: int) -> None:
-        """One page."""
-        self.table.move(by * max(1, self.table.body_height - 1))
-
-    def action_first(self) -> None:
-        """The first group."""
-        self.table.move_to(0)
-
-    def action_last(self) -> None:
-        """The last group."""
-        self.table.move_to(self.table.total - 1)

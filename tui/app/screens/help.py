@@ -41,7 +41,8 @@ class HelpPane(Pane):
         lines.append(Line(p).gap(2).add("ctrl+p", p.key, cells=12).add("Command palette: everything by name", p.text))
         lines += [Line(p), Line(p).add("Filters", p.title)]
         for expression, meaning in FILTER_HELP:
-            lines.append(Line(p).gap(2).add(expression, p.accent, cells=min(46, width - 4)).gap().add(meaning, p.muted))
+            lines += [Line(p).gap(2).add(text, p.accent) for text in wrap(expression, max(20, width - 2))]
+            lines += [Line(p).gap(6).add(text, p.muted) for text in wrap(meaning, max(20, width - 6))]
         lines += [Line(p), Line(p).add("Signs", p.title)]
         for sign, style, meaning in (
             ("✓ ✗ ·", p.text, "right, wrong, no known answer"),
@@ -50,7 +51,8 @@ class HelpPane(Pane):
             ("‹202E› ␛", p.escape, "characters that would not show or would steer the terminal, made visible"),
             ("✂", p.warn, "cut here; o opens the whole text"),
         ):
-            lines.append(Line(p).gap(2).add(sign, style, cells=12).add(meaning, p.muted))
+            for index, text in enumerate(wrap(meaning, max(20, width - 16))):
+                lines.append(Line(p).gap(2).add(sign if index == 0 else "", style, cells=12).add(text, p.muted))
         return lines
 
 
@@ -66,7 +68,34 @@ class HelpScreen(AppScreen):
 
     def panes(self) -> list[Pane]:
         """One."""
-        return [HelpPane(self.about)]
+        self.pane = HelpPane(self.about)
+        return [self.pane]
+
+    def status(self, width: int) -> Line:
+        """How much is below."""
+        p = self.palette
+        below = self.pane.overflow - self.pane.top if self.pane.shown else 0
+        return Line(p).add(f"▼ {below} more lines: j, pgdn", p.accent) if below > 0 else Line(p)
+
+    def action_scroll(self, by: int) -> None:
+        """One line."""
+        super().action_scroll(by)
+        self.frame.refresh_status()
+
+    def action_page(self, by: int) -> None:
+        """One page."""
+        super().action_page(by)
+        self.frame.refresh_status()
+
+    def action_first(self) -> None:
+        """To the top."""
+        super().action_first()
+        self.frame.refresh_status()
+
+    def action_last(self) -> None:
+        """To the end."""
+        super().action_last()
+        self.frame.refresh_status()
 
     def plan(self, width: int, height: int) -> list[Box]:
         """The whole screen."""

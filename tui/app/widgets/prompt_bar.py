@@ -18,7 +18,12 @@ from ...text import line, literal
 class PromptBar(Widget):
     """Enter accepts, escape leaves everything as it was. `check` answers what is wrong with a text, or nothing."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "cancel", show=False),
+        Binding("tab", "complete", show=False, priority=True),
+        Binding("up", "earlier(1)", show=False, priority=True),
+        Binding("down", "earlier(-1)", show=False, priority=True),
+    ]
 
     def __init__(
         self,
@@ -27,8 +32,13 @@ class PromptBar(Widget):
         done: Callable[[str], None],
         check: Callable[[str], str],
         hint: str,
+        complete: Callable[[str], list[str]],
+        history: list[str],
     ) -> None:
         super().__init__(id="prompt-bar")
+        self._complete, self._history = complete, history
+        self._back = 0
+        self._offered: list[str] = []
         self.border_title = Text(line(title, 120))  # type: ignore[assignment]
         self._value, self._done, self._check, self._hint = literal(value), done, check, hint
 
@@ -38,22 +48,52 @@ class PromptBar(Widget):
         yield Static(Text(self._hint), id="prompt-hint")
 
     def on_mount(self) -> None:
-        """Take the keys."""
+        """Take the keys; no message lies over what is typed."""
+        self.app.clear_notifications()
+        self.screen.add_class("typing")
         self.query_one(Input).focus()
+
+    def on_unmount(self) -> None:
+        """Messages may stand at the bottom again."""
+        self.screen.remove_class("typing")
+
+    def action_complete(self) -> None:
+        """Complete the last word; again for the next completion."""
+        box = self.query_one(Input)
+        if box.value not in self._offered:
+            self._offered = self._complete(box.value)
+        if self._offered:
+            at = self._offered.index(box.value) + 1 if box.value in self._offered else 0
+            self._put(self._offered[at % len(self._offered)])
+
+    def action_earlier(self, by: int) -> None:
+        """What was typed here before."""
+        self._back = max(0, min(self._back + by, len(self._history)))
+        self._put(self._history[-self._back] if self._back else self._value)
+
+    def _put(self, text: str) -> None:
+        box = self.query_one(Input)
+        box.value = text
+        box.cursor_position = len(text)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Say at once what cannot be understood."""
         event.stop()
         problem = self._check(event.value) if event.value else ""
-        self.query_one("#prompt-hint", Static).update(Text(f"✗ {line(problem, 400)}" if problem else self._hint))
+        offered = [] if event.value in self._offered else self._complete(event.value)
+        hint = f"tab: {' · '.join(text.split()[-1] for text in offered)}" if offered else self._hint
+        self.query_one("#prompt-hint", Static).update(Text(line(f"✗ {problem}" if problem else hint, 400)))
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Accept, unless it cannot be understood."""
         event.stop()
         if event.value and self._check(event.value):
             return
+        text = event.value.strip()
+        if text and text not in self._history[-1:]:
+            self._history.append(text)
         # on the screen's behalf: a dialog that `done` opens answers to whoever opened it, and the bar will be gone
-        self.screen.call_later(self._done, event.value.strip())
+        self.screen.call_later(self._done, text)
         self.remove()
 
     def action_cancel(self) -> None:
@@ -68,7 +108,9 @@ def ask(
     done: Callable[[str], None],
     check: Callable[[str], str] = lambda text: "",
     hint: str = "enter accepts · esc cancels",
+    complete: Callable[[str], list[str]] = lambda text: [],
+    history: list[str] | None = None,
 ) -> None:
-    """Let a person type a text; `done` gets it."""
+    """Let a person type a text; `done` gets it. `history` is what was typed before, and is added to."""
     if not screen.query("#prompt-bar"):
-        screen.mount(PromptBar(title, value, done, check, hint))
+        screen.mount(PromptBar(title, value, done, check, hint, complete, [] if history is None else history))

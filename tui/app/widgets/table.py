@@ -142,6 +142,10 @@ class Table(Pane):
                 return None
         return rows[at] if at < len(rows) else None
 
+    def near(self) -> list[Any]:
+        """The rows that are here, on screen and around it."""
+        return [row for page in self._pages.values() for row in page]
+
     @property
     def current(self) -> Any | None:
         """The row under the cursor."""

@@ -1,0 +1,202 @@
+"""Moving about: back to where one was, straight to a place, and what is typed on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.runs.completion import completions
+from grpo_tui.engine.runs.query import Query
+from grpo_tui.tui.app.destinations import Destination, Live, Runs, Stepper, Trajectories
+from grpo_tui.tui.app.list_texts import route, shared_beginning, telling
+from grpo_tui.tui.app.screens.dialogs import confirm
+
+from .drive import running, settle
+
+
+async def test_the_dashboard_and_back_leave_filter_order_and_row(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        await app.press("f")
+        await app.type("reward<0.5")
+        await app.press("enter", "s", "j", "j")
+        before = (app.screen.asks, app.screen.table.cursor, app.screen.table.current.n)
+        await app.press("v")
+        assert app.view == "live"
+        await app.press("enter")
+        assert app.view == "trajectories" and len(app.app.screen_stack) == 1, "no second list over the first"
+        assert (app.screen.asks, app.screen.table.cursor, app.screen.table.current.n) == before
+        await app.press("v", "escape")
+        assert (app.screen.asks, app.screen.table.cursor, app.screen.table.current.n) == before
+
+
+async def test_a_filter_keeps_the_cursor_on_its_row(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        await app.press("pagedown")
+        n, step = app.screen.table.current.n, app.screen.table.current.step
+        await app.press("f")
+        await app.type(f"step={step}")
+        await app.press("enter")
+        assert app.screen.table.current.n == n and app.screen.total < 320
+        await app.press("c")
+        assert app.screen.table.current.n == n and app.screen.total == 320
+
+
+async def test_a_name_that_the_run_does_not_hold_is_told_with_the_nearest(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        await app.press("f")
+        await app.type("action:TRAK")
+        text = await app.press("enter")
+        assert "Nothing matches." in text and "this run has no action 'TRAK'; it has " in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "n", "step"), [("12", 12, 0), ("12/2", 12, 1), ("12/99", 12, None), (" 012 / 1", 12, 0)]
+)
+async def test_a_number_leads_to_its_trajectory_and_step(run: Path, typed: str, n: int, step: int | None) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        await app.press("colon")
+        await app.type(typed.replace("/", "/"))
+        await app.press("enter")
+        last = len(app.screen.reads.now.bodies.trajectory(n).trajectory.steps) - 1
+        assert (app.view, app.screen.n, app.screen.step) == ("stepper", n, last if step is None else step)
+        await app.press("escape")
+        assert app.screen.table.current.n == n
+
+
+async def test_ids_steps_and_screens_are_places_too(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        id_ = app.screen.reads.now.rollouts.rows([5])[0].id
+        await app.press("colon")
+        await app.type(id_)
+        await app.press("enter")
+        assert (app.view, app.screen.n) == ("stepper", 5)
+        await app.press("colon")
+        await app.type("step 7")
+        await app.press("enter")
+        assert app.view == "trajectories" and app.screen.table.current.step == 7
+        await app.press("colon")
+        await app.type("live")
+        await app.press("enter")
+        assert app.view == "live"
+        await app.press("colon")
+        await app.type("99999")
+        text = await app.press("enter")
+        assert app.view == "live" and "it has numbers 1 to 320" in text
+
+
+async def test_enter_twice_in_the_palette_runs_one_command(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        await app.press("ctrl+p")
+        await app.type("this help")
+        await app.pilot.pause(0.5)
+        await app.pilot.press("enter", "enter", "enter")
+        await settle(app.pilot)
+        assert app.view == "help"
+        await app.press("escape")
+        assert app.view == "trajectories"
+
+
+async def test_groups_begin_at_the_cursor_s_group_and_have_an_order_and_a_filter(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        await app.press("G")
+        group = app.screen.table.current.group
+        await app.press("z")
+        assert app.view == "groups" and app.screen.table.current.group == group
+        everything = int(app.screen.total)
+        await app.press("s")
+        assert app.screen.asks.sort == "step"
+        while app.screen.asks.sort != "reward":
+            await app.press("s")
+        means = [app.screen.table.row(i).mean for i in range(app.screen.table.body_height)]
+        assert means == sorted(means, reverse=True)
+        await app.press("r")
+        assert app.screen.table.row(0).mean == min(r.mean for r in app.screen.table.near())
+        await app.press("f")
+        await app.type("step<5")
+        await app.press("enter")
+        assert 0 < app.screen.total < everything
+
+
+@pytest.mark.parametrize("view", ["runs", "live", "trajectories", "groups", "stepper"])
+@pytest.mark.parametrize("width", [80, 100])
+async def test_help_back_and_quit_are_told_at_every_width(run: Path, view: str, width: int) -> None:
+    starts: dict[str, Destination] = {"runs": Runs(), "live": Live(run), "stepper": Stepper(run, 3)}
+    async with running(run.parent, starts.get(view, Trajectories(run)), size=(width, 24)) as app:
+        if view == "groups":
+            await app.press("z")
+        hints = app.text.splitlines()[-1]
+        assert " help" in hints and "q quit" in hints and ("esc back" in hints or view == "runs"), hints
+
+
+async def test_help_shows_all_of_its_sections_on_a_small_screen(run: Path) -> None:
+    async with running(run.parent, Trajectories(run), size=(80, 24)) as app:
+        seen = [await app.press("question_mark")]
+        assert "more lines" in seen[0]
+        for _ in range(12):
+            seen.append(await app.press("pagedown"))
+        shown = "\n".join(seen)
+        for part in ("Filters", "parentheses, or, not", "Signs", "o opens the whole text"):
+            assert part in shown, part
+        assert "more lines" not in seen[-1]
+
+
+async def test_a_dialog_follows_a_resize(run: Path) -> None:
+    async with running(run.parent, Trajectories(run), size=(120, 40)) as app:
+        app.app.push_screen(confirm("Delete everything that was recorded? This cannot be undone.", "Yes"))
+        await settle(app.pilot)
+        for width, height in ((30, 8), (200, 60), (20, 6)):
+            await app.pilot.resize_terminal(width, height)
+            await settle(app.pilot)
+            region = app.screen.frame.region
+            assert region.width <= width and region.height <= height
+            assert abs(region.x * 2 + region.width - width) <= 1, "in the middle"
+
+
+async def test_messages_are_few_and_go_with_their_screen(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        for i in range(7):
+            app.screen.say(f"message {i}")
+            await app.press()
+            assert sum(f"message {j}" in app.text for j in range(7)) <= 2
+        assert "message 6" in app.text
+        assert "message" not in await app.press("enter")
+        await app.press("escape")
+        app.screen.say("one more")
+        await app.press()
+        assert "one more" in app.text
+        assert "one more" not in await app.press("f"), "nothing lies over what is typed"
+
+
+def test_a_filter_is_completed_from_what_the_run_holds() -> None:
+    held = {"action": ["TRACK_OBJECT", "GET_PROPERTIES", "BACK TRACK"], "penalty": ["out_of_bounds"]}
+
+    def names(kind: str) -> list[str]:
+        return held.get(kind, [])
+
+    assert completions("reward<0.2 and action:tr", names) == ["reward<0.2 and action:TRACK_OBJECT"]
+    assert completions("action:back", names) == ['action:"BACK TRACK"']
+    assert completions("not pen", names) == ["not penalty:", "not penalised", "not penalties"]
+    assert completions("penalty:bounds", names) == ["penalty:out_of_bounds"]
+    assert completions("reward<0.", names) == [] == completions("", names)
+
+
+async def test_tab_completes_and_up_brings_back_what_was_typed(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        await app.press("f")
+        await app.type("action:answ")
+        await app.press("tab", "enter")
+        assert app.screen.asks == Query("action:ANSWER")
+        await app.press("c", "f", "up", "enter")
+        assert app.screen.asks == Query("action:ANSWER")
+
+
+def test_routes_count_runs_and_prompts_begin_where_they_differ() -> None:
+    assert route(["SEGMENT_OBJECT_AT", "GET_PROPERTIES", "GET_PROPERTIES", "GET_PROPERTIES", "ANSWER"]) == (
+        "SEGMENT ▸ GET ×3 ▸ ANSWER"
+    )
+    prompts = ["You look at an image. Which is red?", "You look at an image. How many?", ""]
+    shared = shared_beginning(prompts)
+    assert [telling(p, shared) for p in prompts] == ["…Which is red?", "…How many?", ""]
+    assert shared_beginning(["What is 2 + 2?", "What is 3 + 3?"]) == 0, "a few shared letters are worth no mark"
+    assert shared_beginning(prompts[:1] * 5) == 0, "equal prompts are shown from their beginning"

@@ -1,0 +1,60 @@
+"""The columns of the list of trajectories, and which of them go first when there is no room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.style import Style
+
+from ...engine.runs.types import TrajectoryRow
+from ..format import fixed, mark, number
+from .list_texts import route, shared_beginning, telling
+from .theme import Palette
+from .widgets.table import Column
+
+
+def rollout_columns(
+    p: Palette, recorded: int, extras: Sequence[str], around: Sequence[TrajectoryRow]
+) -> Sequence[Column]:
+    """Columns for a run of `recorded` trajectories; prompts are shown from where those of the rows `around` differ."""
+    shared = shared_beginning(row.prompt for row in around)
+
+    def ended(row: TrajectoryRow) -> tuple[str, Style]:
+        return row.stop_reason, p.muted if row.stop_reason == "answer" else p.warn
+
+    return (
+        Column("n", "#", max(4, len(str(recorded))), lambda r: (r.n, p.muted), ">"),
+        Column("step", "step", 6, lambda r: (r.step, p.muted), ">", drop=3),
+        Column("", " ", 1, lambda r: (mark(r.correct), p.outcome(r.correct))),
+        Column("reward", "reward", 7, lambda r: (fixed(r.reward), p.strong), ">"),
+        Column("advantage", "A", 6, lambda r: (fixed(r.advantage, signed=True), p.sign(r.advantage)), ">", drop=1),
+        *(_extra(p, name, place) for place, name in enumerate(extras)),
+        Column("turns", "turns", 6, lambda r: (r.turns, p.text), ">", drop=5),
+        Column("tokens", "tokens", 7, lambda r: (number(r.tokens), p.muted), ">", drop=6),
+        Column("penalties", "pen", 4, lambda r: (f"✗{r.penalties}" if r.penalties else "", p.warn), ">", drop=2),
+        Column("", "group", 9, lambda r: (r.group, p.muted), drop=8),
+        Column("", "split", 5, lambda r: (r.split, p.faint), drop=9),
+        Column("", "ended by", 9, ended, drop=7),
+        Column("", "route", 22, lambda r: (route(r.actions), p.text), grow=2.0, drop=0),
+        Column("", "prompt", 16, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=4),
+    )
+
+
+def _extra(p: Palette, name: str, place: int) -> Column:
+    """A column of the record's own: a reward component, or what its writer added."""
+
+    def cell(row: TrajectoryRow) -> tuple[str, Style]:
+        value = row.extra.get(name)
+        if value is None:
+            return ("–" if name not in row.extra else "nan"), p.faint
+        return (number(value), p.text) if isinstance(value, (int, float)) else (str(value), p.muted)
+
+    title = name.removeprefix("component.")
+    return Column("", title, max(5, min(9, len(title))), cell, ">", drop=4 if place < 4 else 10 + place)
+
+
+def extras_shown(names: Sequence[str], filter_: str) -> tuple[str, ...]:
+    """Which of a record's own columns stand in the table: those that the filter names, components, then others."""
+    asked = [n for n in names if n in filter_]
+    components = [n for n in names if n.startswith("component.")][:4]
+    return tuple(dict.fromkeys([*asked, *components, *names]))[:6]
