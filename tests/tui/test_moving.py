@@ -88,7 +88,7 @@ async def test_ids_steps_and_screens_are_places_too(run: Path) -> None:
 async def test_enter_twice_in_the_palette_runs_one_command(run: Path) -> None:
     async with running(run.parent, Trajectories(run)) as app:
         await app.press("ctrl+p")
-        await app.type("this help")
+        await app.type("help")
         await app.pilot.pause(0.5)
         await app.pilot.press("enter", "enter", "enter")
         await settle(app.pilot)
