@@ -218,6 +218,7 @@ def test_no_screen_imports_another():
 SHARED = (
     "base",
     "dialogs",
+    "query_list",
     "following",
     "chart_keys",
     "request_keys",
