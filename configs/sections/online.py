@@ -47,14 +47,18 @@ class ValidationConfig(Section):
     """Background validation, in a process of its own, and the guard that stops publishing."""
 
     enabled: bool = True
-    every_updates: int = Field(default=40, ge=1)
-    """Updates between two looks at the live and the EMA model."""
+    every_updates: int = Field(default=16, ge=1)
+    """Least number of updates between two validations."""
+    updates_ahead: int = Field(default=0, ge=0)
+    """How many updates a version that answers may be ahead of the last validated one. 0: no version answers before it
+    was validated."""
     tasks: int = Field(default=64, ge=1)
     """Held-out tasks that success is measured on, greedily."""
     canary_tasks: int = Field(default=16, ge=0)
     """Tasks with known answers on which the voted label is checked."""
-    max_drop: float = Field(default=0.1, gt=0, le=1)
-    """Publishing stops when the EMA model's success falls this far below the best so far."""
+    max_drop: float = Field(default=0.05, gt=0, le=1)
+    """A version whose success is more than this below the best validated one is not served, and learning goes back to
+    the last validated one."""
     nice: int = Field(default=19, ge=0, le=19)
 
 
@@ -138,7 +142,11 @@ class OnlineConfig(Section):
     clip_epsilon: float = Field(default=0.2, gt=0)
     """The policy gradient's ratio is clipped to 1 ± this."""
     baseline_decay: float = Field(default=0.95, ge=0, lt=1)
-    """Decay of the running baseline of the return, per update."""
+    """The baseline is the median of the returns so far, each weighted by this to the power of its age in updates."""
+    repeat_window: int = Field(default=1000, ge=1)
+    """Updates over which repetitions are counted: the n-th about the same request counts 1 / n²."""
+    source_share: float = Field(default=0.25, gt=0, le=1)
+    """What one named source (an API key, a `user`) teaches counts at most as this share of the same updates."""
     advantage_limit: float = Field(default=3.0, gt=0)
     """Advantages are cut to ± this: no single reward may shout."""
     max_norm: float = Field(default=1.0, gt=0)

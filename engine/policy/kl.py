@@ -137,6 +137,7 @@ class BetaController:
         self._automatic = config.beta_update_mode == "auto"
         self.beta = self._clamped(config.initial_beta) if self._automatic else config.initial_beta
         self._recent: deque[float] = deque(maxlen=config.window)
+        self._start: deque[float] = deque(maxlen=config.window)
         self._history: deque[BetaChange] = deque(maxlen=self.HISTORY)
 
     @property
@@ -149,14 +150,27 @@ class BetaController:
         """The changes so far, oldest first."""
         return list(self._history)
 
-    def update(self, kl: float, step: int) -> BetaChange | None:
+    @property
+    def leaving(self) -> bool:
+        """Whether the policy moves away from where it started: the mean KL to the start of the newer half of the last
+        `window` updates is above that of the older half."""
+        values = list(self._start)
+        half = len(values) // 2
+        return half > 0 and math.fsum(values[-half:]) > math.fsum(values[:half])
+
+    def update(self, kl: float, step: int, start_kl: float | None = None) -> BetaChange | None:
         """Count the KL of one update (also of one that was clipped or rejected) and apply the rule.
+
+        start_kl: KL to the policy that learning started from, nats per token. While it grows beta does not fall: small
+        steps in one direction go as far as large ones.
 
         Raises ValueError for a KL that is not a finite number: it would stay in the mean for a whole window.
         """
         if not math.isfinite(kl):
             raise ValueError(f"the KL divergence of step {step} is {kl}; it must be a finite number")
         self._recent.append(float(kl))
+        if start_kl is not None and math.isfinite(start_kl):
+            self._start.append(float(start_kl))
         if not self._automatic:
             return None
         mean, target, tolerance = self.mean_kl_divergence, self.config.target_kl, self.config.kl_tolerance
@@ -164,7 +178,7 @@ class BetaController:
         if mean > target + tolerance:
             new = self._clamped(self.beta * factor)
             why = f"×{factor:g}: mean KL {mean:.4g} is above {target:g} + {tolerance:g}, the policy moves too fast"
-        elif mean < target - tolerance:
+        elif mean < target - tolerance and not self.leaving:
             new = self._clamped(self.beta / factor)
             why = f"÷{factor:g}: mean KL {mean:.4g} is below {target:g} − {tolerance:g}, the updates are too timid"
         else:
@@ -180,7 +194,12 @@ class BetaController:
 
     def state_dict(self) -> dict[str, Any]:
         """Beta, the window of KLs and the history, as plain JSON values."""
-        return {"beta": self.beta, "recent": list(self._recent), "history": [asdict(c) for c in self._history]}
+        return {
+            "beta": self.beta,
+            "recent": list(self._recent),
+            "start": list(self._start),
+            "history": [asdict(c) for c in self._history],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`. The window and the clamps are those of this controller's configuration; in
@@ -188,6 +207,7 @@ class BetaController:
         if self._automatic:
             self.beta = self._clamped(float(state["beta"]))
         self._recent = deque(map(float, state["recent"]), maxlen=self.config.window)
+        self._start = deque(map(float, state.get("start", ())), maxlen=self.config.window)
         changes: Iterable[Mapping[str, Any]] = state.get("history", ())
         self._history = deque((BetaChange(**c) for c in changes), maxlen=self.HISTORY)
 

@@ -57,6 +57,7 @@ class WandbSink:
         self._run: Any = None
         self._table: Any = None
         self._rows_waiting = 0
+        self._on_axis: dict[str, str] = {}
         if config.wandb == "off":
             return
         try:
@@ -89,8 +90,11 @@ class WandbSink:
         """Whether numbers go to wandb."""
         return self._run is not None
 
-    def log(self, step: int, metrics: Mapping[str, float | Mapping[str, float]]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float | Mapping[str, float]], *, axis: str | None = None) -> None:
         """Log the metrics of a step, by their names; dictionaries such as the action distribution stay whole.
+
+        axis: the metric whose value `step` is, for numbers that do not share one axis: wandb merges what is logged at
+        one step of its own, so that two updates of one request would be one point.
 
         NaN and infinity go as they are: wandb draws the gap.
         """
@@ -103,7 +107,13 @@ class WandbSink:
                 self._rows_waiting += 1
             if self._rows_waiting and step % self.table_every == 0:
                 values |= self._waiting_table()
-            self._run.log(values, step=step)
+            if axis is None:
+                self._run.log(values, step=step)
+            else:
+                for name in values.keys() - self._on_axis.keys() - {axis}:
+                    self._run.define_metric(name, step_metric=axis)
+                    self._on_axis[name] = axis
+                self._run.log({**values, axis: step})
         except Exception as error:
             self._give_up(f"stopped at step {step}", error)
 

@@ -20,6 +20,7 @@ from .codec import encode_json
 from .images import encode_image, write_image
 from .masking import mask
 from .paths import DATABASE
+from .position import meta_key
 from .store import RecordStore
 from .summary import NAMES, Summary
 
@@ -43,7 +44,16 @@ class Item(NamedTuple):
     @property
     def rows(self) -> int:
         """How many rows are lost with it."""
+        if self.kind == "together":
+            return sum(part.rows for part in self.payload[0])
         return len(self.payload[1]) if self.kind == "rows" else 1
+
+    @property
+    def parts(self) -> tuple[Item, ...]:
+        """What is in it: for `together` its parts and then its positions, else the item itself."""
+        if self.kind != "together":
+            return (self,)
+        return (*self.payload[0], Item("positions", (self.payload[1],), 0))
 
 
 class Sink:
@@ -60,6 +70,8 @@ class Sink:
         """How many trajectories are committed, those of other processes too; None before the file was open."""
         self.lost = 0
         """Rows that could not be stored for what they are."""
+        self.positions: dict[str, int] = {}
+        """How far other journals are copied, as committed by this process."""
         self.trouble: str | None = None
         self.attempts = 0
         """Failed attempts since the last success."""
@@ -116,14 +128,15 @@ class Sink:
 
     def _transaction(self, items: deque[Item]) -> None:
         store = self._opened()
-        for item in items:
+        parts = [part for item in items for part in item.parts]
+        for item in parts:
             if item.kind == "image":
                 self._image(*item.payload)
         step, metrics, refused = self.step, [], 0
         store.begin()
         try:
             news = self._news(store)
-            for kind, payload, _ in items:
+            for kind, payload, _ in parts:
                 if kind == "metrics":
                     store.add_metrics(*payload)
                     metrics.append(payload)
@@ -144,6 +157,9 @@ class Sink:
         self._told += refused
         for at, values in metrics:
             self.summary.add(at, values)
+        for item in parts:
+            if item.kind == "positions":
+                self.positions = {**self.positions, **item.payload[0]}
         self._after(news)
 
     def _fold(self, store: RecordStore) -> None:
@@ -163,7 +179,10 @@ class Sink:
         return len(refused)
 
     def _other(self, store: RecordStore, kind: str, payload: tuple[Any, ...]) -> None:
-        if kind == "uses":
+        if kind == "positions":
+            for name, position in payload[0].items():
+                store.set_meta(meta_key(name), str(position))
+        elif kind == "uses":
             store.add_uses(*payload)
         elif kind == "event":
             event, message, step, when, data = payload
@@ -221,6 +240,9 @@ class Sink:
             self._careful = True
             return
         item = items.popleft()
+        if item.kind == "together":
+            items.extendleft(reversed(item.parts))
+            return
         if item.rows > 1:
             step, records = item.payload
             items.extendleft(Item("rows", (step, [record]), 0) for record in reversed(records))

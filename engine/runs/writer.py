@@ -14,7 +14,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ class RunWriter:
         self._limit = queue_bytes
         self._queue: deque[Item] = deque()
         self._bytes = 0
+        self._gathering = threading.local()
         self._busy = False  # items are taken from the queue and not yet committed or given up
         self._overflow = 0
         self._condition = threading.Condition()
@@ -103,6 +105,23 @@ class RunWriter:
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
         """Something that happened; `message` is one sentence for a person. Secrets in `data` are masked."""
         self._put(Item("event", (kind, str(message), int(step), time.time(), data), 256 + len(str(message))))
+
+    @contextmanager
+    def together(self, **positions: int) -> Iterator[None]:
+        """What this thread gives inside the block is stored in one transaction or not at all, and with it how far
+        other journals are copied (`position.recorded_position` reads that back): a copy is neither lost nor doubled."""
+        parts: list[Item] = []
+        self._gathering.parts = parts
+        try:
+            yield
+        finally:
+            self._gathering.parts = None
+            self._put(Item("together", (tuple(parts), positions), sum(part.cost for part in parts)))
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """The positions of `together` that this process has committed so far."""
+        return self._sink.positions
 
     def status(
         self,
@@ -190,6 +209,10 @@ class RunWriter:
 
     def _put(self, item: Item) -> None:
         if os.getpid() != self._pid:  # a forked data loader has no thread to write with
+            return
+        parts = getattr(self._gathering, "parts", None)
+        if parts is not None:
+            parts.append(item)
             return
         with self._condition:
             if self._closing or (self._queue and self._bytes + item.cost > self._limit):

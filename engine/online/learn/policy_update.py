@@ -12,8 +12,9 @@ ends too far from the policy that answered is taken back), the clipped gradient 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 
 from ....configs.sections.online import OnlineConfig
 from ...policy.forward import forward_agent_tokens, vocabulary_of
-from ...policy.kl import BetaChange, BetaController
+from ...policy.kl import BetaChange, BetaController, kl_directions
 from ..store.update_task import OriginalLogits, TaskError, UpdateTask
+from .influence import Influence, RobustBaseline
 
 _torch: Any = torch
 """Torch with its fused operations on lists of tensors, which its type stubs leave out."""
@@ -39,7 +41,8 @@ class UpdateReport:
     `kl` is KL(policy ‖ original) after the update, the number that beta follows; `kl_before` the same as it stood in
     the loss; `kl_forward` is KL(original ‖ policy) after it. `clipped`: the gradient or the step was cut
     to its limit. `advantages`: of each candidate, the mean over its agent tokens. `rejected` says why an update was
-    taken back.
+    taken back. `weight`: how much the task counted (see `influence.py`). `kl_start`: KL(policy ‖ the run's first
+    policy) after the update.
     """
 
     update: int
@@ -62,26 +65,12 @@ class UpdateReport:
     clipped: bool = False
     advantages: tuple[float, ...] = ()
     rejected: str | None = None
+    weight: float = 1.0
+    kl_start: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
-
-
-@dataclass
-class _Baseline:
-    """Running mean of returns, weighted so that the first updates count fully."""
-
-    decay: float
-    total: float = 0.0
-    weight: float = 0.0
-
-    def value(self, default: float) -> float:
-        return self.total / self.weight if self.weight > 0 else default
-
-    def add(self, mean: float) -> None:
-        self.total = self.decay * self.total + (1 - self.decay) * mean
-        self.weight = self.decay * self.weight + (1 - self.decay)
 
 
 class PolicyUpdater:
@@ -103,7 +92,11 @@ class PolicyUpdater:
         self._ema = [p.detach().clone() for p in self.parameters.values()]
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr_adaptive_min, weight_decay=0.0)
         self.beta = BetaController(config.kl)
-        self.baseline = _Baseline(config.baseline_decay)
+        self.baseline = RobustBaseline(config.baseline_decay)
+        self.influence = Influence(config.repeat_window, config.source_share)
+        self._start = [p.clone() for p in self._live]
+        """The policy as it was loaded: how far learning has moved is measured against it."""
+        self._validated = [p.clone() for p in self._live]
         self.update = 0
 
     @property
@@ -111,10 +104,28 @@ class PolicyUpdater:
         """The smoothed parameters, by name: what is published."""
         return dict(zip(self.parameters, self._ema, strict=True))
 
+    @property
+    def validated(self) -> dict[str, Tensor]:
+        """The parameters that were last validated as good, by name; at first those that the run started from."""
+        return dict(zip(self.parameters, self._validated, strict=True))
+
+    def mark_validated(self, tensors: Mapping[str, Tensor]) -> None:
+        """Remember `tensors` as the last that were validated. Raises ValueError when they are of another model."""
+        check_fit(self.parameters, tensors)
+        new = [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()]
+        _torch._foreach_copy_(self._validated, new)
+
+    def go_back(self) -> None:
+        """Learn on from the parameters that were last validated, with a fresh optimiser."""
+        _torch._foreach_copy_(self._live, self._validated)
+        _torch._foreach_copy_(self._ema, self._validated)
+        self.optimizer.state.clear()
+
     def apply(self, task: UpdateTask) -> tuple[UpdateReport, BetaChange | None]:
         """Make one update. Raises TaskError, with nothing changed, for a task that would do harm (see `check`) or
         that makes the loss or its gradient NaN or infinite."""
         task.check(max_learning_rate=self.config.max_learning_rate, vocabulary=self.vocabulary)
+        weight = self.influence.weigh(str(task.facts.get("prompt", "")), str(task.facts.get("source", "")))
         returns, advantages, baseline = self._advantages(task)
         self.optimizer.zero_grad(set_to_none=True)
         rl_loss, kl_before, clip_fraction = self._backward(task, advantages)
@@ -126,14 +137,16 @@ class PolicyUpdater:
             raise TaskError(f"its loss is {loss} and its gradient norm {grad_norm}")
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         clipped = float(nn.utils.get_total_norm(gradients))
+        if weight < 1:  # both, because Adam divides a gradient by its own size
+            _torch._foreach_mul_(gradients, weight)
 
         before, optimizer_before = [p.clone() for p in self._live], self._optimizer_tensors()
         for group in self.optimizer.param_groups:
-            group["lr"] = task.learning_rate
+            group["lr"] = task.learning_rate * weight
         self.optimizer.step()
         step_norm = self._shorten(before)
         cut = grad_norm > self.config.max_norm or step_norm >= self.config.max_update_norm
-        kl, kl_forward = self._measure(task)
+        kl, kl_forward, kl_start = self._measure(task)
         rejected = None
         limit = self.config.kl.limit
         if not math.isfinite(kl) or (kl > limit and kl > kl_before):
@@ -146,9 +159,9 @@ class PolicyUpdater:
         self.optimizer.zero_grad(set_to_none=True)
 
         self.update += 1
-        self.baseline.add(min(max(float(returns.mean()), baseline - self._reach), baseline + self._reach))
+        self.baseline.add(float(returns.mean()))
         beta = self.beta.beta
-        change = self.beta.update(kl, self.update) if math.isfinite(kl) else None
+        change = self.beta.update(kl, self.update, kl_start) if math.isfinite(kl) else None
         report = UpdateReport(
             update=self.update,
             loss=loss,
@@ -172,22 +185,19 @@ class PolicyUpdater:
                 float(part.mean()) for part in advantages.split(task.experience.agent_mask.sum(1).tolist())
             ),
             rejected=rejected,
+            weight=weight,
+            kl_start=kl_start,
         )
         return report, change
 
     # ------------------------------------------------------------------------------------------------- the pieces
-
-    @property
-    def _reach(self) -> float:
-        """How far one task may lie from the baseline in the baseline's own average."""
-        return self.config.advantage_limit
 
     def _advantages(self, task: UpdateTask) -> tuple[Tensor, Tensor, float]:
         """Returns [B], advantages per agent token [A] (row-major), and the baseline that was subtracted."""
         rewards = task.reward_tensor.double().sum(-1)  # [B, S]
         to_go = rewards.flip(-1).cumsum(-1).flip(-1)
         returns = to_go[:, 0]
-        baseline = self.baseline.value(default=float(returns.mean()))
+        baseline = self.baseline.value(returns.tolist())
         limit = self.config.advantage_limit
         by_turn = (to_go - baseline).clamp(-limit, limit)
         e = task.experience
@@ -237,15 +247,31 @@ class PolicyUpdater:
         return rl_loss, kl_penalty, clipped
 
     @torch.no_grad()
-    def _measure(self, task: UpdateTask) -> tuple[float, float]:
-        """KL per token to the policy that answered, with the parameters as they are now: reverse and forward."""
-        reverse = forward = 0.0
+    def _measure(self, task: UpdateTask) -> tuple[float, float, float]:
+        """KL per token with the parameters as they are now: to the policy that answered, reverse and forward, and to
+        the policy that the run started from, reverse."""
+        reverse = forward = start = 0.0
         total = len(task.original_logits)
         for rows, tokens in self._chunks(task):
-            kl = _slice(task.original_logits, tokens).kl(self._logits(task, rows))
+            logits = self._logits(task, rows)
+            kl = _slice(task.original_logits, tokens).kl(logits)
             reverse += float(kl.reverse.sum()) / total
             forward += float(kl.forward.sum()) / total
-        return reverse, forward
+            with self._as_started():
+                started = self._logits(task, rows)
+            start += float(kl_directions(logits, started).reverse.sum()) / total
+        return reverse, forward, start
+
+    @contextlib.contextmanager
+    def _as_started(self) -> Iterator[None]:
+        """The policy that the run started from, in place of the live one."""
+        for parameter, data in zip(self.parameters.values(), self._start, strict=True):
+            parameter.data = data
+        try:
+            yield
+        finally:
+            for parameter, data in zip(self.parameters.values(), self._live, strict=True):
+                parameter.data = data
 
     def _shorten(self, before: list[Tensor]) -> float:
         """Cut the step just made to `max_update_norm`; returns its length."""
@@ -282,11 +308,14 @@ class PolicyUpdater:
         """Everything that the next update depends on: tensors (copies) and plain JSON values."""
         tensors = {f"live/{n}": p.detach().clone() for n, p in self.parameters.items()}
         tensors |= {f"ema/{n}": t.clone() for n, t in self.ema.items()}
+        tensors |= {f"validated/{n}": t.clone() for n, t in self.validated.items()}
+        tensors |= {f"start/{n}": t.clone() for n, t in zip(self.parameters, self._start, strict=True)}
         tensors |= {f"optimizer/{n}": t for n, t in self._optimizer_tensors().items()}
         return tensors, {
             "update": self.update,
             "beta": self.beta.state_dict(),
-            "baseline": [self.baseline.total, self.baseline.weight],
+            "baseline": self.baseline.state_dict(),
+            "influence": self.influence.state_dict(),
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -299,7 +328,15 @@ class PolicyUpdater:
         )
         self.update = int(values["update"])
         self.beta.load_state_dict(values["beta"])
-        self.baseline.total, self.baseline.weight = values["baseline"]
+        self.baseline.load_state_dict(values["baseline"])
+        self.influence.load_state_dict(values.get("influence"))
+        if all(f"start/{n}" in tensors for n in self.parameters):
+            _torch._foreach_copy_(
+                self._start,
+                [tensors[f"start/{n}"].to(t.device) for n, t in zip(self.parameters, self._start, strict=True)],
+            )
+        if all(f"validated/{n}" in tensors for n in self.parameters):
+            self.mark_validated({n: tensors[f"validated/{n}"] for n in self.parameters})
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the live parameters and the EMA to `tensors`, such as those of a snapshot."""

@@ -13,20 +13,25 @@ What makes it so, in the order of a life:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from ....configs.sections.online import OnlineConfig
+from ...runs.position import JOURNAL_POSITION, recorded_position
 from ..store.folder import OnlineFolder
-from ..store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter, published_versions
+from ..store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter, pointed_version
 from ..store.update_log import UpdateLogs
 from ..store.update_queue import JournalRow, QueuedTask, QueueError, Settled, UpdateQueue
 from ..store.update_task import TaskError, UpdateTask
 from .policy_update import PolicyUpdater
-from .publishing_guard import JsonLines, PublishingGuard
-from .worker_state import StateError, read_state, remove_others, write_state
+from .publishing_guard import PublishingGuard
+from .recovery import recover
+from .worker_state import StateError, prune_states, read_state, write_state
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +59,12 @@ class UpdateWorker:
         self.config = config
         self.tell = tell
         self.writer = SnapshotWriter(folder.snapshots, base_model=base_model, keep=config.keep_snapshots)
-        self.queue = UpdateQueue(folder.queue, limit=config.queue_limit)
+        try:
+            self.queue = UpdateQueue(folder.queue, limit=config.queue_limit)
+        except QueueError:
+            self.writer.close()
+            raise
+        self._published_update = 0
         self.logs = UpdateLogs(folder.run_dir)
         self.guard = PublishingGuard(config.validation.max_drop)
         self._settled: list[Settled] = []
@@ -62,42 +72,68 @@ class UpdateWorker:
         self._unlogged: list[JournalRow] = []
         self._dirty = False
         self._since_snapshot = 0
+        self._overdue = False
+        """Whether a candidate is due that had to wait for the one before it."""
         self._told: set[str] = set()
+        self._request = int(self.queue.get("request", 0))
+        """The request of the last update: where on the record's axis the worker stands."""
+        self._candidate: dict[str, Any] | None = self.queue.get("candidate")
+        self._state_name: str | None = None
         self._recover()
-        self._results = JsonLines(folder.validation, int(self.queue.get("validation_offset", 0)))
+        self._published_update = self._newest_published_update()
+        if config.updates and config.validation.enabled:
+            self.offer()
 
     # ---------------------------------------------------------------------------------------------------- starting
 
     def _recover(self) -> None:
+        if self.queue.mended is not None:
+            self.tell(self.queue.mended)
         self.queue.recover()
-        self._state_name: str | None = self.queue.get("state")
-        if self._state_name is not None:
-            try:
-                self.updater.load_state(*read_state(self.folder.state / self._state_name))
-            except (StateError, KeyError, ValueError) as error:
-                self._start_from_snapshot(str(error))
-        remove_others(self.folder.state, self._state_name)
+        logged = self.logs.last()
+        found = recover(self.updater, self.folder, self.queue, logged)
+        self._state_name = found.state
+        if found.message is not None:
+            self.tell(found.message)
+        if found.state is not None and found.state == self.queue.get("state"):
+            prune_states(self.folder.state, found.state, keep=self._candidate_state())
         guard = self.queue.get("guard")
         if guard is not None:
             self.guard.load_state_dict(guard)
+        copied = recorded_position(self.folder.run_dir, JOURNAL_POSITION) or 0
+        self.queue.continue_after(max(logged["n"], copied))
         self._unlogged = self.queue.journal(limit=1_000_000)
         self._write_logs()
-        if self.writer.version == 0:
-            self.publish()
-        elif self.queue.get("published", 0) < self.writer.version:  # killed between publishing and saying so
-            row = self._snapshot_row("published", self.writer.version, "found after a restart")
+        self._recover_snapshots(max(int(self.queue.get("published", 0)), logged["version"]))
+
+    def _recover_snapshots(self, used: int) -> None:
+        """See that a whole version is published whose number is not below any that was used."""
+        fresh = self.writer.version == 0 and used == 0
+        newest = SnapshotReader(self.folder.snapshots, self.tell).newer_than(0)
+        version = 0
+        if newest is not None:
+            with newest:
+                version = newest.version
+        self.writer.version = max(self.writer.version, used)
+        if fresh:
+            self._publish(self.updater.ema, self.updater.update)
+        elif version < used or pointed_version(self.folder.snapshots) != self.writer.version:
+            lost = f"Version {self.writer.version} is gone or nothing points to it"
+            if self.config.validation.enabled:
+                self.tell(f"{lost}: the parameters that were last validated are published again.")
+                self._publish(self.updater.validated, self.guard.good_update)
+            else:
+                self.tell(f"{lost}: the smoothed parameters are published again.")
+                self._publish(self.updater.ema, self.updater.update)
+        elif int(self.queue.get("published", 0)) < self.writer.version:  # killed between publishing and saying so
+            row = self._snapshot_row("published", self.writer.version, message="found after a restart")
             self._note([row], published=self.writer.version)
 
-    def _start_from_snapshot(self, why: str) -> None:
-        """The last resort for a damaged state: the newest good snapshot, with a fresh optimiser."""
-        found = SnapshotReader(self.folder.snapshots, self.tell).newer_than(0)
-        if found is None:
-            self.tell(f"{why} There is no snapshot either: learning starts from the base policy.")
-            return
-        with found:
-            self.updater.load_weights(found.tensors())
-            self.updater.update = int(self.queue.get("update", found.manifest.update))
-            self.tell(f"{why} Learning goes on from snapshot {found.version} with a fresh optimiser.")
+    def _newest_published_update(self) -> int:
+        try:
+            return SnapshotReader(self.folder.snapshots).manifest(self.writer.version).update
+        except SnapshotError:
+            return 0
 
     # ---------------------------------------------------------------------------------------------------- the loop
 
@@ -122,6 +158,8 @@ class UpdateWorker:
         age = self.writer.version - queued.policy_version
         if queued.attempts > self.config.max_attempts:
             self._refuse(queued, f"the worker ended {queued.attempts - 1} times while it was being applied")
+        elif not queued.whole:
+            self._refuse(queued, "its bytes in the queue are damaged")
         elif age > self.config.staleness_limit:
             self._settle(queued, "stale", f"{age} versions old, the limit is {self.config.staleness_limit}")
         else:
@@ -140,6 +178,7 @@ class UpdateWorker:
         outcome = "applied" if report.rejected is None else "rejected"
         self._settled.append(Settled(task.id, outcome, report.rejected or ""))
         self._dirty = True
+        self._request = max(self._request, task.request)
         self._since_snapshot += 1
         self._journal.append(
             {
@@ -191,8 +230,7 @@ class UpdateWorker:
         try:
             if self._dirty:
                 tensors, values = self.updater.state()
-                name = f"state.{self.updater.update}-{time.time_ns()}.safetensors"
-                write_state(self.folder.state, name, tensors, values)
+                name = write_state(self.folder.state, self.updater.update, tensors, values)
             rows = self.queue.settle(
                 self._settled,
                 self._journal,
@@ -204,7 +242,8 @@ class UpdateWorker:
         self._told.clear()
         self._state_name, self._dirty = name, False
         self._settled, self._journal = [], []
-        remove_others(self.folder.state, name)
+        if name is not None:
+            prune_states(self.folder.state, name, keep=self._candidate_state())
         self._unlogged += rows
         self._write_logs()
         return True
@@ -226,8 +265,9 @@ class UpdateWorker:
         if self._unlogged:
             last = self._unlogged[-1].n
             self._unlogged = []
-            copied = int(self.queue.get("recorded", 0))  # by the engine, into the run's record
-            self.queue.prune_journal(min(last, copied) - JOURNAL_KEPT)
+            with contextlib.suppress(QueueError):
+                copied = int(self.queue.get("recorded", 0))  # by the engine, into the run's record
+                self.queue.prune_journal(min(last, copied) - JOURNAL_KEPT)
 
     def _tell_once(self, message: str) -> None:
         if message not in self._told:
@@ -237,78 +277,139 @@ class UpdateWorker:
     # ------------------------------------------------------------------------------------------------- publishing
 
     def publish(self) -> bool:
-        """Commit, then publish the EMA model as the next version, unless validation holds it back."""
+        """Commit, then publish the smoothed model; False when it does not answer yet.
+
+        With validation it is offered as a candidate instead, and published once it was validated as good; directly only
+        while it is at most `updates_ahead` updates ahead of the last validated one.
+        """
         if not self.commit():
             return False
         self._since_snapshot = 0
-        if self.guard.held:
+        settings = self.config.validation
+        if not settings.enabled:
+            return self._publish(self.updater.ema, self.updater.update)
+        self.offer()
+        ahead = self.updater.update - self.guard.good_update
+        if ahead <= settings.updates_ahead and self.updater.update > self._published_update:
+            return self._publish(self.updater.ema, self.updater.update)
+        return False
+
+    def offer(self) -> bool:
+        """Let the committed state be validated, unless one waits for that or the last one was a moment ago."""
+        last = int(self.queue.get("offered", -1))
+        due = last < 0 or self.updater.update >= last + self.config.validation.every_updates
+        self._overdue = self._overdue or (due and self._candidate is not None)
+        if not due or self._candidate is not None or not self.commit():
             return False
+        self._overdue = False
         try:
-            manifest = self.writer.publish(self.updater.ema, update=self.updater.update)
+            if self._state_name is None:  # the policy that the run starts from is what all others are measured by
+                tensors, values = self.updater.state()
+                self._state_name = write_state(self.folder.state, self.updater.update, tensors, values)
+            candidate = {"state": self._state_name, "update": self.updater.update, "request": self._request}
+            self.queue.set(candidate=candidate, offered=self.updater.update, state=self._state_name)
+        except (OSError, QueueError) as error:
+            self._tell_once(f"No version can be validated: {error}")
+            return False
+        self._candidate = candidate
+        return True
+
+    def _publish(self, tensors: Mapping[str, Tensor], update: int, action: str = "published", **facts: Any) -> bool:
+        try:
+            manifest = self.writer.publish(tensors, update=update)
         except SnapshotError as error:
             self._tell_once(str(error))
             self._note([{"kind": "snapshot", "action": "failed", "time": time.time(), "message": str(error)}])
             return False
-        self._note([self._snapshot_row("published", manifest.version)], published=manifest.version)
-        self.writer.prune(protect=[self._last_good()])
+        self._published_update = update
+        kept = {"published": manifest.version}
+        if update <= self.guard.good_update:
+            kept["validated"] = manifest.version
+        self._note([self._snapshot_row(action, manifest.version, update=update, **facts)], **kept)
+        self.writer.prune(protect=[int(self.queue.get("validated", 0))])
         return True
 
-    def _snapshot_row(self, action: str, version: int, message: str = "") -> dict[str, Any]:
+    def _snapshot_row(self, action: str, version: int, *, update: int | None = None, **facts: Any) -> dict[str, Any]:
         return {
             "kind": "snapshot",
             "action": action,
             "time": time.time(),
             "version": version,
-            "update": self.updater.update,
+            "update": self.updater.update if update is None else update,
             "path": f"snapshots/ema_model_snapshot.v{version}.safetensors",
-            "message": message,
+            "message": "",
+            **facts,
         }
 
-    def _last_good(self) -> int:
-        """The newest published version that holds no update after the last one validated as good."""
-        reader = SnapshotReader(self.folder.snapshots)
-        for version in reversed(published_versions(self.folder.snapshots)):
-            try:
-                if reader.manifest(version).update <= self.guard.good_update:
-                    return version
-            except (SnapshotError, OSError):
-                continue
-        return 0
+    def _candidate_state(self) -> str | None:
+        return None if self._candidate is None else str(self._candidate["state"])
 
     def validate(self) -> None:
-        """Take in new validation results: hold publishing and take bad versions back, or let it go on."""
-        results = self._results.read()
-        for result in results:
-            verdict = self.guard.judge(result)
-            rows: list[Mapping[str, Any]] = [{"kind": "validation", "time": time.time(), **result}]
-            if verdict.action is not None:
-                self.tell(verdict.message)
-                action = "held" if verdict.action == "hold" else "released"
-                rows.append(self._snapshot_row(action, self.writer.version, verdict.message))
-            self._note([dict(r) for r in rows], guard=self.guard.state_dict(), validation_offset=self._results.offset)
-            if verdict.action == "hold":
-                self._roll_back()
+        """Take in the validation of the candidate: publish it, or go back to the last one that was good.
 
-    def _roll_back(self) -> None:
-        """Serve the last good version again, under a new number: versions only grow."""
-        good = self._last_good()
-        if good in (0, self.writer.version):
-            return
+        What comes of it is recorded under the request of the update that was judged.
+        """
         try:
-            manifest = self.writer.publish_again(good)
-        except (SnapshotError, OSError) as error:
+            result = self.queue.get("validation")
+        except QueueError as error:
             self._tell_once(str(error))
             return
-        message = f"Version {manifest.version} is version {good} again, the last one that was validated as good."
-        self.tell(message)
-        self._note([self._snapshot_row("rolled_back", manifest.version, message)], published=manifest.version)
+        candidate = self._candidate
+        if candidate is None or not isinstance(result, dict) or result.get("state") != candidate["state"]:
+            return
+        if "missing" in result:
+            self._tell_once(f"No version is published: {result['missing']}")
+            return
+        where = {"request": candidate["request"]}
+        rows = [{"kind": "validation", "time": time.time(), **where, **result}]
+        verdict = self.guard.judge(result)
+        update = int(candidate["update"])
+        if verdict.message is not None:
+            self.tell(verdict.message)
+            action = "released" if verdict.good else "held"
+            rows.append(
+                self._snapshot_row(action, self.writer.version, update=update, message=verdict.message, **where)
+            )
+        if verdict.good:
+            self._accept(str(candidate["state"]), update, where)
+        else:
+            self._go_back(update, where)
+        self._candidate = None
+        self._note(rows, guard=self.guard.state_dict(), candidate=None, validation=None)
+        if self._overdue:
+            self.offer()
+
+    def _accept(self, state: str, update: int, where: Mapping[str, Any]) -> None:
+        try:
+            tensors = read_state(self.folder.state / state)[0]
+            smoothed = {n: tensors[f"ema/{n}"] for n in self.updater.parameters}
+            self.updater.mark_validated(smoothed)
+        except (StateError, KeyError, ValueError) as error:
+            self._tell_once(f"The version of update {update} was validated but is not published: {error}")
+            return
+        self._dirty = True
+        if update > self._published_update:
+            self._publish(smoothed, update, **where)
+        else:
+            self._note([], validated=self.writer.version)
+
+    def _go_back(self, update: int, where: Mapping[str, Any]) -> None:
+        """Learn and answer from the last validated parameters: what was learnt since is given up."""
+        given_up = f"updates {self.guard.good_update + 1} to {self.updater.update} are taken back"
+        self.updater.go_back()
+        self._dirty = True
+        self._journal.append({"kind": "back", "time": time.time(), "update": update, **where, "message": given_up})
+        self.commit()
+        if self._published_update > self.guard.good_update:
+            self._publish(self.updater.validated, self.guard.good_update, "rolled_back", message=given_up, **where)
 
     def release(self) -> str:
-        """The user's word that publishing may go on; returns what came of it."""
+        """The user's word that the present level is good enough; returns what came of it."""
         if not self.guard.release():
             return "publishing was not held"
-        self._note([self._snapshot_row("released", self.writer.version, "by the user")], guard=self.guard.state_dict())
-        return "publishing goes on" if self.publish() else "publishing goes on with the next snapshot"
+        row = self._snapshot_row("released", self.writer.version, message="by the user")
+        self._note([row], guard=self.guard.state_dict())
+        return "the next validation sets a new measure"
 
     def close(self) -> None:
         """Commit and publish what is left, and let go of the run."""

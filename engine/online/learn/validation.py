@@ -1,30 +1,35 @@
-"""`python -m grpo_tui.engine.online.learn.validation RUN_DIR`: background validation, in its own low-priority process.
+"""Background validation, in its own low-priority process (`validator.py` is its entry).
 
-Now and then it takes the worker's committed state, which holds the live and the EMA model of the same instant, and
-measures both on the same held-out tasks, greedily; their difference is `Δvalidation`. On the canary tasks, whose
+It takes the state that the worker offers as a candidate, which holds the live and the EMA model of the same instant,
+and measures both on the same held-out tasks, greedily; their difference is `Δvalidation`. On the canary tasks, whose
 answers are known, it samples and votes as serving does and counts how often the voted label is right, and how many
-labels changed since the last look. Results are lines of `online/validation.jsonl`; the worker judges them.
+labels changed since the last look. The result goes into the queue's file; the worker judges it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..process import load_serving_policy, run_process
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ....configs.schema import RunConfig
-    from ...runs.control import ControlChannel
-    from ...runs.writer import RunWriter
+from ....configs.schema import RunConfig
+from ...agents import TransformersAgent
+from ...rollouts.dataset import load_rows
+from ...rollouts.evaluation import evaluate
+from ...rollouts.runner import RolloutRunner
+from ...runs.control import ControlChannel
+from ...runs.writer import RunWriter
+from ..process import load_serving_policy
+from ..serve.voting import canonical, vote
+from ..store.folder import OnlineFolder
+from ..store.update_queue import QueueError, UpdateQueue
+from .worker_state import StateError, read_state
 
 POLL_S = 1.0
 
@@ -57,13 +62,9 @@ class Validator:
             parameter.data.copy_(tensors[name])
 
     def _success(self) -> float:
-        from ...rollouts.evaluation import evaluate
-
         return evaluate(self.runner, self.rows, temperature=0.0).success
 
     def _labels_of_canary(self) -> dict[str, float]:
-        from ..serve.voting import canonical, vote
-
         samples = self.runner.run(self.canary, seed=0, split="eval", num_rollouts=self.samples)
         labels, right, known = [], 0, 0
         for start in range(0, len(samples), self.samples):
@@ -84,19 +85,10 @@ class Validator:
 def validate_forever(
     config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool
 ) -> bool:
-    """Validate whenever enough updates were committed, until stopped or left alone."""
+    """Validate each candidate that the worker offers, until stopped; it ends with the worker."""
     online = config.online
     with contextlib.suppress(OSError):
         os.nice(max(0, online.validation.nice - os.nice(0)))
-    import torch
-
-    from ...agents import TransformersAgent
-    from ...rollouts.dataset import load_rows
-    from ...rollouts.runner import RolloutRunner
-    from ..store.folder import OnlineFolder
-    from ..store.update_queue import QueueError, UpdateQueue
-    from .worker_state import StateError, read_state
-
     torch.set_num_threads(1)
     model, tokenizer = load_serving_policy(config)
     agent = TransformersAgent(
@@ -109,51 +101,44 @@ def validate_forever(
     settings = online.validation
     data = config.environment.model_copy(update={"eval_tasks": settings.tasks + settings.canary_tasks})
     rows = load_rows(data, "eval", config.seed, tokenizer)
-    if not rows:
-        writer.event("alert", "There are no held-out tasks: validation is off.", detector="validation")
-        return True
     canary = rows[: settings.canary_tasks]
     held_out = rows[settings.canary_tasks :][: settings.tasks] or canary
     validator = Validator(model, RolloutRunner(agent, tokenizer, online.samples), held_out, canary, online.samples)
     folder = OnlineFolder(run_dir)
-    queue = UpdateQueue(folder.queue)
-    start = {n: p.detach().clone() for n, p in validator.parameters.items()}
-    last = int(queue.get("validated", -1))
+    queue: UpdateQueue | None = None
     writer.status("running")
     while True:
         if any(r.command == "stop" for r in control.poll()):
             return False
-        update = int(queue.get("update", 0))
-        if last >= 0 and update < last + settings.every_updates:
-            time.sleep(POLL_S)
-            continue
-        name = queue.get("state")
         try:
-            if name is None:
-                tensors, update = {f"{kind}/{n}": t for kind in ("live", "ema") for n, t in start.items()}, 0
-            else:
-                tensors, values = read_state(folder.state / name)
-                update = int(values["update"])
-            began = time.perf_counter()
-            result = validator.validate(_part(tensors, "live/"), _part(tensors, "ema/"))
-            result |= {"update": update, "seconds": time.perf_counter() - began, "validated": time.time()}
-            append_line(folder.validation, result)
-            queue.set(validated=update)
-            last = update
-        except (StateError, QueueError, OSError):  # replaced while it was looked at, or a full disk: the next round
+            queue = queue or UpdateQueue(folder.queue)
+            if not validate_next(validator, folder, queue):
+                time.sleep(POLL_S)
+        except (QueueError, StateError):  # a full disk, or a state that was replaced while it was looked at
             time.sleep(POLL_S)
 
 
-def append_line(path: Path, values: Mapping[str, Any]) -> None:
-    """Add one JSON line. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")
+def validate_next(validator: Validator, folder: OnlineFolder, queue: UpdateQueue) -> bool:
+    """Validate the candidate that waits, and leave the result in the queue; False when none waits.
+
+    Raises StateError, QueueError.
+    """
+    candidate, done = queue.get("candidate"), queue.get("validation")
+    if not isinstance(candidate, dict) or (isinstance(done, dict) and done.get("state") == candidate["state"]):
+        return False
+    began = time.perf_counter()
+    result: dict[str, Any] = {"state": candidate["state"], "update": int(candidate["update"])}
+    if not validator.rows:
+        result["missing"] = (
+            "there are no held-out tasks to validate with; give the environment some (environment.eval_tasks), or "
+            "publish without validation (online.validation.enabled=false)"
+        )
+    else:
+        tensors, _ = read_state(folder.state / candidate["state"])
+        result |= validator.validate(_part(tensors, "live/"), _part(tensors, "ema/"))
+    queue.set(validation={**result, "seconds": time.perf_counter() - began, "validated": time.time()})
+    return True
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-
-if __name__ == "__main__":
-    sys.exit(run_process("validation", validate_forever))

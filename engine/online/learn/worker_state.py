@@ -1,32 +1,45 @@
-"""The worker's state on disk: one safetensors file a commit, named by the queue's transaction that makes it count."""
+"""The worker's state on disk: one safetensors file a commit, named by the queue's transaction that makes it count.
+
+A file's name is `state.<update>-<time>.<XXH3-128 of its bytes>.safetensors`: what was damaged since does not fit its
+name. The state before the newest is kept, too, to fall back to.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
+import xxhash
 from torch import Tensor
 
 from ..store.durable import sync_folder, write_synced
+
+_NAME = re.compile(r"state\.(\d+)-(\d+)(?:\.([0-9a-f]{32}))?\.safetensors")
 
 
 class StateError(RuntimeError):
     """A state cannot be read; the message is for a person."""
 
 
-def write_state(folder: Path, name: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Path:
-    """Write a state under a name never used before, durably; it counts only once it is named. Raises OSError."""
+def write_state(folder: Path, update: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> str:
+    """Write the state after so many updates, durably; returns its name, under which it counts once the queue says so.
+
+    Raises OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
     data = safetensors.torch.save(
         {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, {"state": json.dumps(values)}
     )
+    name = f"state.{update}-{time.time_ns()}.{xxhash.xxh3_128_hexdigest(data)}.safetensors"
+    path = folder / name
     try:
         write_synced(path, data)
         sync_folder(folder)
@@ -34,23 +47,40 @@ def write_state(folder: Path, name: str, tensors: Mapping[str, Tensor], values: 
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         raise
-    return path
+    return name
 
 
 def read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and values of a state. Raises StateError when it is missing or damaged."""
+    """Tensors and values of a state. Raises StateError when it is missing, or not as it was written."""
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            values = json.loads((file.metadata() or {})["state"])
-            return {key: file.get_tensor(key) for key in file.keys()}, values  # noqa: SIM118 - not a dictionary
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise StateError(f"The worker's state {path} cannot be read ({error}).") from error
+        data = path.read_bytes()
+        match = _NAME.fullmatch(path.name)
+        if match is not None and match[3] is not None and xxhash.xxh3_128_hexdigest(data) != match[3]:
+            raise StateError(f"The worker's state {path.name} is damaged: it does not match its checksum.")
+        length = int.from_bytes(data[:8], "little")
+        values = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["state"])
+        return safetensors.torch.load(data), values
+    except FileNotFoundError as error:
+        raise StateError(f"The worker's state {path.name} is missing.") from error
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise StateError(f"The worker's state {path.name} cannot be read ({error}).") from error
 
 
-def remove_others(folder: Path, keep: str | None) -> None:
-    """Delete all states but the one that counts."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if name != keep and name.startswith("state."):
-                with contextlib.suppress(OSError):
-                    (folder / name).unlink()
+def states(folder: Path) -> list[tuple[int, str]]:
+    """States in a folder as (update, name), newest first; they may be damaged, or never have counted."""
+    try:
+        found = [(match, name) for name in os.listdir(folder) if (match := _NAME.fullmatch(name))]
+    except FileNotFoundError:
+        return []
+    return [(int(m[1]), name) for m, name in sorted(found, key=lambda f: (int(f[0][1]), int(f[0][2])), reverse=True)]
+
+
+def prune_states(folder: Path, counts: str, *, keep: str | None = None) -> None:
+    """Delete what a commit to the state `counts` has outlived: all but it, the one before it, and `keep`."""
+    names = [name for _, name in states(folder)]
+    if counts not in names:
+        return  # nothing goes whose successor is not there
+    at = names.index(counts)
+    for name in (n for n in names[:at] + names[at + 2 :] if n != keep):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..store.update_queue import QueueError, UpdateQueue
+from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue
 from ..store.update_task import UpdateTask
 
 log = logging.getLogger(__name__)
 
+AGAIN_S = 1.0
+"""The pause before a disk that said no is asked again."""
 IN_HAND = 64
 """Tasks that may wait in memory for the disk."""
 
 
 class Enqueuer:
-    """Takes tasks at once; what finds no room (in memory or on the disk) is counted in `lost` and told."""
+    """Takes tasks at once; what finds no room in memory while the disk says no is counted in `lost` and told."""
 
     def __init__(self, updates: UpdateQueue, *, tell: Callable[[str], None] = log.warning) -> None:
         self._updates = updates
@@ -28,6 +31,7 @@ class Enqueuer:
         self.dropped = 0
         """Older tasks that had to go because the queue on disk was full."""
         self._trouble = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="enqueue", daemon=True)
         self._thread.start()
 
@@ -44,7 +48,9 @@ class Enqueuer:
 
     def close(self, timeout: float = 10.0) -> None:
         """Write what is in hand and end."""
-        self._waiting.put(None)
+        self._closing.set()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=timeout)
         self._thread.join(timeout)
 
     def _run(self) -> None:
@@ -55,19 +61,30 @@ class Enqueuer:
                 return
             task, meta = item
             try:
-                if task is not None:
-                    dropped = self._updates.put(task.id, task.to_bytes(), task.policy_version)
-                    self.dropped += len(dropped or ())
-                if meta:
-                    self._updates.set(**meta)
-                self._trouble = False
-            except QueueError as error:
-                self.lost += task is not None
-                if not self._trouble:
-                    self._trouble = True
-                    self._tell(f"{error} Serving goes on; what it could learn from is lost until this is mended.")
+                self._store(task, meta)
             except Exception:
                 self.lost += task is not None
                 log.exception("a task could not be enqueued")
             finally:
                 self._waiting.task_done()
+
+    def _store(self, task: UpdateTask | None, meta: dict[str, Any]) -> None:
+        """Put one item in the queue; while a disk says no it waits, and what comes meanwhile waits in memory."""
+        while True:
+            try:
+                if task is not None:
+                    dropped = self._updates.put(task.id, task.to_bytes(), task.policy_version)
+                    self.dropped += len(dropped or ())
+                if meta:
+                    self._updates.set(**meta)
+                if self._trouble:
+                    self._trouble = False
+                    self._tell(f"The update queue can be used again; {self.lost} tasks were lost meanwhile.")
+                return
+            except QueueError as error:
+                if not self._trouble:
+                    self._trouble = True
+                    self._tell(f"{error} Serving goes on; up to {IN_HAND} tasks wait in memory, more are lost.")
+                if isinstance(error, QueueDamaged) or self._closing.wait(AGAIN_S):
+                    self.lost += task is not None
+                    return

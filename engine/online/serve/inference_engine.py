@@ -304,6 +304,10 @@ class InferenceEngine:
             policy_version=answer.policy_version,
             request=answer.request.number,
             created=time.time(),
+            facts={
+                "prompt": next((s.trajectory.prompt_id for s in chosen if s.trajectory is not None), ""),
+                "source": answer.request.source,
+            },
         )
 
     @torch.inference_mode()

@@ -7,12 +7,13 @@ copied once over restarts of either, as far as the record itself could be writte
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ....configs.sections.online import KLConfig
+from ...runs.paths import DATABASE
+from ...runs.position import JOURNAL_POSITION, recorded_position
 from ...runs.types import Use
 from ...runs.writer import RunWriter
 from ..store.update_queue import JournalRow, QueueError, UpdateQueue
@@ -33,6 +34,8 @@ UPDATE_METRICS = {
     "learning_rate": ("train/learning_rate",),
     "clip_fraction": ("train/clip_fraction",),
     "step_norm": ("online/step_norm",),
+    "weight": ("online/update_weight",),
+    "kl_start": ("kl/start",),
     "baseline": ("online/baseline",),
     "mean_return": ("online/mean_return",),
     "update": ("online/updates",),
@@ -45,8 +48,6 @@ USE_FACTS = (
     "step_norm", "clip_fraction", "baseline", "published_version",
 )  # fmt: skip
 """What the record keeps of an update beside each rollout that it used."""
-
-SURE_S = 5.0
 
 VALIDATION_METRICS = {
     "live": "online/validation_live",
@@ -72,30 +73,33 @@ class RecordKeeper:
         self.sinks = list(sinks)
         self.tokens = tokens
         self.step = 0
-        self._sink_step = 0
-        self.copied = int(queue.get("recorded", 0))
-        self._mark = self._told = self.copied
-        self._marked = time.monotonic()
+        position = recorded_position(writer.run_dir, JOURNAL_POSITION)
+        if position is None:  # of an older version: it was kept with the queue, or the record was lost
+            position = int(queue.get("recorded", 0)) if (writer.run_dir / DATABASE).exists() else 0
+        self.copied = self._told = position
         self._complained: set[str] = set()
 
-    def requests(self, learned: Iterable[Learned], extra: Mapping[str, Any]) -> None:
-        """Trajectories and metrics of answered requests; `extra` goes with the last of them."""
+    def requests(self, learned: Iterable[Learned], extra: Mapping[str, Any], **positions: int) -> None:
+        """Trajectories and metrics of answered requests; `extra` goes with the last of them. With them is stored how
+        many requests and rows were answered (`positions`)."""
         items = list(learned)
-        for item in items:
-            number = item.answer.request.number
-            self.step = max(self.step, number)
-            records = item.records
-            if not self.tokens:
-                records = [replace(r, tokens=None) for r in records]
-            self._guard("trajectories", lambda n=number, r=records: self.writer.trajectories(n, r))
-            self.metrics(number, {**item.metrics, **(extra if item is items[-1] else {})})
+        with self.writer.together(**positions):
+            for item in items:
+                number = item.answer.request.number
+                self.step = max(self.step, number)
+                records = item.records
+                if not self.tokens:
+                    records = [replace(r, tokens=None) for r in records]
+                self._guard("trajectories", lambda n=number, r=records: self.writer.trajectories(n, r))
+                self.metrics(number, {**item.metrics, **(extra if item is items[-1] else {})})
 
-    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Numbers of a step, to the record and the sinks."""
+    def metrics(self, step: int, values: Mapping[str, Any], axis: tuple[str, int] | None = None) -> None:
+        """Numbers of a step, to the record and the sinks; `axis`: the name and value that they stand at in the sinks,
+        when that is not the request."""
         self._guard("metrics", lambda: self.writer.metrics(step, values))
-        self._sink_step = max(self._sink_step, step)  # wandb takes no step twice; updates come after their request
+        name, value = axis or ("online/request", step)
         for sink in self.sinks:
-            self._guard(type(sink).__name__, lambda s=sink: s.log(self._sink_step, values))
+            self._guard(type(sink).__name__, lambda s=sink: s.log(value, values, axis=name))
 
     def event(self, kind: Any, message: str, **data: Any) -> None:
         """Something that happened now."""
@@ -109,19 +113,14 @@ class RecordKeeper:
             log.warning("%s", error)
             return 0
         for row in rows:
-            self._copy(row)
+            with self.writer.together(journal=row.n):
+                self._copy(row)
             self.copied = row.n
         return len(rows)
 
     def settled(self) -> int | None:
-        """A journal number up to which everything is surely in the record; None when it has not moved.
-
-        The record commits several times a second, so what was copied `SURE_S` ago is there (or cannot be).
-        """
-        now = time.monotonic()
-        if now - self._marked < SURE_S:
-            return None
-        sure, self._mark, self._marked = self._mark, self.copied, now
+        """The journal number up to which everything is in the record; None when it has not moved."""
+        sure = self.writer.positions.get(JOURNAL_POSITION, 0)
         if sure <= self._told:
             return None
         self._told = sure
@@ -131,7 +130,7 @@ class RecordKeeper:
         """At the end: wait for the record, and note how far the journal is in it."""
         if self.writer.flush(timeout=5.0):
             try:
-                self.queue.set(recorded=self.copied)
+                self.queue.set(recorded=self.writer.positions.get(JOURNAL_POSITION, self.copied))
             except QueueError as error:
                 log.warning("%s", error)
 
@@ -145,6 +144,7 @@ class RecordKeeper:
             "snapshot": self._snapshot,
             "validation": self._validation,
             "refused": self._set_aside,
+            "back": self._back,
             "stale": self._set_aside,
         }.get(str(kind))
         if handler is not None:
@@ -158,7 +158,7 @@ class RecordKeeper:
             "kl/tolerance": self.kl.kl_tolerance,
             "online/rejected": float(values.get("rejected") is not None),
         }
-        self.metrics(step, found)
+        self.metrics(step, found, ("online/updates", int(values["update"])))
         self._uses(step, values)
         if values.get("rejected"):
             self.writer.event(
@@ -235,6 +235,17 @@ class RecordKeeper:
             greedy=values["ema"],
             live=values["live"],
             n=values.get("n"),
+            update=values.get("update"),
+            journal=row.n,
+        )
+
+    def _back(self, step: int, row: JournalRow) -> None:
+        values = row.row
+        self.writer.event(
+            "alert",
+            f"Learning went back after update {values.get('update')} was judged: {values.get('message')}.",
+            step=step,
+            detector="validation",
             update=values.get("update"),
             journal=row.n,
         )

@@ -44,6 +44,8 @@ class Request:
 
     `fields`: what the caller wants back beside the answer, such as its own id. `version`: the snapshot that shall
     answer (None: the one that serves). `tokens`: most tokens that answering may take, all samples together.
+    `source`: who asks, as far as it is known (a `user`), empty for the run's own requests: what one source can teach
+    is limited.
     `deadline`: `time.perf_counter()` after which nobody waits any more. `cancelled` is set when the caller has gone.
     """
 
@@ -58,6 +60,7 @@ class Request:
     tokens: int = 0
     deadline: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event, compare=False)
+    source: str = ""
 
     @property
     def batch_key(self) -> tuple[Sampling, int | None]:

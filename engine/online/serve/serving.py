@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import secrets
+import signal
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -13,7 +16,8 @@ from typing import Any
 
 from ....configs.sections.online import OnlineConfig
 from ...runs.control import ControlChannel, request
-from ...runs.status import ENDED, process_state
+from ...runs.position import REQUEST_POSITION, ROW_POSITION, recorded_position
+from ...runs.status import ENDED, is_elsewhere, process_state
 from ...runs.writer import RunWriter
 from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue
@@ -53,9 +57,10 @@ class Serving:
     """Callers' latest answers by the number of the request: a person may still say whether they were right."""
 
     def __post_init__(self) -> None:
-        self.answered = int(self.queue.get("request", 0))
+        recorded = {n: recorded_position(self.run_dir, n) or 0 for n in (REQUEST_POSITION, ROW_POSITION)}
+        self.answered = max(int(self.queue.get("request", 0)), recorded[REQUEST_POSITION])
         self.heard = 0
-        self.source.skip(int(self.queue.get("row", 0)))
+        self.source.skip(max(int(self.queue.get("row", 0)), recorded[ROW_POSITION]))
         self._kept = 0.0
         self._worker_missed = False
         self._stopped = False
@@ -124,7 +129,7 @@ class Serving:
             extra["online/queue_depth"] = float(self.queue.depth())
         except QueueError as error:
             log.warning("%s", error)
-        self.keeper.requests(learned, extra)
+        self.keeper.requests(learned, extra, request=self.answered, row=self.source.rows_taken)
         self.source.took(len(numbered), time.perf_counter() - began)
         self.writer.status("running", step=self.answered, total_steps=self.config.max_requests)
 
@@ -150,7 +155,11 @@ class Serving:
         if task is not None:
             self.heard += 1
             named = f"{task.experience.id}-person-{self.heard}-{secrets.token_hex(3)}"
-            task = replace(task, experience=replace(task.experience, id=named))
+            task = replace(
+                task,
+                experience=replace(task.experience, id=named),
+                facts={**task.facts, "prompt": f"person {task.facts['prompt']}", "source": said.source or "person"},
+            )
             self.enqueuer.put(task)
         self.keeper.event(
             "feedback",
@@ -204,8 +213,7 @@ class Serving:
             self._kept = now
             while self.keeper.copy_journal():
                 continue
-            sure = self.keeper.settled()
-            if sure is not None:
+            if (sure := self.keeper.settled()) is not None:
                 self.enqueuer.put(None, recorded=sure)
             self._look_after_worker()
             if force:
@@ -220,6 +228,12 @@ class Serving:
             self.keeper.event("alert", message, detector="update_worker")
             log.error("%s", message)
         self._worker_missed = dead
+
+    def _signal_worker(self) -> None:
+        state = process_state(self.run_dir, "worker")
+        if state["alive"] and state.get("started") and not is_elsewhere(state):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(state["pid"]), signal.SIGTERM)
 
     def _drain(self) -> None:
         """No request is left: let the worker use up the queue, as long as it lives, then tell it that this is all."""
@@ -236,8 +250,8 @@ class Serving:
             time.sleep(self.config.poll_interval_s)
         try:
             request(self.run_dir, "stop")
-        except OSError as error:
-            log.warning("the update worker could not be told to stop: %s", error)
+        except OSError:  # a full disk: a signal says the same
+            self._signal_worker()
         until = time.monotonic() + 30.0
         while process_state(self.run_dir, "worker")["alive"] and time.monotonic() < until:
             self._keep()

@@ -35,11 +35,6 @@ class OnlineFolder:
         return self.run_dir / SNAPSHOTS
 
     @property
-    def validation(self) -> Path:
-        """Results of background validation, JSON lines."""
-        return self.root / "validation.jsonl"
-
-    @property
     def buffer(self) -> Path:
         """The experience buffer as the engine left it."""
         return self.root / "experiences.npz"

@@ -31,6 +31,19 @@ class UpdateLogs:
         self.audit = run_dir / AUDIT
         self.contribution = run_dir / CONTRIBUTION
 
+    def last(self) -> dict[str, int]:
+        """What the last whole lines say, each 0 when there is none: `n` of the journal, `update`, `request`, and the
+        `version` that was published."""
+        found = {
+            "n": max(_last_number(self.audit, _audit_number), _last_number(self.contribution, _contribution_number))
+        }
+        for line in reversed(_whole_lines(self.contribution)[1].splitlines()):
+            if _contribution_number(line) is not None:
+                values = json.loads(line)
+                keys = {"update": "update", "request": "request", "version": "published_version"}
+                return found | {k: int(values.get(v) or 0) for k, v in keys.items()}
+        return {**found, "update": 0, "request": 0, "version": 0}
+
     def append(self, rows: Sequence[JournalRow]) -> None:
         """Append the lines of `rows` that are not there yet, and wait until they are on the disk.
 

@@ -9,6 +9,9 @@ is exactly once, because `settle` commits in one transaction which tasks are app
 EMA, optimiser, beta) that contains exactly those updates, and the journal rows that the logs are made from. A worker
 killed before the commit comes back to the state file and to the tasks from before; one killed after it, to both after.
 
+Every task carries the checksum of its bytes. The file itself is checked when nobody else has it open; what a damaged
+one still holds goes into a new one, and the damaged file stays beside it (`queue_file.py`).
+
 When the queue is full the oldest waiting task goes: the freshest experience is the one nearest to the current policy.
 """
 
@@ -24,6 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import xxhash
+
+from .queue_file import DAMAGE, hold, mend
+
 Outcome = Literal["applied", "rejected", "stale", "refused", "dropped"]
 
 _SCHEMA = """
@@ -35,7 +42,8 @@ CREATE TABLE IF NOT EXISTS tasks (
     attempts INTEGER NOT NULL DEFAULT 0,
     state TEXT NOT NULL DEFAULT 'queued',
     reason TEXT NOT NULL DEFAULT '',
-    payload BLOB
+    payload BLOB,
+    checksum TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS tasks_waiting ON tasks (seq) WHERE state = 'queued';
 CREATE TABLE IF NOT EXISTS journal (n INTEGER PRIMARY KEY AUTOINCREMENT, row TEXT NOT NULL);
@@ -47,18 +55,24 @@ REFUSED_KEPT = 64
 
 
 class QueueError(RuntimeError):
-    """The queue's file cannot be used; the message is for a person."""
+    """The queue's file cannot be used now (a full disk, a lock); the message is for a person."""
+
+
+class QueueDamaged(QueueError):
+    """The queue's file was damaged, removed or replaced while it was open: only opening it anew mends that."""
 
 
 @dataclass(frozen=True)
 class QueuedTask:
-    """A task as it comes out of the queue. `attempts` counts how often it was taken, this time included."""
+    """A task as it comes out of the queue. `attempts` counts how often it was taken, this time included; `whole` is
+    false when its bytes are not those that were put in."""
 
     seq: int
     id: str
     policy_version: int
     attempts: int
     payload: bytes
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,20 +95,29 @@ class JournalRow:
 class UpdateQueue:
     """One process's connection to the queue. Methods may be called from any thread of it.
 
-    Raises QueueError when the file cannot be opened or, later, read or written (full disk, damage).
+    `mended`: one sentence when opening it found it damaged, with what was saved. Raises QueueError when the file cannot
+    be opened or, later, read or written; QueueDamaged when it is no longer the file that was opened.
     """
 
     def __init__(self, path: Path, *, limit: int = 512) -> None:
         self.path = path
         self.limit = limit
         self._thread_lock = threading.RLock()
+        self._identity: tuple[int, int] | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._hold, alone = hold(path)
+            self.mended = mend(path, _SCHEMA) if alone else None
             self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
             with self._speaking_plainly():
+                self._db.text_factory = lambda data: data.decode("utf-8", "replace")
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = FULL")  # a settled update must survive a power cut
                 self._db.executescript(_SCHEMA)
+                if not any(row[1] == "checksum" for row in self._db.execute("PRAGMA table_info(tasks)")):
+                    self._db.execute("ALTER TABLE tasks ADD COLUMN checksum TEXT NOT NULL DEFAULT ''")
+            self._hold.share()
+            self._identity = _identity(path)
         except (OSError, sqlite3.Error) as error:
             raise QueueError(f"The update queue {path} cannot be opened: {error}.") from error
 
@@ -104,8 +127,8 @@ class UpdateQueue:
         """Add a task. Returns the ids of older tasks that had to make room; None if this id was queued before."""
         with self._transaction() as db:
             cursor = db.execute(
-                "INSERT OR IGNORE INTO tasks (id, policy_version, created, payload) VALUES (?, ?, ?, ?)",
-                (task_id, policy_version, time.time(), payload),
+                "INSERT OR IGNORE INTO tasks (id, policy_version, created, payload, checksum) VALUES (?, ?, ?, ?, ?)",
+                (task_id, policy_version, time.time(), payload, xxhash.xxh3_128_hexdigest(payload)),
             )
             if cursor.rowcount == 0:
                 return None
@@ -128,13 +151,15 @@ class UpdateQueue:
         """The oldest waiting task, now taken; None when there is none."""
         with self._transaction() as db:
             row = db.execute(
-                "SELECT seq, id, policy_version, attempts + 1, payload FROM tasks WHERE state = 'queued' "
+                "SELECT seq, id, policy_version, attempts + 1, payload, checksum FROM tasks WHERE state = 'queued' "
                 "ORDER BY seq LIMIT 1"
             ).fetchone()
             if row is None:
                 return None
             db.execute("UPDATE tasks SET state = 'taken', attempts = attempts + 1 WHERE seq = ?", (row[0],))
-            return QueuedTask(*row)
+            payload, checksum = row[4], row[5]
+            whole = not checksum or xxhash.xxh3_128_hexdigest(payload) == checksum
+            return QueuedTask(*row[:5], whole=whole)
 
     def settle(
         self,
@@ -161,6 +186,15 @@ class UpdateQueue:
             )
             return rows
 
+    def continue_after(self, n: int) -> None:
+        """Number further journal rows above `n`: the logs and the record may know of rows that a lost queue held."""
+        with self._transaction() as db:
+            last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'journal'").fetchone()
+            if last is None:
+                db.execute("INSERT INTO sqlite_sequence VALUES ('journal', ?)", (n,))
+            elif last[0] < n:
+                db.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'journal'", (n,))
+
     def prune_journal(self, through: int) -> None:
         """Forget journal rows up to and including number `through`: they are in the logs and in the record."""
         with self._transaction() as db:
@@ -172,7 +206,7 @@ class UpdateQueue:
         """Rows above number `after`, oldest first."""
         with self._speaking_plainly():
             rows = self._db.execute("SELECT n, row FROM journal WHERE n > ? ORDER BY n LIMIT ?", (after, limit))
-            return [JournalRow(n, json.loads(row)) for n, row in rows.fetchall()]
+            return [JournalRow(n, _json(row, {"kind": "unreadable"})) for n, row in rows.fetchall()]
 
     def depth(self) -> int:
         """Tasks that wait or are being worked on."""
@@ -199,7 +233,7 @@ class UpdateQueue:
         """A fact stored by `set` or `settle`."""
         with self._speaking_plainly():
             row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-            return default if row is None else json.loads(row[0])
+            return default if row is None else _json(row[0], default)
 
     def set(self, **meta: Any) -> None:
         """Store facts (JSON values), durably."""
@@ -209,6 +243,7 @@ class UpdateQueue:
     def close(self) -> None:
         """Close the connection."""
         self._db.close()
+        self._hold.close()
 
     # ------------------------------------------------------------------------------------------------------ inside
 
@@ -252,4 +287,34 @@ class UpdateQueue:
             try:
                 yield
             except sqlite3.Error as error:
+                if DAMAGE.search(str(error)) or self._replaced():
+                    raise QueueDamaged(
+                        f"The update queue {self.path} was damaged while it was in use ({error}): stop the run; "
+                        "going on with it mends the queue."
+                    ) from error
                 raise QueueError(f"The update queue {self.path} cannot be used: {error}.") from error
+            if self._replaced():
+                raise QueueDamaged(
+                    f"The update queue {self.path} was removed or replaced while it was in use: stop the run; going on "
+                    "with it begins a new queue after what is still there."
+                )
+
+    def _replaced(self) -> bool:
+        """Whether the path no longer leads to the file that is open."""
+        return self._identity is not None and _identity(self.path) != self._identity
+
+
+def _json(text: Any, otherwise: Any) -> Any:
+    """A stored value; `otherwise` for one whose bytes were damaged, which SQLite does not see inside a row."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError):
+        return otherwise
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from grpo_tui.engine.online.learn import policy_update
+from grpo_tui.engine.online.learn.influence import Influence, RobustBaseline
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.store.update_task import OriginalLogits, TaskError, UpdateTask
 from grpo_tui.engine.policy.forward import forward_agent_tokens
@@ -78,7 +80,8 @@ def independent_loss(model: Any, task: UpdateTask, beta: float, epsilon: float, 
 def test_the_loss_is_the_requirements_formula() -> None:
     model, task = drifted()
     u = updater(model, kl={"initial_beta": 0.7})
-    u.baseline.add(0.4)
+    for _ in range(3):
+        u.baseline.add(0.4)
     expected = independent_loss(model, task, 0.7, 0.2, 3.0, baseline=0.4)
     report, _ = u.apply(task)
     assert report.baseline == pytest.approx(0.4)
@@ -264,10 +267,58 @@ def test_the_temporal_guard_alone_bounds_a_poisoned_task() -> None:
 
 def test_a_single_reward_cannot_shout() -> None:
     u = updater(advantage_limit=2.0)
-    u.baseline.add(0.0)
+    for _ in range(3):
+        u.baseline.add(0.0)
     report, _ = u.apply(poisoned(u))
     assert report.advantage == 2.0
-    assert abs(u.baseline.value(0.0)) <= 2.0
+    assert u.baseline.value([7.0]) == 0.0
+
+
+def test_one_absurd_return_does_not_move_the_baseline() -> None:
+    baseline = RobustBaseline(0.95)
+    baseline.add(2500.0)  # the very first task
+    for value in (0.9, 1.0, 1.1, 1.0):
+        baseline.add(value)
+    assert baseline.value([1.0]) == 1.0
+
+
+def test_repetitions_count_less_and_less_and_a_source_up_to_its_share() -> None:
+    influence = Influence(window=100, share=0.25)
+    assert sum(influence.weigh("same", "") for _ in range(300)) < 1.7
+    assert influence.weigh("another", "") == 1.0
+    influence = Influence(window=200, share=0.25)
+    weights = {"many": 0.0, "": 0.0}
+    for i in range(400):  # of each two tasks one is of the same source, every one about something else
+        source = "many" if i % 2 else ""
+        weights[source] += influence.weigh(f"{i}", source)
+    assert weights[""] == 200 and weights["many"] <= 0.25 * 400 * 1.1
+    again = Influence(window=200, share=0.25)
+    again.load_state_dict(influence.state_dict())
+    assert again.weigh("300", "many") == pytest.approx(influence.weigh("300", "many"))
+
+
+def test_a_repeated_request_moves_the_policy_less_and_less() -> None:
+    u = updater()
+    moves = []
+    for i in range(4):
+        before = parameters(u)
+        report, _ = u.apply(make_task(u.model, f"request-{i}", seed=i, facts={"prompt": "the same"}))
+        assert report.weight == pytest.approx(1 / (i + 1) ** 2)
+        moves.append(float((parameters(u) - before).norm()))
+    assert moves == sorted(moves, reverse=True) and moves[3] < 0.15 * moves[0]
+
+
+def test_beta_does_not_fall_while_the_policy_leaves_its_start() -> None:
+    u = updater(kl={"target_kl": 10.0, "window": 8})  # every update is far below the target
+    betas = []
+    for i in range(12):
+        report, _ = u.apply(
+            make_task(u.model, f"request-{i}", seed=0, rewards=torch.full((2, 2, 2), 1.0 - 2 * (i % 2)))
+        )
+        betas.append((u.beta.leaving, report.kl_start, u.beta.beta))
+    for (_, _, before), (leaving, _, after) in itertools.pairwise(betas):
+        assert after == before if leaving else after <= before
+    assert any(leaving for leaving, _, _ in betas)
 
 
 @pytest.mark.parametrize(

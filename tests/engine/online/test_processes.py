@@ -23,7 +23,7 @@ from grpo_tui.engine.runs.status import identity, look, process_state, write_jso
 from .test_online_run import logs, wait_for
 from .tiny import run_config
 
-VALIDATION = "grpo_tui.engine.online.learn.validation"
+VALIDATION = "grpo_tui.engine.online.learn.validator"
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)

@@ -15,7 +15,7 @@ import torch
 
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.learn.update_worker import UpdateWorker
-from grpo_tui.engine.online.learn.validation import append_line
+from grpo_tui.engine.online.learn.worker_state import read_state
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version, published_versions
 from grpo_tui.engine.online.store.update_queue import UpdateQueue
@@ -168,10 +168,10 @@ def test_a_damaged_state_falls_back_to_the_newest_snapshot(tmp_path: Path) -> No
     run.put(4)
     run.work(4)
     weights = run.worker.updater.ema
-    (state,) = run.folder.state.glob("state.*")
-    state.write_bytes(b"damaged")
+    for state in run.folder.state.glob("state.*"):
+        state.write_bytes(b"damaged")
     run.abandon()
-    assert any("cannot be read" in m and "from snapshot 2" in m for m in run.told)
+    assert any("does not match its checksum" in m and "from snapshot 2" in m for m in run.told)
     assert all(torch.equal(run.worker.updater.ema[n], weights[n]) for n in weights)
     assert run.worker.updater.update == 4
     run.put(2, start=4)
@@ -197,55 +197,84 @@ def test_a_snapshot_folder_in_trouble_does_not_stop_learning(tmp_path: Path) -> 
 # ------------------------------------------------------------------------------------------------ the publishing guard
 
 
-def result(update: int, ema: float) -> dict[str, Any]:
-    return {"update": update, "live": ema, "ema": ema, "delta": 0.0, "n": 10}
-
-
-def test_publishing_stops_when_validation_falls_and_the_last_good_version_is_served_again(tmp_path: Path) -> None:
-    run = Run(tmp_path, snapshot_every=2, keep_snapshots=2)
-    append_line(run.folder.validation, result(0, 0.8))
+def judged(run: Run, ema: float) -> None:
+    """The candidate that waits is measured, and the worker takes it in."""
+    candidate = run.worker.queue.get("candidate")
+    result = {"state": candidate["state"], "update": candidate["update"], "live": ema, "ema": ema, "delta": 0.0}
+    run.worker.queue.set(validation={**result, "n": 10})
     run.worker.validate()
+
+
+GUARDED: dict[str, Any] = {"snapshot_every": 2, "keep_snapshots": 2, "validation": {"every_updates": 2}}
+
+
+def test_no_version_answers_before_it_was_validated(tmp_path: Path) -> None:
+    run = Run(tmp_path, **GUARDED)
+    start = run.weights()
+    assert pointed_version(run.folder.snapshots) == 1  # the policy that the run starts from
+    judged(run, 0.8)
     run.put(12)
-    run.work(2)
-    append_line(run.folder.validation, result(2, 0.75))
-    run.worker.validate()
-    good = pointed_version(run.folder.snapshots)
-    assert good == 2
-    run.work(6)
-    assert pointed_version(run.folder.snapshots) == 5
-    append_line(run.folder.validation, result(8, 0.5))
-    run.worker.validate()
-    assert pointed_version(run.folder.snapshots) == 6  # versions only grow
-    with SnapshotReader(run.folder.snapshots).open(6) as served:
-        assert served.manifest.copy_of == good
     run.work(4)
-    assert pointed_version(run.folder.snapshots) == 6  # held
-    assert any(
-        "Publishing is held: the smoothed model is at 50% success, 30% below its best 80%" in m for m in run.told
-    )
+    assert pointed_version(run.folder.snapshots) == 1  # waits
+    offered = run.worker.queue.get("candidate")
+    smoothed = read_state(run.folder.state / offered["state"])[0]
+    run.work(2)
+    judged(run, 0.78)
+    with SnapshotReader(run.folder.snapshots).open(2) as served:  # as it was when it was offered, not as it is now
+        assert served.manifest.update == offered["update"] == 2
+        assert all(torch.equal(t, smoothed[f"ema/{n}"]) for n, t in served.tensors().items())
+    assert run.worker.queue.get("candidate")["update"] == 6  # the next one was due meanwhile
 
-    run.abandon()  # the hold outlives a restart
-    assert run.worker.guard.held
-    assert run.worker.release().startswith("publishing goes on")
-    assert pointed_version(run.folder.snapshots) == 7
-    actions = [line.split(" snapshot action=")[1].split()[0] for line in _audit(run) if " snapshot action=" in line]
-    assert actions == [*["published"] * 5, "held", "rolled_back", "released", "published"]
+    run.work(2)
+    judged(run, 0.6)
+    assert pointed_version(run.folder.snapshots) == 2  # it never answered
+    assert any("60% success, 20% below the best validated 80%" in m for m in run.told)
+    with SnapshotReader(run.folder.snapshots).open(2) as served:
+        good = torch.cat([t.flatten() for t in served.tensors().values()])
+    assert torch.equal(run.weights().sort().values, good.sort().values) and not torch.equal(good, start)
+    row = next(r.row for r in run.worker.queue.journal(limit=10**6) if r.row["kind"] == "back")
+    assert row["update"] == 6 and row["message"] == "updates 3 to 8 are taken back"
+    assert row["request"] == 5  # that of the update that was judged, not where the run is by now
+
+    run.abandon()  # all of it outlives a restart
+    assert run.worker.guard.held and run.worker.guard.best == 0.8
+    run.put(6, start=20)
+    run.work(4)
+    judged(run, 0.81)
+    assert pointed_version(run.folder.snapshots) == 3 and not run.worker.guard.held
+    run.put(16, start=40)
+    for _ in range(4):
+        run.work(4)
+        judged(run, 0.81)
+    assert run.worker.queue.get("validated") in published_versions(run.folder.snapshots)
 
 
-def test_publishing_goes_on_by_itself_when_the_model_recovers(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    for update, success in ((0, 0.8), (4, 0.5)):
-        append_line(run.folder.validation, result(update, success))
-    run.worker.validate()
-    assert run.worker.guard.held
-    append_line(run.folder.validation, result(8, 0.72))
-    run.worker.validate()
-    assert not run.worker.guard.held
+def test_versions_may_be_ahead_by_a_stated_number_of_updates(tmp_path: Path) -> None:
+    ahead = {**GUARDED, "validation": {"every_updates": 2, "updates_ahead": 4}}
+    run = Run(tmp_path, **ahead)
+    start = {n: p.detach().clone() for n, p in run.worker.updater.parameters.items()}
+    judged(run, 0.8)
+    run.put(12)
+    run.work(8)
+    with SnapshotReader(run.folder.snapshots).newer_than(0) as served:  # type: ignore[union-attr]
+        assert served.manifest.update == 4
+    judged(run, 0.5)  # of update 2: what answers now is taken back, too
+    with SnapshotReader(run.folder.snapshots).newer_than(0) as served:  # type: ignore[union-attr]
+        assert served.version == 4 and served.manifest.update == 0
+        assert all(torch.equal(t, start[n]) for n, t in served.tensors().items())
+
+
+def test_the_user_may_accept_the_present_level(tmp_path: Path) -> None:
+    run = Run(tmp_path, **GUARDED)
+    judged(run, 0.8)
+    run.put(6)
+    run.work(2)
+    judged(run, 0.5)
+    assert run.worker.release() == "the next validation sets a new measure"
+    run.work(2)
+    judged(run, 0.5)
+    assert pointed_version(run.folder.snapshots) == 2
     assert run.worker.release() == "publishing was not held"
-
-
-def _audit(run: Run) -> list[str]:
-    return (run.folder.run_dir / "update_audit.log").read_text().splitlines()
 
 
 # ---------------------------------------------------------------------------------------------------- killed for real

@@ -157,4 +157,4 @@ def make_task(
 
 
 def online_config(**changes: Any) -> OnlineConfig:
-    return OnlineConfig.model_validate({"poll_interval_s": 0.02, **changes})
+    return OnlineConfig.model_validate({"poll_interval_s": 0.02, "validation": {"enabled": False}, **changes})

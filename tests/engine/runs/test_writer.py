@@ -13,6 +13,7 @@ import pytest
 
 from grpo_tui.engine.runs import writer as writer_module
 from grpo_tui.engine.runs.null_writer import NullWriter
+from grpo_tui.engine.runs.position import recorded_position
 from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.sink import Sink
@@ -203,3 +204,23 @@ def test_flush_gives_up_in_time(run_dir: Path, monkeypatch, seconds: float, make
     assert not writer.flush(seconds)
     gate.set()
     writer.close()
+
+
+def test_what_is_given_together_is_stored_with_its_position_or_not_at_all(tmp_path: Path) -> None:
+    with_position = RunWriter(tmp_path)
+    assert recorded_position(tmp_path, "journal") is None
+    with with_position.together(journal=3):
+        with_position.metrics(1, {"a": 1.0})
+        with_position.event("beta", "one", step=1)
+    assert with_position.flush(10.0)
+    assert recorded_position(tmp_path, "journal") == 3 == with_position.positions["journal"]
+    with with_position.together(journal=4):  # one part cannot be stored: it alone is left out
+        with_position.metrics(2, {"a": 2.0})
+        with_position.event("beta", "no step", step=2**70)
+        with_position.event("beta", "two", step=2)
+    with_position.flush(10.0)
+    with_position.close()
+    assert recorded_position(tmp_path, "journal") == 4
+    with RunReader(tmp_path) as reader:
+        assert [v for _, v in reader.metric("a")] == [1.0, 2.0]
+        assert [e.message for e in reader.events(kinds=["beta"])] == ["one", "two"]

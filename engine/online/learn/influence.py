@@ -1,0 +1,95 @@
+"""How much one task may teach: repeated experience counts less and less, and one source only up to its share."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any
+
+
+class Influence:
+    """Weights in (0, 1] for tasks, from the last `window` tasks.
+
+    The n-th task about the same request weighs 1 / n², so that all repetitions together count at most 1.65 times as
+    much as one. A named source that made a share s of the last `window` tasks, above `share`, weighs share / s: what it
+    teaches stays at that share. The run's own requests have no source and are not cut.
+    """
+
+    def __init__(self, window: int, share: float) -> None:
+        self.share = share
+        self._recent: deque[tuple[str, str]] = deque(maxlen=window)
+        self._requests: Counter[str] = Counter()
+        self._sources: Counter[str] = Counter()
+
+    def weigh(self, request: str, source: str) -> float:
+        """Count one more task and give its weight."""
+        if len(self._recent) == self._recent.maxlen:
+            self._forget(*self._recent[0])
+        self._recent.append((request, source))
+        self._requests[request] += 1
+        self._sources[source] += 1
+        weight = 1.0 / self._requests[request] ** 2 if request else 1.0
+        if source:
+            # a first word of somebody is no majority: the share is taken of at least a few tasks
+            made = self._sources[source] / max(len(self._recent), round(5 / self.share))
+            weight *= min(1.0, self.share / made)
+        return weight
+
+    def _forget(self, request: str, source: str) -> None:
+        for counter, key in ((self._requests, request), (self._sources, source)):
+            counter[key] -= 1
+            if counter[key] <= 0:
+                del counter[key]
+
+    def state_dict(self) -> list[list[str]]:
+        """Plain JSON values."""
+        return [list(pair) for pair in self._recent]
+
+    def load_state_dict(self, state: Any) -> None:
+        """The inverse of `state_dict`."""
+        self._recent.clear()
+        self._requests.clear()
+        self._sources.clear()
+        for request, source in state or ():
+            self.weigh(str(request), str(source))
+
+
+class RobustBaseline:
+    """Running median of the returns of tasks, each weighted by `decay` to the power of its age.
+
+    A median, because a single absurd return must not move what all others are measured by. With fewer than three tasks
+    behind it, a task is measured by the median of its own candidates.
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self._returns: deque[float] = deque(maxlen=256)
+
+    def value(self, own: list[float]) -> float:
+        """The baseline for a task with these returns of its candidates."""
+        if len(self._returns) < 3:
+            ordered = sorted(own)
+            return ordered[(len(ordered) - 1) // 2]
+        newest = len(self._returns) - 1
+        weighted = sorted((value, self.decay ** (newest - i)) for i, value in enumerate(self._returns))
+        half, passed = sum(w for _, w in weighted) / 2, 0.0
+        for value, weight in weighted:
+            passed += weight
+            if passed >= half:
+                return value
+        return weighted[-1][0]
+
+    def add(self, mean: float) -> None:
+        """Take in the mean return of a task."""
+        self._returns.append(mean)
+
+    def state_dict(self) -> list[float]:
+        """Plain JSON values."""
+        return list(self._returns)
+
+    def load_state_dict(self, state: Any) -> None:
+        """The inverse of `state_dict`; an older version's running mean counts as three tasks."""
+        if isinstance(state, Mapping):
+            return
+        values = [float(v) for v in state]
+        self._returns = deque(values, maxlen=256)

@@ -1,0 +1,76 @@
+"""Where a worker goes on: the newest whole thing that is there, and never below a number that was used.
+
+What counts is the state that the queue names. When that is damaged, or the queue itself was lost, the newest whole
+state or snapshot takes its place, whichever holds more updates. Nothing is deleted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..store.folder import OnlineFolder
+from ..store.snapshots import SnapshotReader
+from ..store.update_queue import UpdateQueue
+from .policy_update import PolicyUpdater
+from .worker_state import StateError, read_state, states
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """`state`: the state that counts, None when there is none; `message`: one sentence when something was lost."""
+
+    state: str | None
+    message: str | None = None
+
+
+def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, logged: Mapping[str, int]) -> Recovered:
+    """Bring `updater` to where the run was left. `logged`: what the last line of the update logs says."""
+    named: str | None = queue.get("state")
+    trouble: list[str] = []
+    if named is not None:
+        try:
+            _load(updater, *read_state(folder.state / named))
+            return Recovered(named)
+        except (StateError, KeyError, ValueError) as error:
+            trouble.append(str(error))
+    elif queue.get("update") is None and (states(folder.state) or logged["update"]):
+        trouble.append("The update queue was lost, and with it the tasks that waited.")
+    known = max(int(queue.get("update", 0)), logged["update"])
+    snapshot = SnapshotReader(folder.snapshots, trouble.append).newer_than(0)
+    if named is None and not trouble and snapshot is None:
+        return Recovered(None)
+    state = None
+    for update, name in states(folder.state):
+        # A state above what the queue counted was never committed; without a queue there is nothing it could repeat.
+        if name == named or (named is not None and update > known):
+            continue
+        try:
+            found = read_state(folder.state / name)
+            if snapshot is None or snapshot.manifest.update <= update:
+                _load(updater, *found)
+                state = name
+                break
+        except (StateError, KeyError, ValueError) as error:
+            trouble.append(str(error))
+    lost = "learning begins again at the policy that the run started from"
+    if state is not None:
+        lost = f"learning goes on from the state of update {updater.update}"
+    elif snapshot is not None:
+        with snapshot:
+            updater.load_weights(snapshot.tensors())
+        updater.update = snapshot.manifest.update
+        lost = f"learning goes on from snapshot {snapshot.version}; beta, baseline and optimiser start afresh"
+    if updater.update < known:
+        lost += f"; what updates {updater.update + 1} to {known} did is lost"
+    updater.update = max(updater.update, known)
+    if not trouble:  # a run that was begun by snapshots alone
+        return Recovered(state)
+    return Recovered(state, f"{' '.join(trouble)} So {lost}.")
+
+
+def _load(updater: PolicyUpdater, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    updater.load_state(tensors, values)

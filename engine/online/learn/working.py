@@ -1,0 +1,175 @@
+"""The update worker's process: loads the policy, learns until told to stop or until the engine is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ....configs.schema import RunConfig
+from ...launch.children import spawn
+from ...runs.control import ControlChannel
+from ...runs.writer import RunWriter
+from ..process import EngineWatch, load_serving_policy
+from ..store.folder import OnlineFolder
+from ..store.update_queue import QueueDamaged, QueueError
+from .policy_update import PolicyUpdater
+from .update_worker import UpdateWorker
+
+TRY_AGAIN_S = 1.0
+"""The pause before a disk that said no is asked again."""
+RESTART_S = 10.0
+"""The pause before background validation that died is started again."""
+
+
+def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool) -> bool:
+    """Update until told to stop; returns False (it never finishes by itself)."""
+    online = config.online
+    with contextlib.suppress(OSError):
+        os.nice(online.worker_nice)
+    torch.set_num_threads(online.worker_threads)
+    torch.manual_seed(config.seed)
+    model, _ = load_serving_policy(config)
+    engine = EngineWatch(run_dir)
+    worker = _made(config, run_dir, model, writer, control, engine)
+    if worker is None:
+        return False
+    writer.status("running", step=worker.updater.update)
+    validation = Validation(run_dir, writer) if online.updates and online.validation.enabled else None
+    try:
+        _loop(worker, writer, control, engine, validation, online.poll_interval_s)
+    finally:
+        if validation is not None:
+            validation.stop()
+        worker.close()
+    return False
+
+
+def _made(
+    config: RunConfig, run_dir: Path, model: Any, writer: RunWriter, control: ControlChannel, engine: EngineWatch
+) -> UpdateWorker | None:
+    """The worker, once the disk lets it begin; None when the run is to end before that."""
+    told = False
+    while True:
+        try:
+            return UpdateWorker(
+                PolicyUpdater(model, config.online),
+                OnlineFolder(run_dir),
+                config.online,
+                base_model=config.model.base,
+                tell=lambda message: _tell(writer, message),
+            )
+        except QueueDamaged:
+            raise
+        except QueueError as error:
+            if not told:
+                told = True
+                _tell(writer, f"{error} Learning waits for that.")
+        if engine.gone() or any(r.command == "stop" for r in control.poll()):
+            return None
+        time.sleep(TRY_AGAIN_S)
+
+
+def _loop(
+    worker: UpdateWorker,
+    writer: RunWriter,
+    control: ControlChannel,
+    engine: EngineWatch,
+    validation: Validation | None,
+    poll_s: float,
+) -> None:
+    paused = waiting = False
+    looked = 0.0
+    while True:
+        if engine.gone():
+            print("the engine is gone; updates end, the state is saved", file=sys.stderr)
+            return
+        for request in control.poll():
+            outcome = "updates end; state saved"
+            if request.command == "pause":
+                paused = True
+                worker.commit()
+                outcome = "learning paused; tasks wait in the queue, answers go on"
+            elif request.command == "resume":
+                paused = False
+                outcome = f"learning goes on; {worker.release()}"
+            elif request.command == "checkpoint":
+                done = worker.publish()
+                outcome = f"version {worker.writer.version} published" if done else "not published"
+            control.acknowledge(request, outcome)
+            told: dict[str, Any] = {"command": request.command, "outcome": outcome}
+            writer.event("control", f"{request.command}: {outcome}", **told)
+            if request.command == "stop":
+                return
+            writer.status("paused" if paused else "running")
+        if time.monotonic() - looked >= poll_s:
+            looked = time.monotonic()
+            worker.validate()
+            if validation is not None:
+                validation.keep_alive()
+        try:
+            worked = not paused and worker.step()
+            if waiting:
+                waiting = False
+                _tell(writer, "The update queue can be used again: learning goes on.")
+        except QueueDamaged:
+            raise
+        except QueueError as error:
+            worked = False
+            if not waiting:
+                waiting = True
+                _tell(writer, f"{error} Learning waits for that.")
+            time.sleep(TRY_AGAIN_S)
+        if worked:
+            writer.status("running", step=worker.updater.update)
+        else:
+            time.sleep(poll_s)
+
+
+class Validation:
+    """Background validation: a child that ends with this process (`process.end_with_parent`), and is kept alive."""
+
+    def __init__(self, run_dir: Path, writer: RunWriter) -> None:
+        self.run_dir = run_dir
+        self.writer = writer
+        self._died: float | None = None
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        module = "grpo_tui.engine.online.learn.validator"
+        command = [sys.executable, "-m", module, str(self.run_dir), "--child"]
+        return spawn(self.run_dir, "validation", command, stdin=subprocess.PIPE)
+
+    def keep_alive(self) -> None:
+        """Start it again when it has died."""
+        if self._process.poll() is None:
+            return
+        if self._died is None:
+            self._died = time.monotonic()
+            _tell(
+                self.writer,
+                "Validation has died (logs/validation.log) and is started again; until then nothing new answers.",
+            )
+        elif time.monotonic() - self._died >= RESTART_S:
+            self._died = None
+            self._process = self._start()
+
+    def stop(self) -> None:
+        """End it; it holds nothing that a kill could harm."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _tell(writer: Any, message: str) -> None:
+    writer.event("alert", message, detector="update_worker")
+    print(message, file=sys.stderr)

@@ -1,0 +1,130 @@
+"""The file under the update queue: who has it open, and what is saved when it is damaged.
+
+SQLite finds a torn or overwritten page when it reads it. A damaged file is never written to again: it is renamed, and
+what can still be read of it goes into a new one. Only a process that has the file for itself may do that, so everyone
+who opens it holds a shared `flock` on a file beside it; locks go with the process, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from .durable import sync_folder
+
+DAMAGE = re.compile(r"malformed|not a database|no such table|no such column|database disk image|file is encrypted")
+"""How SQLite words damage, among its errors."""
+TABLES = ("tasks", "journal", "meta")
+
+
+class Hold:
+    """A lock on the queue's file for as long as it is open."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "a")  # noqa: SIM115 - held until `close`
+
+    def alone(self) -> bool:
+        """Try to be the only one."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            return False
+
+    def share(self) -> None:
+        """Let others in, and wait for one that is alone."""
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Let go."""
+        self._file.close()
+
+
+def hold(path: Path) -> tuple[Hold, bool]:
+    """A lock on the queue at `path`, and whether nobody else has it open. Raises OSError."""
+    lock = Hold(path.with_name(f".{path.name}.lock"))
+    alone = lock.alone()
+    if not alone:
+        lock.share()
+    return lock, alone
+
+
+def mend(path: Path, schema: str) -> str | None:
+    """Replace a damaged queue by what can be read of it; returns one sentence about it, None when it is whole.
+
+    Only for who is alone with the file. Raises OSError and sqlite3.Error when no new file can be made.
+    """
+    if not path.exists() or _whole(path):
+        return None
+    aside = path.with_name(f"{path.stem}.damaged-{time.time_ns()}{path.suffix}")
+    fresh = path.with_name(f"{path.name}.mended")
+    for end in ("", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(f"{path}{end}", f"{aside}{end}")
+    fresh.unlink(missing_ok=True)
+    new = sqlite3.connect(fresh, isolation_level=None)
+    try:
+        new.executescript(schema)
+        saved = {table: _copy(aside, new, table) for table in TABLES}
+    finally:
+        new.close()
+    os.replace(fresh, path)
+    sync_folder(path.parent)
+    return (
+        f"The update queue was damaged: {saved['tasks']} tasks, {saved['journal']} lines of the journal and "
+        f"{saved['meta']} facts could be saved into a new one; the damaged file is {aside.name}."
+    )
+
+
+def _whole(path: Path) -> bool:
+    """Whether every page is sound and the tables are there (a file without any table is new, or was emptied)."""
+    db = None
+    try:
+        db = sqlite3.connect(path, timeout=30.0)
+        return db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok"
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError) and not DAMAGE.search(str(error)):
+            raise
+        return False
+    finally:
+        if db is not None:
+            db.close()
+
+
+def _copy(damaged: Path, new: sqlite3.Connection, table: str) -> int:
+    """Copy the rows of a table that can be read, from its beginning and, behind a damaged page, from its end."""
+    columns = [row[1] for row in new.execute(f"PRAGMA table_info({table})")]
+    saved = 0
+    for order in ("", "ORDER BY rowid DESC"):
+        for row in _rows(damaged, table, order):
+            known = {k: v for k, v in row.items() if k in columns}
+            marks = ", ".join("?" * len(known))
+            with contextlib.suppress(sqlite3.Error):
+                added = new.execute(
+                    f"INSERT OR IGNORE INTO {table} ({', '.join(known)}) VALUES ({marks})", list(known.values())
+                )
+                saved += added.rowcount
+    return saved
+
+
+def _rows(damaged: Path, table: str, order: str) -> Iterator[dict[str, object]]:
+    db = None
+    try:
+        db = sqlite3.connect(damaged)
+        db.text_factory = lambda data: data.decode("utf-8", "replace")
+        cursor = db.execute(f"SELECT * FROM {table} {order}")
+        names = [column[0] for column in cursor.description]
+        for row in cursor:
+            yield dict(zip(names, row, strict=True))
+    except (sqlite3.Error, UnicodeDecodeError, MemoryError):
+        return  # what lies behind the damage
+    finally:
+        if db is not None:
+            with contextlib.suppress(sqlite3.Error):
+                db.close()

@@ -1,0 +1,180 @@
+"""Each file that a learning run loads again, in turn truncated, emptied, deleted or overwritten: what is whole goes on.
+
+Whatever happens: no version goes back, no weight is served or learnt from that was never there, no update number is
+used twice, learning goes on, and what was lost is said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_tui.engine.online.learn.worker_state import states
+from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version
+from grpo_tui.engine.online.store.update_queue import QueueDamaged, UpdateQueue
+
+from .test_update_worker import Run
+
+
+def _flip(at: float) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        start = min(int(at * len(data)), max(0, len(data) - 64))
+        for i in range(start, min(start + 64, len(data))):
+            data[i] ^= 0xFF
+        path.write_bytes(data)
+
+    return spoil
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "emptied": lambda path: os.truncate(path, 0),
+    "deleted": lambda path: path.unlink(),
+    "first bytes": _flip(0.0),
+    "middle bytes": _flip(0.5),
+    "last bytes": _flip(1.0),
+}
+
+
+def _newest_snapshot(run_dir: Path) -> str:
+    return f"snapshots/ema_model_snapshot.v{pointed_version(run_dir / 'snapshots')}"
+
+
+FILES: dict[str, Callable[[Path], str]] = {
+    "queue": lambda run_dir: "online/queue.sqlite",
+    "state": lambda run_dir: f"online/state/{states(run_dir / 'online' / 'state')[0][1]}",
+    "state before": lambda run_dir: f"online/state/{states(run_dir / 'online' / 'state')[1][1]}",
+    "snapshot": lambda run_dir: f"{_newest_snapshot(run_dir)}.safetensors",
+    "manifest": lambda run_dir: f"{_newest_snapshot(run_dir)}.json",
+    "pointer": lambda run_dir: "snapshots/latest_model_version.txt",
+    "audit log": lambda run_dir: "update_audit.log",
+    "contributions": lambda run_dir: "update_contribution.jsonl",
+}
+SILENT = {"state before", "audit log", "contributions"}
+"""Files of which nothing is loaded while the newer ones are whole; the logs are written again from the journal."""
+IN_A_ROW = {"middle bytes", "last bytes"}
+"""Bytes inside a row of SQLite's: a task's are found by its checksum when it is taken."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[torch.Tensor], int]:
+    """A run of ten updates and its parameters after each commit, live and smoothed."""
+    folder = tmp_path_factory.mktemp("made") / "run"
+    run = Run(folder)
+    known = [_flat(run.worker.updater.ema)]
+    run.put(12)
+    for _ in range(5):
+        run.work(2)
+        known += [run.weights(), _flat(run.worker.updater.ema)]
+    run.worker.close()
+    return folder, known, pointed_version(run.folder.snapshots) or 0
+
+
+def _flat(tensors: Any) -> torch.Tensor:
+    return torch.cat([t.detach().flatten() for t in tensors.values()])
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("file", FILES)
+def test_whatever_is_damaged_the_newest_whole_thing_goes_on(
+    made: tuple[Path, list[torch.Tensor], int], tmp_path: Path, file: str, damage: str
+) -> None:
+    source, known, version = made
+    run_dir = tmp_path / "run"
+    shutil.copytree(source, run_dir)
+    DAMAGE[damage](run_dir / FILES[file](run_dir))
+
+    run = Run(run_dir)
+    assert any(torch.equal(run.weights(), k) for k in known)
+    served = SnapshotReader(run.folder.snapshots).newer_than(0)
+    assert served is not None and served.version >= version
+    parameters = run.worker.updater.parameters
+    content = served.tensors()
+    assert any(torch.equal(torch.cat([content[n].flatten() for n in parameters]), k) for k in known)
+    if file not in SILENT and not (file == "queue" and damage in IN_A_ROW):
+        assert run.told, f"nothing was said of the {file} {damage}"
+    run.put(4, start=100)
+    while run.worker.step():
+        pass
+    run.worker.close()
+    assert (pointed_version(run.folder.snapshots) or 0) > version
+    updates = []
+    for line in (run_dir / "update_contribution.jsonl").read_bytes().splitlines():
+        try:
+            updates.append(json.loads(line))
+        except ValueError:
+            continue  # the damaged line itself
+    numbers = [u["update"] for u in updates]
+    assert numbers == sorted(set(numbers)) and numbers[-1] >= 10 + 4
+    assert [u["experience"] for u in updates][-4:] == [f"request-{i}" for i in range(100, 104)]
+
+
+def test_all_snapshots_gone_the_last_validated_is_published_under_the_next_number(
+    made: tuple[Path, list[torch.Tensor], int], tmp_path: Path
+) -> None:
+    source, _, version = made
+    shutil.copytree(source, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "snapshots")
+    run = Run(tmp_path / "run")
+    assert pointed_version(run.folder.snapshots) == version + 1
+    assert any(f"Version {version} is gone" in m for m in run.told)
+
+
+def test_state_and_queue_gone_the_newest_snapshot_is_the_truth(
+    made: tuple[Path, list[torch.Tensor], int], tmp_path: Path
+) -> None:
+    source, _, version = made
+    shutil.copytree(source, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "online")
+    run = Run(tmp_path / "run")
+    with SnapshotReader(run.folder.snapshots).open(version) as newest:
+        content = newest.tensors()
+    assert all(torch.equal(run.worker.updater.ema[n], t) for n, t in content.items())
+    assert any("The update queue was lost" in m and f"from snapshot {version}" in m for m in run.told)
+
+
+def test_a_task_whose_bytes_changed_is_not_learnt_from(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.put(2)
+    db = sqlite3.connect(run.folder.queue)
+    payload = bytearray(db.execute("SELECT payload FROM tasks WHERE id = 'request-0'").fetchone()[0])
+    payload[-5] ^= 1
+    db.execute("UPDATE tasks SET payload = ? WHERE id = 'request-0'", (bytes(payload),))
+    db.commit()
+    db.close()
+    run.work(2)
+    assert dict(run.worker.queue.tasks("refused")) == {"request-0": "its bytes in the queue are damaged"}
+    assert [r["experience"] for r in run.contributions()] == ["request-1"]
+
+
+def test_a_queue_that_goes_while_it_is_used_is_named(tmp_path: Path) -> None:
+    queue = UpdateQueue(tmp_path / "queue.sqlite")
+    queue.put("request-1", b"x", 1)
+    (tmp_path / "queue.sqlite").unlink()
+    with pytest.raises(QueueDamaged, match="removed or replaced while it was in use"):
+        queue.depth()
+
+
+def test_what_can_be_read_of_a_damaged_queue_is_saved(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    queue = UpdateQueue(path)
+    for i in range(200):
+        queue.put(f"request-{i}", bytes(2000), 1)
+    queue.close()
+    data = bytearray(path.read_bytes())
+    data[200_000:204_096] = os.urandom(4096)
+    path.write_bytes(data)
+    queue = UpdateQueue(path)
+    saved = queue.depth()
+    assert 100 < saved < 200 and queue.mended is not None and f"{saved} tasks" in queue.mended
+    assert len(list(tmp_path.glob("queue.damaged-*.sqlite"))) == 1  # nothing is deleted
+    assert UpdateQueue(path).mended is None
