@@ -222,5 +222,5 @@ def test_what_is_given_together_is_stored_with_its_position_or_not_at_all(tmp_pa
     with_position.close()
     assert recorded_position(tmp_path, "journal") == 4
     with RunReader(tmp_path) as reader:
-        assert [v for _, v in reader.metric("a")] == [1.0, 2.0]
+        assert [v for _, v in reader.metrics.points("a")] == [1.0, 2.0]
         assert [e.message for e in reader.events(kinds=["beta"])] == ["one", "two"]
