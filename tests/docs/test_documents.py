@@ -99,7 +99,7 @@ def test_the_examples_of_contributing_check(folder: Path):
     from grpo_tui.tui.cli.main import app
 
     lines = [line for page, line in commands("grpo-tui") if page == "CONTRIBUTING.md" and "config check" in line]
-    assert len(lines) == len(examples()) == 2
+    assert len(lines) == len(examples()) == 3
     for line in lines:
         answer = CliRunner().invoke(app, shlex.split(line)[1:])
         assert answer.exit_code == 0, answer.output
@@ -132,3 +132,17 @@ def test_the_advantage_method_of_contributing_is_found_and_computes(folder: Path
     batch = TurnRewards(rewards=rewards, happened=happened, valid=happened[:, :, 0])
     returns, _ = method.returns(batch)
     assert returns.tolist() == [[[3.0, 2.0, 1.0]]]
+
+
+def test_the_loss_of_contributing_is_found_and_computes(folder: Path):
+    import torch
+
+    from grpo_tui.engine.training.losses import own_loss
+    from grpo_tui.engine.training.losses.base import LossInputs
+
+    loss = own_loss("clipped.py:clipped")
+    assert loss is not None
+    old = torch.zeros(1, 2)
+    now = torch.tensor([[0.0, 1.0]])  # ratios 1 and e: the second is clipped at 1.2
+    inputs = LossInputs(now, old, torch.full((1, 2), 2.0), torch.zeros(1, 2), torch.ones(1, 2))
+    torch.testing.assert_close(loss(inputs), torch.tensor([[-2.0, -2.4]]))

@@ -21,6 +21,7 @@ TRAINED_WITH = {"torch", "transformers", "trl", "peft", "accelerate", "datasets"
 LARGEST = 80_000_000
 """Bytes of the light form, installed, byte-code included."""
 RECORD = Path(__file__).parents[1] / "cli" / "record.py"
+DUMPS = Path(__file__).parents[1] / "engine" / "imports" / "peer_dumps"
 
 
 def closure(requirements: list[str]) -> dict[str, metadata.Distribution]:
@@ -74,7 +75,8 @@ def light(
 
 
 def variables(**more: str) -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "GRPO_TUI", "VIRTUAL_ENV"))} | more
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "GRPO_TUI", "VIRTUAL_ENV"))}
+    return kept | {"XDG_CACHE_HOME": "cache"} | more
 
 
 def inside(light: Path, command: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -112,6 +114,15 @@ def test_runs_are_listed_and_read(light: Path):
     assert found.returncode == 0 and len(found.stdout.splitlines()) == 4, found.stderr
 
 
+def test_what_another_framework_wrote_is_read(light: Path):
+    dump = DUMPS / "verl" / "rollout" / "1.jsonl"
+    found = inside(light, "grpo-tui", "inspect", str(dump), "--filter", "reward>-9", "--json")
+    assert found.returncode == 0, found.stderr
+    assert len(found.stdout.splitlines()) == len(dump.read_text().splitlines())
+    parquet = inside(light, "grpo-tui", "inspect", str(DUMPS / "trl"))
+    assert "pip install 'grpo-tui[parquet]'" in parquet.stdout + parquet.stderr and "Traceback" not in parquet.stderr
+
+
 def test_the_app_opens_a_run(light: Path):
     command = [str(light / "bin" / "grpo-tui"), "inspect", "first"]
     with Terminal(command, cwd=light, env=variables()) as terminal:
@@ -128,9 +139,9 @@ def test_a_command_that_trains_says_how_to_get_the_trainer(light: Path, command:
     assert [p.name for p in (light / "runs").iterdir()] == ["first"]
 
 
-def test_what_needs_a_further_library_names_its_extra(light: Path):
+def test_what_needs_a_further_library_names_it(light: Path):
     answer = inside(light, "grpo-tui", "export", "first", "--out", "x.parquet", "--format", "parquet")
-    assert answer.returncode == 1 and "pip install 'grpo-tui[parquet]'" in answer.stderr
+    assert answer.returncode == 1 and "pip install pyarrow" in answer.stderr
     assert not (light / "x.parquet").exists()
 
 

@@ -79,7 +79,7 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
-        fail("--format parquet needs pyarrow: pip install 'grpo-tui[parquet]'; or write --format jsonl")
+        fail("--format parquet needs pyarrow: pip install pyarrow; or write --format jsonl")
 
     text, integer, real = pa.string(), pa.int64(), pa.float64()
     schema = pa.schema(
