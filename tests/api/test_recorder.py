@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui import Message, Recorder, Rollout, Score
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import look
 
@@ -41,12 +42,12 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     assert (info.status, info.step, info.total_steps) == ("finished", 2, 2)
     assert (info.environment, info.model, info.mode) == ("sums", "tiny", "recorded")
     with RunReader(tmp_path / "mine") as reader:
-        assert reader.total() == 6 and reader.latest()["nested/a"] == 1.0
-        assert reader.count("extra.difficulty>0") == 2
-        shown = reader.trajectory(2)
+        assert reader.rollouts.total() == 6 and reader.metrics.latest()["nested/a"] == 1.0
+        assert reader.rollouts.count(Query(filter="extra.difficulty>0")) == 2
+        shown = reader.bodies.trajectory(2)
         assert shown.trajectory.prompt == QUESTION and shown.advantage == 0.5
         assert shown.breakdown is not None and shown.breakdown.total == 0.5
-        other = reader.trajectory(3)
+        other = reader.bodies.trajectory(3)
         assert other.advantage is None and "advantage" in other.unknown
         assert [e.message for e in reader.events(["note"])] == ["A good step."]
 
@@ -69,7 +70,7 @@ def test_nothing_of_the_record_reaches_the_loop(tmp_path: Path, caplog: pytest.L
         record.rollouts(1, [{"reward": object()}, 5, rollout(1, 1.0)])  # type: ignore[list-item]
         record.metrics(1, {"a": object()})
     with RunReader(tmp_path / "mine") as reader:
-        assert reader.total() >= 1
+        assert reader.rollouts.total() >= 1
     with pytest.raises(ValueError, match="cannot be the name of a run"):
         Recorder("..")
 
@@ -96,6 +97,6 @@ def test_several_processes_write_one_record(tmp_path: Path) -> None:
             time.sleep(0.02)
         assert [p.wait(60) for p in others] == [0, 0]
     with RunReader(tmp_path / "mine") as reader:
-        assert reader.total() == 15
-        ids = {row.id for row in reader.rows(range(1, 16))}
+        assert reader.rollouts.total() == 15
+        ids = {row.id for row in reader.rollouts.rows(range(1, 16))}
     assert len(ids) == 15

@@ -104,19 +104,19 @@ def test_every_rollout_is_recorded_with_what_trl_logged(trained: Any) -> None:
     _, logs, run, tokenizer = trained
     assert look(run).status == "finished" and look(run).total_steps == STEPS
     with RunReader(run) as reader:
-        assert reader.total() == 8 * STEPS and len(logs) == STEPS
+        assert reader.rollouts.total() == 8 * STEPS and len(logs) == STEPS
         for step, batch in enumerate(logs, 1):
-            rows = [r for r in reader.rows(range(1, 8 * STEPS + 1)) if r.step == step]
+            rows = [r for r in reader.rollouts.rows(range(1, 8 * STEPS + 1)) if r.step == step]
             assert len(rows) == 8 and len({r.group for r in rows}) == 2
             for i, row in enumerate(rows):
-                record = reader.trajectory(row.n)
+                record = reader.bodies.trajectory(row.n)
                 assert record.trajectory.prompt == batch["prompt"][i]
                 assert record.trajectory.steps[0].text == batch["completion"][i]
                 assert record.advantage == pytest.approx(batch["advantages"][i])
                 values = {k: v[i] for k, v in batch["rewards"].items()}
                 total = sum({"letters": 1.0, "short": 0.25}[k] * v for k, v in values.items() if not math.isnan(v))
                 assert record.breakdown is not None and record.breakdown.total == pytest.approx(total, abs=1e-6)
-                tokens = reader.tokens(row.n)
+                tokens = reader.bodies.tokens(row.n)
                 assert tokens is not None
                 written = [t for t, ours in zip(tokens.token_ids, tokens.agent_mask, strict=True) if ours]
                 assert tokenizer.decode(written, skip_special_tokens=True) == batch["completion"][i]
@@ -125,9 +125,9 @@ def test_every_rollout_is_recorded_with_what_trl_logged(trained: Any) -> None:
 def test_the_numbers_of_the_training_are_charted(trained: Any) -> None:
     _, _, run, _ = trained
     with RunReader(run) as reader:
-        names = reader.metric_names()
+        names = reader.metrics.names()
         assert {"rewards/total/mean", "rewards/raw/letters", "rewards/weight/short", "train/loss"} <= set(names)
-        latest = reader.latest()
+        latest = reader.metrics.latest()
     assert latest["rewards/weight/short"] == 0.25
 
 
