@@ -35,3 +35,12 @@ def match_expression(text: str) -> str:
         raise FilterError("nothing to search for: give at least one word or number that must occur")
     expression = " AND ".join(wanted)
     return f"({expression}) NOT ({' OR '.join(unwanted)})" if unwanted else expression
+
+
+def first_words(text: str) -> str:
+    """The first phrase or word of a search that must occur, as it would stand in a text; empty when there is none."""
+    for found in _TERM.finditer(text):
+        word = found["phrase"] if found["phrase"] is not None else found["word"].rstrip("*")
+        if not found["sign"] and any(c.isalnum() for c in word):
+            return word
+    return ""

@@ -121,3 +121,14 @@ def test_config_show_ends_with_the_first_prompt(cli: Cli, arguments: list[str], 
     assert shown.returncode == 0
     prompt = shown.stdout.split("# The first prompt, as the policy reads it:\n")[1].splitlines()
     assert set(lines) <= {line.replace("<|user|>", "") if "image" not in line else line for line in prompt}
+
+
+def test_the_folder_of_runs_may_stand_before_the_command(cli: Cli, tmp_path: Path) -> None:
+    before, after = cli("--runs-dir", "elsewhere", "runs"), cli("runs", "--runs-dir", "elsewhere")
+    assert before.returncode == after.returncode == 0
+    assert before.stdout == after.stdout and "no runs in" in before.stdout and "elsewhere" in before.stdout
+
+
+def test_where_the_app_opens_needs_a_terminal(cli: Cli) -> None:
+    said = cli("inspect", "nothing", "--at", "3/2")
+    assert said.returncode == 2 and "--at and --live open the app: they need a terminal" in said.stderr

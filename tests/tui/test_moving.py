@@ -200,3 +200,15 @@ def test_routes_count_runs_and_prompts_begin_where_they_differ() -> None:
     assert [telling(p, shared) for p in prompts] == ["…Which is red?", "…How many?", ""]
     assert shared_beginning(["What is 2 + 2?", "What is 3 + 3?"]) == 0, "a few shared letters are worth no mark"
     assert shared_beginning(prompts[:1] * 5) == 0, "equal prompts are shown from their beginning"
+
+
+async def test_a_search_opens_the_rollout_at_the_first_step_that_holds_it(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        reader = app.screen.reads.now
+        row = reader.rollouts.page(Query(search='"no mask 7"'), limit=1)[0]
+        steps = reader.bodies.trajectory(row.n).trajectory.steps
+        wanted = next(i for i, s in enumerate(steps) if "no mask 7" in (s.text + s.observation).casefold())
+        await app.press("slash")
+        await app.type('"no mask 7"')
+        await app.press("enter", "g", "enter")
+        assert (app.screen.n, app.screen.step, app.screen.find) == (row.n, wanted, "no mask 7")

@@ -26,10 +26,10 @@ def screen_for(destination: Destination, shell: Shell) -> AppScreen:
             from .screens.groups import GroupsScreen
 
             return GroupsScreen(shell.reads(run), query, n)
-        case Stepper(run, trajectory, query, step):
+        case Stepper(run, trajectory, query, step, find):
             from .screens.stepper import StepperScreen
 
-            return StepperScreen(shell.reads(run), trajectory, query, step)
+            return StepperScreen(shell.reads(run), trajectory, query, step, find)
         case Diff(run, n):
             from .screens.diff import DiffScreen
 

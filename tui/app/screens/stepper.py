@@ -39,13 +39,15 @@ class StepperScreen(ShownElsewhere):
     view = STEP
     BINDINGS = bindings(STEP)
 
-    def __init__(self, reads: Reads, ref: str | int, query: Query | None = None, step: int | None = None) -> None:
+    def __init__(
+        self, reads: Reads, ref: str | int, query: Query | None = None, step: int | None = None, find: str = ""
+    ) -> None:
         super().__init__()
         self.reads = reads
         self.asks = query or Query()
         self.cursor = RolloutCursor(reads)
         self._start = (int(ref) if isinstance(ref, str) and ref.isdigit() else ref, step or 0)
-        self.find = ""
+        self.find = find
         self._total = 0
         self._body = "step"
         self._image_wanted = True
@@ -85,6 +87,8 @@ class StepperScreen(ShownElsewhere):
         self.picture.start()
         self._total = self.reads.now.rollouts.total()
         self._go(lambda: self.cursor.open(*self._start))
+        if self.find and self.cursor.record is not None and self.cursor.find(self.find):
+            self._show()
 
     def header(self, width: int) -> tuple[Line, Line]:
         """None: the first line holds the titles of the panes."""
