@@ -67,7 +67,7 @@ def find_start(run_dir: Path) -> Start:
     """
     found, damaged = newest_whole(checkpoint_folder(run_dir))
     with RunReader(run_dir) as record:
-        recorded = record.last_step()
+        recorded = record.metrics.last_step()
         evaluated = any(event.step == 0 for event in record.events(kinds=["eval"], limit=100_000))
     why = "; ".join(f"{d.path.name} is damaged ({d.why})" for d in damaged)
     if found is None:

@@ -26,10 +26,10 @@ def folder(tmp_path_factory) -> Path:
 def test_the_batch_of_every_step_can_be_seen_in_the_record(folder):
     trained: dict[int, int] = {}
     with RunReader(folder) as reader:
-        rows = [row for row in reader.page(limit=1000) if row.split == "train"]
+        rows = [row for row in reader.rollouts.page(limit=1000) if row.split == "train"]
         assert {mark for row in rows for mark in row.uses or ()} >= {"trained", "replaced", "replayed"}
         for row in rows:
-            record, uses = reader.trajectory(row.n), reader.uses(row.n)
+            record, uses = reader.bodies.trajectory(row.n), reader.bodies.uses(row.n)
             own = [u for u in uses if u.step == row.step]
             assert len(own) == 1 and own[0].kind in ("trained", "filtered", "replaced")
             if own[0].kind != "trained":
@@ -42,12 +42,12 @@ def test_the_batch_of_every_step_can_be_seen_in_the_record(folder):
                 if use.kind in ("trained", "replayed"):
                     trained[use.step] = trained.get(use.step, 0) + 1
             if own[0].kind == "trained":
-                tokens = reader.tokens(row.n)
+                tokens = reader.bodies.tokens(row.n)
                 assert tokens is not None and tokens.advantages is not None
                 mask = np.array(tokens.agent_mask, bool)
                 assert np.mean(np.array(tokens.advantages)[mask]) == pytest.approx(own[0].advantage, abs=1e-6)
         filtered = {s: sum(r.step == s and "filtered" in (r.uses or ()) for r in rows) for s in range(1, STEPS + 1)}
-        shares = dict(reader.metric("grpo/replay_share"))
+        shares = dict(reader.metrics.points("grpo/replay_share"))
     for step in range(1, STEPS + 1):
         assert trained.get(step, 0) + filtered[step] == 12  # the whole batch
         replayed = sum(u == step for u in _replayed_at(folder))
@@ -56,4 +56,9 @@ def test_the_batch_of_every_step_can_be_seen_in_the_record(folder):
 
 def _replayed_at(folder: Path) -> list[int]:
     with RunReader(folder) as reader:
-        return [u.step for row in reader.page(limit=1000) for u in reader.uses(row.n) if u.kind == "replayed"]
+        return [
+            u.step
+            for row in reader.rollouts.page(limit=1000)
+            for u in reader.bodies.uses(row.n)
+            if u.kind == "replayed"
+        ]
