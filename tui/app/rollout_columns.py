@@ -32,11 +32,30 @@ def rollout_columns(
         Column("turns", "turns", 6, lambda r: (r.turns, p.text), ">", drop=5),
         Column("tokens", "tokens", 7, lambda r: (number(r.tokens), p.muted), ">", drop=6),
         Column("penalties", "pen", 4, lambda r: (f"✗{r.penalties}" if r.penalties else "", p.warn), ">", drop=2),
+        *(_learning(p) if any(row.gate for row in around) else ()),
         Column("", "group", 9, lambda r: (r.group, p.muted), drop=8),
         Column("", "split", 5, lambda r: (r.split, p.faint), drop=9),
         Column("", "ended by", 9, ended, drop=7),
         Column("", "route", 22, lambda r: (route(r.actions), p.text), grow=2.0, drop=0),
         Column("", "prompt", 16, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=4),
+    )
+
+
+def _learning(p: Palette) -> Sequence[Column]:
+    """What a run that learns while it serves has besides: the policy that answered, the gate, and the update."""
+
+    def gate(row: TrajectoryRow) -> tuple[str, Style]:
+        return row.gate.replace("_", " "), p.good if row.gate == "open" else p.muted
+
+    def used(row: TrajectoryRow) -> tuple[str, Style]:
+        return ", ".join(done.replace("_", " ") for done in row.uses or ()), p.text
+
+    return (
+        Column("", "policy", 6, lambda r: (f"v{r.policy_version}", p.muted), ">", drop=4),
+        Column("", "sent", 4, lambda r: ("✓" if r.sent else "", p.good), drop=5),
+        Column("", "conf", 5, lambda r: (fixed(r.confidence), p.text), ">", drop=3),
+        Column("", "gate", 8, gate, drop=2),
+        Column("", "update", 10, used, drop=1),
     )
 
 

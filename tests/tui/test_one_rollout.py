@@ -1,0 +1,199 @@
+"""Looking into one rollout: its advantage as it was computed, what learning did, damage, the conversation, the diff."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_tui.engine.runs.query import Query
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.types import AdvantageFormula, AdvantageTerm, Event, NeighbourVote, Served, Step, Use
+from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.tui.advantage import equation, formula_of, moments
+from grpo_tui.tui.app.clipboard import copy
+from grpo_tui.tui.app.destinations import Stepper, Trajectories
+from grpo_tui.tui.app.widgets.diff_pane import Pair, align, parting
+from grpo_tui.tui.app.widgets.learning_lines import Learning, learning_lines
+from grpo_tui.tui.text import cut
+
+from .drive import running
+
+VERSION1 = Path(__file__).parents[1] / "engine" / "runs" / "version1"
+
+
+def step(index: int, action: str | None, **arguments: object) -> Step:
+    return Step(index, f"call {action}", action=action, arguments=arguments, observation=f"saw {arguments}")
+
+
+@pytest.fixture
+def damaged(run: Path, tmp_path: Path) -> Path:
+    """A run of which no text can be read: its lists are whole."""
+    copy_ = tmp_path / "runs" / "copy"
+    shutil.copytree(run, copy_)
+    with sqlite3.connect(copy_ / "record.sqlite") as db:
+        db.execute("UPDATE chunks SET body = x'00112233'")
+    db.close()
+    return copy_
+
+
+async def test_every_key_answers_on_a_body_that_cannot_be_read(damaged: Path) -> None:
+    async with running(damaged.parent, Stepper(damaged, "5")) as app:
+        assert "cannot be read" in app.text
+        keys = ("t", "t", "t", "t", "c", "c", "l", "h", "G", "g", "P", "i", "I", "d", "e", "y", "ctrl+n", "j", "tab")
+        for key in keys:
+            await app.press(key)
+            assert app.view == "stepper", key
+        assert "tokens by" in await app.press("t"), "the tokens are another block and can be read"
+        await app.press("L")
+        assert app.screen.n == 6
+        await app.press("right_square_bracket")
+        assert app.screen.n == 7, "the rows of the group are there"
+
+
+async def test_the_whole_conversation_is_one_scroll(run: Path) -> None:
+    with RunReader(run) as reader:
+        n = next(row.n for row in reader.rollouts.page() if row.turns == 3)
+    async with running(run.parent, Stepper(run, str(n)), size=(120, 50)) as app:
+        text = await app.press("c")
+        assert all(part in text for part in ("prompt", "step 1 ", "step 2 ", "step 3 ", "conversation · step 1 of 3"))
+        assert "conversation · step 2 of 3" in await app.press("l")
+        assert "conversation" not in (await app.press("c")).splitlines()[0]
+
+
+@given(st.lists(st.floats(-3, 3), min_size=2, max_size=8), st.booleans())
+def test_the_equation_comes_to_the_advantage_beside_it(rewards: list[float], scaled: bool) -> None:
+    mean, std = moments(rewards)
+    term = AdvantageTerm(rewards[0], mean, std if scaled else None, len(rewards))
+    formula = AdvantageFormula("group", "group" if scaled else "none", 1e-4, ((term,),))
+    advantage = formula.advantage(0)
+    assert advantage is not None
+    said = equation(formula, 0, advantage)[0]
+    if said.startswith("="):
+        sum_ = said[1:].replace("−", "-").replace("÷", "/").replace("- -", "+ ")
+        assert eval(sum_) == pytest.approx(advantage, abs=0.02 * max(1.0, abs(advantage)))
+
+
+def test_an_old_record_says_a_form_only_where_it_is_exactly_right(tmp_path: Path) -> None:
+    run = tmp_path / "training"
+    shutil.copytree(VERSION1 / "training", run)
+    with RunReader(run) as reader:
+        row = next(r for r in reader.rollouts.page(limit=100) if r.split == "train")
+        record, group = reader.bodies.trajectory(row.n), reader.rollouts.group(row.group)
+        assert record.formula is None
+        formula = formula_of(record, group)
+        computed = None if formula is None else formula.advantage(0)
+        assert formula is None or computed == pytest.approx(record.advantage, abs=1e-3)
+        moved = [replace(r, advantage=(r.advantage or 0) + 0.01) for r in group]
+        assert formula_of(record, moved) is None
+        assert equation(None, 0, record.advantage) == ["How it was computed was not recorded."]
+
+
+SERVED = Served(
+    7, True, "left", True, "right", False, 0.625, {"left": 0.625, "right": 0.375},
+    (NeighbourVote("request-3", "left", 0.5),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [20, 36, 60, 100])
+async def test_the_vote_and_each_update_are_told_at_every_width(run: Path, width: int) -> None:
+    use = Use("applied", 7, advantage=-0.25, clipped=True, facts={"update": 9, "kl": 0.02, "learning_rate": 0.001})
+    found = [
+        Event("eval", "", data={"update": 8, "live": 0.5}),
+        Event("eval", "", data={"update": 12, "live": 0.625}),
+    ]
+    with RunReader(run) as reader:
+        record = replace(reader.bodies.trajectory(1), served=SERVED, split="online", policy_version=3)
+    async with running(run.parent, Stepper(run, "1")) as app:
+        lines = learning_lines(app.app.palette, record, Learning([use], found), width)
+    assert all(line.width <= width for line in lines)
+    text = " ".join(" ".join(line.plain for line in lines).split())
+    for part in ("version 3", "“left”", "given by this rollout", "“right”", "differs", "62 %", "request-3", "open",
+                 "confidence 0.62", "update 9", "applied, clipped", "A −0.25", "KL 0.020", "+12 points"):  # fmt: skip
+        assert part in text, (part, text)
+
+
+def test_steps_are_aligned_by_what_was_done() -> None:
+    left = [step(0, "SEGMENT", x=1), step(1, "GET", mask=1), step(2, "ANSWER", text="a")]
+    right = [step(0, "GET", mask=1), step(1, "ANSWER", text="b")]
+    pairs = align(left, right)
+    assert pairs == [Pair(0, None), Pair(1, 0), Pair(2, 1)]
+    assert parting(left, right, pairs) == "They part at the first step: only the left one has SEGMENT(x=1) there."
+    same = align(left[:2], left[:2])
+    assert parting(left[:2], left[:2], same) == "They did the same in every step."
+    other = [*left[:2], step(2, "ANSWER", text="b")]
+    assert "at step 3: left ANSWER(text='a'), right ANSWER(text='b')" in parting(left, other, align(left, other))
+
+
+actions = st.lists(st.sampled_from("ABC"), max_size=8)
+
+
+@given(actions, actions)
+def test_an_alignment_holds_every_step_once_and_in_order(a: list[str], b: list[str]) -> None:
+    pairs = align([step(i, n) for i, n in enumerate(a)], [step(i, n) for i, n in enumerate(b)])
+    assert [p.left for p in pairs if p.left is not None] == list(range(len(a)))
+    assert [p.right for p in pairs if p.right is not None] == list(range(len(b)))
+
+
+@given(st.text("ab +-−0123456789.%k", max_size=40), st.integers(1, 40))
+def test_no_number_is_cut_in_two(text: str, cells: int) -> None:
+    shown = cut(text, cells)
+    if shown != text:
+        kept = shown[:-1]
+        assert shown[-1] == "…" and text.startswith(kept)
+        assert not (kept[-1:].isdigit() and text[len(kept)].isdigit()), (text, shown)
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_a_copy_inside_tmux_is_in_its_buffer_and_says_so(tmp_path: Path) -> None:
+    socket = str(tmp_path / "tmux")
+    plain = {k: v for k, v in os.environ.items() if k not in ("TMUX", "TMUX_PANE")}
+    subprocess.run(["tmux", "-S", socket, "-f", "/dev/null", "new-session", "-d", "sleep 60"], check=True, env=plain)
+    os.environ["TMUX"] = f"{socket},1,0"
+    try:
+        copied = copy("one\ntwo — three", "2 lines")
+        buffer = subprocess.run(["tmux", "show-buffer"], capture_output=True, text=True, check=True).stdout
+    finally:
+        del os.environ["TMUX"]
+        subprocess.run(["tmux", "-S", socket, "kill-server"], check=False, env=plain)
+    assert buffer == "one\ntwo — three" and not copied.send
+    assert copied.message.startswith("Copied 2 lines to tmux's buffer") and "not to the terminal" in copied.message
+
+
+def test_a_copy_says_truly_where_it_went() -> None:
+    assert copy("x", "1 line", {"TERM": "xterm"}).send
+    assert "not copied" in copy("x", "1 line", {"TERM": "linux"}).message
+    assert "may take only" in copy("x" * 200_000, "1 line", {"TERM": "xterm"}).message
+
+
+@pytest.mark.parametrize("size", [(80, 24), (60, 20), (200, 50)])
+async def test_help_back_and_quit_are_told_in_the_stepper(run: Path, size: tuple[int, int]) -> None:
+    async with running(run.parent, Stepper(run, "5"), size=size) as app:
+        last = app.text.splitlines()[-1]
+        assert "? help" in last and "esc back" in last and "q quit" in last and "h/l step" in last
+
+
+async def test_runs_that_serve_have_columns_and_filters_of_their_own(run: Path, tmp_path: Path) -> None:
+    online = tmp_path / "runs" / "online"
+    shutil.copytree(run, online)
+    with RunReader(run) as reader:
+        record = replace(reader.bodies.trajectory(1), served=SERVED, split="online", policy_version=3, use=None)
+    writer = RunWriter(online)
+    writer.trajectories(99, [replace(record, trajectory=replace(record.trajectory, id="asked"))])
+    writer.uses([("asked", Use("taken_back", 99, facts={"update": 1, "message": "KL 3 is above the limit"}))])
+    assert writer.flush(10)
+    writer.close()
+    start = Trajectories(online, Query(filter="gate:open and taken_back and version:3..5"))
+    async with running(online.parent, start, size=(139, 40)) as app:
+        heading = next(line for line in app.text.splitlines() if "policy" in line)
+        assert all(name in heading for name in ("policy", "sent", "conf", "gate", "update"))
+        assert "v3" in app.text and "taken back" in app.text and "1 of 1" in app.text
+        text = " ".join((await app.press("enter")).split())
+        assert "the vote" in text and "update 1" in text and "taken back" in text
