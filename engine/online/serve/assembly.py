@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
 
+SAVE_EVERY_S = 10.0
+"""How often the memory of earlier experiences is saved: a kill loses at most so much of it."""
 TOKEN_VARIABLE = "GRPO_TUI_TOKEN"
 
 
@@ -76,9 +78,11 @@ def serve(
         model, tokenizer = load_serving_policy(config)
         buffer = ExperienceBuffer(online.buffer_size)
         if resume and folder.buffer.exists():
-            with contextlib.suppress(OSError, ValueError):  # only a memory: serving does not depend on it
+            try:
                 buffer.load(folder.buffer)
-        closing.callback(_save_buffer, buffer, folder.buffer)
+            except (OSError, ValueError) as error:  # only a memory: serving does not depend on it
+                problem(f"The memory of earlier experiences is lost ({error}): it begins anew.")
+        closing.callback(_saved_from_now_on(buffer, folder.buffer))
         engine = _inference_engine(config, writer, model, tokenizer, buffer, engine_class)
         follower = WeightFollower(
             model, SnapshotReader(folder.snapshots, problem), poll_s=online.poll_interval_s, on_problem=problem
@@ -141,9 +145,28 @@ def _inference_engine(
     )
 
 
-def _save_buffer(buffer: ExperienceBuffer, path: Path) -> None:
-    with contextlib.suppress(OSError):
-        buffer.save(path)
+def _saved_from_now_on(buffer: ExperienceBuffer, path: Path) -> Callable[[], None]:
+    """Save the buffer now and then, on a thread of its own; returns what saves it for the last time."""
+    ended = threading.Event()
+
+    def save() -> None:
+        saved = buffer.added
+        while not ended.wait(SAVE_EVERY_S):
+            if buffer.added != saved:
+                saved = buffer.added
+                with contextlib.suppress(OSError):  # a full disk: the next time
+                    buffer.save(path)
+        with contextlib.suppress(OSError):
+            buffer.save(path)
+
+    thread = threading.Thread(target=save, name="experiences", daemon=True)
+    thread.start()
+
+    def finish() -> None:
+        ended.set()
+        thread.join(timeout=30)
+
+    return finish
 
 
 def _record_vocabulary(writer: RunWriter, tokenizer: Any) -> None:

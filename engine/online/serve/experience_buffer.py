@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +39,8 @@ class ExperienceBuffer:
         self._ids: list[str] = []
         self._answers: list[str] = []
         self._next = 0
+        self.added = 0
+        """Experiences added so far."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -48,6 +52,7 @@ class ExperienceBuffer:
         if unit is None or self.capacity < 1:
             return
         with self._lock:
+            self.added += 1
             if self._vectors.shape[1] != unit.shape[0]:
                 self._vectors = np.zeros((0, unit.shape[0]), np.float32)
                 self._ids, self._answers, self._next = [], [], 0
@@ -101,15 +106,21 @@ class ExperienceBuffer:
                 answers=np.array(self._answers, dtype=np.str_),
                 next=np.array(self._next),
             )
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
 
     def load(self, path: Path) -> None:
-        """Read what `save` wrote. Raises ValueError or OSError for a file that is not one of these."""
-        with np.load(path, allow_pickle=False) as data:
-            vectors, ids, answers = data["vectors"], data["ids"], data["answers"]
-            oldest = int(data["next"])
-            if not vectors.ndim == 2 or not len(vectors) == len(ids) == len(answers):
-                raise ValueError(f"{path} is not an experience buffer")
+        """Read what `save` wrote. Raises ValueError or OSError for a file that is damaged (each array carries its
+        CRC-32) or not one of these."""
+        try:
+            with np.load(path, allow_pickle=False) as data:
+                vectors, ids, answers = data["vectors"], data["ids"], data["answers"]
+                oldest = int(data["next"])
+        except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged ({error})") from error
+        if vectors.ndim != 2 or not len(vectors) == len(ids) == len(answers):
+            raise ValueError(f"{path} is not an experience buffer")
         order = np.roll(np.arange(len(ids)), -oldest)[-self.capacity :] if len(ids) else np.arange(0)
         for i in order:
             self.add(str(ids[i]), vectors[i], str(answers[i]))

@@ -60,3 +60,20 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     np.savez(tmp_path / "bad.npz", vectors=np.zeros((2, 2)), ids=np.array(["a"]), answers=np.array(["b"]), next=0)
     with pytest.raises(ValueError, match="not an experience buffer"):
         other.load(tmp_path / "bad.npz")
+
+
+@pytest.mark.parametrize("at", [0, 40, -30])
+def test_a_damaged_file_is_refused_and_not_voted_with(tmp_path: Path, at: int) -> None:
+    buffer = ExperienceBuffer(8)
+    for i in range(5):
+        buffer.add(f"request-{i}", np.arange(16, dtype=np.float32) + i, "red")
+    path = tmp_path / "experiences.npz"
+    buffer.save(path)
+    data = bytearray(path.read_bytes())
+    for i in range(20):
+        data[at + i] ^= 0xFF
+    path.write_bytes(data)
+    again = ExperienceBuffer(8)
+    with pytest.raises(ValueError):
+        again.load(path)
+    assert len(again) == 0
