@@ -104,7 +104,7 @@ def measure(name: str, steps: int) -> dict[str, float]:
 
 def in_a_process(name: str, steps: int) -> dict[str, float]:
     """`measure` in a process of its own."""
-    from grpo_tui.engine.launch.start import CPU_SETTINGS
+    from grpo_tui.engine.launch.children import CPU_SETTINGS
 
     pages = {"THP_MEM_ALLOC_ENABLE": "0"} if name == "huge pages" else {}
     environment = {**CPU_SETTINGS, **os.environ, **pages, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

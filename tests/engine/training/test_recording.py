@@ -15,13 +15,15 @@ from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.sections import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.record.step_recorder import StepRecorder
+from grpo_tui.engine.rollouts.rollout import Rollout
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.engine.training.callback import RunCallback
 from grpo_tui.engine.training.rft import build_trainer, run_rft
+from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
-from .parts import make_trainer, playback_rows, policy, tokenizer
+from .parts import make_trainer, policy, tokenizer
 from .runs import make_run
 
 CALCULATOR = "grpo_tui.envs.calculator.CalculatorEnv"
@@ -175,17 +177,16 @@ def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base):
     assert all({"detector", "value", "threshold", "trajectories"} <= set(a.data) for a in alerts)
 
 
-def test_playback_rollouts_without_trajectories_are_not_recorded(tmp_path):
-    trainer = make_trainer(tmp_path, playback_rows(8), max_steps=1)
+def test_a_rollout_without_a_trajectory_is_not_recorded_and_the_one_beside_it_is():
+    trajectory = Trajectory("a", "e", "p", "g", 0, "", ())
+    arrays = {"token_ids": np.zeros(2, np.int64), "agent_mask": np.array([False, True])}
+    arrays |= {"turn_ids": np.array([-1, 0], np.int16), "rewards": np.zeros(2, np.float32)}
     rows: list[Any] = []
 
     class Writer:
         def trajectories(self, step: int, records: Any) -> None:
             rows.extend(records)
 
-        def __getattr__(self, name: str) -> Any:
-            return lambda *args, **kwargs: None
-
-    trainer.add_callback(RunCallback(trainer, StepRecorder(Writer())))
-    trainer.train()
-    assert rows == []
+    rollouts = [Rollout(**arrays, group=0, index=0), Rollout(**arrays, group=0, index=1, trajectory=trajectory)]
+    StepRecorder(Writer()).trajectories(3, rollouts, "train")
+    assert [row.trajectory for row in rows] == [trajectory]
