@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .errors import GrpoTuiError
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -22,7 +24,7 @@ class Problem:
         return f"{text}; {self.right}" if self.right else text
 
 
-class ConfigError(ValueError):
+class ConfigError(GrpoTuiError, ValueError):
     """The configuration cannot be used. `problems` holds all that is wrong, not only the first."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:

@@ -8,11 +8,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..configs.errors import GrpoTuiError
 from .base import Env
 from .user_code import UserCodeError, find_module
 
 
-class EnvLoadError(ValueError):
+class EnvLoadError(GrpoTuiError, ValueError):
     """An environment cannot be had; the message is one sentence for a person."""
 
 

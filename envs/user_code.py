@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from ..configs.errors import GrpoTuiError
 
-class UserCodeError(ValueError):
+
+class UserCodeError(GrpoTuiError, ValueError):
     """A module or class of the user's cannot be had; the message is one sentence for a person."""
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..configs.errors import GrpoTuiError
 from ..configs.sections.rewards import RewardsConfig
 from ..envs.tools import ToolSpec
 from ..envs.trajectory import Step, Trajectory
@@ -33,7 +34,7 @@ Correctness = bool | float | None
 """Whether the final answer is right: True or False, a score of its own scale, or None where nobody knows."""
 
 
-class RewardError(ValueError):
+class RewardError(GrpoTuiError, ValueError):
     """Rewards cannot be computed as configured; the message says what is missing and what would be right."""
 
 

@@ -16,12 +16,13 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from ...configs.errors import GrpoTuiError
 from ...envs.agent import Message
 
 AGENT, OBSERVATION = "SENTINELAGENTTURN", "SENTINELOBSERVATION"
 
 
-class ChatTemplateError(ValueError):
+class ChatTemplateError(GrpoTuiError, ValueError):
     """The tokenizer's chat template cannot carry a conversation of several turns."""
 
 

@@ -8,13 +8,14 @@ from contextlib import AbstractContextManager
 import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
+from ...configs.errors import GrpoTuiError
 from ..policy.prepared import decoding
 from ..policy.unwrap import base_of, device_of
 from .attention import IMPLEMENTATION as CACHED
 from .row_cache import RowCache
 
 
-class UnsupportedModelError(ValueError):
+class UnsupportedModelError(GrpoTuiError, ValueError):
     """The model keeps something else than keys and values from token to token."""
 
 

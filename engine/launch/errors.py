@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...configs.errors import GrpoTuiError
 
-class LaunchError(RuntimeError):
+
+class LaunchError(GrpoTuiError, RuntimeError):
     """A run cannot be started, resumed, stopped or deleted. The message is one sentence with what would be right."""

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ...configs.errors import GrpoTuiError
+
 if TYPE_CHECKING:
     from ..runs.writer import NullWriter, RunWriter
 
@@ -43,6 +45,6 @@ def live(writer: RunWriter | NullWriter, where: str, life: Callable[[], bool | N
 def one_sentence(problem: BaseException) -> str:
     """An error for a person: our own errors are sentences already; others say what kind they are."""
     text = " ".join(str(problem).split())
-    if type(problem).__module__.startswith("grpo_tui."):
+    if isinstance(problem, GrpoTuiError):
         return text
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__

@@ -22,6 +22,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
+from ...configs.errors import GrpoTuiError
 from ...configs.sections.model import ModelConfig
 from ..runs.checksums import CHECKSUMS, find_damage
 from . import tiny
@@ -32,7 +33,7 @@ BUILTIN_ADAPTERS = {"builtin:tiny-sft": "sft"}
 """Names of what ships with the package, and its folder there."""
 
 
-class ModelLoadError(RuntimeError):
+class ModelLoadError(GrpoTuiError, RuntimeError):
     """A model or its adapters cannot be loaded; the message says which, and what would be right."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from datasets import Dataset, load_from_disk
 
+from ...configs.errors import GrpoTuiError
 from ...configs.sections import EnvironmentConfig
 from ...envs.guard import guarded_map
 from ...envs.loading import EnvLoadError, canonical_config, make_env
@@ -22,7 +23,7 @@ CHECK_SECONDS = 5.0
 """Tasks of a file are begun once each as a check, for so long; the rest is checked for its form only."""
 
 
-class DataError(ValueError):
+class DataError(GrpoTuiError, ValueError):
     """The data cannot be used; the message is one sentence for a person."""
 
 

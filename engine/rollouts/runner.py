@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...configs.errors import GrpoTuiError
 from ...envs.agent import Agent
 from ...envs.loading import EnvLoadError, canonical_config, make_env
 from .rollout import Rollout, in_batch_order
@@ -37,7 +38,7 @@ class Row:
         return self.env_class_path, canonical_config(self.env_config)
 
 
-class RowError(ValueError):
+class RowError(GrpoTuiError, ValueError):
     """A dataset row cannot be used; the message names the row and what would be right."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ...configs.errors import GrpoTuiError
 from ...envs.arrays import token_rewards
 from ...envs.trajectory import TokenArrays, Trajectory
 from .rollout import Rollout
@@ -20,7 +21,7 @@ REQUIRED = ("padded_token_ids", "padded_attn_mask", "padded_agent_mask", "padded
 OPTIONAL = ("padded_logprobs", "padded_turn_ids")
 
 
-class TrialError(ValueError):
+class TrialError(GrpoTuiError, ValueError):
     """What `run_trial` returned does not fit its contract; the message says which part."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from ...configs.errors import GrpoTuiError
 
-class RecordError(Exception):
+
+class RecordError(GrpoTuiError):
     """Root of the errors of this room. The message is one sentence: what, where, and what would be right."""
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ...configs.errors import GrpoTuiError
 from .paths import PROCESSES
 
 
-class Locked(RuntimeError):
+class Locked(GrpoTuiError, RuntimeError):
     """Another process holds the lock; the message says which run."""
 
 

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...configs.errors import GrpoTuiError
 from ..runs.checkpoints import PREFIX, Damaged, checkpoint_folder, checkpoints, newest_whole
 from ..runs.checksums import find_damage, write_checksums
 from ..runs.reader import RunReader
@@ -41,7 +42,7 @@ TEMPORARY = ".tmp-"
 DAMAGED = "damaged-"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(GrpoTuiError, RuntimeError):
     """A checkpoint cannot be used; the message names it and says what is wrong."""
 
 

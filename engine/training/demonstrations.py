@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ...configs.errors import GrpoTuiError
 from ...envs.agent import Message
 from ...envs.base import Env
 from ...envs.multi_turn import MultiTurnEnv
@@ -29,7 +30,7 @@ RouteChoice = Callable[[Mapping[str, Any], Sequence[str], random.Random], str]
 """`choose(task, routes, rng) -> route`, one of `routes`."""
 
 
-class DemonstrationError(ValueError):
+class DemonstrationError(GrpoTuiError, ValueError):
     """There is nothing to learn from; the message says why and what would be right."""
 
 

@@ -9,10 +9,12 @@ from typing import TypeVar
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
+from ...configs.errors import GrpoTuiError
+
 T = TypeVar("T")
 
 
-class UnsupportedProcessesError(ValueError):
+class UnsupportedProcessesError(GrpoTuiError, ValueError):
     """The processes are set up in a way that training cannot do; the message says what would be right."""
 
 

@@ -14,6 +14,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from trl.trainer.grpo_config import GRPOConfig
 
+from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
 from ...configs.sections import KLConfig, TrainingConfig
 from ...configs.sections.training import TRL_LOSSES
@@ -38,7 +39,7 @@ ROOM_SECONDS = 10
 """How long a run that has nowhere to write its result waits before it tries again."""
 
 
-class TrainingError(ValueError):
+class TrainingError(GrpoTuiError, ValueError):
     """Training cannot be done as configured; the message is one sentence for a person."""
 
 

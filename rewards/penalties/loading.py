@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ...configs.errors import GrpoTuiError
 from ...configs.sections.rewards import PenaltyRuleConfig
 from ...envs.user_code import UserCodeError, find_class
 from .base import PenaltyRule
 
 
-class PenaltyRuleError(ValueError):
+class PenaltyRuleError(GrpoTuiError, ValueError):
     """A rule of the user's could not be loaded or failed; the message says which, where and why."""
 
 

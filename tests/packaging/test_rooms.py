@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = ("configs", "envs", "rewards", "engine", "tui")
 
-PLAIN_DATA = ("envs.trajectory", "envs.tools", "rewards.breakdown")
-"""Dataclasses without torch that the record is made of."""
+PLAIN_DATA = ("envs.trajectory", "envs.tools", "rewards.breakdown", "configs.errors")
+"""Dataclasses without torch that the record is made of, and the root of errors."""
 
 BELOW_TRAINING = (
     "configs",
@@ -297,3 +298,19 @@ def test_what_a_training_script_imports_is_light():
     code += f"print(*[m for m in {(*HEAVY, 'numpy', 'textual', 'typer')!r} if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (answer.returncode, answer.stdout.strip()) == (0, ""), answer.stderr
+
+
+def test_every_error_of_the_product_has_the_one_root():
+    """Read from the source: a class that ends in Error derives from another that does, and at the top from the root."""
+    wrong = []
+    for room in ROOMS:
+        for _, path in modules(room):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.name != "GrpoTuiError":
+                    bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+                    if not any(b.endswith("Error") and b not in BUILTIN_ERRORS for b in bases):
+                        wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}({', '.join(bases)})")
+    assert wrong == []
+
+
+BUILTIN_ERRORS = {name for name in dir(builtins) if name.endswith("Error")}

@@ -13,6 +13,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from ...configs.errors import GrpoTuiError
+
 
 class ExitCode(IntEnum):
     """What the process ends with; printed by `grpo-tui --help`."""
@@ -28,7 +30,7 @@ class ExitCode(IntEnum):
     """Ctrl-C; the run was asked to save and stop."""
 
 
-class CliError(Exception):
+class CliError(GrpoTuiError):
     """Ends the command with one line (or one line a problem) on standard error."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.FAILED) -> None:

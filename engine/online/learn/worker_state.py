@@ -20,12 +20,13 @@ import safetensors.torch
 import xxhash
 from torch import Tensor
 
+from ....configs.errors import GrpoTuiError
 from ..store.durable import sync_folder, write_synced
 
 _NAME = re.compile(r"state\.(\d+)-(\d+)(?:\.([0-9a-f]{32}))?\.safetensors")
 
 
-class StateError(RuntimeError):
+class StateError(GrpoTuiError, RuntimeError):
     """A state cannot be read; the message is for a person."""
 
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....configs.errors import GrpoTuiError
 from ....configs.sections import EnvironmentConfig
 from ...rollouts.runner import Row, RowError, parse_row
 
 
-class RequestError(ValueError):
+class RequestError(GrpoTuiError, ValueError):
     """A request cannot be understood; the message says what is wrong and what would be right."""
 
 

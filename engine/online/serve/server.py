@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from ....configs.errors import GrpoTuiError
 from .http.app import Api, Backend, make_app
 from .http.guard import Guard, is_loopback
 from .http.metrics import ServerMetrics
@@ -25,7 +26,7 @@ STOP_SECONDS = 5
 """How long open connections may take to end when the server stops."""
 
 
-class ServeError(RuntimeError):
+class ServeError(GrpoTuiError, RuntimeError):
     """The address cannot be served on; the message says what would be right."""
 
 

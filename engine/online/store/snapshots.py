@@ -38,6 +38,7 @@ import safetensors.torch
 import xxhash
 from torch import Tensor
 
+from ....configs.errors import GrpoTuiError
 from .durable import sync_folder, write_synced
 
 POINTER = "latest_model_version.txt"
@@ -47,7 +48,7 @@ _LEFTOVER = re.compile(r"(ema_model_snapshot\.v\d+\.(safetensors|json)|latest_mo
 """Ours, and the temporary file that safetensors itself writes into."""
 
 
-class SnapshotError(RuntimeError):
+class SnapshotError(GrpoTuiError, RuntimeError):
     """A snapshot could not be written or none could be read; the message is for a person."""
 
 

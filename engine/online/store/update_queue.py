@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 import xxhash
 
+from ....configs.errors import GrpoTuiError
 from .queue_file import DAMAGE, hold, mend
 
 Outcome = Literal["applied", "rejected", "stale", "refused", "dropped"]
@@ -54,7 +55,7 @@ REFUSED_KEPT = 64
 """Refused tasks whose content is kept for looking at."""
 
 
-class QueueError(RuntimeError):
+class QueueError(GrpoTuiError, RuntimeError):
     """The queue's file cannot be used now (a full disk, a lock); the message is for a person."""
 
 

@@ -14,12 +14,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ....configs.errors import GrpoTuiError
 from ...policy.kl import KLDirections, TopKDistribution, kl_directions, top_k_directions, top_k_distribution
 
 LearningRateKind = Literal["lr_correction", "lr_adaptive"]
 
 
-class TaskError(ValueError):
+class TaskError(GrpoTuiError, ValueError):
     """A task that must not be applied; the message says what is wrong with it."""
 
 

@@ -7,6 +7,7 @@ configuration as `training.advantages: path/to/file.py:Class`.
 
 from __future__ import annotations
 
+from ....configs.errors import GrpoTuiError
 from ....envs.user_code import UserCodeError, find_class
 from .base import AdvantageMethod
 from .group import GroupAdvantage
@@ -20,7 +21,7 @@ METHODS: dict[str, type[AdvantageMethod]] = {
 }
 
 
-class AdvantageError(ValueError):
+class AdvantageError(GrpoTuiError, ValueError):
     """There is no such method of computing advantages; the message says which there are."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from ....configs.errors import GrpoTuiError
 from ....configs.sections.training import TRL_LOSSES
 from ....envs.user_code import UserCodeError, find_module
 from .base import Loss
@@ -18,7 +19,7 @@ from .reinforce import reinforce
 LOSSES: dict[str, Loss] = {"reinforce": reinforce}
 
 
-class LossError(ValueError):
+class LossError(GrpoTuiError, ValueError):
     """There is no such loss; the message says which there are."""
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ....configs.errors import GrpoTuiError
+
 RECOGNISER = "PP-OCRv6_rec_small 1"
 """Model and preparation; another name when the same crop could be read otherwise."""
 HEIGHT = 48
@@ -25,7 +27,7 @@ MIN_CONFIDENCE = 0.75
 """Mean probability of the read characters, below which nothing is said to be read."""
 
 
-class OcrUnavailableError(RuntimeError):
+class OcrUnavailableError(GrpoTuiError, RuntimeError):
     """Text recognition cannot be had here; the message says how to get it."""
 
 
