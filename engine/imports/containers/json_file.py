@@ -22,7 +22,7 @@ class JsonFile:
     def detect(self, head: bytes) -> bool:
         """An object or list that does not end on its first line, or is the only line of the file."""
         start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-        if start[:1] not in (b"{", b"[") or b"\0" in start[:512]:
+        if start[:1] not in (b"{", b"[") or b"\0" in start[:64]:
             return False
         first, newline, rest = start.partition(b"\n")
         if newline and not rest.strip():

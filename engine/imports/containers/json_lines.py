@@ -20,7 +20,7 @@ class JsonLines:
     def detect(self, head: bytes) -> bool:
         """Text that begins with an object or a list."""
         start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-        return start[:1] in (b"{", b"[") and b"\0" not in start[:512]
+        return start[:1] in (b"{", b"[") and b"\0" not in start[:64]
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
         """Lines behind a byte."""

@@ -7,7 +7,9 @@ as beside any trainer of Hugging Face, that serves as well (170 MiB is why it is
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,7 @@ class Parquet:
 @lru_cache(maxsize=4)
 def _rows(path: Path, _size: int, _changed: int) -> tuple[Mapping[str, Any], ...]:
     """All rows as plain values."""
+    _check_footer(path)
     try:
         columns = _arro3(path)
     except ModuleNotFoundError:
@@ -63,10 +66,40 @@ def _arro3(path: Path) -> dict[str, list[Any]]:
     from arro3.io import read_parquet
 
     try:
-        table = read_parquet(str(path)).read_all()
-        return {name: list(table.column(name).to_pylist()) for name in table.column_names}
-    except Exception as error:  # arro3 raises its own errors and, for a damaged file, Rust's panics
+        with _quiet():
+            table = read_parquet(str(path)).read_all()
+            return {name: list(table.column(name).to_pylist()) for name in table.column_names}
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # for a damaged file arro3 lets Rust panic, which is no Exception
         raise DumpError(f"{path}: this parquet file cannot be read ({str(error).splitlines()[0][:200]})") from None
+
+
+def _check_footer(path: Path) -> None:
+    """Refuse what was cut off before a reader stumbles over it."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 8))
+        length, magic = struct.unpack("<I4s", file.read(8).rjust(8, b"\0"))
+    if magic != b"PAR1" or length + 12 > size:
+        raise DumpError(f"{path}: this parquet file is not whole (its end is missing)")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what Rust prints about a panic: it would land in the middle of the screen."""
+    try:
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:
+        yield
+        return
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _pyarrow(path: Path) -> dict[str, list[Any]]:
