@@ -19,12 +19,12 @@ from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.readers import open_reader
 
-WORDS = "the policy looks at the image and segments what it needs before it answers with one word".split()
+SENTENCE = "the policy looks at the image and segments what it needs before it answers with one word"
 
 
 def make(path: Path, size: int, rollout: int) -> None:
     """Lines of about `rollout` bytes until the file has `size`."""
-    text = (" ".join(WORDS) + "\n") * (rollout // 90)
+    text = (SENTENCE + "\n") * (rollout // 90)
     with path.open("wb") as out:
         n = 0
         while out.tell() < size:
