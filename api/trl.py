@@ -129,7 +129,7 @@ class _Reader:
         given = [float(w) for w in self.trainer.reward_weights]
         return dict(zip(self.trainer.reward_func_names, given, strict=True))
 
-    def wrap(self, generate: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    def wrap(self, generate: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
         """The trainer's own method, and after it a look at what it returns."""
 
         @functools.wraps(generate)
