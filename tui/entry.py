@@ -1,4 +1,4 @@
-"""What the console script starts. The two ways into the app skip Typer, whose import would cost a third of the wait.
+"""What the console script starts. The ways into the app and a plain list of runs skip Typer, which costs more.
 
 Everything else, and every error in what was typed, is the command line's (`cli.py`).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -19,9 +20,33 @@ def main() -> None:
         if _opened(arguments):
             return
         gc.enable()
+    if arguments[:1] == ["runs"] and _listed(arguments[1:]):
+        return
     from .cli.main import main as command_line
 
     command_line()
+
+
+def _listed(options: list[str]) -> bool:
+    """Whether the runs were printed; not where something else was typed, which the command line explains."""
+    folder: str | None = None
+    as_json = False
+    while options:
+        match options:
+            case ["--json", *options]:
+                as_json = True
+            case ["--runs-dir", folder, *options] if folder and not folder.startswith("-"):
+                pass
+            case _:
+                return False
+    from .cli.run_table import print_runs
+
+    try:
+        print_runs(None if folder is None else Path(folder), as_json=as_json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `grpo-tui runs | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
 
 
 def _on_terminal() -> bool:

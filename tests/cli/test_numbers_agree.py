@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,3 +53,15 @@ def test_the_json_of_a_rollout_adds_up(cli: Cli, tmp_path: Path, number: str) ->
             step["components"].get("penalty", {"raw": 0.0})["raw"]
         )
     assert sum(step["total"] for step in steps) == pytest.approx(said["breakdown"]["total"])
+
+
+def test_a_list_of_runs_loads_no_typer_and_no_record(cli: Cli, served: Path) -> None:
+    code = (
+        "import sys; from grpo_tui.tui.entry import main; main(); "
+        "print(*[m for m in ('typer', 'pydantic', 'grpo_tui.engine.runs.reader') if m in sys.modules], file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, "runs", "--runs-dir", str(served.parent)]
+    quick = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert quick.stderr.strip() == "" and quick.stdout == cli("runs", "--runs-dir", str(served.parent)).stdout
+    wrong = subprocess.run([*command, "--nonsense"], capture_output=True, text=True, timeout=120)
+    assert "No such option" in wrong.stderr, "what is not plain is explained by the command line"

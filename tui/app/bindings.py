@@ -129,7 +129,7 @@ TABLE: tuple[Key, ...] = (
     # everywhere
     Key((LIST, LIVE, GROUPS, STEP), "colon", ":", "go_to", "go to", "Go to a number, id, step or screen", 13),
     Key(EVERYWHERE, "ctrl+z", "ctrl+z", "app.suspend_process", "", "Back to the shell; fg comes back here"),
-    Key((LIVE,), "f1,question_mark", "f1", "help", "help", "This help (also ?)", 1),
+    Key((LIVE,), "question_mark,f1", "?", "help", "help", "This help (also F1)", 1),
     Key(NOT_LIVE, "question_mark,f1", "?", "help", "help", "This help", 98),
     Key(EVERYWHERE, "escape,backspace", "esc", "back", "back", "Back to the screen before", 2),
     Key(EVERYWHERE, "ctrl+t", "ctrl+t", "app.next_theme", "theme", "The next of four themes, two colour-blind-safe"),

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
-from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from ...configs.errors import GrpoTuiError
+from .output import json_line as json_line
+from .output import say as say
 
 
 class ExitCode(IntEnum):
@@ -66,11 +65,6 @@ SetOption = Annotated[
 ]
 
 
-def say(text: str = "") -> None:
-    """One line on standard output, at once. Text that a model wrote goes through `literal` first."""
-    print(text, flush=True)
-
-
 def warn(text: str) -> None:
     """One line on standard error."""
     print(text, file=sys.stderr, flush=True)
@@ -84,22 +78,3 @@ def fail(message: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
 def on_terminal() -> bool:
     """Whether a person sits at both ends, on a terminal that can show the app."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
-
-
-def json_line(value: Any) -> str:
-    """One line of strict JSON in ASCII: control and direction characters are escaped, NaN and infinity are null."""
-    return json.dumps(_strict(value), ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _strict(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_strict(v) for v in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _strict(getattr(value, name)) for name in value.__dataclass_fields__}
-    if value is None or isinstance(value, (str, int, bool)):
-        return value
-    return str(value)

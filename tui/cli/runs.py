@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ...engine.runs.headline import Headline, of_record, of_status
 from ...engine.runs.types import RunInfo
-from .common import ExitCode, RunReference, RunsDir, fail, json_line, say
+from .common import ExitCode, RunReference, RunsDir, fail, say
+from .run_table import print_runs
 
 RUNS_HELP = "List the runs, newest first."
 STOP_HELP = "Let a run save and stop."
-
-HEADS = ("run", "status", "mode", "environment", "model", "step", "reward", "success", "age")
 
 
 def find(home: Path, reference: str) -> RunInfo:
@@ -29,70 +26,12 @@ def find(home: Path, reference: str) -> RunInfo:
         fail(str(error), ExitCode.NOT_FOUND)
 
 
-def facts(run: RunInfo) -> dict[str, Any]:
-    """A run as plain data, with its reward and success."""
-    said = headline(run)
-    fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
-    return {**fields, "reward": said.reward, "success": said.success}
-
-
-def headline(run: RunInfo) -> Headline:
-    """Reward and success of a run; the record is opened only where the status file does not say them."""
-    said = of_status(run)
-    if said is not None:
-        return said
-    from ...engine.imports.readers import open_reader
-    from ...engine.runs.errors import RecordError
-
-    try:
-        with open_reader(Path(run.path)) as reader:
-            return of_record(reader)
-    except (RecordError, OSError):
-        return Headline()
-
-
 def runs(
     as_json: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Print the runs."""
-    from ...engine.launch import list_runs
-    from ...engine.runs.paths import runs_dir as resolve_runs_dir
-
-    home = resolve_runs_dir(runs_dir)
-    found = list_runs(home)
-    if as_json:
-        for run in found:
-            say(json_line(facts(run)))
-        return
-    if not found:
-        say(f"no runs in {home} yet; start one with `grpo-tui train`")
-        return
-    from ..format import ago, number
-    from ..text import line
-
-    rows: list[tuple[str, ...]] = [HEADS]
-    for run in found:
-        data = facts(run)
-        step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
-        environment = run.environment.rpartition(".")[2].rpartition(":")[2]
-        age = ago(time.time() - run.created) if run.created else "–"
-        rows.append(
-            (
-                line(run.id, 40),
-                run.status,
-                line(run.mode, 8),
-                line(environment, 24),
-                line(run.model, 28),
-                step,
-                number(data["reward"]),
-                number(data["success"]),
-                age,
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADS))]
-    for row in rows:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print_runs(runs_dir, as_json=as_json)
 
 
 def stop(

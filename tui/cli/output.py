@@ -1,0 +1,32 @@
+"""Plain lines and JSON on standard output. Loads nothing that a list of runs does not need."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def say(text: str = "") -> None:
+    """One line on standard output, at once. Text that a model wrote goes through `literal` first."""
+    print(text, flush=True)
+
+
+def json_line(value: Any) -> str:
+    """One line of strict JSON in ASCII: control and direction characters are escaped, NaN and infinity are null."""
+    return json.dumps(_strict(value), ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _strict(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_strict(v) for v in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _strict(getattr(value, name)) for name in value.__dataclass_fields__}
+    if value is None or isinstance(value, (str, int, bool)):
+        return value
+    return str(value)
