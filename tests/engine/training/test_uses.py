@@ -36,7 +36,7 @@ def test_the_batch_of_every_step_can_be_seen_in_the_record(folder):
                 assert record.advantage == 0.0  # what was not trained on shows no advantage
             for use in uses:
                 if use.kind == "replayed":
-                    assert use.step > row.step
+                    assert row.step is not None and use.step > row.step
                     assert use.weight is not None and 0 < use.weight <= 1
                     assert use.advantage == pytest.approx(record.advantage)
                 if use.kind in ("trained", "replayed"):
