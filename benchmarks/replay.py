@@ -14,7 +14,7 @@ import json
 import tempfile
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -120,8 +120,8 @@ class Log(TrainerCallback):
         """After each step."""
         if not logs or "loss" not in logs:
             return
-        self.effective.append(self.trainer.step_metrics["grpo/effective_batch"])
-        self.filtered.append(self.trainer.step_metrics["grpo/filtering_rate"])
+        self.effective.append(float(cast(float, self.trainer.step_metrics["grpo/effective_batch"])))
+        self.filtered.append(float(cast(float, self.trainer.step_metrics["grpo/filtering_rate"])))
         self.rollouts.append(len(self.trainer.generated))
         with acting(self.trainer.policy.model):
             found = evaluate(self.trainer.runner, self.rows, temperature=0.0, step=state.global_step)

@@ -108,19 +108,20 @@ def _group(rng: random.Random, step: int, g: int, skill: float) -> list[Trajecto
     )
     expected = f"{colour} {word}"
     made = [_rollout(rng, step, g, r, task, prompt, expected, skill) for r in range(GROUP)]
-    rewards = [b.total for _, b in made]
+    rewards = [b.total or 0.0 for _, b in made]
     mean, std = statistics.fmean(rewards), statistics.pstdev(rewards) + 1e-4
+    advantages = [(reward - mean) / std for reward in rewards]
     return [
         TrajectoryRecord(
             trajectory=trajectory,
             breakdown=breakdown,
-            advantage=(breakdown.total - mean) / std,
-            step_advantages=[(breakdown.total - mean) / std] * len(trajectory.steps),
-            tokens=_tokens(rng, trajectory, (breakdown.total - mean) / std),
+            advantage=advantage,
+            step_advantages=[advantage] * len(trajectory.steps),
+            tokens=_tokens(rng, trajectory, advantage),
             policy_version=step // 10,
             split="eval" if step % 50 == 0 else "train",
         )
-        for trajectory, breakdown in made
+        for (trajectory, breakdown), advantage in zip(made, advantages, strict=True)
     ]
 
 
@@ -203,7 +204,7 @@ def _rollout(
             ),
         }
         rewards.append(
-            StepReward(index, parts, (penalty,) if penalty else (), sum(c.contribution for c in parts.values()))
+            StepReward(index, parts, (penalty,) if penalty else (), sum(c.contribution or 0.0 for c in parts.values()))
         )
         steps.append(
             Step(
@@ -223,7 +224,7 @@ def _rollout(
     task_reward = 1.0 if correct else 0.0
     end = rewards[-1]
     parts = {**end.components, "task": ComponentValue(task_reward, task_reward, 1.0, task_reward)}
-    rewards[-1] = StepReward(end.step, parts, end.penalties, end.total + task_reward)
+    rewards[-1] = StepReward(end.step, parts, end.penalties, (end.total or 0.0) + task_reward)
     answer = expected if correct else f"{rng.choice(COLOURS)} {rng.choice(WORDS)}"
     failed = rng.random() < 0.001
     trajectory = Trajectory(
@@ -245,7 +246,7 @@ def _rollout(
         error="the environment did not answer in 30 s" if failed else None,
         seconds=0.05,
     )
-    return trajectory, RewardBreakdown(id_, tuple(rewards), sum(s.total for s in rewards))
+    return trajectory, RewardBreakdown(id_, tuple(rewards), sum(s.total or 0.0 for s in rewards))
 
 
 _LOGPROBS = -np.abs(np.random.default_rng(0).normal(0.4, 0.5, 1 << 16)).astype(np.float32)

@@ -58,7 +58,7 @@ class DumpBodies(Bodies):
         """Nothing: what updates did is not in the files of others."""
         return []
 
-    def tokens(self, id_or_n: str | int) -> TokenArrays | StoredTokens | None:
+    def tokens(self, id_or_n: str | int) -> TokenArrays | StoredTokens | None:  # type: ignore[override] - NumPy's
         """Token arrays, where the writer kept them. Raises LookupError or RecordDamaged."""
         n = self.number(id_or_n)
         rollout, _ = self._rollout(n)

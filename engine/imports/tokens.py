@@ -71,7 +71,7 @@ class Tokens:
             tokens = make()
             if tokens is None or len(values) != len(tokens):
                 return tokens
-            advantages = memoryview(array("f", _fitted(values, len(tokens))))
+            advantages: memoryview[float] = memoryview(array("f", _fitted(values, len(tokens))))  # type: ignore[assignment]
             return StoredTokens(tokens.token_ids, tokens.agent_mask, tokens.logprobs, tokens.turn, advantages)
 
         return made

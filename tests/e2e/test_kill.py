@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.launch import find_run
+from grpo_tui.engine.runs.checkpoints import checkpoint_folder, newest_whole
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.training.checkpoints import checkpoint_folder, latest
 
 from .world import grpo_tui, variables, write_world
 
@@ -53,7 +53,7 @@ def contents(run: Path) -> dict[str, int]:
     """The step of each trajectory by id: what a person could have seen of the record."""
     with RunReader(run) as reader:
         assert reader.problems == []
-        return {row.id: row.step for row in reader.rollouts.page(limit=100_000)}
+        return {row.id: row.step for row in reader.rollouts.page(limit=100_000) if row.step is not None}
 
 
 def assert_whole(run: Path) -> int:
@@ -95,7 +95,8 @@ def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(
     assert start_trainer.stdout.readline() == "ready\n"
     chance = random.Random(int.from_bytes(os.urandom(4)))
     for round in range(KILLS - 1):
-        newest = latest(checkpoint_folder(run))
+        newest, damaged = newest_whole(checkpoint_folder(run))
+        assert damaged == []
         kept = newest[0] if newest else 0
         start_trainer.stdin.write(f"{run}\n")
         start_trainer.stdin.flush()

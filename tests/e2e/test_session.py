@@ -93,6 +93,7 @@ def test_train_leave_come_back_stop_and_read_why_a_step_was_penalised(project: P
         screen.see(f"step {step + 1}/")
         words = right_pane(screen.settle())
         penalty, total = breakdown.steps[step].penalties[0], breakdown.steps[step].total
+        assert total is not None
         assert f"✗ {penalty.rule.replace('_', ' ')} {MINUS}{abs(penalty.amount):.2f}" in words
         for key in penalty.saw:
             assert f" {key} " in words[words.index("saw:") :]

@@ -62,7 +62,7 @@ def light(
         for file in distribution.files or ():
             if ".." not in file.parts and file.suffix != ".pyc":
                 (site / file).parent.mkdir(parents=True, exist_ok=True)
-                (site / file).symlink_to(distribution.locate_file(file))
+                (site / file).symlink_to(str(distribution.locate_file(file)))
     python = ["--python", str(home / "bin" / "python")]
     install = [sys.executable, "-m", "pip", *python, "install", "--no-deps", "--no-index", str(wheel)]
     for command in (install, [sys.executable, "-m", "pip", *python, "check"]):

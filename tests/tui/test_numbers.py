@@ -7,6 +7,7 @@ import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -179,10 +180,10 @@ def test_numbers_are_whole_or_absent_at_every_width(latest: dict[str, float], wi
     st.floats(0, 1e6),
 )
 def test_the_header_is_whole_or_absent_at_every_width(
-    width: int, status: str, mode: str, step: int, pace: float
+    width: int, status: Any, mode: str, step: int, pace: float
 ) -> None:
     info = RunInfo("r", "/r", mode, status, step=step, total_steps=10**7, progress=Progress("rollouts", 128, 512),
-                   heard=1e9 - 14)  # type: ignore[arg-type]  # fmt: skip
+                   heard=1e9 - 14)  # fmt: skip
     reading = Reading(info, latest={}, seconds_a_step=pace)
     left, right = header(PALETTE, "20261122-063000-abcdef", Requests(reading), 1e9, width)
     assert left.width + right.width + 8 <= max(width, 16) and not CUT.search(right.plain)

@@ -30,7 +30,7 @@ def rules(known: Known) -> set[str]:
 
 def total(known: Known) -> float:
     breakdown = known[2].breakdown
-    assert breakdown is not None
+    assert breakdown is not None and breakdown.total is not None
     return breakdown.total
 
 

@@ -96,7 +96,7 @@ def test_numbers_that_are_none_are_found_and_shown(writer: RunWriter, run_dir: P
         rows = reader.rollouts.page()
         assert rows[1].reward is None and rows[3].advantage == math.inf
         breakdown = reader.bodies.trajectory(2).breakdown
-        assert breakdown is not None and math.isnan(breakdown.total)
+        assert breakdown is not None and breakdown.total is not None and math.isnan(breakdown.total)
         shown = reader.bodies.trajectory(3).breakdown
         assert shown is not None and shown.steps[0].components["task"].raw == math.inf and shown.total == 1.0
         assert sum(c for *_, c in reader.rollouts.histogram(column="advantage")) <= 3

@@ -78,7 +78,7 @@ def recorded_rollouts(folder: Path) -> dict[int, int]:
     try:
         counts: dict[int, int] = {}
         for row in reader.rollouts.page(limit=10_000):
-            if row.split == "train":
+            if row.split == "train" and row.step is not None:
                 counts[row.step] = counts.get(row.step, 0) + 1
         return counts
     finally:

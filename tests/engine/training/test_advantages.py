@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def turn_rewards(rewards, mask, valid=None) -> TurnRewards:
     return TurnRewards(rewards.masked_fill(~mask, 0.0).view(shape), mask.view(shape), valid.view(-1, GROUP))
 
 
-def by_turn(rewards, mask, method, scale="none", valid=None) -> torch.Tensor:
+def by_turn(rewards, mask, method, scale: Any = "none", valid=None) -> torch.Tensor:
     return METHODS[method]().compare(turn_rewards(rewards, mask, valid), scale).advantages().flatten(0, 1)
 
 
