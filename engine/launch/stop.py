@@ -26,9 +26,11 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
 
     A run that is still active in the result needs more time. A run on another machine is only asked, not signalled.
     `force` kills what is left after the timeout: what is committed to the record and saved as a checkpoint stays.
-    Raises LaunchError when its processes are another user's.
+    Raises LaunchError when its processes are another user's, or the run is recorded by a script of somebody's own.
     """
     run_dir = Path(run.path)
+    if run.mode == "recorded" and run.active:
+        raise LaunchError(f"run {run.id} is recorded by a script of its own (pid {run.pid}): stop it where it runs")
     if look(run_dir).status in ENDED and not living(run_dir):
         return look(run_dir)
     _mark(run_dir)
@@ -54,13 +56,23 @@ def living(run_dir: Path) -> list[str]:
     """Names of the processes of a run that live, here or on another machine."""
     reap()
     states = {name: process_state(run_dir, name) for name in process_names(run_dir)}
-    return [name for name, s in states.items() if (s["alive"] and _speaks(s)) or s["launcher_alive"]]
+    return [
+        name
+        for name, state in states.items()
+        if (state["alive"] and _speaks(state) and not _goes_on(run_dir, name, state)) or state["launcher_alive"]
+    ]
 
 
 def wait_until_gone(run_dir: Path, seconds: float = 60.0) -> list[str]:
     """Wait for the processes of a run that has ended; returns the names of those that still live."""
     _wait(run_dir, seconds)
     return living(run_dir)
+
+
+def _goes_on(run_dir: Path, name: str, state: Mapping[str, Any]) -> bool:
+    """Whether a process that has announced the end of the run has a life of its own: somebody's script or notebook
+    that recorded a run, and not one that was started for it."""
+    return state.get("status") in ENDED and not (run_dir / PROCESSES / f"{name}.launch.json").exists()
 
 
 def _speaks(state: Mapping[str, Any]) -> bool:
@@ -72,6 +84,8 @@ def _pids(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
     """Processes that can be signalled from here; with `own`, the one that trains rather than its launcher."""
     found: list[tuple[str, int]] = []
     for name in process_names(run_dir):
+        if _goes_on(run_dir, name, process_state(run_dir, name)):
+            continue
         states = [process_state(run_dir, name), read_json(run_dir / PROCESSES / f"{name}.launch.json")]
         pairs = [(s.get("pid"), s.get("started")) for s in states if not is_elsewhere(s)]
         # Without its start time nothing proves that a pid is still that process: such a one is never signalled.

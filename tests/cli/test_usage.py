@@ -27,7 +27,6 @@ HERE = Path(__file__).parent
         (["train", "--set", "mode=online"], "grpo-tui online"),
         (["train", "--accelerate-config", "gone.yaml"], "accelerate config"),
         (["online", "--requests", "a", "--serve", "b"], "exclude each other"),
-        (["--runs-dir", "x", "runs"], "after the command"),
         ([], "needs a terminal"),
         (["inspect"], "RUN"),
     ],

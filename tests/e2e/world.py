@@ -43,7 +43,7 @@ class LettersEnv(MultiTurnEnv):
         return StepResult("", reward=float(right), done=True, answer=call.text[:40], correct=right)
 '''
 
-KNOWN = ["calculator"]
+KNOWN = ["calculator", "reasoning-gym", "trouble"]
 """Environments that this model needs not be told about; its prompts stay short."""
 SHAPE = {
     "hidden_size": 32,

@@ -114,7 +114,7 @@ def test_minus_zero_is_no_loss() -> None:
 
 def test_times_bars_and_curves() -> None:
     assert [duration(s) for s in (5, 521, 3723, 200_000)] == ["5 s", "8:41", "1:02:03", "2d 7h"]
-    assert [ago(s) for s in (14, 180, 7200, 500_000)] == ["14 s", "3 min", "2 h", "6 d"]
+    assert [ago(s) for s in (14, 180, 7200, 500_000)] == ["14 s", "3 min", "2 h", "5 d"]
     assert percent(0.41) == "41 %" and percent(None) == "–"
     assert bar(0.5, 4) == "██  " and len(bar(0.33, 10)) == 10
     assert progress(0.25, 8) == "██░░░░░░"

@@ -1,5 +1,5 @@
-"""`python -m grpo_tui.tui.cli`: the command line."""
+"""`python -m grpo_tui.tui.cli`: the same as the console script."""
 
-from .main import main
+from ..entry import main
 
 main()

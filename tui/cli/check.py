@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from ..text import literal
 from .common import ExitCode, RunsDir, fail, json_line, say
 
 HELP = """Look for what can go wrong with rewards, in a run or in a dump of another framework.
@@ -34,6 +33,7 @@ def check(
     from ...engine.imports.readers import open_reader
     from ...engine.runs.errors import RecordError
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from ..text import literal
     from .dumps import is_path_of_dump, opened_dump
     from .runs import find
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..text import literal
 from .common import ExitCode, SetOption, fail, say
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
     The first prompt that the policy will read follows, as a comment.
     """
     from ...configs import to_yaml
+    from ..text import literal
 
     loaded = load(config, set_)
     say(to_yaml(loaded, comments=True).rstrip("\n"))

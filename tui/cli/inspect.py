@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...engine.runs.query import Query
-from ...engine.runs.types import RunInfo
-from ..app.destinations import Destination, Live, Stepper, Trajectories
 from .common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
-from .records import matching, opened
 
 if TYPE_CHECKING:
+    from ...engine.runs.query import Query
     from ...engine.runs.reader import RunReader
+    from ...engine.runs.types import RunInfo
+    from ..app.destinations import Destination
 
 HELP = """Look into a run, running or finished: the app on a terminal, else a summary.
 
@@ -63,6 +62,7 @@ def inspect(
     """Open the app on a run or a dump, or print what scripts ask for."""
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
     from .dumps import is_path_of_dump
+    from .records import matching, opened
     from .runs import find
 
     home = resolve_runs_dir(runs_dir)
@@ -93,6 +93,7 @@ def inspect(
         say(f"wrote {report}")
         return
     if not plain:
+        from ...engine.runs.query import Query
         from .app import open_run
 
         open_run(home, info, _start(info, at, live, Query(filter_ or "", search or "")))
@@ -111,6 +112,9 @@ def inspect(
 
 def _start(info: RunInfo, at: str | None, live: bool, query: Query) -> Destination | None:
     """Where the app opens; None: where the run is best looked at."""
+    from ..app.destinations import Live, Stepper, Trajectories
+    from .records import opened
+
     path = Path(info.path)
     if live:
         return Live(path)

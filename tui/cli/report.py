@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ...engine.runs.types import RunInfo
 from .common import ExitCode, fail
+
+if TYPE_CHECKING:
+    from ...engine.runs.types import RunInfo
 
 SIZE = (160, 48)
 """Columns and rows of the terminal that is drawn."""
@@ -33,12 +36,13 @@ def draw(home: Path, run: RunInfo) -> str:
 
     from ..app.app import GrpoApp
     from ..app.destinations import Live
+    from ..text import literal
 
     async def shoot() -> str:
         app = GrpoApp(home, Live(Path(run.path)))
         async with app.run_test(size=SIZE) as pilot:
             await pilot.pause(1.0)
-            return app.export_screenshot(title=f"grpo-tui · {run.id}")
+            return app.export_screenshot(title=literal(f"grpo-tui · {run.id}"))
 
     # the drawing names a web font: what is shared must not fetch anything, and `monospace` stands behind it
     return re.sub(r"@font-face\s*{[^}]*}", "", asyncio.run(shoot()))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...engine.runs.types import RunInfo
 from .common import ExitCode, RunReference, RunsDir, fail, say
-from .run_table import print_runs
+
+if TYPE_CHECKING:
+    from ...engine.runs.types import RunInfo
 
 RUNS_HELP = "List the runs, newest first."
 STOP_HELP = "Let a run save and stop."
@@ -31,6 +32,8 @@ def runs(
     runs_dir: RunsDir = None,
 ) -> None:
     """Print the runs."""
+    from .run_table import print_runs
+
     print_runs(runs_dir, as_json=as_json)
 
 

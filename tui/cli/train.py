@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...engine.runs.types import RunInfo
 from .common import ExitCode, RunsDir, SetOption, fail, on_terminal, say
 from .config import ConfigArgument, load
 
 if TYPE_CHECKING:
     from ...configs import RunConfig
+    from ...engine.runs.types import RunInfo
 
 HELP = """Train: supervised (--mode sft) or with reinforcement (--mode rft), and watch it live.
 

@@ -103,7 +103,10 @@ def test_two_processes_put_and_take_at_once(queue: UpdateQueue, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", [b"not a database, but long enough to look like one" * 40, b"\0" * 5000])
-def test_a_damaged_file_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_kept_and_the_queue_goes_on_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "queue.sqlite").write_bytes(content)
-    with pytest.raises(QueueError, match=r"The update queue .*queue\.sqlite cannot be"):
-        UpdateQueue(tmp_path / "queue.sqlite").take()
+    queue = UpdateQueue(tmp_path / "queue.sqlite")
+    assert queue.take() is None
+    queue.close()
+    kept = [p for p in tmp_path.iterdir() if p.name != "queue.sqlite" and p.read_bytes() == content]
+    assert len(kept) == 1

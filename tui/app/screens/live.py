@@ -12,6 +12,7 @@ from typing import Any
 
 from ....engine.runs.query import Query
 from ...export import open_outside, write
+from ...text import literal
 from ..bindings import LIVE, bindings
 from ..data import Reads
 from ..destinations import Trajectories
@@ -181,7 +182,7 @@ class LiveScreen(ChartKeys, RequestKeys):
 
     def action_export(self) -> None:
         """The dashboard as a picture (SVG)."""
-        svg = self.app.export_screenshot(title=f"grpo-tui · {self.reads.path.name}")
+        svg = self.app.export_screenshot(title=literal(f"grpo-tui · {self.reads.path.name}"))
         name = f"dashboard-{time.strftime('%Y%m%d-%H%M%S')}.svg"
         self.say(f"Written: {write(self.reads.path, name, svg)}")
 
