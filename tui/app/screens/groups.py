@@ -98,7 +98,8 @@ class GroupsScreen(QueryList):
             if len(first) == PAGE:
                 self._show(Count.of(PAGE, exact=False), 0, first, 0)
             total, at = await self._ask(lambda groups: (groups.count(), 0 if n is None else groups.position(n) or 0))
-            if n is None:
+            moved = len(first) == PAGE and self.table.cursor != 0  # somebody went on while it was counted
+            if n is None or moved:
                 at = self.table.cursor if first else 0
             page = at // PAGE * PAGE
             rows = await self._ask(lambda groups: groups.page(page, PAGE))
