@@ -48,7 +48,7 @@ TESTS ?= tests
 test-oldest test-newest: test-%: $(VENV)/.ready-test
 	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)-$*
 	@$(BIN)/uv pip install --quiet --python $(VENV)-$*/bin/python --upgrade \
-		--resolution $(if $(filter oldest,$*),lowest-direct,highest) -e ".[train,test,reasoning-gym]" $(LIBRARIES)
+		--resolution $(if $(filter oldest,$*),lowest-direct,highest) -e ".[train,parquet,test,reasoning-gym]" $(LIBRARIES)
 	@$(QUICK) $(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not stress" $(TESTS)
 
 stress: $(VENV)/.ready-test
@@ -81,7 +81,7 @@ $(VENV)/.ready: $(INPUTS) | $(VENV)/bin/python
 	$(call install,.[train])
 
 $(VENV)/.ready-test: $(INPUTS) | $(VENV)/bin/python
-	$(call install,.[train$(comma)test$(comma)reasoning-gym])
+	$(call install,.[train$(comma)parquet$(comma)test$(comma)reasoning-gym])
 
 comma := ,
 

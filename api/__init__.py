@@ -20,7 +20,7 @@ _HOMES = {
     "Score": "grpo_tui.engine.imports.rollout",
 }
 
-__all__ = list(_HOMES)
+__all__ = ["Message", "Recorder", "Rollout", "Score"]
 
 
 def __getattr__(name: str) -> Any:
