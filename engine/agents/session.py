@@ -10,18 +10,15 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from ...envs.agent import AgentTurn
 from ...envs.trajectory import TokenArrays
+from .cached_rows import CachedRows
 from .chat import ChatBridge
 from .decoder import Decoder
 from .history import TokenHistory
-from .row_cache import RowCache
 from .sampling import sample
 from .settings import AgentSettings
 
 COMPACT_BELOW = 0.75
 """Rows that have finished their turn leave the batch once at most this share still writes."""
-
-GROWTH = 1.5
-"""A cache that is too short becomes so many times as long, so that a long conversation is copied a few times only."""
 
 CHECK_EVERY = 8
 """Steps between looks at who has finished, on an accelerator, where a look waits for the device."""
@@ -51,11 +48,7 @@ class TransformersSession:
         rows = len(prompts) * num_rollouts
         self._generator = torch.Generator().manual_seed(seed)
         self._exhausted = np.zeros(rows, dtype=bool)
-        self._cache: RowCache | None = None
-        self._row_at = np.zeros(0, dtype=np.int64)
-        """Which row lies at each place of the cache."""
-        self._cached = np.zeros(rows, dtype=np.int64)
-        """How many tokens of each row the cache holds; 0 for a row without a place."""
+        self._cached = CachedRows(decoder, self.history, num_rollouts, settings.max_trajectory_tokens)
         self._stop_ids = torch.tensor(chat.stop_ids, device=decoder.device)
         self._stop_strings = (
             StopStringCriteria(chat.tokenizer, list(settings.stop_strings)) if settings.stop_strings else None
@@ -104,7 +97,7 @@ class TransformersSession:
 
     def close(self) -> None:
         """Free the KV cache."""
-        self._cache = None
+        self._cached.clear()
 
     def _room(self, rows: np.ndarray) -> np.ndarray:
         """How many more tokens each of these rows may write, int64 `[n]`."""
@@ -124,9 +117,8 @@ class TransformersSession:
         """
         device = self.decoder.device
         room = np.minimum(self.settings.max_turn_tokens, self._room(rows))
-        cache, order, logits = self._prepare(rows, int((self.history.length[rows] + room).max()))
-        lengths = self.history.length[order]
-        n, longest = len(order), int(lengths.max())
+        order, logits = self._cached.prepare(rows, int((self.history.length[rows] + room).max()))
+        n, lengths = len(order), self.history.length[order]
         room = np.minimum(self.settings.max_turn_tokens, self._room(order))
         steps = int(room.max())
         uniform = self._uniform(order, steps)
@@ -160,16 +152,15 @@ class TransformersSession:
                 if living == 0:
                     break
                 if living <= COMPACT_BELOW * alive.numel():
-                    kept = self._compact(cache, alive, living)
+                    kept = self._cached.compact(alive, living)
                     column, token, position, limit, alive = (x[kept] for x in (column, token, position, limit, alive))
             # A row that has ended stays where it is; what it writes there now, its next turn overwrites.
-            seen = min(longest + step + 1, cache.capacity)
-            logits = self.decoder.forward(token[:, None], position[:, None], cache, seen)
+            logits = self._cached.feed(token[:, None], position[:, None], int(lengths.max()) + step + 1)
             position = position + alive
 
         self.history.append_turn(order, tokens.T.cpu().numpy(), logprobs.T.cpu().numpy(), counts.cpu().numpy())
         # The last token of a turn has not been fed yet; it goes in together with the observation.
-        self._cached[order] = self.history.length[order] - 1
+        self._cached.fed(order, self.history.length[order] - 1)
         by_row = np.zeros(len(self.history.length), dtype=bool)
         by_row[order] = ended.cpu().numpy()
         return by_row[rows]
@@ -181,71 +172,3 @@ class TransformersSession:
         shape = (len(self.history.length), self.settings.max_turn_tokens)
         drawn = torch.rand(*shape, dtype=torch.float64, generator=self._generator)
         return drawn[torch.as_tensor(order), :steps].T.contiguous().to(self.decoder.device)
-
-    # -- the cache: who lies where ---------------------------------------------------------------------------------
-
-    def _prepare(self, rows: np.ndarray, capacity: int) -> tuple[RowCache, np.ndarray, torch.Tensor]:
-        """Bring `rows` to the front of a cache with room for `capacity` tokens a row, and feed what it lacks.
-
-        Returns the cache, the rows in its order, and the logits after each row's last token, `[n, V]`.
-        """
-        if self._cache is None:
-            firsts, source = np.unique(rows // self.num_rollouts * self.num_rollouts, return_inverse=True)
-            cache = RowCache(self.decoder.num_layers, len(firsts), int(self.history.length[firsts].max()))
-            # All rollouts of a prompt begin alike: encode it once.
-            logits = self._feed(cache, firsts)
-            shared = torch.as_tensor(source, device=logits.device)
-            cache.keep(shared, capacity)
-            self._cache, self._row_at = cache, rows.copy()
-            self._cached[rows] = self.history.length[rows]
-            return cache, rows, logits[shared]
-        cache = self._cache
-        held = np.isin(rows, self._row_at)
-        if not held.all() or capacity > cache.capacity or 2 * len(rows) <= len(self._row_at):
-            if capacity > cache.capacity:
-                capacity = max(capacity, min(int(GROWTH * cache.capacity), self.settings.max_trajectory_tokens))
-            self._rebuild(cache, rows, held, capacity)
-        else:
-            front = np.isin(self._row_at, rows)
-            self._swap(cache, front, len(rows))
-        order = self._row_at[: len(rows)].copy()
-        return cache, order, self._feed(cache, order)
-
-    def _rebuild(self, cache: RowCache, rows: np.ndarray, held: np.ndarray, capacity: int) -> None:
-        """A cache of these rows only. Rows that had no place get one and count as not cached at all."""
-        place = {int(row): i for i, row in enumerate(self._row_at)}
-        source = torch.tensor([place.get(int(row), 0) for row in rows])
-        cache.keep(source, capacity)
-        gone = np.setdiff1d(np.arange(len(self._cached)), rows[held])
-        self._cached[gone] = 0
-        self._row_at = rows.copy()
-
-    def _compact(self, cache: RowCache, alive: torch.Tensor, living: int) -> torch.Tensor:
-        """Bring the places that are alive to the front; returns the old place of each, int64 `[living]`."""
-        wanted = np.zeros(len(self._row_at), dtype=bool)
-        wanted[: alive.numel()] = alive.cpu().numpy()
-        holes, movers = self._swap(cache, wanted, living)
-        kept = torch.arange(living)
-        kept[holes] = movers
-        return kept.to(alive.device)
-
-    def _swap(self, cache: RowCache, wanted: np.ndarray, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Exchange unwanted places among the first `n` with the wanted ones behind them."""
-        holes, movers = np.nonzero(~wanted[:n])[0], np.nonzero(wanted[n:])[0] + n
-        self._row_at[holes], self._row_at[movers] = self._row_at[movers], self._row_at[holes]
-        first, second = torch.as_tensor(holes), torch.as_tensor(movers)
-        if len(holes):
-            cache.swap(first, second)
-        return first, second
-
-    def _feed(self, cache: RowCache, order: np.ndarray) -> torch.Tensor:
-        """Feed each row's tokens that the cache lacks, padded on the left; logits after the last, `[n, V]`."""
-        lengths, device = self.history.length[order], self.decoder.device
-        cached = np.minimum(self._cached[order], lengths - 1)
-        width = int((lengths - cached).max())
-        position = lengths[:, None] - width + np.arange(width)
-        position[position < cached[:, None]] = -1
-        tokens = np.take_along_axis(self.history.ids[order], position.clip(0), axis=1).astype(np.int64)
-        return self.decoder.forward(
-            torch.as_tensor(tokens, device=device), torch.as_tensor(position, device=device), cache, int(lengths.max())
-        )

@@ -14,9 +14,9 @@ left out: nothing depends on them. (Sharing prompts in training: Prefix Grouper,
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -78,64 +78,68 @@ def pack(token_ids: Sequence[np.ndarray], agent_mask: Sequence[np.ndarray], leng
     token_ids[i]: int [T_i]; agent_mask[i]: bool [T_i], True on the tokens that are scored. A first token is never
     scored: nothing comes before it.
     """
-    rows = len(token_ids)
-    prompts: dict[Hashable, int] = {}
-    prompt_rows: list[np.ndarray] = []
-    parent = np.zeros(rows, np.int64)
-    own: list[np.ndarray] = []
-    cuts = np.zeros(rows, np.int64)
-    for i, (ids, mask) in enumerate(zip(token_ids, agent_mask, strict=True)):
-        scored = np.flatnonzero(mask[1:]) + 1
-        cut = int(scored[0]) if len(scored) else len(ids)
-        end = int(scored[-1]) + 1 if len(scored) else cut
+    scored = [np.flatnonzero(mask[1:]) + 1 for mask in agent_mask]
+    prompts, own, prompt_of = _cut(token_ids, scored)
+    blocks, out = _attention(prompts, own, prompt_of)
+
+    row = np.repeat(np.arange(len(scored)), [len(columns) for columns in scored])
+    column = np.concatenate(scored)
+    cut = prompts.lengths[prompt_of]
+    itself = own.starts[row] + column - cut[row]
+    # The first scored token of a trajectory follows its prompt, which lies elsewhere.
+    before = np.where(column == cut[row], (prompts.starts + prompts.lengths)[prompt_of[row]], itself) - 1
+    kept, places = np.unique(np.concatenate([before, itself]), return_inverse=True)
+    arrays = {
+        "token_ids": np.concatenate([prompts.tokens, own.tokens])[None],
+        "positions": np.concatenate([prompts.positions(), own.positions(cut)])[None],
+        "out": out,
+        "kept": kept,
+        "before": places[: len(row)],
+        "itself": places[len(row) :],
+        "target": np.concatenate([ids[columns] for ids, columns in zip(token_ids, scored, strict=True)]),
+        "row": row,
+        "column": column,
+    }
+    tensors = {name: torch.from_numpy(array.astype(np.int64, copy=False)) for name, array in arrays.items()}
+    return Packing(blocks=blocks, shape=(len(token_ids), length or max(map(len, token_ids))), **tensors)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """Consecutive pieces of the packed row: piece i has lengths[i] tokens from place starts[i] on (long [pieces])."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, pieces: Sequence[np.ndarray], first: int) -> Self:
+        """The pieces one after another, from place `first` of the packed row on."""
+        lengths = np.array([len(piece) for piece in pieces])
+        return cls(np.concatenate(pieces), first + np.cumsum(lengths) - lengths, lengths)
+
+    def positions(self, offset: np.ndarray | int = 0) -> np.ndarray:
+        """The position of each token within its piece, plus the piece's offset, long [tokens]."""
+        return np.arange(len(self.tokens)) - np.repeat(self.starts - self.starts[:1] - offset, self.lengths)
+
+
+def _cut(token_ids: Sequence[np.ndarray], scored: Sequence[np.ndarray]) -> tuple[_Pieces, _Pieces, np.ndarray]:
+    """P different prompts, B rollouts' own tokens up to the last scored one, and whose prompt is which (long [B]).
+
+    scored[i]: the columns of trajectory i that are scored. One without any is a prompt and nothing else.
+    """
+    prompts: dict[Hashable, np.ndarray] = {}
+    number: dict[Hashable, int] = {}
+    own, prompt_of = [], []
+    for i, (ids, columns) in enumerate(zip(token_ids, scored, strict=True)):
+        cut, end = (columns[0], columns[-1] + 1) if len(columns) else (len(ids), len(ids))
         prompt = np.ascontiguousarray(ids[:cut], dtype=np.int64)
         key = _prompt_key(prompt, i)
-        if key not in prompts:
-            prompts[key] = len(prompts)
-            prompt_rows.append(prompt)
-        parent[i], cuts[i] = prompts[key], cut
+        prompts.setdefault(key, prompt)
+        prompt_of.append(number.setdefault(key, len(number)))
         own.append(np.asarray(ids[cut:end], dtype=np.int64))
-
-    prompt_lengths = np.array([len(p) for p in prompt_rows])
-    own_lengths = np.array([len(r) for r in own])
-    prompt_start = np.concatenate([[0], np.cumsum(prompt_lengths)])
-    own_start = prompt_start[-1] + np.concatenate([[0], np.cumsum(own_lengths)])
-    blocks, out = _blocks(parent, prompt_start, prompt_lengths, own_start, own_lengths)
-
-    positions = [np.arange(n) for n in prompt_lengths] + [
-        c + np.arange(n) for c, n in zip(cuts, own_lengths, strict=True)
-    ]
-    before, itself, target, row, column = [], [], [], [], []
-    for i, (ids, mask) in enumerate(zip(token_ids, agent_mask, strict=True)):
-        scored = np.flatnonzero(mask[1:]) + 1
-        if not len(scored):
-            continue
-        place = scored - cuts[i] + own_start[i]
-        itself.append(place)
-        before.append(place - 1)
-        before[-1][0] = prompt_start[parent[i]] + cuts[i] - 1  # the first scored token follows the prompt
-        target.append(np.asarray(ids)[scored])
-        row.append(np.full(len(scored), i))
-        column.append(scored)
-
-    def joined(parts: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate(parts).astype(np.int64) if parts else np.zeros(0, np.int64)
-
-    kept, places = np.unique(joined(before + itself), return_inverse=True)
-    scored_tokens = len(places) // 2
-    return Packing(
-        token_ids=torch.from_numpy(joined([*prompt_rows, *own]))[None],
-        positions=torch.from_numpy(joined(positions))[None],
-        blocks=blocks,
-        out=torch.from_numpy(out),
-        kept=torch.from_numpy(kept),
-        before=torch.from_numpy(places[:scored_tokens]),
-        itself=torch.from_numpy(places[scored_tokens:]),
-        target=torch.from_numpy(joined(target)),
-        row=torch.from_numpy(joined(row)),
-        column=torch.from_numpy(joined(column)),
-        shape=(rows, length or max(len(ids) for ids in token_ids)),
-    )
+    first = _Pieces.of(list(prompts.values()), 0)
+    return first, _Pieces.of(own, len(first.tokens)), np.array(prompt_of)
 
 
 def _prompt_key(prompt: np.ndarray, row: int) -> Hashable:
@@ -143,70 +147,80 @@ def _prompt_key(prompt: np.ndarray, row: int) -> Hashable:
     return prompt.tobytes()
 
 
-def _blocks(
-    parent: np.ndarray,
-    prompt_start: np.ndarray,
-    prompt_lengths: np.ndarray,
-    own_start: np.ndarray,
-    own_lengths: np.ndarray,
-) -> tuple[tuple[Block, ...], np.ndarray]:
-    """The rows of attention, in the cheaper of the two ways, and where each packed token's result is."""
-    length = prompt_lengths[parent] + own_lengths
-    whole = (length**2).sum() / 2  # a causal kernel skips half
-    apart = (prompt_lengths**2).sum() / 2 + (own_lengths * length).sum()
-    out = np.zeros(prompt_start[-1] + own_lengths.sum(), np.int64)
-    blocks: list[Block] = []
-    done = 0
+class _Rows(NamedTuple):
+    """Places in the packed row as rows of attention: long [b, L]; `real`: bool [b, L], False on padding."""
 
-    def place(start: np.ndarray, count: np.ndarray, base: int, width: int, skip: np.ndarray) -> None:
-        """Row r of a block holds packed tokens start[r] … start[r] + count[r] from column skip[r] on."""
-        for r, (first, n) in enumerate(zip(start.tolist(), count.tolist(), strict=True)):
-            out[first : first + n] = base + r * width + skip[r] + np.arange(n)
+    places: np.ndarray
+    real: np.ndarray
 
-    if whole <= apart:
-        for rows in _alike(length):
-            width = int(length[rows].max())
-            columns = np.arange(width)
-            prompts, starts = prompt_lengths[parent[rows]], prompt_start[parent[rows]]
-            index = np.where(
-                columns < prompts[:, None],
-                starts[:, None] + columns,
-                own_start[rows][:, None] + columns - prompts[:, None],
-            )
-            index = torch.from_numpy(np.where(columns < length[rows][:, None], index, 0))
-            blocks.append(Block(index, index, None))
-            place(starts, prompts, done, width, np.zeros(len(rows), np.int64))  # each rollout's copy is the same
-            place(own_start[rows], own_lengths[rows], done, width, prompts)
-            done += len(rows) * width
-        return tuple(blocks), out
+    @classmethod
+    def of(cls, starts: np.ndarray, lengths: np.ndarray) -> Self:
+        """Row i: lengths[i] consecutive places from starts[i] on."""
+        columns = np.arange(int(lengths.max()))
+        real = columns < lengths[:, None]
+        return cls(np.where(real, starts[:, None] + columns, 0), real)
 
-    for rows in _alike(prompt_lengths):
-        width = int(prompt_lengths[rows].max())
-        columns = np.arange(width)
-        index = np.where(columns < prompt_lengths[rows][:, None], prompt_start[rows][:, None] + columns, 0)
-        blocks.append(Block(torch.from_numpy(index), torch.from_numpy(index), None))
-        place(prompt_start[rows], prompt_lengths[rows], done, width, np.zeros(len(rows), np.int64))
-        done += len(rows) * width
-    for rows in _alike(own_lengths):
-        width, prompts = int(own_lengths[rows].max()), prompt_lengths[parent[rows]]
-        if width == 0:
-            continue
-        columns, before = np.arange(width), np.arange(int(prompts.max()))
-        mine = np.where(columns < own_lengths[rows][:, None], own_start[rows][:, None] + columns, 0)
-        there = before < prompts[:, None]
-        theirs = np.where(there, prompt_start[parent[rows]][:, None] + before, 0)
+
+class _Attention(NamedTuple):
+    """A block before it is a tensor: `queries` attend causally to themselves, and before that to `context`."""
+
+    queries: _Rows
+    context: _Rows | None = None
+
+    def block(self) -> Block:
+        """The same as tensors."""
+        query = torch.from_numpy(self.queries.places)
+        if self.context is None:
+            return Block(query, query, None)
+        b, width = self.queries.places.shape
         allowed = np.concatenate(
             [
-                np.broadcast_to(there[:, None, :], (len(rows), width, len(before))),
-                np.broadcast_to(np.tril(np.ones((width, width), bool)), (len(rows), width, width)),
+                np.broadcast_to(self.context.real[:, None, :], (b, width, self.context.real.shape[1])),
+                np.broadcast_to(np.tril(np.ones((width, width), bool)), (b, width, width)),
             ],
             axis=2,
         )
-        key = torch.from_numpy(np.concatenate([theirs, mine], 1))
-        blocks.append(Block(torch.from_numpy(mine), key, torch.from_numpy(allowed)[:, None]))
-        place(own_start[rows], own_lengths[rows], done, width, np.zeros(len(rows), np.int64))
-        done += len(rows) * width
-    return tuple(blocks), out
+        key = torch.from_numpy(np.concatenate([self.context.places, self.queries.places], 1))
+        return Block(query, key, torch.from_numpy(allowed)[:, None])
+
+
+def _attention(prompts: _Pieces, own: _Pieces, prompt_of: np.ndarray) -> tuple[tuple[Block, ...], np.ndarray]:
+    """The rows of attention, in the cheaper of the two ways, and where each packed token's result is (long [N])."""
+    prompt_lengths = prompts.lengths[prompt_of]
+    length = prompt_lengths + own.lengths
+    whole = (length**2).sum() / 2  # a causal kernel skips half
+    apart = (prompts.lengths**2).sum() / 2 + (own.lengths * length).sum()
+    attentions = list(_whole(prompts, own, prompt_of) if whole <= apart else _apart(prompts, own, prompt_of))
+    out, done = np.zeros(len(prompts.tokens) + len(own.tokens), np.int64), 0
+    for queries, _ in attentions:
+        # Where a prompt lies in several rows, its results are the same in all of them.
+        out[queries.places[queries.real]] = done + np.flatnonzero(queries.real)
+        done += queries.real.size
+    return tuple(a.block() for a in attentions), out
+
+
+def _whole(prompts: _Pieces, own: _Pieces, prompt_of: np.ndarray) -> Iterable[_Attention]:
+    """Each rollout as a row of its prompt and its own tokens."""
+    length = prompts.lengths[prompt_of] + own.lengths
+    for rows in _alike(length):
+        prompt = prompt_of[rows]
+        columns, cut = np.arange(int(length[rows].max())), prompts.lengths[prompt][:, None]
+        places = np.where(
+            columns < cut, prompts.starts[prompt][:, None] + columns, own.starts[rows][:, None] + columns - cut
+        )
+        real = columns < length[rows][:, None]
+        yield _Attention(_Rows(np.where(real, places, 0), real))
+
+
+def _apart(prompts: _Pieces, own: _Pieces, prompt_of: np.ndarray) -> Iterable[_Attention]:
+    """Each prompt once, and each rollout's own tokens over its prompt and themselves."""
+    for rows in _alike(prompts.lengths):
+        yield _Attention(_Rows.of(prompts.starts[rows], prompts.lengths[rows]))
+    for rows in _alike(own.lengths):
+        prompt = prompt_of[rows]
+        if own.lengths[rows].any():
+            context = _Rows.of(prompts.starts[prompt], prompts.lengths[prompt])
+            yield _Attention(_Rows.of(own.starts[rows], own.lengths[rows]), context)
 
 
 def _alike(lengths: np.ndarray, ratio: float = 0.8) -> list[np.ndarray]:

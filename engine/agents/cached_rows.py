@@ -1,0 +1,115 @@
+"""Which row of a batch of conversations lies where in the KV cache, and how many of its tokens the cache holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from .decoder import Decoder
+from .history import TokenHistory
+from .row_cache import RowCache
+
+GROWTH = 1.5
+"""A cache that is too short becomes so many times as long, so that a long conversation is copied a few times only."""
+
+
+class CachedRows:
+    """The rows of `history` over a `RowCache`: those that act lie in front, so that a decoding step works on views.
+
+    A row is a conversation, a place is where it lies in the cache. num_rollouts: rows of each prompt, one after
+    another; they begin alike. longest: tokens that a row can have at most.
+    """
+
+    def __init__(self, decoder: Decoder, history: TokenHistory, num_rollouts: int, longest: int) -> None:
+        self._decoder = decoder
+        self._history = history
+        self._num_rollouts = num_rollouts
+        self._longest = longest
+        self._cache: RowCache | None = None
+        self._row_at = np.zeros(0, dtype=np.int64)
+        """The row at each place."""
+        self._held = np.zeros(len(history.length), dtype=np.int64)
+        """Tokens of each row that the cache holds; 0 for a row without a place."""
+
+    def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
+        """Bring `rows` (int64 `[n]`) to the front, with room for `capacity` tokens a row, and feed what is missing.
+
+        Returns the rows in the order of their places, and the logits after each one's last token, `[n, V]`.
+        """
+        if self._cache is None:
+            return self._begin(rows, capacity)
+        placed = np.isin(rows, self._row_at)
+        short = capacity > self._cache.capacity
+        if short:
+            capacity = max(capacity, min(int(GROWTH * self._cache.capacity), self._longest))
+        if short or not placed.all() or 2 * len(rows) <= len(self._row_at):
+            self._rebuild(self._cache, rows, placed, capacity)
+        else:
+            self._to_front(self._cache, np.isin(self._row_at, rows), len(rows))
+        order = self._row_at[: len(rows)].copy()
+        return order, self._feed_missing(self._cache, order)
+
+    def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """One forward pass over the rows in front: tokens and positions int64 `[n, q]`; the last logits, `[n, V]`.
+
+        length: at least one more than the largest position.
+        """
+        assert self._cache is not None, "`prepare` comes first"
+        return self._decoder.forward(tokens, positions, self._cache, min(length, self._cache.capacity))
+
+    def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """The cache holds so many tokens of each of these rows now."""
+        self._held[rows] = tokens
+
+    def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
+        """Bring the places that are alive (bool `[n]`) to the front; the old place of each, int64 `[living]`."""
+        assert self._cache is not None, "`prepare` comes first"
+        wanted = np.zeros(len(self._row_at), dtype=bool)
+        wanted[: alive.numel()] = alive.cpu().numpy()
+        holes, movers = self._to_front(self._cache, wanted, living)
+        kept = torch.arange(living)
+        kept[holes] = movers
+        return kept.to(alive.device)
+
+    def clear(self) -> None:
+        """Free the keys and values."""
+        self._cache = None
+
+    def _begin(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
+        """All rollouts of a prompt begin alike: encode it once, and give each its copy."""
+        firsts, source = np.unique(rows // self._num_rollouts * self._num_rollouts, return_inverse=True)
+        cache = RowCache(self._decoder.num_layers, len(firsts), int(self._history.length[firsts].max()))
+        logits = self._feed_missing(cache, firsts)
+        shared = torch.as_tensor(source, device=logits.device)
+        cache.keep(shared, capacity)
+        self._cache, self._row_at = cache, rows.copy()
+        self._held[rows] = self._history.length[rows]
+        return rows, logits[shared]
+
+    def _rebuild(self, cache: RowCache, rows: np.ndarray, placed: np.ndarray, capacity: int) -> None:
+        """A cache of these rows only. Rows that had no place get one, and nothing of them is held yet."""
+        place = {int(row): i for i, row in enumerate(self._row_at)}
+        cache.keep(torch.tensor([place.get(int(row), 0) for row in rows]), capacity)
+        self._held[np.setdiff1d(np.arange(len(self._held)), rows[placed])] = 0
+        self._row_at = rows.copy()
+
+    def _to_front(self, cache: RowCache, wanted: np.ndarray, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Exchange the unwanted places among the first `n` with the wanted ones behind them, and return both."""
+        holes, movers = np.nonzero(~wanted[:n])[0], np.nonzero(wanted[n:])[0] + n
+        self._row_at[holes], self._row_at[movers] = self._row_at[movers], self._row_at[holes]
+        first, second = torch.as_tensor(holes), torch.as_tensor(movers)
+        if len(holes):
+            cache.swap(first, second)
+        return first, second
+
+    def _feed_missing(self, cache: RowCache, order: np.ndarray) -> torch.Tensor:
+        """Feed each row's tokens that the cache lacks, padded on the left; logits after the last, `[n, V]`."""
+        lengths, device = self._history.length[order], self._decoder.device
+        held = np.minimum(self._held[order], lengths - 1)
+        width = int((lengths - held).max())
+        position = lengths[:, None] - width + np.arange(width)
+        position[position < held[:, None]] = -1
+        tokens = np.take_along_axis(self._history.ids[order], position.clip(0), axis=1).astype(np.int64)
+        return self._decoder.forward(
+            torch.as_tensor(tokens, device=device), torch.as_tensor(position, device=device), cache, int(lengths.max())
+        )
