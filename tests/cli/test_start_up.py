@@ -9,26 +9,27 @@ from pathlib import Path
 
 import pytest
 
-BUDGET_S = 0.25
-"""Process time that an answer may take beyond a bare `import typer`."""
+BUDGET = 3.5
+"""Processor time of an answer, in times of a bare `import typer`: about 0.25 s beyond it where that takes 0.1 s."""
 REPEATS = 5
 
 
 def process_time(cwd: Path, *command: str) -> float:
-    """Least user plus system time, over some repeats, of a process and its children."""
-    best = float("inf")
-    for _ in range(REPEATS):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return best
+    """User plus system time of a process and its children, in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["runs"], ["train", "--help"]])
 def test_an_answer_costs_little_beyond_importing_typer(arguments: list[str], tmp_path: Path):
-    bare = process_time(tmp_path, "-c", "import typer")
-    assert process_time(tmp_path, "-m", "grpo_tui.tui.cli", *arguments) - bare < BUDGET_S
+    """By turns, the least of each: what else runs on the machine slows both alike."""
+    bare, answer = [], []
+    for _ in range(REPEATS):
+        bare.append(process_time(tmp_path, "-c", "import typer"))
+        answer.append(process_time(tmp_path, "-m", "grpo_tui.tui.cli", *arguments))
+    assert min(answer) < BUDGET * min(bare), (bare, answer)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["runs"], ["runs", "--json"], ["config", "check"]])
