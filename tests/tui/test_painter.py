@@ -25,6 +25,7 @@ from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
 from textual.geometry import Region
 from textual.strip import Strip
 
+from grpo_tui.tui.app.inside_textual import pieces
 from grpo_tui.tui.app.painter import Foreign, Painter
 
 from .terminal import Terminal, until
@@ -114,14 +115,14 @@ def test_the_terminal_looks_as_if_textual_had_painted_it(seed: int, words: list[
     for turn in range(60):
         update = layout(chance, words) if turn == 0 or chance.random() < 0.2 else chops(chance, words)
         cursor = (chance.randrange(WIDTH), chance.randrange(HEIGHT))
-        ours.feed(painter.paint(update, (WIDTH, HEIGHT), cursor))
+        ours.feed(painter.paint(pieces(update), (WIDTH, HEIGHT), cursor))
         theirs.feed(whole(update, cursor))
         assert ours.cells == theirs.cells, f"update {turn}"
         assert (ours.screen.cursor.x, ours.screen.cursor.y) == cursor
         if chance.random() < 0.1:  # as a resize does
             painter.forget()
             ours, theirs = Shown(), Shown()
-            ours.feed(painter.paint(full := layout(chance, words), (WIDTH, HEIGHT), cursor))
+            ours.feed(painter.paint(pieces(full := layout(chance, words)), (WIDTH, HEIGHT), cursor))
             theirs.feed(whole(full, cursor))
             assert ours.cells == theirs.cells
 
@@ -132,7 +133,7 @@ def line_update(*parts: tuple[str, Style | None]) -> LayoutUpdate:
 
 
 def paint(painter: Painter, *parts: tuple[str, Style | None], cursor: tuple[int, int] = (0, 0)) -> str:
-    return painter.paint(line_update(*parts), (WIDTH, 1), cursor)
+    return painter.paint(pieces(line_update(*parts)), (WIDTH, 1), cursor)
 
 
 def test_what_is_there_already_is_not_sent() -> None:
@@ -170,7 +171,7 @@ def test_after_forgetting_everything_is_sent() -> None:
 def test_what_is_more_than_characters_and_colours_is_left_to_textual(segment: Segment) -> None:
     painter = Painter(ColorSystem.TRUECOLOR)
     with pytest.raises(Foreign):
-        painter.paint(LayoutUpdate([[Strip([segment], 3)]], Region(0, 0, 3, 1)), (WIDTH, 1), (0, 0))
+        painter.paint([(0, 0, Strip([segment], 3))], (WIDTH, 1), (0, 0))
 
 
 @pytest.mark.parametrize("text", ["a\x1b[2Jb", "a\x9b5mb", "\x07\x08\x7f", "日\x1b]0;x\x07本"])
@@ -189,12 +190,48 @@ def test_ever_new_colours_do_not_pile_up() -> None:
     assert [cell[1:3] for cell in shown.cells[0]] == [(f"018f{x:02x}", f"{x:02x}018f") for x in range(WIDTH)]  # type: ignore[index]
 
 
-def quiet(screen: Any) -> None:
-    """Wait until nothing more is sent."""
-    before = -1
-    while before != len(screen.raw):
-        before = len(screen.raw)
-        screen.settle(0.3, 0.3)
+SETTLED = b"\x1b]777;settled\x07"
+TELLING = """
+import asyncio, sys
+from pathlib import Path
+from textual.binding import Binding
+from textual.pilot import Pilot
+from textual.widgets import Input
+from grpo_tui.tui.app import app
+from grpo_tui.tui.app.destinations import Trajectories
+
+class Telling(app.GrpoApp):
+    # writes a mark that no terminal shows once it has answered all keys before f12
+
+    CSS_PATH = Path(app.__file__).with_name("app.tcss")
+    BINDINGS = [Binding("f12", "tell", priority=True)]
+
+    def action_tell(self):
+        self.telling = asyncio.create_task(self.tell())
+
+    async def tell(self):
+        for box in self.screen.query(Input):
+            box.cursor_blink = False
+        for _ in range(3):
+            await Pilot(self).pause()
+            await self.workers.wait_for_complete([w for w in self.workers if not w.is_finished])
+        await Pilot(self).pause()
+        self._driver.write("\\x1b]777;settled\\x07")
+        self._driver.flush()
+
+run = Path(sys.argv[1])
+Telling(run.parent, Trajectories(run)).run()
+"""
+ESCAPE = "\x1b[27u"
+"""Escape in one piece: a bare one is told from the beginning of a sequence by the time that passes."""
+KEYS = ("jjj", "\x04", "f", "reward<5\r", "Gk", "\r", "lL", "t", "tt", "/", ESCAPE, "\x10" + ESCAPE, "?", ESCAPE, "y")
+
+
+def settled(screen: Any, keys: str) -> None:
+    """Press keys and wait until the app has answered them."""
+    marks = screen.raw.count(SETTLED)
+    screen.press(keys + "\x1b[24~")
+    until(screen, lambda: screen.raw.count(SETTLED) > marks)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (150, 45)], ids=lambda s: f"{s[0]}x{s[1]}")
@@ -203,31 +240,14 @@ def test_after_many_keys_the_screen_is_what_painting_all_of_it_gives(
     request: pytest.FixtureRequest, which: str, size: tuple[int, int], tmp_path: Path
 ) -> None:
     path = request.getfixturevalue(which)
-    command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-c", OPEN, str(path)]
+    command = ["env", f"XDG_STATE_HOME={tmp_path}", sys.executable, "-c", TELLING, str(path)]
     with Terminal(command, cwd=tmp_path, env=os.environ, rows=size[1], columns=size[0]) as screen:
         screen.see("1 of ")
-        for keys in (
-            "jjj",
-            "\x04",
-            "f",
-            "reward<5\r",
-            "Gk",
-            "\r",
-            "lL",
-            "t",
-            "tt",
-            "/",
-            "\x1b",
-            "\x10\x1b",
-            "?\x1b",
-            "y",
-        ):
-            screen.press(keys)
-            quiet(screen)
+        for keys in KEYS:
+            settled(screen, keys)
             before, sent = cells(screen.screen), len(screen.raw)
-            screen.press("\x0c")
-            until(screen, lambda sent=sent: len(screen.raw) > sent + size[0] * size[1])  # everything is sent again
-            quiet(screen)
+            settled(screen, "\x0c")
+            assert len(screen.raw) > sent + size[0] * size[1], "everything is sent again"
             assert cells(screen.screen) == before, f"after {keys!r}"
 
 

@@ -8,33 +8,29 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-from rich.color import ColorSystem
-from textual._ansi_sequences import SYNC_END, SYNC_START
-from textual._compositor import CompositorUpdate
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.command import CommandPalette
-from textual.filter import Monochrome, NoColor
+from textual.filter import LineFilter, Monochrome, NoColor
 from textual.screen import Screen
-from textual.worker import WorkerFailed
 
 from ...engine.runs.errors import RecordError
 from ..text import line, literal
 from .bindings import RUNS, helps
 from .data import Reads
 from .destinations import Destination, Runs
-from .painter import Foreign, Painter
+from .inside_textual import OwnOutputApp
 from .remember import Memory
 from .routes import screen_for
 from .screens.base import AppScreen
 from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
 
 
-class GrpoApp(App[None]):
+class GrpoApp(OwnOutputApp):
     """`grpo-tui`: runs, live dashboard, trajectories, stepper."""
 
     TITLE = "grpo-tui"
@@ -61,7 +57,6 @@ class GrpoApp(App[None]):
         self.greeting = greeting
         self.memory = memory or Memory()
         self._reads: dict[str, Reads] = {}
-        self._painter: Painter | None = None
         self.failure = ""
         self.clock: Callable[[], float] = time.time
         """What ages are counted from."""
@@ -71,9 +66,6 @@ class GrpoApp(App[None]):
         wanted = wanted if wanted in THEMES else DEFAULT_THEME
         self.palette = Palette(THEMES[wanted])
         self.theme = wanted
-        if self.no_color:
-            # no colour at all is asked for, not shades of grey
-            self._filters[:] = [NoColor() if isinstance(f, Monochrome) else f for f in self._filters]
 
     def get_default_screen(self) -> Screen:
         """The screen that was asked for is the first one, so nothing is laid out in vain."""
@@ -114,9 +106,7 @@ class GrpoApp(App[None]):
         if not replace:
             self.push_screen(screen)
             return
-        if not self.screen._result_callbacks:  # the first screen was never pushed, and switching pops what pushing left
-            self.screen._push_result_callback(self, None)
-        self.switch_screen(screen)
+        self.replace_screen(screen)
 
     def go_back(self) -> None:
         """To the screen before; from the first screen of a run, to the list of runs."""
@@ -143,41 +133,14 @@ class GrpoApp(App[None]):
         names = list(THEMES)
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
 
-    def _display(self, screen: Screen, renderable: Any) -> None:
-        """Send an update of the screen in one piece, as little of it as the terminal does not show already."""
-        if (
-            not isinstance(renderable, CompositorUpdate)
-            or self._batch_count
-            or not self._running
-            or self._closed
-            or self.is_headless
-            or self._driver is None
-            or self._driver.is_inline
-        ):
-            super()._display(screen, cast(Any, renderable))
-            return
-        painter = self._painter
-        if painter is None:
-            painter = self._painter = Painter(self.console._color_system or ColorSystem.TRUECOLOR)
-        size, cursor = self.screen.outer_size, self.screen.outer_size.clamp_offset(self.cursor_position)
-        try:
-            text = painter.paint(renderable, size, cursor)
-        except Foreign:
-            painter.forget()
-            super()._display(screen, cast(Any, renderable))
-            return
-        except Exception as error:
-            self._handle_exception(error)
-            return
-        if text:
-            self._driver.write(f"{SYNC_START}{text}{SYNC_END}" if self._sync_available else text)
-            self._driver.flush()
-        self.post_display_hook()
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """No colour at all where that is asked for, not Textual's shades of grey."""
+        return [NoColor() if isinstance(f, Monochrome) else f for f in super().get_line_filters()]
 
     def action_repaint(self) -> None:
         """Send every cell again: the terminal may show something else than was sent."""
-        if self._painter is not None:
-            self._painter.forget()
+        if self.painter is not None:
+            self.painter.forget()
         for screen in self.screen_stack[-1:]:
             screen.refresh()
 
@@ -199,13 +162,10 @@ class GrpoApp(App[None]):
         if self.use_command_palette and not isinstance(self.screen, CommandPalette):
             self.push_screen(OncePalette())
 
-    def _fatal_error(self) -> None:
+    def fatal(self, error: BaseException) -> None:
         """A mistake of this program: one line for the person, the traceback in a file beside what is remembered."""
         import traceback
 
-        error = self._exception or RuntimeError("unknown")
-        if isinstance(error, WorkerFailed):
-            error = error.error  # which has the traceback
         file = self.memory.path.with_name("app-error.log")
         text = "".join(traceback.format_exception(error))
         try:
@@ -216,7 +176,6 @@ class GrpoApp(App[None]):
             where = "its details could not be written"
         what = f"{type(error).__name__}: {error}"
         self.failure = literal(f"grpo-tui: the app ended by a mistake of its own ({what}); {where}")
-        self._close_messages_no_wait()
 
     def on_unmount(self) -> None:
         """Close all records and remember."""

@@ -8,7 +8,7 @@ cells, compares, and sends the runs of cells that differ with as few colour chan
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import count
 from typing import NamedTuple
@@ -17,7 +17,6 @@ from rich.cells import cell_len
 from rich.color import Color, ColorSystem
 from rich.segment import Segment
 from rich.style import Style
-from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
 from textual.strip import Strip
 
 _SHIFT = 21
@@ -43,6 +42,10 @@ _NONE: frozenset[str] = frozenset()
 _PLAIN = _Pen(_NONE, "", "")
 
 
+Piece = tuple[int, int, Strip]
+"""Column, line and content."""
+
+
 class Foreign(Exception):
     """An update that is more than characters and colours, such as a picture in sixels."""
 
@@ -66,11 +69,11 @@ class Painter:
         self._size = (0, 0)
         self._cursor = None
 
-    def paint(self, update: CompositorUpdate, size: tuple[int, int], cursor: tuple[int, int]) -> str:
-        """What to send for an update of a screen of `size` (columns, lines); the cursor is left at `cursor`.
+    def paint(self, pieces: Iterable[Piece], size: tuple[int, int], cursor: tuple[int, int]) -> str:
+        """What to send for new pieces of a screen of `size` (columns, lines); the cursor is left at `cursor`.
 
         Raises:
-            Foreign: The update cannot be compared; nothing is known of the terminal after it was sent by other means.
+            Foreign: A piece cannot be compared; nothing is known of the terminal after it was sent by other means.
         """
         if len(self._styles) > _KEPT_STYLES:
             self._pens.clear()
@@ -83,7 +86,7 @@ class Painter:
             self._cursor = None
         out: list[str] = []
         pen = _PLAIN
-        for x, y, strip in [*_pieces(update)]:
+        for x, y, strip in [*pieces]:
             if 0 <= y < size[1] and x < size[0]:
                 pen = self._paint_piece(out, pen, x, y, strip)
         if pen != _PLAIN:
@@ -146,7 +149,7 @@ class Painter:
         simple = True
         styles = self._styles
         for text, style, control in strip:
-            if control or (style is not None and style._link):
+            if control:
                 raise Foreign
             if not (text.isascii() and text.isprintable()):
                 text = _harmless(text)
@@ -175,31 +178,16 @@ class Painter:
 
     def _pen(self, style: Style) -> _Pen:
         attributes = _NONE
-        if style._set_attributes:
-            attributes = frozenset(Strip.render_ansi(style.without_color, self._color_system).split(";")) - {""}
+        if style.link:
+            raise Foreign
+        if uncoloured := style.without_color:
+            attributes = frozenset(Strip.render_ansi(uncoloured, self._color_system).split(";")) - {""}
         return _Pen(attributes, self._colour(style.color, True), self._colour(style.bgcolor, False))
 
     def _colour(self, color: Color | None, foreground: bool) -> str:
         if color is None:
             return ""
         return ";".join(color.downgrade(self._color_system).get_ansi_codes(foreground))
-
-
-def _pieces(update: CompositorUpdate) -> Iterator[tuple[int, int, Strip]]:
-    """Column, line and content of each part of an update, as Textual's own `render_segments` would send them."""
-    if isinstance(update, LayoutUpdate):
-        for y, strips in enumerate(update.strips, update.region.y):
-            x = update.region.x
-            for strip in strips:
-                yield x, y, strip
-                x += strip.cell_length
-    elif isinstance(update, ChopsUpdate):
-        for y, start, stop in update.spans:
-            for end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
-                if strip is not None and x <= stop and end > start:
-                    yield x, y, strip if start <= x < stop and end <= stop else strip.crop(0, min(end, stop) - x)
-    else:
-        raise Foreign
 
 
 @lru_cache(maxsize=1024)

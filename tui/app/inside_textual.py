@@ -1,0 +1,138 @@
+"""All that the app takes from inside Textual; nothing else in the product uses a private name of it.
+
+Each name is looked for when the app starts. Where one is missing or has another signature, the app runs on what Textual
+does itself:
+
+| taken | for | without it |
+|---|---|---|
+| `App._display`, the compositor's updates | sending only the cells that differ (`painter.py`) | whole lines are sent |
+| `App._fatal_error` | one line for the person, the traceback in a file | Textual's traceback on the terminal |
+| `Screen._push_result_callback` | replacing the first screen, which was never pushed | the new one is put on top |
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from rich.color import ColorSystem
+from rich.console import COLOR_SYSTEMS
+from textual.app import App
+from textual.screen import Screen
+from textual.strip import Strip
+from textual.worker import WorkerFailed
+
+from .painter import Foreign, Painter
+
+_compositor: Any = import_module("textual._compositor") if find_spec("textual._compositor") else None
+_LAYOUT: Any = getattr(_compositor, "LayoutUpdate", ())
+"""An update of all lines: `strips` in a `region`."""
+_CHOPS: Any = getattr(_compositor, "ChopsUpdate", ())
+"""An update of spans of some lines."""
+
+_SYNCHRONISED = "\x1b[?2026h{}\x1b[?2026l"
+"""A terminal that knows this mode shows what is between in one go."""
+_OF_THE_APP = ("_batch_count", "_closed", "_driver", "_sync_available")
+
+
+class OwnOutputApp(App[None]):
+    """An app whose updates go through the painter, where this Textual is known inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.painter = Painter(_colors(self)) if _updates_are_known() and _display_is_known(self) else None
+        """What the terminal shows; None where Textual sends the screen itself."""
+
+    def _display(self, screen: Any, renderable: Any, *more: Any, **named: Any) -> None:
+        """Send an update of the screen in one piece, as little of it as the terminal does not show already."""
+        if self.painter is None or more or named or not self._sent(self.painter, renderable):
+            super()._display(screen, renderable, *more, **named)
+
+    def _sent(self, painter: Painter, update: Any) -> bool:
+        """Whether the painter took care of an update."""
+        driver = self._driver
+        if driver is None or self._batch_count or self._closed or not self.is_running:
+            return False
+        if self.is_headless or self.is_inline or not isinstance(update, (_LAYOUT, _CHOPS)):
+            return False
+        size = self.screen.outer_size
+        try:
+            text = painter.paint(pieces(update), size, size.clamp_offset(self.cursor_position))
+        except Foreign:  # such as a picture in sixels
+            painter.forget()
+            return False
+        except (AttributeError, TypeError, ValueError, LookupError) as error:
+            self.log.error(f"Textual sends the screen from here on: {error!r}")
+            self.painter = None
+            return False
+        if text:
+            driver.write(_SYNCHRONISED.format(text) if self._sync_available else text)
+            driver.flush()
+        self.post_display_hook()
+        return True
+
+    def fatal(self, error: BaseException) -> None:
+        """A mistake of this program ends the app."""
+        raise RuntimeError(f"{type(self).__name__} does not say how it ends")
+
+    def _fatal_error(self) -> None:
+        error = getattr(self, "_exception", None) or RuntimeError("unknown")
+        if not hasattr(self, "_close_messages_no_wait"):
+            super()._fatal_error()
+            return
+        self.fatal(error.error if isinstance(error, WorkerFailed) else error)  # the inner one has the traceback
+        self._close_messages_no_wait()
+
+    def replace_screen(self, screen: Screen[Any]) -> None:
+        """Show a screen in place of the one on top."""
+        if len(self.screen_stack) == 1 and not _replaceable(self):
+            self.push_screen(screen)
+        else:
+            self.switch_screen(screen)
+
+
+def pieces(update: Any) -> Iterator[tuple[int, int, Strip]]:
+    """Column, line and content of each part of an update, as Textual's own `render_segments` would send them."""
+    if isinstance(update, _LAYOUT):
+        for y, strips in enumerate(update.strips, update.region.y):
+            x = update.region.x
+            for strip in strips:
+                yield x, y, strip
+                x += strip.cell_length
+        return
+    for y, start, stop in update.spans:
+        for end, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
+            if strip is not None and x <= stop and end > start:
+                yield x, y, strip if start <= x < stop and end <= stop else strip.crop(0, min(end, stop) - x)
+
+
+def _updates_are_known() -> bool:
+    layout, chops = _parameters(_LAYOUT), _parameters(_CHOPS)
+    return layout == ("strips", "region") and chops == ("chops", "spans", "chop_ends")
+
+
+def _display_is_known(app: App[None]) -> bool:
+    known = _parameters(getattr(App, "_display", None)) == ("self", "screen", "renderable")
+    return known and all(hasattr(app, name) for name in _OF_THE_APP)
+
+
+def _parameters(of: Any) -> tuple[str, ...] | None:
+    return tuple(inspect.signature(of).parameters) if callable(of) else None
+
+
+def _colors(app: App[None]) -> ColorSystem:
+    return COLOR_SYSTEMS.get(app.console.color_system or "", ColorSystem.TRUECOLOR)
+
+
+def _replaceable(app: App[None]) -> bool:
+    """Whether the first screen may be switched: that takes off what pushing left, and this one was never pushed."""
+    screen = app.screen
+    try:
+        if not screen._result_callbacks:
+            screen._push_result_callback(app, None)
+    except (AttributeError, TypeError):
+        return False
+    return True
