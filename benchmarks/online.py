@@ -65,25 +65,29 @@ ARMS = ("off", "on", "corrupted")
 # ------------------------------------------------------------------------------------------------------------ learning
 
 
+def force_wrong(outcome: Vote, samples: Sequence[Any], seed: str, share: float) -> Vote:
+    """A vote whose labels are, for a share of the requests, all forced to an answer that is not the right one."""
+    if random.Random(seed).random() >= share:
+        return outcome
+    keys = [canonical(s.trajectory.answer) if s.trajectory else None for s in samples]
+    truth = canonical(samples[0].trajectory.expected) if samples[0].trajectory else None
+    wrong = next((k for k in keys if k is not None and k != truth), "wrong")
+    return replace(
+        outcome,
+        labels=(wrong,) * len(keys),
+        correct=tuple(k == wrong for k in keys),
+        flipped=keys[0] != wrong,
+        unanimous=False,
+    )
+
+
 class CorruptedEngine(InferenceEngine):
     """Serves as ever, but a share of the pseudo-labels is forced to an answer that is not the right one."""
 
     def vote(self, request: Any, samples: Sequence[Any], neighbours: Sequence[Any]) -> Vote:
         """The vote, its labels replaced for some requests."""
         outcome = super().vote(request, samples, neighbours)
-        rng = random.Random(f"{self.seed} {request.number}")
-        if rng.random() >= WRONG_SHARE:
-            return outcome
-        keys = [canonical(s.trajectory.answer) if s.trajectory else None for s in samples]
-        truth = canonical(samples[0].trajectory.expected) if samples[0].trajectory else None
-        wrong = next((k for k in keys if k is not None and k != truth), "wrong")
-        return replace(
-            outcome,
-            labels=(wrong,) * len(keys),
-            correct=tuple(k == wrong for k in keys),
-            flipped=keys[0] != wrong,
-            unanimous=False,
-        )
+        return force_wrong(outcome, samples, f"{self.seed} {request.number}", WRONG_SHARE)
 
 
 def offline(folder: Path, steps: int, seed: int, settings: dict[str, Any]) -> str:

@@ -146,7 +146,8 @@ class OnlineConfig(Section):
     repeat_window: int = Field(default=1000, ge=1)
     """Updates over which repetitions are counted: the n-th about the same request counts 1 / n²."""
     source_share: float = Field(default=0.25, gt=0, le=1)
-    """What one named source (an API key, a `user`) teaches counts at most as this share of the same updates."""
+    """What one source (a token or an address, and each `user` that it names) teaches counts at most as this share of
+    these updates; of questions alone, an equal part where fewer sources ask."""
     advantage_limit: float = Field(default=3.0, gt=0)
     """Advantages are cut to ± this: no single reward may shout."""
     max_norm: float = Field(default=1.0, gt=0)

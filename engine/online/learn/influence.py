@@ -11,8 +11,13 @@ class Influence:
     """Weights in (0, 1] for tasks, from the last `window` tasks.
 
     The n-th task about the same request weighs 1 / n², so that all repetitions together count at most 1.65 times as
-    much as one. A named source that made a share s of the last `window` tasks, above `share`, weighs share / s: what it
-    teaches stays at that share. The run's own requests have no source and are not cut.
+    much as one.
+
+    A source that made a share s of the last `window` tasks, above its cap, weighs cap / s: what it teaches stays at
+    that share. The cap is `share`; of questions alone (labelled by the policy's own vote) it is an equal part where
+    fewer sources than 1 / `share` ask, so that a single caller is not slowed down for nobody's sake. A source is named
+    `caller` or `caller/user`: both are capped, so that a caller gains nothing by inventing users. The run's own
+    requests have no source and are not cut.
     """
 
     def __init__(self, window: int, share: float) -> None:
@@ -21,25 +26,31 @@ class Influence:
         self._requests: Counter[str] = Counter()
         self._sources: Counter[str] = Counter()
 
-    def weigh(self, request: str, source: str) -> float:
-        """Count one more task and give its weight."""
+    def weigh(self, request: str, source: str, *, labelled: bool = False) -> float:
+        """Count one more task and give its weight. `labelled`: its label is the source's own word."""
         if len(self._recent) == self._recent.maxlen:
             self._forget(*self._recent[0])
         self._recent.append((request, source))
         self._requests[request] += 1
-        self._sources[source] += 1
+        self._sources.update(_levels(source))
         weight = 1.0 / self._requests[request] ** 2 if request else 1.0
-        if source:
-            # a first word of somebody is no majority: the share is taken of at least a few tasks
-            made = self._sources[source] / max(len(self._recent), round(5 / self.share))
-            weight *= min(1.0, self.share / made)
-        return weight
+        return weight * min((self._room(name, labelled) for name in _levels(source) if name), default=1.0)
+
+    def _room(self, name: str, labelled: bool) -> float:
+        """What is left to a source that made its share: 1 below its cap."""
+        beside = name.rpartition("/")[0]
+        equals = sum(known.rpartition("/")[0] == beside for known in self._sources)
+        cap = self.share if labelled else max(self.share, 1 / equals)
+        # a first word of somebody is no majority: the share is taken of at least a few tasks
+        of = self._sources[beside] if beside else len(self._recent)
+        return min(1.0, cap / (self._sources[name] / max(of, round(5 / self.share))))
 
     def _forget(self, request: str, source: str) -> None:
-        for counter, key in ((self._requests, request), (self._sources, source)):
-            counter[key] -= 1
-            if counter[key] <= 0:
-                del counter[key]
+        for counter, keys in ((self._requests, [request]), (self._sources, _levels(source))):
+            for key in keys:
+                counter[key] -= 1
+                if counter[key] <= 0:
+                    del counter[key]
 
     def state_dict(self) -> list[list[str]]:
         """Plain JSON values."""
@@ -52,6 +63,12 @@ class Influence:
         self._sources.clear()
         for request, source in state or ():
             self.weigh(str(request), str(source))
+
+
+def _levels(source: str) -> list[str]:
+    """`caller` of `caller`; `caller` and `caller/user` of `caller/user`."""
+    caller, separator, _ = source.partition("/")
+    return [caller, source] if separator else [caller]
 
 
 class RobustBaseline:

@@ -125,7 +125,11 @@ class PolicyUpdater:
         """Make one update. Raises TaskError, with nothing changed, for a task that would do harm (see `check`) or
         that makes the loss or its gradient NaN or infinite."""
         task.check(max_learning_rate=self.config.max_learning_rate, vocabulary=self.vocabulary)
-        weight = self.influence.weigh(str(task.facts.get("prompt", "")), str(task.facts.get("source", "")))
+        weight = self.influence.weigh(
+            str(task.facts.get("prompt", "")),
+            str(task.facts.get("source", "")),
+            labelled=bool(task.facts.get("labelled")),
+        )
         returns, advantages, baseline = self._advantages(task)
         self.optimizer.zero_grad(set_to_none=True)
         rl_loss, kl_before, clip_fraction = self._backward(task, advantages)

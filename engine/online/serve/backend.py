@@ -76,7 +76,7 @@ class EngineBackend:
             return "dead" if state.get("pid") else "starting"
         return "paused" if state.get("status") == "paused" else "running"
 
-    async def feedback(self, feedback: Feedback) -> Mapping[str, Any]:
+    async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, Any]:
         """Hand a person's word to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
         found = _REQUEST.fullmatch(feedback.id.strip())
         if found is None:
@@ -87,7 +87,7 @@ class EngineBackend:
         def reply(outcome: Any) -> None:
             loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))
 
-        word = PersonsWord(int(found[1]), reply, feedback.verdict, feedback.answer, feedback.source)
+        word = PersonsWord(int(found[1]), reply, feedback.verdict, feedback.answer, source, feedback.source)
         try:
             self._source.say(word)
         except queue.Full:

@@ -45,8 +45,8 @@ class Request:
 
     `fields`: what the caller wants back beside the answer, such as its own id. `version`: the snapshot that shall
     answer (None: the one that serves). `tokens`: most tokens that answering may take, all samples together.
-    `source`: who asks, as far as it is known (a `user`), empty for the run's own requests: what one source can teach
-    is limited.
+    `source`: who asks, `caller` or `caller/user` (`http/guard.py`), empty for the run's own requests: what one source
+    can teach is limited (`learn/influence.py`).
     `deadline`: `time.perf_counter()` after which nobody waits any more. `cancelled` is set when the caller has gone.
     """
 
@@ -129,7 +129,10 @@ class PersonsWord:
     reply: Callable[[Any], None]
     verdict: str | None = None
     answer: str | None = None
-    source: str | None = None
+    source: str = ""
+    """Whose word it is, as in `Request.source`."""
+    named: str | None = None
+    """Who says so by the caller's own account; for the record."""
 
 
 class RequestSource:

@@ -83,6 +83,7 @@ class AnswerServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # any caller could name an address
             lifespan="off",
             timeout_graceful_shutdown=STOP_SECONDS,
             ssl_certfile=certificate,

@@ -158,7 +158,11 @@ class Serving:
             task = replace(
                 task,
                 experience=replace(task.experience, id=named),
-                facts={**task.facts, "prompt": f"person {task.facts['prompt']}", "source": said.source or "person"},
+                facts={
+                    "prompt": f"person {task.facts['prompt']}",
+                    "source": said.source or "person",
+                    "labelled": True,  # by the source's own word, not by a vote
+                },
             )
             self.enqueuer.put(task)
         self.keeper.event(
@@ -169,7 +173,7 @@ class Serving:
             request=said.request,
             verdict=said.verdict,
             answer=said.answer,
-            source=said.source,
+            source=said.named,
         )
         return {"request": said.request, "learned": task is not None}
 

@@ -290,11 +290,27 @@ def test_repetitions_count_less_and_less_and_a_source_up_to_its_share() -> None:
     weights = {"many": 0.0, "": 0.0}
     for i in range(400):  # of each two tasks one is of the same source, every one about something else
         source = "many" if i % 2 else ""
-        weights[source] += influence.weigh(f"{i}", source)
+        weights[source] += influence.weigh(f"{i}", source, labelled=bool(source))
     assert weights[""] == 200 and weights["many"] <= 0.25 * 400 * 1.1
     again = Influence(window=200, share=0.25)
     again.load_state_dict(influence.state_dict())
     assert again.weigh("300", "many") == pytest.approx(influence.weigh("300", "many"))
+
+
+def test_a_caller_gains_nothing_by_inventing_users_and_a_single_one_is_not_slowed_down() -> None:
+    honest = [f"address-{i}" for i in range(5)]
+    influence = Influence(window=200, share=0.25)
+    taught = dict.fromkeys(["loud", *honest], 0.0)
+    for i in range(1000):  # of ten questions five are of one caller, each time as another user
+        source = f"loud/{i}" if i % 2 else honest[i // 2 % 5]
+        taught[source.partition("/")[0]] += influence.weigh(f"{i}", source)
+    assert taught["loud"] == pytest.approx(0.25 * 1000, rel=0.1)
+    assert all(taught[name] == 100 for name in honest)
+    alone = Influence(window=200, share=0.25)
+    assert all(alone.weigh(f"{i}", "one") == 1 for i in range(400))
+    assert alone.weigh("400", "one", labelled=True) == pytest.approx(0.25)
+    two = Influence(window=200, share=0.25)
+    assert sum(two.weigh(f"{i}", "rare" if i % 10 == 0 else "often") for i in range(400)) < 0.65 * 400
 
 
 def test_a_repeated_request_moves_the_policy_less_and_less() -> None:

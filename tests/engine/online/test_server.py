@@ -61,6 +61,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.said: list[Feedback] = []
+        self.sources: list[str] = []
 
     def count_tokens(self, text: str) -> int:
         return len(text.split())
@@ -74,8 +75,9 @@ class StandIn:
     def learning(self) -> str:
         return self.worker
 
-    async def feedback(self, feedback: Feedback) -> Mapping[str, Any]:
+    async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, Any]:
         self.said.append(feedback)
+        self.sources.append(source)
         if feedback.id != "1":
             raise KeyError(feedback.id)
         return {"request": 1, "learned": True}
@@ -429,6 +431,27 @@ def test_a_token_is_needed_where_there_is_one(guarded: World) -> None:
     assert guarded.reached == []
     for token in ("secret", "other"):
         assert guarded.post(ASK, Authorization=f"Bearer {token}").status_code == 200
+
+
+def test_who_asks_is_known_by_token_else_by_address_and_no_header_changes_that(world: World, guarded: World) -> None:
+    for body, headers in (
+        (ASK, {}),
+        (ASK, {"x_forwarded_for": "10.1.2.3", "authorization": "Bearer invented"}),
+        ({**ASK, "user": "ann"}, {}),
+        ({**ASK, "safety_identifier": "ann"}, {}),
+        ({**ASK, "user": "bob"}, {}),
+    ):
+        assert world.post(body, **headers).status_code == 200
+    address, forged, ann, same, bob = (r.source for r in world.reached[-5:])
+    assert address == forged and "/" not in address
+    assert ann == same != bob and {ann.partition("/")[0], bob.partition("/")[0]} == {address}
+    assert "ann" not in ann and "127.0.0.1" not in address  # nothing that is kept names a person
+    for token in ("secret", "other"):
+        assert guarded.post({**ASK, "user": "ann"}, authorization=f"Bearer {token}").status_code == 200
+    assert [r.source.partition("/")[0] for r in guarded.reached] == ["token-2", "token-1"]
+    said = {"id": "1", "verdict": "wrong", "source": "carl"}
+    assert guarded.post(said, "/v1/feedback", authorization="Bearer other").status_code == 200
+    assert guarded.backend.sources[-1].startswith("token-1/")
 
 
 def test_open_to_others_only_with_a_token(tmp_path: Path) -> None:

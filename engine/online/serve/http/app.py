@@ -71,8 +71,11 @@ class Backend(Protocol):
         """`running`, `paused`, `off`, or `dead`: how the update worker stands."""
         ...
 
-    def feedback(self, feedback: Feedback) -> Awaitable[Mapping[str, Any]]:
-        """What became of a person's word on an answer. Raises KeyError for an answer that is not remembered."""
+    def feedback(self, feedback: Feedback, source: str) -> Awaitable[Mapping[str, Any]]:
+        """What became of a person's word on an answer; `source` as in `Request.source`.
+
+        Raises KeyError for an answer that is not remembered.
+        """
         ...
 
 
@@ -96,9 +99,9 @@ class Api:
         if asked.messages is not None:
             row = self._row(asked.messages)
         else:
-            row = self._task_row({"task_data": self.uploads.task(asked.task_data or {})})
+            row = {"task_data": self.uploads.task(asked.task_data or {})}
         limit = asked.max_completion_tokens or asked.max_tokens
-        ask = self._request(row, asked, limit)
+        ask = self._request(request, row, asked, limit)
         make = self._completion("chatcmpl-", self._model_name(ask.version))
         if asked.stream:
             usage = bool(asked.stream_options and asked.stream_options.include_usage)
@@ -111,7 +114,7 @@ class Api:
         messages = [ChatMessage(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
         if asked.instructions:
             messages = [ChatMessage(role="system", content=asked.instructions), *messages]
-        ask = self._request(self._row(messages), asked, asked.max_output_tokens)
+        ask = self._request(request, self._row(messages), asked, asked.max_output_tokens)
         make = self._completion("resp_", self._model_name(ask.version))
         if asked.stream:
             return self._stream(ask, lambda answer: make(answer).response_events())
@@ -125,7 +128,7 @@ class Api:
                 raise HttpProblem(400, f"{name} is fixed by the run's configuration; leave it out", param=name)
         if isinstance(data.get("task_data"), Mapping):
             data = {**data, "task_data": self.uploads.task(data["task_data"])}
-        ask = self._request(data, Asked(), None)
+        ask = self._request(request, data, Asked(), None)
         return JSONResponse(answer_as_json(await self._answer(ask, request)))
 
     async def feedback(self, request: HttpRequest) -> Response:
@@ -134,7 +137,7 @@ class Api:
         if said.verdict is None and said.answer is None:
             raise HttpProblem(400, "give verdict (right or wrong), or the right answer", param="verdict")
         try:
-            return JSONResponse(dict(await self.backend.feedback(said)))
+            return JSONResponse(dict(await self.backend.feedback(said, self.guard.source(request, said.source))))
         except KeyError:
             raise HttpProblem(
                 404, f"the answer {said.id[:100]!r} is not remembered; only recent answers are", param="id"
@@ -169,10 +172,7 @@ class Api:
     def _row(self, messages: list[ChatMessage]) -> dict[str, Any]:
         return row_of(messages, self.uploads, self.backend.environment, self.backend.env_class)
 
-    def _task_row(self, row: dict[str, Any]) -> dict[str, Any]:
-        return row
-
-    def _request(self, row: dict[str, Any], asked: Asked, max_tokens: int | None) -> Request:
+    def _request(self, http: HttpRequest, row: dict[str, Any], asked: Asked, max_tokens: int | None) -> Request:
         """The request for the engine. Raises HttpProblem."""
         version = None if asked.model is None else self._version(asked.model)
         try:
@@ -187,6 +187,7 @@ class Api:
             version=version,
             tokens=self.backend.samples * min(room, prompt + (max_tokens or room)),
             deadline=time.perf_counter() + self.backend.timeout_s,
+            source=self.guard.source(http, asked.user or asked.safety_identifier),
         )
 
     def _measured(self, task: Mapping[str, Any]) -> int:

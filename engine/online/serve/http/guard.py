@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import ipaddress
 import json
@@ -46,14 +47,25 @@ class Guard:
             name = hosts[0].rpartition(":")[0] if hosts[0].rpartition(":")[2].isdigit() else hosts[0]
             if not is_loopback(name.strip("[]")):
                 raise HttpProblem(403, f"the Host header {hosts[0][:200]!r} does not name the loopback interface")
-        if self.tokens:
-            kind, _, given = request.headers.get("authorization", "").partition(" ")
-            sent = given.strip().encode()
-            known = [hmac.compare_digest(sent, token.encode()) for token in self.tokens]
-            if kind.lower() != "bearer" or not any(known):
-                raise HttpProblem(
-                    401, "a token is needed: send `Authorization: Bearer <token>`", code="invalid_api_key"
-                )
+        if self.tokens and self._token(request) is None:
+            raise HttpProblem(401, "a token is needed: send `Authorization: Bearer <token>`", code="invalid_api_key")
+
+    def source(self, request: Request, user: str | None) -> str:
+        """Who asks, as `caller` or `caller/user`: what one source can teach is limited.
+
+        The caller is its token, if there are any, else its address (of IPv6 the network, of which a machine has 2⁶⁴
+        addresses). `user` is the caller's own word, so it never stands alone. Neither can be read from what is kept.
+        """
+        token = self._token(request)
+        caller = f"token-{token + 1}" if token is not None else f"address-{_digest(_network(request))}"
+        return f"{caller}/{_digest(user)}" if user else caller
+
+    def _token(self, request: Request) -> int | None:
+        """The number of the token that was sent; None when there is none, or it is not known."""
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        sent = given.strip().encode()
+        known = [hmac.compare_digest(sent, token.encode()) for token in self.tokens]
+        return known.index(True) if kind.lower() == "bearer" and any(known) else None
 
     async def json_body(self, request: Request) -> dict[str, Any]:
         """The JSON object of a request's body. Raises HttpProblem."""
@@ -79,6 +91,18 @@ class Guard:
         if not isinstance(data, dict):
             raise HttpProblem(400, f"the body must be a JSON object, not {type(data).__name__}")
         return data
+
+
+def _network(request: Request) -> str:
+    host = "" if request.client is None else request.client.host
+    try:
+        return str(ipaddress.ip_network(f"{host}/{64 if ':' in host else 32}", strict=False))
+    except ValueError:
+        return host
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _no_constant(name: str) -> Any:

@@ -35,11 +35,9 @@ IGNORED = frozenset(
         "metadata",
         "parallel_tool_calls",
         "prompt_cache_key",
-        "safety_identifier",
         "seed",
         "service_tier",
         "store",
-        "user",
     }
 )
 """Fields that promise a caller nothing about the answer."""
@@ -102,6 +100,10 @@ class Asked(Strict):
     model: str | None = None
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
+    user: str | None = None
+    """Whom the caller asks for: experience of one user counts together."""
+    safety_identifier: str | None = None
+    """OpenAI's newer name of the same."""
 
 
 class ChatRequest(Asked):
@@ -131,7 +133,7 @@ class Feedback(Strict):
     answer: str | None = None
     """The right answer, where the person knows it."""
     source: str | None = None
-    """Who says so; labels of one source count together."""
+    """Who says so; labels of one source count together, and those of one caller whatever sources it names."""
 
 
 Model = TypeVar("Model", bound=BaseModel)
