@@ -1,0 +1,258 @@
+"""Poisoned streams: `python -m benchmarks.poison [--arms repeat-300,wrong-100] [--set '{"online": {…}}']`.
+
+A policy from a short offline training serves and learns from labels that are forced wrong: 10, 50 or 100 % of a
+stream of different requests, one request again and again, two requests in turn. Each stream once with the guards of
+the defaults and once without them (no validation, repetitions and sources count in full). Engine, queue, worker and
+validation are the real ones, in one process so that a run can be repeated; the result of a validation arrives `--lag`
+updates after it was asked for, as it does from a process of low priority.
+
+Success is greedy, of each version that answers, on the tasks that validation uses; at the start and at the end also on
+others that nothing else uses. A row: the start, the best so far, the lowest that ever answered, and how far that was
+below the best at its time. Required with guards: never more than 5 points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.online import force_wrong, offline
+from grpo_tui.configs.schema import RunConfig
+from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
+from grpo_tui.engine.online.learn.update_worker import UpdateWorker
+from grpo_tui.engine.online.learn.validation import Validator, validate_next
+from grpo_tui.engine.online.process import load_serving_policy
+from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
+from grpo_tui.engine.online.serve.requests import Request
+from grpo_tui.engine.online.serve.voting import Vote
+from grpo_tui.engine.online.serve.weights import WeightFollower
+from grpo_tui.engine.online.store.folder import OnlineFolder
+from grpo_tui.engine.online.store.snapshots import SnapshotReader
+from grpo_tui.engine.rollouts.dataset import load_rows
+from grpo_tui.engine.rollouts.evaluation import evaluate
+from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
+from grpo_tui.rewards import RewardOrchestrator
+
+GUARDS_OFF: dict[str, Any] = {"validation": {"enabled": False}, "repeat_window": 1, "source_share": 1.0}
+REQUIRED = 0.05
+OTHER_TASKS = 128
+EVERY_UPDATES = 48
+"""Updates between two versions that are measured where all are published as they come."""
+BATCH = 8
+"""Requests that are answered together."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """`different`: how many requests take turns (0: none comes twice). `wrong`: share of labels that are forced."""
+
+    requests: int
+    different: int
+    wrong: float
+
+
+ARMS = {
+    "wrong-10": Stream(200, 0, 0.1),
+    "wrong-50": Stream(200, 0, 0.5),
+    "wrong-100": Stream(200, 0, 1.0),
+    "repeat-300": Stream(300, 1, 1.0),
+    "repeat-500": Stream(500, 1, 1.0),
+    "coalition-300": Stream(300, 2, 1.0),
+}
+
+
+class PoisonedEngine(InferenceEngine):
+    """Serves as ever, but labels of a share of the requests are forced to be wrong."""
+
+    wrong = 0.0
+
+    def vote(self, request: Any, samples: Sequence[Any], neighbours: Sequence[Any]) -> Vote:
+        """The vote, its labels replaced."""
+        return force_wrong(
+            super().vote(request, samples, neighbours), samples, f"{self.seed} {request.number}", self.wrong
+        )
+
+
+@dataclass
+class Served:
+    """Success of what answered, in the order of time, and the most that it was below the best before it."""
+
+    best: float = 0.0
+    success: list[float] = field(default_factory=list)
+    drop: float = 0.0
+
+    def add(self, success: float) -> None:
+        """One more version that answers."""
+        self.best = max(self.best, success)
+        self.success.append(success)
+        self.drop = max(self.drop, self.best - success)
+
+
+def run(arm: str, guards: bool, adapters: str, lag: int, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Serve one stream to its end."""
+    began = time.monotonic()
+    stream = ARMS[arm]
+    online = {
+        "adapters": adapters,
+        "neighbours": 0,
+        "samples": 4,
+        **settings.get("online", {}),
+        **({} if guards else GUARDS_OFF),
+    }
+    config = RunConfig.model_validate({"mode": "online", **settings, "online": online})
+    torch.manual_seed(config.seed)
+    served_model, tokenizer = load_serving_policy(config)
+    learning_model, judged_model = load_serving_policy(config)[0], load_serving_policy(config)[0]
+    engine, runner = _engine(config, served_model, tokenizer, stream.wrong), _runner(config, judged_model, tokenizer)
+    rows, own_rows, other_rows = _tasks(config, stream, tokenizer)
+    validator = Validator(judged_model, runner, own_rows, [], config.online.samples)
+    paths = OnlineFolder(folder)
+    told: list[str] = []
+    worker = UpdateWorker(
+        PolicyUpdater(learning_model, config.online), paths, config.online, base_model="tiny", tell=told.append
+    )
+    follower = WeightFollower(served_model, SnapshotReader(paths.snapshots), poll_s=1.0)
+    served, measured, waited = Served(), -1, 0
+
+    def success(tasks: Sequence[Row]) -> float:
+        """Greedy success of what serves now."""
+        tensors = {n: p.data for n, p in served_model.named_parameters() if p.requires_grad}
+        for name, parameter in validator.parameters.items():
+            parameter.data.copy_(tensors[name])
+        return evaluate(runner, tasks, temperature=0.0).success
+
+    def look(*, last: bool = False) -> None:
+        """Serve the newest version, and measure it when it is another one, some updates on."""
+        nonlocal measured
+        follower.look()
+        follower.swap()
+        update = SnapshotReader(paths.snapshots).manifest(follower.version).update if follower.version else 0
+        if measured < 0 or (update != measured and (guards or last or update >= measured + EVERY_UPDATES)):
+            measured = update
+            served.add(success(own_rows))
+            print(
+                f"{arm}: update {worker.updater.update}, version {follower.version} at {served.success[-1]:.2f}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    look()
+    other_start = success(other_rows)
+    numbers = iter(range(1, stream.requests + 1))
+    while batch := [Request(rows[(n - 1) % len(rows)], number=n) for n in islice(numbers, BATCH)]:
+        for item in engine.learn(engine.answer(batch, follower.version)):
+            if item.task is not None:
+                worker.queue.put(item.task.id, item.task.to_bytes(), item.task.policy_version)
+        while worker.step():
+            waited = waited + 1 if guards and worker.queue.get("candidate") is not None else 0
+            if guards and waited > lag:
+                validate_next(validator, paths, worker.queue)
+                worker.validate()
+                waited = 0
+        look()
+    look(last=True)
+    row = {
+        "arm": arm,
+        "guards": guards,
+        "updates": worker.updater.update,
+        "rejected": len(worker.queue.tasks("rejected")),
+        "back": sum("learning goes back" in message for message in told),
+        "versions": worker.writer.version,
+        "start": served.success[0],
+        "best": served.best,
+        "lowest": min(served.success),
+        "end": served.success[-1],
+        "drop": served.drop,
+        "other_start": other_start,
+        "other_end": success(other_rows),
+        "beta": worker.updater.beta.beta,
+        "seconds": time.monotonic() - began,
+    }
+    worker.close()
+    return row
+
+
+def _engine(config: RunConfig, model: Any, tokenizer: Any, wrong: float) -> PoisonedEngine:
+    orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
+    engine = PoisonedEngine(model, _runner(config, model, tokenizer), orchestrator, config.online, seed=config.seed)
+    engine.wrong = wrong
+    return engine
+
+
+def _runner(config: RunConfig, model: Any, tokenizer: Any) -> RolloutRunner:
+    online = config.online
+    agent = TransformersAgent(
+        model,
+        tokenizer,
+        temperature=online.temperature,
+        max_turn_tokens=online.max_turn_tokens,
+        max_trajectory_tokens=online.max_trajectory_tokens,
+    )
+    return RolloutRunner(agent, tokenizer, online.samples)
+
+
+def _tasks(config: RunConfig, stream: Stream, tokenizer: Any) -> tuple[list[Row], list[Row], list[Row]]:
+    """The stream's requests, the tasks of validation as its process takes them, and others."""
+    settings = config.online.validation
+    held = settings.tasks + settings.canary_tasks
+    count = stream.different or stream.requests
+    requests = load_rows(config.environment.model_copy(update={"train_tasks": count}), "train", config.seed, tokenizer)
+    tasks = load_rows(
+        config.environment.model_copy(update={"eval_tasks": held + OTHER_TASKS}), "eval", config.seed, tokenizer
+    )
+    return list(requests), tasks[settings.canary_tasks : held], tasks[held:]
+
+
+def main() -> None:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--guards", default="on,off")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lag", type=int, default=16, help="updates from a candidate to its validation")
+    parser.add_argument("--offline-steps", type=int, default=20)
+    parser.add_argument("--adapters", help="a policy to begin with, in place of an offline training")
+    parser.add_argument("--set", default="{}", help="JSON merged into the configuration")
+    given = parser.parse_args()
+    settings = {"seed": given.seed, **json.loads(given.set)}
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        adapters = given.adapters or offline(folder, given.offline_steps, given.seed, {})
+        print(
+            f"{'stream':<15}{'guards':<8}{'updates':>8}{'undone':>8}{'back':>6}{'versions':>9}"
+            f"{'start':>8}{'best':>7}{'lowest':>8}{'end':>6}{'drop':>7}   other tasks: start, end      s",
+            flush=True,
+        )
+        for arm in given.arms.split(","):
+            for guards in (g == "on" for g in given.guards.split(",")):
+                row = run(arm, guards, adapters, given.lag, settings, folder / f"{arm}-{guards}")
+                print(_line(row), flush=True)
+                worst = max(worst, row["drop"]) if guards else worst
+    print(
+        f"largest drop below the best validated with guards: {100 * worst:.1f} points (required: {100 * REQUIRED:.0f})"
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['arm']:<15}{'on' if row['guards'] else 'off':<8}{row['updates']:>8}{row['rejected']:>8}{row['back']:>6}"
+        f"{row['versions']:>9}{row['start']:>8.2f}{row['best']:>7.2f}{row['lowest']:>8.2f}{row['end']:>6.2f}"
+        f"{100 * row['drop']:>7.1f}{row['other_start']:>21.2f}{row['other_end']:>6.2f}"
+        f"{row['seconds']:>7.0f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
