@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..configs.sections.rewards import COMPONENTS
 from ..envs.trajectory import Trajectory
-from .breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
+from .breakdown import ComponentValue, NormalizedBy, Penalty, RewardBreakdown, StepReward
 from .detectors import SAME
 from .metrics import ACTION_DISTRIBUTION, RolloutSums, action_distribution, component_metrics
 from .moments import Moments
-from .normalization import RewardNormalizer, tensor_moments
+from .normalization import Normalized, RewardNormalizer, tensor_moments
 from .result import RewardResult
 
 
@@ -62,6 +62,7 @@ def assemble(
     raw = torch.zeros(len(names), steps, dtype=torch.float64)
     normalized = torch.zeros_like(raw)
     valid = torch.zeros(len(names), steps, dtype=torch.bool)
+    by: dict[str, Normalized] = {}
     moments: dict[str, Moments] = {}
     nonfinite = 0
     for i, name in enumerate(names):
@@ -69,7 +70,8 @@ def assemble(
         valid[i] = defined & value.isfinite()
         nonfinite += int(defined.sum() - valid[i].sum())
         raw[i] = torch.where(valid[i], value, 0.0)
-        normalized[i] = normalizer.normalize(raw[i], name, valid=valid[i], rollout=batch.rollout, group=batch.group)
+        by[name] = normalizer.normalized(raw[i], name, valid[i], batch.rollout, batch.group)
+        normalized[i] = by[name].values
         moments[name] = tensor_moments(raw[i][valid[i]])
     scale = torch.tensor([weights[name] for name in names], dtype=torch.float64)
     contributions = normalized * scale[:, None]
@@ -108,6 +110,7 @@ def assemble(
         return out
 
     sums = contributions.sum(dim=0)
+    used = _normalized_by(by, normalizer, rollouts)
     result = RewardResult(
         total=padded(sums, torch.float32),
         mask=mask,
@@ -117,7 +120,7 @@ def assemble(
         normalized=padded(normalized.T, torch.float64),
         contributions=padded(contributions.T, torch.float64),
         valid=padded(valid.T, torch.bool),
-        breakdowns=_breakdowns(batch, names, scale, raw, normalized, contributions, valid, sums, penalties),
+        breakdowns=_breakdowns(batch, names, scale, raw, normalized, contributions, valid, sums, penalties, used),
         metrics=metrics,
     )
     return result, moments
@@ -133,6 +136,7 @@ def _breakdowns(
     valid: Tensor,
     sums: Tensor,
     penalties: Sequence[Sequence[tuple[Penalty, ...]]],
+    normalized_by: Sequence[Mapping[str, NormalizedBy]],
 ) -> list[RewardBreakdown]:
     components: list[dict[str, ComponentValue]] = [{} for _ in range(batch.rollout.numel())]
     for i, (name, weight) in enumerate(zip(names, weights.tolist(), strict=True)):
@@ -143,14 +147,29 @@ def _breakdowns(
     totals = sums.tolist()
     out: list[RewardBreakdown] = []
     n = 0
-    for trajectory, rows in zip(batch.trajectories, penalties, strict=True):
+    for trajectory, rows, by in zip(batch.trajectories, penalties, normalized_by, strict=True):
         first = n
         steps: list[StepReward] = []
         for step, here in zip(trajectory.steps, rows, strict=True):
             steps.append(StepReward(step.index, components[n], here, totals[n]))
             n += 1
-        out.append(RewardBreakdown(trajectory.id, tuple(steps), sum(totals[first:n])))
+        out.append(RewardBreakdown(trajectory.id, tuple(steps), sum(totals[first:n]), by))
     return out
+
+
+def _normalized_by(
+    by: Mapping[str, Normalized], normalizer: RewardNormalizer, rollouts: int
+) -> list[dict[str, NormalizedBy]]:
+    """For each rollout what its components were normalised by."""
+    columns = {
+        name: (normalizer.mode(name), found.mean.tolist(), found.std.tolist())
+        for name, found in by.items()
+        if found.mean is not None and found.std is not None
+    }
+    return [
+        {name: NormalizedBy(mode, mean[i], std[i]) for name, (mode, mean, std) in columns.items()}
+        for i in range(rollouts)
+    ]
 
 
 def _advantage_shares(per_rollout: Tensor, group: Tensor) -> list[float]:

@@ -41,6 +41,16 @@ class ComponentValue:
 
 
 @dataclass(frozen=True)
+class NormalizedBy:
+    """The mean and the standard deviation that a component of one trajectory was normalised by; the mode says how
+    (`normalization.py`). In mode `group` both are of the group's sums over rollouts."""
+
+    mode: str
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
 class StepReward:
     """All components at one step; `total` is the sum of their contributions, None where it was not recorded."""
 
@@ -52,11 +62,15 @@ class StepReward:
 
 @dataclass(frozen=True)
 class RewardBreakdown:
-    """The whole reward of one trajectory; `total` is the sum over its steps, None where it was not recorded."""
+    """The whole reward of one trajectory; `total` is the sum over its steps, None where it was not recorded.
+
+    normalized_by: for each component that is normalised the statistics that it was normalised by.
+    """
 
     trajectory_id: str
     steps: tuple[StepReward, ...]
     total: float | None
+    normalized_by: Mapping[str, NormalizedBy] = field(default_factory=dict)
 
     @property
     def penalties(self) -> tuple[Penalty, ...]:
@@ -82,6 +96,7 @@ class RewardBreakdown:
                 )
                 for s in data["steps"]
             ),
+            normalized_by={k: NormalizedBy(**v) for k, v in (data.get("normalized_by") or {}).items()},
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..configs.sections.rewards import CoherenceConfig
+from .repetition import repeated
 
 
 class TrajectoryCoherenceAnalyzer:
@@ -29,7 +30,7 @@ class TrajectoryCoherenceAnalyzer:
         defined, bool [N].
         """
         first = torch.tensor([i == 0 for row in keys for i in range(len(row))], dtype=torch.bool)
-        repeated = torch.tensor(self.repeated(keys), dtype=torch.bool)
+        again = torch.tensor([flag for row in keys for flag in repeated(row, self.config.window)], dtype=torch.bool)
         similarity = torch.zeros(first.numel(), dtype=torch.float64)
         if self.config.similarity and first.numel():
             if embeddings is None:
@@ -37,22 +38,8 @@ class TrajectoryCoherenceAnalyzer:
                     "coherence compares embeddings: pass them, or set rewards.coherence.similarity to false"
                 )
             similarity[1:] = cosine_to_previous(embeddings)
-        rewards = torch.where(repeated, -self.config.repetition_penalty, similarity)
+        rewards = torch.where(again, -self.config.repetition_penalty, similarity)
         return torch.where(first, 0.0, rewards), ~first
-
-    def repeated(self, keys: Sequence[Sequence[str]]) -> list[bool]:
-        """Whether each step repeats an action of the last `window` steps (of all, when the window is 0)."""
-        window = self.config.window
-        flags: list[bool] = []
-        for row in keys:
-            seen: set[str] = set()
-            for i, key in enumerate(row):
-                if window:
-                    flags.append(key in row[max(0, i - window) : i])
-                else:
-                    flags.append(key in seen)
-                    seen.add(key)
-        return flags
 
 
 def cosine_to_previous(states: Tensor) -> Tensor:

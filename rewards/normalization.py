@@ -7,6 +7,7 @@ Statistics are read while a batch is scored and change only in `update`, so equa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,16 @@ def tensor_moments(values: Tensor) -> Moments:
     return Moments(values.numel(), float(mean), float((values - mean).square().sum()))
 
 
+@dataclass(frozen=True)
+class Normalized:
+    """values: float64 [N], 0 where a component is not defined. mean, std: what they were normalised by, float64 [R], of
+    each rollout; None where they are the raw values."""
+
+    values: Tensor
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+
 class RewardNormalizer:
     """Running statistics of each component and the normalisation by them.
 
@@ -39,40 +50,34 @@ class RewardNormalizer:
         """How this component is normalised."""
         return getattr(self.config, component)
 
-    def normalize(
-        self,
-        values: Tensor,
-        component: str,
-        *,
-        valid: Tensor | None = None,
-        rollout: Tensor | None = None,
-        group: Tensor | None = None,
-    ) -> Tensor:
-        """`values` float [N] normalised as configured, float64 [N]; 0 where `valid` (bool [N]) is False.
-
-        rollout: int64 [N], the rollout of each step; group: int64 [R], the group of each rollout. Only `group` mode
-        reads them; without them each value is a rollout and all are one group.
-        """
-        values = values.double()
+    def normalize(self, values: Tensor, component: str, *, valid: Tensor | None = None) -> Tensor:
+        """`values` float [N] normalised as configured, float64 [N]; each value is a rollout, and all are one group."""
         if valid is None:
             valid = torch.ones_like(values, dtype=torch.bool)
+        alone, together = torch.arange(values.numel()), torch.zeros(values.numel(), dtype=torch.int64)
+        return self.normalized(values, component, valid, alone, together).values
+
+    def normalized(self, values: Tensor, component: str, valid: Tensor, rollout: Tensor, group: Tensor) -> Normalized:
+        """`values` float [N] normalised as configured, and what they were normalised by.
+
+        valid: bool [N], where the component is defined; rollout: int64 [N], the rollout of each step; group: int64 [R],
+        the group of each rollout.
+        """
+        values = values.double()
         mode = self.mode(component)
         if mode == "none":
-            return torch.where(valid, values, 0.0)
+            return Normalized(torch.where(valid, values, 0.0))
         if mode == "group":
-            if rollout is None:
-                rollout = torch.arange(values.numel())
-            if group is None:
-                group = torch.zeros(int(rollout.max()) + 1 if rollout.numel() else 0, dtype=torch.int64)
-            scaled = group_normalized(values, valid, rollout, group, self.config.epsilon, self.config.std_floor)
-            return torch.where(valid, scaled, 0.0)
+            found = group_normalized(values, valid, rollout, group, self.config.epsilon, self.config.std_floor)
+            return replace(found, values=torch.where(valid, found.values, 0.0))
         statistics = self.running[component]
         if statistics.count < self.config.min_count:
             statistics = merge(statistics, tensor_moments(values[valid]))
         scale = max(statistics.std, self.config.std_floor) + self.config.epsilon
         centre = statistics.mean if mode == "zscore" else 0.0
         scaled = ((values - centre) / scale).clamp(-self.config.clip, self.config.clip)
-        return torch.where(valid, scaled, 0.0)
+        alike = torch.ones(group.numel(), dtype=torch.float64)
+        return Normalized(torch.where(valid, scaled, 0.0), centre * alike, statistics.std * alike)
 
     def update(self, batch: Mapping[str, Moments]) -> None:
         """Take a scored batch (of all processes) into the running statistics."""
@@ -90,18 +95,18 @@ class RewardNormalizer:
 
 def group_normalized(
     values: Tensor, valid: Tensor, rollout: Tensor, group: Tensor, epsilon: float, std_floor: float
-) -> Tensor:
+) -> Normalized:
     """One component normalised within each group, as in GDPO (arXiv 2601.05242), spread over the steps.
 
     GDPO normalises a component's sum R_i of each rollout by its group: (R_i - mean) / (std + epsilon), std with
     n - 1. Here step t of rollout i gets (r_it - mean / n_i) / (max(std, floor) + epsilon), n_i its valid steps, so
     that the sum over a rollout's steps is GDPO's value exactly, and each step keeps its own size.
 
-    values: float64 [N]; valid: bool [N]; rollout: int64 [N]; group: int64 [R]. Returns float64 [N].
+    values: float64 [N]; valid: bool [N]; rollout: int64 [N]; group: int64 [R].
     """
     rollouts = group.numel()
     if not rollouts:
-        return values
+        return Normalized(values)
     groups = int(group.max()) + 1
     steps = torch.zeros(rollouts, dtype=torch.float64).index_add_(0, rollout, valid.double())
     sums = torch.zeros(rollouts, dtype=torch.float64).index_add_(0, rollout, torch.where(valid, values, 0.0))
@@ -113,4 +118,4 @@ def group_normalized(
     std = (m2 / (size - 1).clamp(min=1)).sqrt()
     scale = std.clamp(min=std_floor) + epsilon
     shift = mean[group] / steps.clamp(min=1)
-    return (values - shift[rollout]) / scale[group][rollout]
+    return Normalized((values - shift[rollout]) / scale[group][rollout], mean[group], std[group])

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from ..rollouts.rollout import Rollout
-from ..runs.types import TrajectoryRecord, Use
+from ..runs.types import LossTerms, TrajectoryRecord, Use
 
 logger = logging.getLogger(__name__)
 
@@ -49,31 +49,37 @@ class StepRecorder:
         measured: Mapping[str, Any],
         rollouts: Sequence[Rollout],
         replayed: Sequence[Rollout] = (),
+        loss: Mapping[str, LossTerms] | None = None,
     ) -> dict[str, Any]:
         """One optimiser step: TRL's `logs`, what the trainer measured beyond them, all rollouts that were made for it,
-        and those of earlier steps that were replayed in it.
+        those of earlier steps that were replayed in it, and what each of the batch put into the loss, by its id.
 
         Returns the metrics as recorded.
         """
         began = time.perf_counter()
         values: dict[str, Any] = {NAMES.get(k, f"trl/{k}"): v for k, v in logs.items() if isinstance(v, (int, float))}
         values |= measured
-        values |= rollout_metrics(rollouts) | memory_metrics()
+        values |= rollout_metrics(rollouts) | loss_metrics(loss or {}) | memory_metrics()
         self.guard("metrics", lambda: self.writer.metrics(step, values))
-        self.trajectories(step, rollouts, "train")
-        uses = [(r.id, Use("replayed", step, r.draw_probability, r.advantage)) for r in replayed]
+        self.trajectories(step, rollouts, "train", loss)
+        terms = loss or {}
+        uses = [(r.id, Use("replayed", step, r.draw_probability, r.advantage, loss=terms.get(r.key))) for r in replayed]
         self.guard("uses", lambda: self.writer.uses(uses))
         for sink in self.sinks:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
         self.seconds += time.perf_counter() - began
         return values
 
-    def trajectories(self, step: int, rollouts: Sequence[Rollout], split: str) -> None:
+    def trajectories(
+        self, step: int, rollouts: Sequence[Rollout], split: str, loss: Mapping[str, LossTerms] | None = None
+    ) -> None:
         """Rollouts of a step, as records."""
+        terms = loss or {}
         self.guard(
             "trajectories",
             lambda: self.writer.trajectories(
-                step, [_record(r, step, split, self.tokens) for r in rollouts if r.trajectory is not None]
+                step,
+                [_record(r, step, split, self.tokens, terms.get(r.key)) for r in rollouts if r.trajectory is not None],
             ),
         )
 
@@ -127,6 +133,17 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return values
 
 
+def loss_metrics(loss: Mapping[str, LossTerms]) -> dict[str, float]:
+    """Shares over all agent tokens of the step; TRL's own are means over its micro-batches."""
+    tokens = sum(t.tokens for t in loss.values())
+    if not tokens:
+        return {}
+    values = {"train/entropy": sum(t.entropy for t in loss.values()) / tokens}
+    if all(t.policy is not None for t in loss.values()):
+        values["train/clip_fraction"] = sum(sum(t.low) + sum(t.high) for t in loss.values()) / tokens
+    return values
+
+
 def memory_metrics() -> dict[str, float]:
     """Memory of this process, MiB."""
     values = {"memory/rss_mib": psutil.Process().memory_info().rss / 2**20}
@@ -135,9 +152,9 @@ def memory_metrics() -> dict[str, float]:
     return values
 
 
-def _record(rollout: Rollout, step: int, split: str, tokens: bool) -> TrajectoryRecord:
+def _record(rollout: Rollout, step: int, split: str, tokens: bool, loss: LossTerms | None) -> TrajectoryRecord:
     assert rollout.trajectory is not None
-    advantages = rollout.advantages
+    advantages, ratios = rollout.advantages, rollout.log_ratios
     return TrajectoryRecord(
         trajectory=rollout.trajectory,
         breakdown=rollout.breakdown,
@@ -147,13 +164,14 @@ def _record(rollout: Rollout, step: int, split: str, tokens: bool) -> Trajectory
         policy_version=rollout.policy_version,
         split=split,
         formula=rollout.formula,
-        use=_own_use(rollout, step),
+        use=_own_use(rollout, step, loss),
+        log_ratio_sum=None if ratios is None else float(ratios.sum(dtype=np.float64)),
     )
 
 
-def _own_use(rollout: Rollout, step: int) -> Use | None:
+def _own_use(rollout: Rollout, step: int, loss: LossTerms | None) -> Use | None:
     """What the rollout's own step did with it; None for one that nothing learns from."""
     if not rollout.selected:
         return None
     trained = rollout.selected == "trained"
-    return Use(rollout.selected, step, 1.0 if trained else None, rollout.advantage if trained else None)
+    return Use(rollout.selected, step, 1.0 if trained else None, rollout.advantage if trained else None, loss=loss)

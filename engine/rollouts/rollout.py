@@ -71,6 +71,11 @@ class Rollout:
         return int(self.token_ids.shape[0])
 
     @property
+    def key(self) -> str:
+        """The id of its trajectory, by which the record knows it; empty where the environment gave none."""
+        return self.id if self.trajectory is None else self.trajectory.id
+
+    @property
     def turns(self) -> int:
         """S, the number of turns in which the agent wrote something."""
         return int(self.turn_ids[self.agent_mask].max()) + 1 if self.agent_mask.any() else 0
@@ -99,6 +104,15 @@ class Rollout:
         return float(self.advantages[self.agent_mask].mean())
 
     @property
+    def log_ratios(self) -> np.ndarray | None:
+        """log π − log π_ref of each agent token that has something before it, float32; None without a reference."""
+        if self.logprobs is None or self.ref_logprobs is None:
+            return None
+        mask = self.agent_mask.copy()
+        mask[:1] = False
+        return (self.logprobs - self.ref_logprobs)[mask]
+
+    @property
     def scorable(self) -> bool:
         """False when the environment failed this rollout: what it earned says nothing about the policy."""
         return self.trajectory is None or self.trajectory.stop_reason not in ("error", "timeout")
@@ -125,8 +139,7 @@ class Rollout:
 
     def for_loss(self) -> Rollout:
         """Only what the loss needs, for the way to another process."""
-        known = self.id if self.trajectory is None else self.trajectory.id
-        return replace(self, id=known, trajectory=None, breakdown=None, embeddings=None, formula=None)
+        return replace(self, id=self.key, trajectory=None, breakdown=None, embeddings=None, formula=None)
 
     def token_arrays(self) -> TokenArrays:
         """As the run record stores them."""

@@ -53,6 +53,7 @@ def encode_body(record: TrajectoryRecord) -> bytes:
         "served": record.served,
         "token_count": record.token_count,
         "unknown": dict(record.unknown),
+        "log_ratio_sum": record.log_ratio_sum,
     }
     # orjson writes NaN and infinity as null; a number that is none is exactly what a person will look for.
     if is_finite(record) and _parts_are_finite(record):
@@ -105,6 +106,7 @@ def decode_body(line: bytes, tools: Sequence[ToolSpec] = ()) -> TrajectoryRecord
         served=Served.from_meta(trajectory.meta) if served is None else Served.from_json(served),
         token_count=data.get("token_count"),
         unknown=data.get("unknown") or {},
+        log_ratio_sum=data.get("log_ratio_sum"),
     )
 
 

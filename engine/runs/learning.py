@@ -42,6 +42,31 @@ GateCode = Literal["open", "low_confidence", "unanimous", "no_label", "no_answer
 
 
 @dataclass(frozen=True)
+class LossTerms:
+    """What one rollout put into the loss of an update: sums over its agent tokens, in nats where they are log-probs.
+
+    tokens: how many there are. ratio, low, high: for each turn, the sum of π/π_old over the tokens that were not
+    clipped, and how many were clipped at the lower and the upper bound. policy: the sum of the policy-gradient term of
+    the loss (None: not of the clipped kind). kl: the sum of the KL penalty's term, before beta. entropy: of the
+    policy's distributions.
+    """
+
+    tokens: int
+    ratio: tuple[float, ...]
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    policy: float | None
+    kl: float
+    entropy: float
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LossTerms:
+        """From a plain dictionary."""
+        lists = {name: tuple(data[name]) for name in ("ratio", "low", "high")}
+        return cls(data["tokens"], **lists, policy=data["policy"], kl=data["kl"], entropy=data["entropy"])
+
+
+@dataclass(frozen=True)
 class Use:
     """What one update of the policy did with one rollout.
 
@@ -49,7 +74,8 @@ class Use:
     factor on its term of the loss; for a replayed rollout the probability with which it was drawn. advantage: the mean
     over its agent tokens with which it entered that update; None when it did not. clipped: the update's gradient or
     step was cut to its limit. facts: further numbers of the update (`update`, `kl`, `grad_norm`, `learning_rate`, …)
-    and, as `message`, one sentence why it was not applied.
+    and, as `message`, one sentence why it was not applied. loss: what it put into the loss (None: not recorded, or
+    nothing).
     """
 
     kind: UseKind
@@ -58,6 +84,7 @@ class Use:
     advantage: float | None = None
     clipped: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
+    loss: LossTerms | None = None
 
     @property
     def mask(self) -> int:
@@ -78,6 +105,7 @@ class Use:
             advantage=data.get("advantage"),
             clipped=bool(data.get("clipped")),
             facts=dict(data.get("facts") or {}),
+            loss=None if data.get("loss") is None else LossTerms.from_json(data["loss"]),
         )
 
 
@@ -149,14 +177,21 @@ class Served:
 USE_COLUMNS = "step, mask, weight, advantage, data"
 
 
+def data_of(use: Use) -> dict[str, Any]:
+    """The facts of a use and what it put into the loss: the column `data`."""
+    return dict(use.facts) if use.loss is None else {**use.facts, "loss": asdict(use.loss)}
+
+
 def use_of(step: int, mask: int, weight: float | None, advantage: float | None, data: str) -> Use | None:
     """A use from its columns in the table `uses`; None for a kind that only a later version knows."""
     kind = next((kind for kind in LATER_KINDS if mask & BIT[kind]), None)
     if kind is None:
         return None
     facts = json.loads(data)
-    clipped = bool(mask & BIT[CLIPPED])
-    return Use(cast(UseKind, kind), step, weight, advantage, clipped, facts if isinstance(facts, dict) else {})
+    facts = facts if isinstance(facts, dict) else {}
+    terms = facts.pop("loss", None)
+    loss = LossTerms.from_json(terms) if isinstance(terms, dict) else None
+    return Use(cast(UseKind, kind), step, weight, advantage, bool(mask & BIT[CLIPPED]), facts, loss)
 
 
 def marks_of(mask: int | None) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ...envs.tools import ToolSpec
 from ...envs.trajectory import Step
 from . import codec
 from .labels import Labels
-from .learning import LATER_BITS, OWN_BITS, USE_COLUMNS, Use, use_of
+from .learning import LATER_BITS, OWN_BITS, USE_COLUMNS, Use, data_of, use_of
 from .schema import (
     FLAG_AGREES,
     FLAG_DISAGREES,
@@ -214,7 +214,7 @@ class RecordStore:
         for trajectory_id, use in uses:
             n = self.db.execute("SELECT max(n) FROM cards WHERE id = ?", (clean(trajectory_id),)).fetchone()[0]
             if n is not None:
-                data = codec.encode_json(use.facts).decode("utf-8", "replace")
+                data = codec.encode_json(data_of(use)).decode("utf-8", "replace")
                 self.db.execute(_USE, (n, use.step, use.mask, use.weight, use.advantage, data))
                 self.db.execute(_MARK, (use.mask, n))
 

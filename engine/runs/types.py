@@ -19,10 +19,12 @@ from ...envs.trajectory import TokenArrays, Trajectory
 from ...rewards.breakdown import AdvantageFormula as AdvantageFormula
 from ...rewards.breakdown import AdvantageTerm as AdvantageTerm
 from ...rewards.breakdown import ComponentValue as ComponentValue
+from ...rewards.breakdown import NormalizedBy as NormalizedBy
 from ...rewards.breakdown import Penalty as Penalty
 from ...rewards.breakdown import RewardBreakdown
 from ...rewards.breakdown import StepReward as StepReward
 from .learning import GateCode as GateCode
+from .learning import LossTerms as LossTerms
 from .learning import NeighbourVote as NeighbourVote
 from .learning import Served as Served
 from .learning import Use as Use
@@ -117,7 +119,8 @@ class TrajectoryRecord:
     how they came about (None: not recorded). `use`: what its own step's update did with it (None: not recorded, or
     nothing learns from it); `served`: the vote that it took part in, online. `token_count`: the number of tokens where
     only that is known. `unknown`: what was not recorded (`reward`, `weight`, `advantage`, …) and why, in a sentence
-    each.
+    each. `log_ratio_sum`: log π − log π_ref in nats, summed over its agent tokens; the step's KL is the mean over all
+    tokens (None: there is no reference).
     """
 
     trajectory: Trajectory
@@ -132,6 +135,7 @@ class TrajectoryRecord:
     served: Served | None = None
     token_count: int | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
+    log_ratio_sum: float | None = None
 
 
 @dataclass(frozen=True)

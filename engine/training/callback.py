@@ -201,6 +201,7 @@ class RunCallback(TrainerCallback):
         trainer = self.trainer
         beta = trainer.beta
         self._move_beta(step, logs)
+        loss = trainer.take_loss_terms()
         if not self.main:
             return
         measured = {**trainer.step_metrics, **trainer.phases.take(), "kl/beta": beta}
@@ -209,7 +210,7 @@ class RunCallback(TrainerCallback):
         if trainer.beta_controller is not None:
             measured["kl/target"] = trainer.beta_controller.config.target_kl
             measured["kl/tolerance"] = trainer.beta_controller.config.kl_tolerance
-        values = self.recorder.step(step, logs, measured, trainer.generated, trainer.rollouts.replayed)
+        values = self.recorder.step(step, logs, measured, trainer.generated, trainer.rollouts.replayed, loss)
         self.recorder.guard("status", lambda: self.recorder.writer.status("running", step=step))
         self._diagnose(step, values)
         if self.on_progress is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PrinterCallback
@@ -32,9 +32,11 @@ from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner
 from ..rollouts.scoring import Metrics, Scorer
+from ..runs.types import LossTerms
 from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names
 from .frozen import FrozenPass
 from .losses.base import Loss, LossInputs, kl_k3
+from .losses.terms import Clipping, loss_terms
 from .phases import PhaseClock, StepClock
 from .pipeline import Placement, Request, RolloutPipeline, StepRollouts
 from .processes import Processes
@@ -133,6 +135,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         """Those of the current step."""
         self._loss_packing: Packing | None = None
         self._loss_batch: Batch | None = None
+        self._loss_terms: dict[str, LossTerms] = {}
         if replay is not None:
             self.state_parts.append(StatePart(replay.save, replay.load))
         if beta_controller is not None:
@@ -260,9 +263,10 @@ class GRPOEnvTrainer(ResumableTrainer):
         if self._loss_packing is not None:
             with self.accelerator.autocast():
                 out = model(packing=self._loss_packing, entropy_grad=self._entropy_bonus_enabled)
-            logps = self._loss_packing.pad(out.logprobs)
+            logps, entropy = self._loss_packing.pad(out.logprobs), self._loss_packing.pad(out.entropy)
             self._without_kl_of_replayed(logps)
-            return logps, self._loss_packing.pad(out.entropy), None
+            self._note_loss(logps, entropy)
+            return logps, entropy, None
         whole = logits_to_keep == input_ids.shape[1]
         logps, entropies, aux = super()._get_per_token_logps_and_entropies(
             model,
@@ -277,6 +281,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             logps = nn.functional.pad(logps, (1, 0))
             entropies = None if entropies is None else nn.functional.pad(entropies, (1, 0))
         self._without_kl_of_replayed(logps)
+        self._note_loss(logps, entropies)
         return logps, entropies, aux
 
     def _without_kl_of_replayed(self, logps: Tensor) -> None:
@@ -290,6 +295,27 @@ class GRPOEnvTrainer(ResumableTrainer):
         if batch is not None and "replayed" in batch and "ref_per_token_logps" in batch:
             reference = batch["ref_per_token_logps"]
             batch["ref_per_token_logps"] = torch.where(batch["replayed"][:, None], logps.detach(), reference)
+
+    def _note_loss(self, logps: Tensor, entropies: Tensor | None) -> None:
+        """Keep what each rollout of this micro-batch puts into the loss, for the record."""
+        batch = self._loss_batch
+        if batch is None or "rollouts" not in batch or entropies is None or not self.model.training:
+            return
+        how = Clipping(
+            "" if self.loss is not None else self.loss_type,
+            self.epsilon_low,
+            self.epsilon_high,
+            self.importance_sampling_level == "sequence",
+            self.args.use_bias_correction_kl or self.loss is not None,
+        )
+        self._loss_terms.update(loss_terms(batch, batch["rollouts"], logps.detach(), entropies.detach(), how))
+
+    def take_loss_terms(self) -> dict[str, LossTerms]:
+        """What each rollout put into the loss of the last optimiser step, by its key, of all processes."""
+        terms, self._loss_terms = self._loss_terms, {}
+        if self.accelerator.num_processes > 1:
+            terms = {k: v for part in gather_object([terms]) for k, v in part.items()}
+        return terms
 
     # ------------------------------------------------------------------------------------------------- the rest
 

@@ -206,11 +206,10 @@ def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:
     """
     total, count = 0.0, 0
     for rollout in rollouts:
-        if rollout.logprobs is not None and rollout.ref_logprobs is not None:
-            mask = rollout.agent_mask.copy()
-            mask[:1] = False  # nothing comes before a first token
-            total += float((rollout.logprobs - rollout.ref_logprobs)[mask].sum(dtype=np.float64))
-            count += int(mask.sum())
+        ratios = rollout.log_ratios
+        if ratios is not None:
+            total += float(ratios.sum(dtype=np.float64))
+            count += len(ratios)
     return total / max(count, 1)
 
 

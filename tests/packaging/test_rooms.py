@@ -34,6 +34,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "rewards": ("configs", "envs"),
     "engine.runs": PLAIN_DATA,
     "engine.imports": (*PLAIN_DATA, "engine.runs", "configs", "rewards.detectors"),
+    "engine.recompute": (
+        *PLAIN_DATA,
+        "configs",
+        "engine.runs",
+        "rewards.moments",
+        "rewards.penalties",
+        "rewards.repetition",
+    ),
     "engine.launch": ("configs", "engine.runs"),
     "engine.agents": ("configs", "envs", "rewards", "engine.policy"),
     "engine.policy": ("configs", "envs", "rewards", "engine.runs.checksums"),
@@ -41,9 +49,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.record": ("configs", "envs", "rewards", "engine.runs", "engine.policy", "engine.rollouts"),
     "engine.training": (*BELOW_TRAINING, "engine.record"),
     "engine.online": (*BELOW_TRAINING, "engine.record", "engine.training"),
-    "tui": ("configs", "engine.runs", "engine.imports", "engine.launch"),
+    "tui": ("configs", "engine.runs", "engine.imports", "engine.launch", "engine.recompute"),
 }
-LIGHT = ("tui", "engine.runs", "engine.imports", "engine.launch")
+LIGHT = ("tui", "engine.runs", "engine.imports", "engine.launch", "engine.recompute")
 HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 LIGHT_AT_IMPORT = (
     "envs",

@@ -11,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from grpo_tui.configs.sections.rewards import CoherenceConfig
 from grpo_tui.rewards import TrajectoryCoherenceAnalyzer
+from grpo_tui.rewards.repetition import repeated as repeated_actions
 
 
 @settings(max_examples=100, deadline=None)
@@ -43,8 +44,7 @@ def test_similarity_is_the_cosine_to_the_step_before(rows: np.ndarray, cut: int)
     ],
 )
 def test_the_window_says_how_far_back_a_repetition_counts(window: int, repeated: list[bool]):
-    analyzer = TrajectoryCoherenceAnalyzer(CoherenceConfig(window=window))
-    assert analyzer.repeated([["A", "B", "B", "C", "B", "A"]]) == repeated
+    assert repeated_actions(["A", "B", "B", "C", "B", "A"], window) == repeated
 
 
 def test_a_repeated_step_pays_and_earns_no_similarity():
@@ -54,7 +54,10 @@ def test_a_repeated_step_pays_and_earns_no_similarity():
 
 
 def test_repetition_does_not_cross_trajectories():
-    assert TrajectoryCoherenceAnalyzer().repeated([["A"], ["A"], [], ["A", "A"]]) == [False, False, False, True]
+    rewards, _ = TrajectoryCoherenceAnalyzer(CoherenceConfig(similarity=False)).compute(
+        None, [["A"], ["A"], [], ["A", "A"]]
+    )
+    assert rewards.tolist() == [0.0, 0.0, 0.0, -1.0]
 
 
 def test_without_similarity_no_embeddings_are_needed():

@@ -147,7 +147,7 @@ def test_group_mode_sums_to_gdpo_over_each_rollout(data: st.DataObject):
     )
     group = torch.arange(groups).repeat_interleave(size)
     order = torch.randperm(groups * size)  # groups need not lie side by side
-    got = group_normalized(values, torch.ones_like(values, dtype=torch.bool), rollout, group[order], 1e-4, 1e-9)
+    got = group_normalized(values, torch.ones_like(values, dtype=torch.bool), rollout, group[order], 1e-4, 1e-9).values
 
     sums = torch.zeros(groups * size, dtype=torch.float64).index_add_(0, rollout, values)
     per_rollout = torch.zeros(groups * size, dtype=torch.float64).index_add_(0, rollout, got)

@@ -8,18 +8,22 @@ from typing import Annotated
 
 import typer
 
-from .common import ExitCode, RunsDir, fail, json_line, say
+from .common import ExitCode, RunsDir, fail, json_line, say, warn
 
 HELP = """Look for what can go wrong with rewards, in a run or in a dump of another framework.
 
 Prints each finding with the rollouts that show it, and exits with 1 when there is one (0: nothing was found), so that
 a job in CI can stop on it.
+
+With --recompute every number of a recorded training is computed again from the record alone: rewards, group statistics,
+advantages, weights of replay, loss. Each number that differs is named.
 """
 
 
 def check(
     reference: Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")],
     as_json: Annotated[bool, typer.Option("--json", help="One finding a line, as JSON.")] = False,
+    again: Annotated[bool, typer.Option("--recompute", help="Compute every recorded number again.")] = False,
     maps: Annotated[
         list[str] | None, typer.Option("--map", metavar="ROLE=KEY", help="What a key of a file means.")
     ] = None,
@@ -38,6 +42,8 @@ def check(
     from .runs import find
 
     home = resolve_runs_dir(runs_dir)
+    if again:
+        return recompute_run(reference, as_json, home)
     if maps or importers or is_path_of_dump(reference, home):
         info, _ = opened_dump(reference, maps or (), importers or (), whole=True)
     else:
@@ -60,4 +66,36 @@ def check(
     if not found and not as_json:
         say(f"nothing found in {total:,} rollouts")
     if any(each.finding.grade in ("warning", "failure") for each in found):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def recompute_run(reference: str, as_json: bool, home: Path) -> None:
+    """Print each number of a training that is not what it comes to; exits with 1 when there is one."""
+    from ...configs.problems import ConfigError
+    from ...engine.launch.settings import read_config
+    from ...engine.recompute import recompute
+    from ...engine.runs.errors import RecordError
+    from ...engine.runs.reader import RunReader
+    from ..text import literal
+    from .runs import find
+
+    info = find(home, reference)
+    try:
+        config = read_config(info.path)
+        if config.mode != "rft":
+            fail(f"{info.id} has mode {config.mode}: only trainings by reinforcement (rft) can be computed again")
+        with closing(RunReader(Path(info.path))) as reader:
+            report = recompute(reader, config)
+            problems = reader.problems
+    except (RecordError, ConfigError) as error:
+        fail(f"{reference} cannot be computed again: {error}")
+    for wrong in report.wrong:
+        say(json_line(vars(wrong)) if as_json else literal(f"wrong: {wrong}"))
+    for problem in problems:
+        warn(literal(f"not read: {problem}"))
+    if not as_json:
+        for what, why in report.given.items():
+            say(literal(f"taken as recorded: {what} ({why})"))
+        say(f"{report.total:,} numbers computed again, {len(report.wrong):,} wrong")
+    if report.wrong or problems:
         raise typer.Exit(ExitCode.FAILED)

@@ -1,0 +1,152 @@
+"""Advantages: what each return was compared with, what came of it, and what was trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ...configs.sections.training import TrainingConfig
+from ..runs.types import AdvantageFormula
+from .items import Item, groups_of
+from .ledger import SINGLE, Report
+
+METHODS = ("group", "turn", "reward")
+ROUNDING = 1e-6
+
+
+class Advantages:
+    """Checks the advantages of step after step. One scored batch a step, or several (`dapo`), whose common standard
+    deviation is then not known."""
+
+    def __init__(self, training: TrainingConfig, report: Report) -> None:
+        self.training = training
+        self.report = report
+        self.filters = training.replay.mode != "off"
+        if training.advantages not in METHODS:
+            report.given["returns that are compared"] = f"{training.advantages} is code of your own, which is not run"
+
+    def step(self, step: int, items: Sequence[Item], replayed: int) -> list[Item]:
+        """Everything of one step; replayed: how many earlier rollouts it drew. Returns the rollouts of groups that
+        carry signal."""
+        groups = groups_of(items)
+        every = [v for group in groups for column in self._columns(group) for _, v in column]
+        batch_std = _std(every) if self.training.replay.mode != "dapo" else None
+        signal: list[Item] = []
+        silent = 0
+        for group in groups:
+            carries = self._formulas(group, batch_std)
+            signal += group if carries else []
+            for item in group:
+                self._trained_on(item, carries, replaced=not carries and silent < replayed)
+                silent += not carries
+        return signal
+
+    def _returns(self, item: Item) -> list[float]:
+        """What is compared: one number a turn, or one for all."""
+        rewards = item.turn_rewards
+        if self.training.advantages == "group":
+            return [math.fsum(rewards)]
+        if self.training.advantages == "turn":
+            return [math.fsum(rewards[t:]) for t in range(len(rewards))]
+        return rewards
+
+    def _columns(self, group: Sequence[Item]) -> list[list[tuple[Item, float]]]:
+        """For each turn that has an advantage of its own, the returns of the rollouts that got there."""
+        returns = [(item, self._returns(item)) for item in group if item.scorable]
+        turns = max((len(r) for _, r in returns), default=0)
+        return [[(item, r[t]) for item, r in returns if t < len(r)] for t in range(turns)]
+
+    def _formulas(self, group: Sequence[Item], batch_std: float | None) -> bool:
+        """Compare each term of each rollout. Returns whether the group carries signal."""
+        if self.training.advantages not in METHODS:
+            return any(item.own is not None and item.own.kind == "trained" for item in group)
+        columns = self._columns(group)
+        alone, scale = self.training.advantages == "reward", self.training.scale_advantages
+        for item in group:
+            formula = item.record.formula
+            own = [t for t, column in enumerate(columns) if any(other is item for other, _ in column)]
+            self.report.same(item.place, "terms of the advantage", len(formula.steps) if formula else 0, len(own))
+            if formula is None or len(formula.steps) != len(own):
+                continue
+            self.report.same(item.place, "method of the advantage", formula.method, self.training.advantages)
+            for t, terms in zip(own, formula.steps, strict=True):
+                values = [v for _, v in columns[t]]
+                value = next(v for other, v in columns[t] if other is item)
+                mean, std, size = value, _std(values), len(values)
+                if size > 1:
+                    mean = math.fsum(values) / size
+                if alone:
+                    mean, std, size = 0.0, None, 1
+                elif scale == "none":
+                    std = None
+                elif scale == "batch":
+                    std = terms[0].std if batch_std is None else batch_std
+                place, largest = f"{item.place}, turn {t + 1}", max(1.0, *map(abs, values))
+                report = self.report.number
+                report(place, "return", terms[0].value, value, tolerance=SINGLE, size=largest)
+                report(place, "mean of the group", terms[0].mean, mean, tolerance=SINGLE, size=largest)
+                report(place, "std of the group", terms[0].std, std, tolerance=SINGLE, size=largest)
+                self.report.same(place, "size of the group", terms[0].size, size)
+        if alone:
+            return any(v != 0 for column in columns for _, v in column)
+        spread = [[v for _, v in column] for column in columns]
+        differ = any(abs(v - math.fsum(c) / len(c)) > ROUNDING for c in spread for v in c)
+        return (
+            differ and max((_std(c) for c in spread), default=0.0) >= self.training.replay.min_group_std * self.filters
+        )
+
+    def _trained_on(self, item: Item, signal: bool, replaced: bool) -> None:
+        """What the loss was given, by turn, by token, and as one number; and what the rollout is marked with."""
+        kind = "trained"
+        if not item.scorable:
+            kind = "unscored"
+        elif self.filters and not signal:
+            kind = "replaced" if replaced and self.training.replay.mode == "ssr" else "filtered"
+        own = item.own
+        self.report.same(item.place, "use", own.kind if own else None, kind)
+        counts, formula = item.tokens_by_turn, item.record.formula
+        by_turn = [0.0] * len(counts)
+        if kind == "trained" and formula is not None:
+            by_turn = [_advantage(formula, t) for t in range(len(counts))]
+        if self.training.advantages == "reward":  # on the last token of the turn alone
+            shown = [a / max(n, 1) for a, n in zip(by_turn, counts, strict=True)]
+        else:
+            shown = by_turn
+        for t, (recorded, right) in enumerate(zip(item.record.step_advantages, shown, strict=False)):
+            self.report.number(f"{item.place}, turn {t + 1}", "advantage", recorded, right, tolerance=SINGLE, size=1.0)
+        tokens = sum(counts)
+        mean = math.fsum(a * n for a, n in zip(shown, counts, strict=True)) / tokens if tokens else 0.0
+        self.report.number(item.place, "advantage", item.record.advantage, mean, tolerance=SINGLE, size=1.0)
+        self.report.number(item.place, "advantage in the list", item.row.advantage, mean, tolerance=SINGLE, size=1.0)
+        used = None if own is None else own.advantage
+        right = mean if kind == "trained" else None
+        self.report.number(item.place, "advantage trained on", used, right, tolerance=SINGLE, size=1.0)
+        if item.tokens is not None and item.tokens.advantages is not None:
+            self._tokens(item, by_turn)
+
+    def _tokens(self, item: Item, by_turn: Sequence[float]) -> None:
+        tokens = item.tokens
+        assert tokens is not None and tokens.advantages is not None
+        last = {turn: i for i, (turn, mask) in enumerate(zip(tokens.turn, tokens.agent_mask, strict=True)) if mask}
+        only_last = self.training.advantages == "reward"
+        for i, (turn, mask, value) in enumerate(zip(tokens.turn, tokens.agent_mask, tokens.advantages, strict=True)):
+            has = mask and turn >= 0 and (not only_last or last[turn] == i)
+            right = by_turn[turn] if has else 0.0
+            self.report.number(f"{item.place}, token {i}", "advantage", value, right, tolerance=SINGLE, size=1.0)
+
+
+def _advantage(formula: AdvantageFormula, turn: int) -> float:
+    """The advantage of a turn by its terms: weight · (value − mean) / (std + epsilon)."""
+    total = 0.0
+    for term in formula.steps[0] if len(formula.steps) == 1 else formula.terms(turn):
+        centred = term.value - term.mean
+        total += term.weight * (centred if term.std is None else centred / (term.std + formula.epsilon))
+    return total
+
+
+def _std(values: Sequence[float]) -> float:
+    """With Bessel's correction; 0 for fewer than two."""
+    if len(values) < 2:
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))

@@ -1,0 +1,73 @@
+"""The whole record, step after step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ...configs.schema import RunConfig
+from ..runs.reader import RunReader
+from ..runs.types import Use
+from .advantages import Advantages
+from .items import Item, steps_of
+from .ledger import Report
+from .loss import Loss
+from .metrics import StepMetrics
+from .replay import Replay
+from .rewards import Rewards
+
+SINGLE_NUMBERS = ("train/loss", "train/entropy", "train/clip_fraction", "kl/mean")
+
+
+def recompute(reader: RunReader, config: RunConfig) -> Report:
+    """Every number of a recorded training, computed again. config: the run's own.
+
+    Only what a training records is checked: rollouts that answered requests and those of evaluations are left out.
+    """
+    return recompute_steps(steps_of(reader), metrics_of(reader), config)
+
+
+def recompute_steps(
+    steps: Iterable[tuple[int, list[Item]]], metrics: Mapping[int, Mapping[str, float]], config: RunConfig
+) -> Report:
+    """The same from what was read: the rollouts of each step, and its metrics by name."""
+    report = Report()
+    replay = config.training.replay
+    one_batch = replay.mode != "dapo"
+    if not one_batch:
+        report.given["running statistics"] = "dynamic sampling scores a step in several batches, some left out"
+    rewards = Rewards(config.rewards, report, running=one_batch)
+    advantages = Advantages(config.training, report)
+    buffer = Replay(replay, report)
+    loss = Loss(config.training, report)
+    means = StepMetrics(report, one_batch)
+    rows = config.training.prompts_per_step * config.training.num_generations
+    later: dict[int, list[tuple[Item, Use]]] = {}
+    for step, items in steps:
+        for item in items:
+            report.same(item.place, "policy version", item.record.policy_version, step - 1)
+            for use in item.uses:
+                if use.kind == "replayed":
+                    later.setdefault(use.step, []).append((item, use))
+        drawn = later.pop(step, [])
+        rewards.step(items)
+        signal = advantages.step(step, items, len(drawn))
+        buffer.step(step, drawn, signal)
+        numbers = metrics.get(step, {})
+        own = [(item, item.own) for item in items if item.own is not None]
+        loss.step(step, [*own, *drawn], items, numbers)
+        means.step(step, items, len(signal), len(drawn), rows, numbers)
+    names = {name for values in metrics.values() for name in values}
+    measured = names - means.known - set(SINGLE_NUMBERS)
+    if measured:
+        report.given[f"{len(measured)} measured metrics"] = ", ".join(sorted(measured))
+    return report
+
+
+def metrics_of(reader: RunReader) -> dict[int, dict[str, float]]:
+    """All metrics by step and name."""
+    found: dict[int, dict[str, float]] = {}
+    for name in reader.metrics.names():
+        for step, value in reader.metrics.points(name):
+            if value is not None:
+                found.setdefault(step, {})[name] = value
+    return found

@@ -1,0 +1,92 @@
+"""The rollouts of one step as the checks see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..runs.query import Query
+from ..runs.reader import RunReader
+from ..runs.types import StoredTokens, TrajectoryRecord, TrajectoryRow, Use
+
+PAGE = 500
+
+
+@dataclass(frozen=True)
+class Item:
+    """One rollout: its row in the list, everything of it, what updates did with it, its tokens (None: not kept)."""
+
+    row: TrajectoryRow
+    record: TrajectoryRecord
+    uses: Sequence[Use]
+    tokens: StoredTokens | None
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a person."""
+        return f"step {self.row.step}, rollout {self.row.id}"
+
+    @property
+    def own(self) -> Use | None:
+        """What its own step did with it."""
+        return self.record.use
+
+    @property
+    def scorable(self) -> bool:
+        """Whether its environment let it end."""
+        return self.record.trajectory.stop_reason not in ("error", "timeout")
+
+    @cached_property
+    def tokens_by_turn(self) -> list[int]:
+        """How many tokens the agent wrote in each turn."""
+        if self.tokens is not None:
+            agent = [turn for turn, mask in zip(self.tokens.turn, self.tokens.agent_mask, strict=True) if mask]
+            return [agent.count(t) for t in range(max(agent, default=-1) + 1)]
+        spans = [s.token_span for s in self.record.trajectory.steps]
+        return [end - start for start, end in spans if end > start]
+
+    @property
+    def agent_tokens(self) -> int:
+        """How many tokens the agent wrote."""
+        return sum(self.tokens_by_turn)
+
+    @cached_property
+    def turn_rewards(self) -> list[float]:
+        """The reward of each turn; steps behind the last turn that has tokens add to it."""
+        turns, breakdown = len(self.tokens_by_turn), self.record.breakdown
+        if breakdown is None:
+            totals = [s.reward or 0.0 for s in self.record.trajectory.steps]
+        else:
+            totals = [s.total or 0.0 for s in breakdown.steps]
+        if not turns:
+            return []
+        rewards = (totals + [0.0] * turns)[:turns]
+        rewards[-1] += sum(totals[turns:])
+        return rewards
+
+
+def steps_of(reader: RunReader) -> Iterator[tuple[int, list[Item]]]:
+    """The training rollouts of each step, in the order in which they were recorded."""
+    step: int | None = None
+    held: list[Item] = []
+    offset = 0
+    while rows := reader.rollouts.page(Query(filter="split:train", sort="step"), offset=offset, limit=PAGE):
+        offset += len(rows)
+        for row in rows:
+            if held and row.step != step:
+                yield step or 0, sorted(held, key=lambda item: item.row.n)
+                held = []
+            step = row.step
+            bodies = reader.bodies
+            held.append(Item(row, bodies.trajectory(row.n), bodies.uses(row.n), bodies.tokens(row.n)))
+    if held:
+        yield step or 0, sorted(held, key=lambda item: item.row.n)
+
+
+def groups_of(items: Sequence[Item]) -> list[list[Item]]:
+    """Items by group, in order of first appearance."""
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.record.trajectory.group, []).append(item)
+    return list(groups.values())

@@ -1,0 +1,72 @@
+"""What was compared, and what did not agree."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+EXACT = 1e-9
+"""Relative difference that float64 sums in another order may have."""
+SINGLE = 1e-5
+"""The same for what passed through float32."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A recorded number that is not what it should be. place: step, and rollout or metric; kind: which number of it."""
+
+    place: str
+    kind: str
+    recorded: object
+    computed: object
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.kind} is recorded as {_text(self.recorded)}, but comes to {_text(self.computed)}"
+
+
+@dataclass
+class Report:
+    """compared: how many numbers of each kind. wrong: those that differ. given: kinds of numbers that were taken as
+    they are recorded, and why."""
+
+    compared: Counter[str] = field(default_factory=Counter)
+    wrong: list[Wrong] = field(default_factory=list)
+    given: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """How many numbers were computed again."""
+        return sum(self.compared.values())
+
+    def number(
+        self,
+        place: str,
+        kind: str,
+        recorded: float | None,
+        computed: float | None,
+        *,
+        tolerance: float = EXACT,
+        size: float = 0.0,
+    ) -> None:
+        """Compare a number; the tolerance is relative to its size, or to `size` where it is a difference of such."""
+        self.compared[kind] += 1
+        if recorded is None or computed is None:
+            if recorded is not computed:
+                self.wrong.append(Wrong(place, kind, recorded, computed))
+            return
+        if math.isnan(recorded) and math.isnan(computed):
+            return
+        limit = tolerance * max(1e-3, abs(recorded), abs(computed), size)
+        if not abs(recorded - computed) <= limit:
+            self.wrong.append(Wrong(place, kind, recorded, computed))
+
+    def same(self, place: str, kind: str, recorded: object, computed: object) -> None:
+        """Compare anything that has no rounding."""
+        self.compared[kind] += 1
+        if recorded != computed:
+            self.wrong.append(Wrong(place, kind, recorded, computed))
+
+
+def _text(value: object) -> str:
+    return "nothing" if value is None else f"{value:.9g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,94 @@
+"""The loss of each step, from what each rollout put into it and the advantages that it was given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ...configs.sections.training import TrainingConfig
+from ..runs.types import LossTerms, Use
+from .items import Item
+from .ledger import Report
+
+LOSS = 2e-4
+"""Relative to the sum of the absolute terms: the loss is a float32 sum over thousands of tokens of either sign."""
+
+
+class Loss:
+    """Checks the loss of step after step."""
+
+    def __init__(self, training: TrainingConfig, report: Report) -> None:
+        self.training = training
+        self.report = report
+        report.given["ratios, KL terms and entropies of rollouts"] = (
+            "they come from forward passes; what was computed from them is computed again"
+        )
+
+    def step(
+        self, step: int, batch: Sequence[tuple[Item, Use]], items: Sequence[Item], metrics: Mapping[str, float]
+    ) -> None:
+        """One step: batch, what was trained on; items, all that was sampled for it."""
+        self._kl(step, items, metrics)
+        terms = [(item, use, use.loss) for item, use in batch if use.loss is not None]
+        if not terms:
+            self.report.given["loss"] = "its terms are not recorded (the record is of an earlier version)"
+            return
+        rows = self.training.prompts_per_step * self.training.num_generations
+        self.report.same(f"step {step}", "rollouts in the batch", len(terms), rows)
+        for item, use, loss in terms:
+            self._policy(step, item, use, loss)
+        losses = [loss for _, _, loss in terms]
+        tokens = sum(loss.tokens for loss in losses)
+        place = f"step {step}"
+        entropy = math.fsum(loss.entropy for loss in losses) / max(tokens, 1)
+        self.report.number(place, "metric train/entropy", metrics.get("train/entropy"), entropy)
+        if any(loss.policy is None for loss in losses):
+            self.report.given["loss"] = f"the policy-gradient term of {self.training.loss_type} is not recorded"
+            return
+        clipped = sum(sum(loss.low) + sum(loss.high) for loss in losses) / max(tokens, 1)
+        self.report.number(place, "metric train/clip_fraction", metrics.get("train/clip_fraction"), clipped)
+        beta = metrics.get("kl/beta", 0.0)
+        found = self._loss(losses, tokens, beta)
+        if found is None:
+            self.report.given["loss"] = f"the mean of {self.training.loss_type} is over micro-batches"
+            return
+        value, size = found
+        self.report.number(place, "metric train/loss", metrics.get("train/loss"), value, tolerance=LOSS, size=size)
+
+    def _policy(self, step: int, item: Item, use: Use, loss: LossTerms) -> None:
+        """−Σ A·ρ over the tokens of each turn, ρ its bound where it is clipped."""
+        place = f"step {step}, rollout {item.row.id} in the loss"
+        self.report.same(place, "tokens", loss.tokens, item.agent_tokens)
+        if loss.policy is None or self.training.advantages == "reward":
+            return
+        high = self.training.epsilon if self.training.epsilon_high is None else self.training.epsilon_high
+        columns = zip(item.record.step_advantages, loss.ratio, loss.low, loss.high, strict=True)
+        parts = [
+            -a * (ratio + low * (1 - self.training.epsilon) + above * (1 + high)) for a, ratio, low, above in columns
+        ]
+        size = math.fsum(map(abs, parts))
+        self.report.number(place, "policy-gradient term", loss.policy, math.fsum(parts), tolerance=LOSS, size=size)
+
+    def _loss(self, losses: Sequence[LossTerms], tokens: int, beta: float) -> tuple[float, float] | None:
+        """The loss of the step, and the size that its rounding goes by; None where it depends on micro-batches."""
+        kind = self.training.loss_type
+        whole = [(loss.policy or 0.0) + beta * loss.kl for loss in losses]
+        size = [abs(loss.policy or 0.0) + beta * abs(loss.kl) for loss in losses]
+        if kind == "grpo":
+            share = [1 / max(loss.tokens, 1) / len(losses) for loss in losses]
+        elif kind == "dapo":
+            share = [1 / max(tokens, 1)] * len(losses)
+        elif kind == "dr_grpo":
+            share = [1 / (len(losses) * self.training.max_trajectory_tokens)] * len(losses)
+        else:
+            return None
+        pairs = list(zip(whole, size, share, strict=True))
+        return math.fsum(w * s for w, _, s in pairs), math.fsum(a * s for _, a, s in pairs)
+
+    def _kl(self, step: int, items: Sequence[Item], metrics: Mapping[str, float]) -> None:
+        sums = [(item.record.log_ratio_sum, item.agent_tokens) for item in items]
+        known = [(s, n) for s, n in sums if s is not None]
+        if "kl/mean" not in metrics or not known:
+            return
+        mean = math.fsum(s for s, _ in known) / max(sum(n for _, n in known), 1)
+        self.report.number(f"step {step}", "metric kl/mean", metrics["kl/mean"], mean, tolerance=1e-6, size=1.0)

@@ -1,0 +1,189 @@
+"""Rewards: penalties, raw values that follow from the trajectory, normalisation, weights, sums, running statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ...configs.sections.rewards import RewardsConfig
+from ...rewards.moments import Moments, merge
+from ...rewards.penalties import Episode
+from ...rewards.penalties.rules import BUILT_IN
+from ...rewards.repetition import repeated
+from ..runs.types import NormalizedBy, RewardBreakdown
+from .items import Item, groups_of
+from .ledger import SINGLE, Report
+
+MODES_RUNNING = ("zscore", "scale_only")
+
+
+class Rewards:
+    """Checks the rewards of step after step. running: whether statistics were taken from the very rollouts that are
+    recorded, so that they can be followed."""
+
+    def __init__(self, config: RewardsConfig, report: Report, running: bool) -> None:
+        self.config = config
+        self.report = report
+        self.follows = running
+        self.statistics: dict[str, Moments] = {}
+        built_in = (rule(getattr(config.penalties, rule.id)) for rule in BUILT_IN)
+        self.rules = [rule for rule in built_in if rule.amount]
+        self.own_rules = bool(config.penalty_rules)
+        if self.own_rules:
+            report.given["penalties of your own rules"] = "their code is not run here"
+        for name in ("curiosity", "coherence"):
+            if getattr(config, f"w_{name}"):
+                report.given[f"raw {name}"] = "it comes from hidden states, which are not recorded"
+
+    def step(self, items: Sequence[Item]) -> None:
+        """All rewards of one step."""
+        batch: dict[str, list[float]] = {}
+        for item in items:
+            breakdown = item.record.breakdown
+            if breakdown is None:
+                continue
+            self._penalties(item, breakdown)
+            self._raw(item, breakdown)
+            self._sums(item, breakdown)
+            for step in breakdown.steps:
+                for name, value in step.components.items():
+                    if value.raw is not None:
+                        batch.setdefault(name, []).append(value.raw)
+        now = {name: moments(values) for name, values in batch.items()}
+        for group in groups_of(items):
+            self._normalized(group, now)
+        for name, found in now.items():
+            self.statistics[name] = merge(self.statistics.get(name, Moments()), found)
+
+    def _penalties(self, item: Item, breakdown: RewardBreakdown) -> None:
+        if "penalty" not in self.config.components:
+            return
+        episode = Episode(item.record.trajectory)
+        known = {rule.id for rule in self.rules}
+        for step, reward in zip(episode.steps, breakdown.steps, strict=True):
+            found = [p for rule in self.rules if (p := rule.check(episode, step)) is not None]
+            recorded = [p for p in reward.penalties if p.rule in known or not self.own_rules]
+            place = f"{item.place}, turn {step.index + 1}"
+            self.report.same(place, "penalties", [p.rule for p in recorded], [p.rule for p in found])
+            for mine, theirs in zip(found, recorded, strict=False):
+                self.report.number(place, f"penalty {theirs.rule}", theirs.amount, mine.amount)
+
+    def _raw(self, item: Item, breakdown: RewardBreakdown) -> None:
+        trajectory = item.record.trajectory
+        again = repeated([s.action_key for s in trajectory.steps], self.config.coherence.window)
+        last = len(breakdown.steps) - 1
+        for i, (step, reward) in enumerate(zip(trajectory.steps, breakdown.steps, strict=True)):
+            place = f"{item.place}, turn {i + 1}"
+            values = {name: value.raw for name, value in reward.components.items()}
+            if "task" in values:
+                outcome = trajectory.correct if trajectory.correct is not None else trajectory.env_reward
+                if trajectory.correct is None and self.config.w_environment:
+                    outcome = 0.0
+                self.report.number(place, "raw task", values["task"], float(outcome or 0.0) if i == last else None)
+            if "environment" in values:
+                self.report.number(place, "raw environment", values["environment"], float(step.reward or 0.0))
+            if "penalty" in values:
+                paid = sum(p.amount for p in reward.penalties)
+                self.report.number(place, "raw penalty", values["penalty"], float(paid))
+            if "coherence" in values and (again[i] or not self.config.coherence.similarity):
+                right = -self.config.coherence.repetition_penalty if again[i] else 0.0
+                self.report.number(place, "raw coherence", values["coherence"], right)
+
+    def _sums(self, item: Item, breakdown: RewardBreakdown) -> None:
+        weights = {name: getattr(self.config, f"w_{name}") for name in self.config.components}
+        for i, step in enumerate(breakdown.steps):
+            place = f"{item.place}, turn {i + 1}"
+            for name, value in step.components.items():
+                self.report.number(place, f"weight of {name}", value.weight, weights.get(name))
+                right = None
+                if value.weight is not None and value.normalized is not None:
+                    right = value.weight * value.normalized
+                self.report.number(place, f"contribution of {name}", value.contribution, right)
+            total = math.fsum(v.contribution or 0.0 for v in step.components.values())
+            self.report.number(place, "reward of the turn", step.total, total, size=_size(step.components))
+        whole = math.fsum(s.total or 0.0 for s in breakdown.steps)
+        self.report.number(item.place, "reward", breakdown.total, whole, size=1.0)
+        self.report.number(item.place, "reward in the list", item.row.reward, whole, size=1.0, tolerance=SINGLE)
+
+    def _normalized(self, group: Sequence[Item], now: Mapping[str, Moments]) -> None:
+        """Normalised values of a group, and the statistics that they were normalised by."""
+        settings = self.config.normalization
+        sums: dict[str, list[float]] = {}
+        for item in group:
+            for name, values in _by_component(item).items():
+                sums.setdefault(name, []).append(math.fsum(values))
+        for item in group:
+            breakdown = item.record.breakdown
+            if breakdown is None:
+                continue
+            counts = {name: len(values) for name, values in _by_component(item).items()}
+            by = {
+                name: self._statistics(item, name, now, sums)
+                for name in counts
+                if getattr(settings, name, "none") != "none"
+            }
+            for i, step in enumerate(breakdown.steps):
+                place = f"{item.place}, turn {i + 1}"
+                for name, value in step.components.items():
+                    if value.raw is None:
+                        continue
+                    used = by.get(name)
+                    right: float | None = value.raw
+                    if used is not None:
+                        scale = max(used.std, settings.std_floor) + settings.epsilon
+                        mean = used.mean / max(counts[name], 1) if used.mode == "group" else used.mean
+                        right = (value.raw - mean) / scale
+                        if used.mode != "group":
+                            right = min(max(right, -settings.clip), settings.clip)
+                    elif name in by:
+                        continue
+                    self.report.number(place, f"normalised {name}", value.normalized, right, tolerance=1e-8)
+
+    def _statistics(
+        self, item: Item, name: str, now: Mapping[str, Moments], sums: Mapping[str, list[float]]
+    ) -> NormalizedBy | None:
+        """What a component of this rollout was normalised by, after a look whether it is right."""
+        assert item.record.breakdown is not None
+        used = item.record.breakdown.normalized_by.get(name)
+        if used is None:
+            self.report.given[f"normalised {name}"] = "the record does not say by what (it is of an earlier version)"
+            return None
+        mode = getattr(self.config.normalization, name)
+        self.report.same(item.place, f"how {name} is normalised", used.mode, mode)
+        mean, std = used.mean, used.std
+        if mode == "group":
+            found = moments(sums[name])
+            mean, std = found.mean, math.sqrt(found.m2 / max(found.count - 1, 1))
+        elif self.follows:
+            found = self.statistics.get(name, Moments())
+            if found.count < self.config.normalization.min_count:
+                found = merge(found, now[name])
+            mean, std = (found.mean if mode == "zscore" else 0.0), found.std
+        else:
+            return used
+        size = max(abs(mean), std)
+        self.report.number(item.place, f"mean that {name} is normalised by", used.mean, mean, tolerance=1e-7, size=size)
+        self.report.number(item.place, f"std that {name} is normalised by", used.std, std, tolerance=1e-7, size=size)
+        return used
+
+
+def moments(values: Sequence[float]) -> Moments:
+    """Count, mean and squared deviations."""
+    if not values:
+        return Moments()
+    mean = math.fsum(values) / len(values)
+    return Moments(len(values), mean, math.fsum((v - mean) ** 2 for v in values))
+
+
+def _by_component(item: Item) -> dict[str, list[float]]:
+    """The raw values of each component over the steps where it is defined."""
+    values: dict[str, list[float]] = {}
+    for step in item.record.breakdown.steps if item.record.breakdown is not None else ():
+        for name, value in step.components.items():
+            if value.raw is not None:
+                values.setdefault(name, []).append(value.raw)
+    return values
+
+
+def _size(components: Mapping[str, object]) -> float:
+    return max((abs(getattr(v, "contribution", 0.0) or 0.0) for v in components.values()), default=0.0)

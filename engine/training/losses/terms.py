@@ -1,0 +1,81 @@
+"""What each rollout of a micro-batch puts into the loss, in sums that are small enough to be recorded.
+
+From these and the recorded advantages the loss of a step can be computed again (`engine/recompute/loss.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...rollouts.rollout import Rollout
+from ...runs.types import LossTerms
+from .base import kl_k3
+
+CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
+"""Those of TRL's losses whose policy-gradient term is −min(ρ·A, clip(ρ)·A) for each token."""
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How TRL's loss is configured: its type, the lower and upper clip range, whether ρ is one number a sequence, and
+    whether the KL term is multiplied by ρ."""
+
+    loss_type: str
+    low: float
+    high: float
+    by_sequence: bool
+    corrected_kl: bool
+
+
+@torch.no_grad()
+def loss_terms(
+    batch: Mapping[str, Tensor], rollouts: Sequence[Rollout], logprobs: Tensor, entropy: Tensor, how: Clipping
+) -> dict[str, LossTerms]:
+    """The terms of each rollout by its key.
+
+    batch: tensors [B, T] of `make_batch`, those of the B rollouts. logprobs, entropy: [B, T], of the policy.
+    """
+    mask = (batch["attention_mask"] * batch["agent_token_mask"]).bool()
+    advantages = batch["advantages"]
+    log_ratio = torch.where(mask, logprobs - batch["old_per_token_logps"], 0.0)
+    if how.by_sequence:
+        log_ratio = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
+    ratio = log_ratio.exp()
+    low = mask & (ratio < 1 - how.low) & (advantages < 0)
+    high = mask & (ratio > 1 + how.high) & (advantages > 0)
+    policy = -torch.min(ratio * advantages, ratio.clamp(1 - how.low, 1 + how.high) * advantages)
+    kl = torch.zeros_like(ratio)
+    if "ref_per_token_logps" in batch:
+        kl = kl_k3(logprobs, batch["ref_per_token_logps"]) * (ratio if how.corrected_kl else 1.0)
+    free = mask & ~low & ~high
+    columns = torch.stack([torch.where(free, ratio, 0.0), policy, kl, entropy]).double().cpu().numpy()
+    flags = torch.stack([mask, low, high]).cpu().numpy()
+    known = how.loss_type in CLIPPED_LOSSES
+    return {r.key: _terms(r, columns[:, i], flags[:, i], known) for i, r in enumerate(rollouts) if r.key}
+
+
+def _terms(rollout: Rollout, columns: np.ndarray, flags: np.ndarray, known: bool) -> LossTerms:
+    """Sums of one rollout. columns: ρ where it is not clipped, policy term, KL term and entropy, [4, T]; flags: agent's
+    token, clipped below, clipped above, [3, T]."""
+    length = len(rollout)
+    mask, low, high = flags[:, :length]
+    turn = np.maximum(rollout.turn_ids, 0)[mask]
+
+    def by_turn(values: np.ndarray) -> np.ndarray:
+        return np.bincount(turn, weights=values[:length][mask], minlength=rollout.turns)
+
+    ratio, policy, kl, entropy = columns
+    return LossTerms(
+        tokens=int(mask.sum()),
+        ratio=tuple(by_turn(ratio).tolist()),
+        low=tuple(by_turn(low).astype(int).tolist()),
+        high=tuple(by_turn(high).astype(int).tolist()),
+        policy=float(policy[:length][mask].sum()) if known else None,
+        kl=float(kl[:length][mask].sum()),
+        entropy=float(entropy[:length][mask].sum()),
+    )

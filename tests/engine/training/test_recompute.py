@@ -1,0 +1,248 @@
+"""Every number of a recorded training comes out again from the record alone, and one that was changed is found."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_tui.configs.schema import RunConfig
+from grpo_tui.engine.launch.settings import read_config
+from grpo_tui.engine.recompute.check import metrics_of, recompute, recompute_steps
+from grpo_tui.engine.recompute.items import Item, steps_of
+from grpo_tui.engine.runs.paths import DATABASE
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.training.__main__ import run
+from grpo_tui.tui.cli.main import run as grpo_tui
+
+from .runs import make_run
+
+STEPS = 6
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A training as it was read."""
+
+    folder: Path
+    config: RunConfig
+    steps: list[tuple[int, list[Item]]]
+    metrics: dict[int, dict[str, float]]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Recorded:
+    place = tmp_path_factory.mktemp("recompute")
+    # a small clip range and large steps, so that ratios are clipped
+    folder = make_run(
+        place / "runs" / "run",
+        place / "base",
+        max_steps=STEPS,
+        prompts_per_step=3,
+        save_every=0,
+        epsilon=0.002,
+        learning_rate=0.02,
+        micro_batch_size=4,
+    )
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["rewards"] = {"w_environment": 0.5, "normalization": {"penalty": "group"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(folder) == 0
+    with RunReader(folder) as reader:
+        return Recorded(folder, read_config(folder), list(steps_of(reader)), metrics_of(reader))
+
+
+def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
+    report = recompute_steps(recorded.steps, recorded.metrics, recorded.config)
+    assert [str(w) for w in report.wrong] == []
+    for kind in (
+        "penalties",
+        "raw task",
+        "raw environment",
+        "raw penalty",
+        "weight of coherence",
+        "normalised curiosity",
+        "mean that coherence is normalised by",
+        "std that penalty is normalised by",
+        "contribution of penalty",
+        "reward of the turn",
+        "reward",
+        "return",
+        "mean of the group",
+        "std of the group",
+        "advantage",
+        "advantage trained on",
+        "weight of replay",
+        "advantage of replay",
+        "policy-gradient term",
+        "metric train/loss",
+        "metric train/clip_fraction",
+        "metric kl/mean",
+        "metric rewards/total/mean",
+    ):
+        assert report.compared[kind], kind
+    assert any(m["train/clip_fraction"] > 0 for m in recorded.metrics.values() if "train/clip_fraction" in m)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rewards"),
+    [
+        ({"advantages": "turn", "scale_advantages": "batch", "loss_type": "grpo"}, {}),
+        ({"advantages": "reward", "loss_type": "dr_grpo"}, {"components": ["task", "penalty"]}),
+        ({"replay": {"mode": "dapo"}, "scale_advantages": "none"}, {"normalization": {"curiosity": "scale_only"}}),
+        ({"replay": {"mode": "off"}, "importance_sampling_level": "sequence", "beta_mode": "fixed", "beta": 0.0}, {}),
+    ],
+    ids=["turns", "rewards", "dapo", "off"],
+)
+def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], rewards: dict[str, Any]):
+    folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0, **settings)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "rewards": rewards}))
+    assert run(folder) == 0
+    with RunReader(folder) as reader:
+        report = recompute(reader, read_config(folder))
+    assert [str(w) for w in report.wrong] == []
+    assert report.total > 500
+
+
+# -- one number changed at a time, in memory -------------------------------------------------------------------------
+
+
+def change(path: str, by: Any = 0.01) -> Callable[[Any], Any]:
+    """A function that changes what lies at a path of attributes, keys and indices: a number by `by`, else to `by`."""
+    head, _, rest = path.partition(".")
+
+    def inner(value: Any) -> Any:
+        if rest:
+            return change(rest, by)(value)
+        return value + by if isinstance(by, (int, float)) and not isinstance(by, bool) else by
+
+    def apply(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {**value, head: inner(value[head])}
+        if isinstance(value, (tuple, list)):
+            index = int(head) % len(value)
+            return (*value[:index], inner(value[index]), *value[index + 1 :])
+        return replace(value, **{head: inner(getattr(value, head))})
+
+    return apply
+
+
+def any_item(item: Item) -> bool:
+    return item.row.step == 3 and item.own is not None and item.own.kind == "trained" and len(item.tokens_by_turn) == 2
+
+
+def penalised(item: Item) -> bool:
+    return any_item(item) and bool(item.record.breakdown.steps[0].penalties)  # type: ignore[union-attr]
+
+
+def later(item: Item) -> bool:
+    return any(use.kind == "replayed" for use in item.uses)
+
+
+def left_out(item: Item) -> bool:
+    return item.own is not None and item.own.kind in ("filtered", "replaced")
+
+
+STEP = "record.breakdown.steps.0"
+SHAPED, NORMALISED = ("environment", "penalty", "curiosity"), ("curiosity", "coherence", "penalty")
+VALUE = ("raw", "normalized", "weight", "contribution")
+CHANGES: list[tuple[str, Any, Callable[[Item], bool]]] = [
+    ("record.trajectory.correct", True, any_item),
+    ("record.policy_version", 1, any_item),
+    ("row.reward", 0.01, any_item),
+    ("row.advantage", 0.01, any_item),
+    ("record.breakdown.total", 0.01, any_item),
+    (f"{STEP}.total", 0.01, any_item),
+    (f"{STEP}.penalties.0.amount", -0.01, penalised),
+    (f"{STEP}.penalties.0.rule", "repeated_call", penalised),
+    (f"{STEP}.penalties", (), penalised),
+    *((f"{STEP}.components.{c}.{n}", 0.01, any_item) for c in SHAPED for n in VALUE),
+    ("record.breakdown.steps.-1.components.task.raw", 0.01, any_item),
+    ("record.breakdown.steps.-1.components.coherence.normalized", 0.01, any_item),
+    *((f"record.breakdown.normalized_by.{c}.{n}", 0.01, any_item) for c in NORMALISED for n in ("mean", "std")),
+    ("record.breakdown.normalized_by.coherence.mode", "scale_only", any_item),
+    *((f"record.formula.steps.0.0.{n}", 0.01, any_item) for n in ("value", "mean", "std", "weight")),
+    ("record.formula.steps.0.0.size", 1, any_item),
+    ("record.formula.method", "turn", any_item),
+    ("record.advantage", 0.01, any_item),
+    ("record.step_advantages.1", 0.01, any_item),
+    ("record.use.kind", "filtered", any_item),
+    ("record.use.kind", "trained", left_out),
+    ("record.use.advantage", 0.01, any_item),
+    ("record.advantage", 0.5, left_out),
+    ("record.use.loss.tokens", 1, any_item),
+    ("record.use.loss.policy", 0.1, any_item),
+    ("record.use.loss.ratio.0", 0.1, any_item),
+    ("record.use.loss.low.0", 1, any_item),
+    ("record.use.loss.kl", 5.0, any_item),
+    ("record.use.loss.entropy", 0.01, any_item),
+    ("record.use.loss", None, any_item),
+    ("record.log_ratio_sum", 0.01, any_item),
+    ("uses.-1.weight", 0.01, later),
+    ("uses.-1.advantage", 0.01, later),
+    ("uses.-1.step", 1, later),
+    ("uses.-1.loss.policy", 0.1, later),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "by", "where"), CHANGES, ids=[f"{p}={b}" for p, b, _ in CHANGES])
+def test_a_changed_number_is_found(recorded: Recorded, path: str, by: Any, where: Callable[[Item], bool]):
+    chosen = next(item for _, items in recorded.steps for item in items if where(item))
+    changed = change(path, by)(chosen)
+    steps = [(s, [changed if item is chosen else item for item in items]) for s, items in recorded.steps]
+    assert recompute_steps(steps, recorded.metrics, recorded.config).wrong
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train/loss",
+        "train/entropy",
+        "train/clip_fraction",
+        "kl/mean",
+        "kl/beta",
+        "success/train",
+        "advantage/std",
+        "rewards/total/mean",
+        "rewards/running_std/coherence",
+        "rewards/advantage_share/task",
+        "grpo/filtering_rate",
+        "tokens/agent",
+    ],
+)
+def test_a_changed_metric_is_found(recorded: Recorded, name: str):
+    metrics = {**recorded.metrics, 3: {**recorded.metrics[3], name: recorded.metrics[3][name] + 0.5}}
+    assert recompute_steps(recorded.steps, metrics, recorded.config).wrong
+
+
+def test_a_rollout_that_is_missing_is_found(recorded: Recorded):
+    steps = [(s, items[1:] if s == 2 else items) for s, items in recorded.steps]
+    assert recompute_steps(steps, recorded.metrics, recorded.config).wrong
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def check(runs: Path, capsys) -> tuple[int, str]:
+    code = grpo_tui(["check", "run", "--recompute", "--runs-dir", str(runs)])
+    return code, capsys.readouterr().out
+
+
+def test_the_command_says_how_many_and_which_are_wrong(recorded: Recorded, tmp_path, capsys):
+    code, text = check(recorded.folder.parent, capsys)
+    assert code == 0 and ", 0 wrong" in text
+    shutil.copytree(recorded.folder, tmp_path / "runs" / "run")
+    with sqlite3.connect(tmp_path / "runs" / "run" / DATABASE) as db:
+        db.execute("UPDATE uses SET weight = weight * 1.1 WHERE (n, step) = (SELECT n, step FROM uses LIMIT 1)")
+        loss = "(SELECT id FROM metric_names WHERE name = 'train/loss')"
+        db.execute(f"UPDATE metrics SET value = value + 1 WHERE step = 2 AND name = {loss}")
+    code, text = check(tmp_path / "runs", capsys)
+    assert code == 1 and ", 2 wrong" in text
+    assert "weight of replay is recorded as" in text and "step 2: metric train/loss is recorded as" in text
