@@ -110,6 +110,11 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def version_text(version: int | None) -> str:
+    """Which policy sampled a rollout: `v3`; a dash where nobody recorded it."""
+    return "–" if version is None else f"v{version}"
+
+
 def ago(seconds: float | None) -> str:
     """How long ago, in one unit: `14 s`, `3 min`, `2 h`, `5 d`."""
     if seconds is None or not math.isfinite(seconds):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,7 +50,7 @@ class Origin:
     path: Path
     root: Path
 
-    @property
+    @cached_property
     def relative(self) -> str:
         """The path inside the dump, or the file's name."""
         try:
@@ -58,18 +58,18 @@ class Origin:
         except ValueError:
             return self.path.name
 
-    @property
+    @cached_property
     def step(self) -> int | None:
         """The step that the file's folders or name state (`step_3`, `global_step_20_evals`), or None."""
         found = _STEP.findall(f"{self.root.name}/{self.relative}")
         return int(found[-1]) if found else None
 
-    @property
+    @cached_property
     def folder_number(self) -> int | None:
         """The number that the file's folder is called, or None."""
         return int(self.path.parent.name) if self.path.parent.name.isdecimal() else None
 
-    @property
+    @cached_property
     def split(self) -> str:
         """`eval` where a folder says so; else empty."""
         folders = [part.lower() for part in (self.root.name, *Path(self.relative).parts[:-1])]

@@ -13,24 +13,25 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..runs import codec
+from ..runs.listed import Listed
 from ..runs.paths import DATABASE
 from ..runs.store import RecordStore
 from ..runs.types import TrajectoryRecord
 from . import cache
 from .containers import BY_NAME, DumpError, container_of
 from .containers.base import Found
-from .convert import columns, identity, record_of
+from .convert import columns, identity, listed_of, record_of
 from .dump import Options, files_of, format_of, formats_of
 from .format import Format, Origin
 from .rollout import Amendment, Numbers, Rollout
 
 VERSION = "1"
 """Of what an index holds; one of another version is made anew."""
-PART_BYTES = 2 << 20
+PART_BYTES = 4 << 20
 PART_ROLLOUTS = 512
 _TAIL = 4096
 _GROUPS = 100_000
@@ -83,7 +84,10 @@ class Indexer:
         self.store = RecordStore(folder / DATABASE)
         self.db = self.store.db
         self.db.executescript(_TABLES)
+        self.db.execute("PRAGMA cache_size = -32768")
+        self.db.execute("PRAGMA wal_autocheckpoint = 4000")
         self._counts: OrderedDict[str, int] = OrderedDict()
+        self._uncounted = bool(self.store.last_n())  # whether groups may have rollouts that are not in `_counts`
         self._problems = int(self.db.execute("SELECT count(*) FROM skipped").fetchone()[0])
         if self._meta("index") != VERSION:
             self._forget()
@@ -278,13 +282,14 @@ class Indexer:
         known = self._counts.pop(group, None)
         if known is None:
             known = 0
-            if self.store.last_n():
+            if self._uncounted:
                 known = self.db.execute(
                     "SELECT count(*) FROM rows WHERE grp = (SELECT id FROM groups WHERE name = ?)", (group,)
                 ).fetchone()[0]
         self._counts[group] = known + 1
         if len(self._counts) > _GROUPS:
             self._counts.popitem(last=False)
+            self._uncounted = True
         return known
 
     def _measure(self) -> None:
@@ -358,6 +363,7 @@ class _Part:
         self.source = source
         self.origin = origin
         self.format: Format | None = None
+        self.keys: tuple[object, ...] | None = None
         self.documents = 0
         self.strange: list[tuple[int, str]] = []
         self._clear()
@@ -366,13 +372,13 @@ class _Part:
         self.bytes = 0
         self.after: int | None = None
         self.line = 0
-        self.rows: list[tuple[int | None, TrajectoryRecord]] = []
+        self.rows: list[Listed] = []
         self.places: list[tuple[int, int, int, int]] = []
         self.numbers: list[Numbers] = []
         self.amendments: list[tuple[Amendment, int, int]] = []
         self.problems: list[tuple[int | None, str]] = []
         self.seen: dict[str, int] = {}
-        self.ids: dict[str, int] = {}
+        self.ids: set[str] = set()
         self.again: list[tuple[str, Rollout]] = []
 
     @property
@@ -397,18 +403,20 @@ class _Part:
                 keys = ", ".join(str(k)[:30] for k in list(found.document)[:6])
                 self.strange.append((found.line, f"no format that is known (its keys: {keys}); see --map"))
             return
+        rows = len(self.rows)
         try:
             items = list(reader.open(found.document, self.origin))
-            made = [self._made(item, reader, found) for item in items if isinstance(item, Rollout)]
+            for part, rollout in enumerate(item for item in items if isinstance(item, Rollout)):
+                self._add(rollout, found, part)
         except RecursionError:
+            del self.rows[rows:], self.places[rows:]
             self.problem(found.line, "it is nested too deeply")
             return
         except Exception as error:  # a document may hold anything, and a user's own format is the user's code
+            del self.rows[rows:], self.places[rows:]
             self.problem(found.line, f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})")
             return
         self.seen[reader.name] = self.seen.get(reader.name, 0) + 1
-        for part, (rollout, record) in enumerate(made):
-            self._add(rollout, record, found, part)
         for item in items:
             if isinstance(item, Numbers):
                 self.numbers.append(item)
@@ -416,17 +424,19 @@ class _Part:
                 self.amendments.append((item, found.offset, found.length))
 
     def _format(self, document: object) -> Format | None:
-        """The format of a document: mostly that of the one before, if none comes before it in the order."""
-        if self.format is not None and self.format is self.indexer.formats[0]:
-            return self.format if self.format.detect(document, self.origin) else None
+        """The format of a document: that of the one before where the keys are the same and it knows this one, too."""
+        keys = tuple(document) if isinstance(document, dict) else None
+        if self.format is not None and keys is not None and keys == self.keys:
+            try:
+                if self.format.detect(document, self.origin):
+                    return self.format
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+                pass
         self.format = format_of(document, self.origin, self.indexer.formats)
+        self.keys = keys
         return self.format
 
-    def _made(self, rollout: Rollout, reader: Format, found: Found) -> tuple[Rollout, TrajectoryRecord]:
-        fallback = f"{self.origin.relative}:{found.line}"
-        return rollout, record_of(rollout, fallback_id=fallback, index=0, unknown=reader.unknown)
-
-    def _add(self, rollout: Rollout, record: TrajectoryRecord, found: Found, part: int) -> None:
+    def _add(self, rollout: Rollout, found: Found, part: int) -> None:
         if rollout.same_as_id and rollout.id:
             if (
                 rollout.id in self.ids
@@ -434,16 +444,17 @@ class _Part:
             ):
                 self.again.append((rollout.id, rollout))
                 return
-            self.ids[rollout.id] = len(self.rows)
-        trajectory = record.trajectory
-        position = self.indexer._position_in_group(identity(rollout)[1])
-        trajectory = replace(
-            trajectory,
-            rollout=trajectory.rollout if rollout.index is not None else position,
-            id=trajectory.id if part == 0 or rollout.id else f"{trajectory.id}.{part}",
-            extra=columns(rollout),
+            self.ids.add(rollout.id)
+        named = identity(rollout)
+        fallback = f"{self.origin.relative}:{found.line}"
+        self.rows.append(
+            listed_of(
+                rollout,
+                named,
+                fallback_id=f"{fallback}.{part}" if part else fallback,
+                index=self.indexer._position_in_group(named[1]),
+            )
         )
-        self.rows.append((rollout.step, replace(record, trajectory=trajectory)))
         self.places.append((self.source, found.offset, found.length, part))
 
     def commit(self, done: bool) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from .format import Origin
 from .messages import completion, conversation, error_text, flat, split
-from .rollout import Item, Message, Rollout, Score, mapping, number, text, whole
+from .rollout import Item, Message, Rollout, Score, listed, mapping, number, text, whole
 
 Reader = Callable[[Any], tuple[Message, ...]]
 
@@ -48,6 +49,7 @@ ROLES = (
 """What a key can be mapped to, also on the command line (`--map reward=score`)."""
 
 _COLUMN_TEXT = 400
+_PLANS = 256
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Mapped:
             isinstance(document, Mapping)
             and all(has(document, key) for key in self.needs)
             and not any(has(document, key) for key in self.never)
-            and (self._first(document, "completion") is not None or self._first(document, "messages") is not None)
+            and (self.first(document, "completion") is not None or self.first(document, "messages") is not None)
         )
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
@@ -83,14 +85,15 @@ class Mapped:
 
     def rollout(self, document: Mapping[str, Any], origin: Origin) -> Rollout:
         """The rollout of a document."""
-        get = lambda role: self._first(document, role)  # noqa: E731
+        plan = self._plan(document)
+        get = {role: plan.first(document, role) for role in plan.roles}.get
         whole_conversation = get("messages")
         if whole_conversation is not None and get("completion") is None:
             prompt, said = split(self.read_prompt(whole_conversation))
         else:
             prompt = self.read_prompt(get("prompt")) if get("prompt") is not None else ()
             said = self.read_completion(get("completion"))
-        components, extra = self._columns(document)
+        components, extra = self._columns(document, plan)
         reward, correct = get("reward"), get("correct")
         if isinstance(reward, Mapping):
             components = {**scores(reward), **components}
@@ -127,44 +130,84 @@ class Mapped:
             seconds=number(get("seconds")) or 0.0,
             extra=extra,
             task=mapping(get("task")),
-            tools=tuple(t for t in _list(tools) if isinstance(t, Mapping)),
+            tools=tuple(t for t in listed(tools) if isinstance(t, Mapping)) if tools is not None else (),
         )
 
     def with_keys(self, keys: Mapping[str, str]) -> Mapped:
         """The same with keys that a user names: theirs first."""
         return replace(self, keys={**self.keys, **{r: (k, *self.keys.get(r, ())) for r, k in keys.items()}})
 
-    def _first(self, document: Mapping[str, Any], role: str) -> Any:
-        for key in self.keys.get(role, ()):
-            found = at(document, key)
-            if found is not None:
-                return found
-        return None
+    def first(self, document: Mapping[str, Any], role: str) -> Any:
+        """What a document says of a role, or None."""
+        return self._plan(document).first(document, role)
 
-    def _columns(self, document: Mapping[str, Any]) -> tuple[dict[str, Score], dict[str, Any]]:
+    def _plan(self, document: Mapping[str, Any]) -> _Plan:
+        """Documents of one file mostly have the same keys: what these keys are is worked out once."""
+        keys = tuple(document)
+        plan = self._plans.get(keys)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            plan = self._plans[keys] = self._planned(keys)
+        return plan
+
+    @cached_property
+    def _plans(self) -> dict[tuple[str, ...], _Plan]:
+        return {}
+
+    def _planned(self, present: Sequence[str]) -> _Plan:
+        held = set(present)
+        roles = {}
+        for role, keys in self.keys.items():
+            paths = tuple(key for key in keys if key in held or ("." in key and key.partition(".")[0] in held))
+            if paths:
+                roles[role] = paths
+        named = {key.partition(".")[0] for role, keys in self.keys.items() if role != "extra" for key in keys}
+        named.update(self.ignored, (key.partition(".")[0] for key in self.keys.get("extra", ())))
+        columns = []
+        for key in present:
+            if key not in named:
+                prefix = next((p for p in self.prefixes if key.startswith(p) and len(key) > len(p)), None)
+                columns.append((key, None if prefix is None else key[len(prefix) :]))
+        return _Plan(roles, tuple(columns))
+
+    def _columns(self, document: Mapping[str, Any], plan: _Plan) -> tuple[dict[str, Score], dict[str, Any]]:
         components: dict[str, Score] = {}
         extra: dict[str, Any] = {}
-        for key in self.keys.get("components", ()):
+        for key in plan.roles.get("components", ()):
             components.update(scores(at(document, key)))
-        for key in self.keys.get("extra", ()):
+        for key in plan.roles.get("extra", ()):
             inside = {k.removeprefix(f"{key}.") for r, keys in self.keys.items() if r != "extra" for k in keys}
             values = mapping(at(document, key))
             extra.update(plain({k: v for k, v in values.items() if k not in inside}))
-        named = {key.partition(".")[0] for role, keys in self.keys.items() if role != "extra" for key in keys}
-        named.update(self.ignored, (key.partition(".")[0] for key in self.keys.get("extra", ())))
-        for key, value in document.items():
-            if key in named:
-                continue
-            prefix = next((p for p in self.prefixes if key.startswith(p) and len(key) > len(p)), None)
+        for key, component in plan.columns:
+            value = document[key]
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if prefix is not None and (is_number or value is None or isinstance(value, str)):
+            if component is not None and (is_number or value is None or isinstance(value, str)):
                 if (score := number(value)) is not None or value is None:
-                    components[key[len(prefix) :]] = Score(score)
+                    components[component] = Score(score)
             elif self.numbers == "component" and (is_number or value == "NaN"):
                 components[key] = Score(number(value))
             else:
                 extra.update(plain({key: value}))
         return components, extra
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the keys of a document are: for each role the paths that may hold it, and the keys that nobody names, each
+    with the name of the component that it is by its prefix."""
+
+    roles: Mapping[str, tuple[str, ...]]
+    columns: tuple[tuple[str, str | None], ...]
+
+    def first(self, document: Mapping[str, Any], role: str) -> Any:
+        """The first value of a role that is not null."""
+        for path in self.roles.get(role, ()):
+            found = document[path] if path in document else at(document, path)
+            if found is not None:
+                return found
+        return None
 
 
 def has(document: Mapping[str, Any], key: str) -> bool:
@@ -222,12 +265,6 @@ def mean(value: object) -> float | None:
         parts = {p for v in value if (p := number(v)) is not None and p != 0}
         return parts.pop() if len(parts) == 1 else 0.0 if not parts else None
     return number(value)
-
-
-def _list(value: object) -> Sequence[Any]:
-    from .rollout import listed
-
-    return listed(value)
 
 
 __all__ = ["ROLES", "Mapped", "at", "flat", "has", "mean", "plain", "scores", "total"]

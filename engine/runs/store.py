@@ -17,20 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ...envs.tools import ToolSpec
-from ...envs.trajectory import Step
 from . import codec
 from .labels import Labels
 from .learning import LATER_BITS, OWN_BITS, USE_COLUMNS, Use, data_of, use_of
-from .schema import (
-    FLAG_AGREES,
-    FLAG_DISAGREES,
-    FLAG_ERROR,
-    FLAG_NAN,
-    FLAG_SENT,
-    FLAG_UNPARSED,
-    SPANS,
-    connect_writer,
-)
+from .listed import Listed, listed
+from .schema import SPANS, connect_writer
 from .storable import clean
 from .types import TrajectoryRecord
 
@@ -55,6 +46,11 @@ INSERT INTO spans SELECT name, ?1, step - step % ?2 AS s, count(value), sum(valu
     FROM metrics WHERE step >= ?3 GROUP BY name, s
 """
 _SEARCH = "INSERT INTO search (rowid, prompt, agent, observation, answer, penalty) VALUES (?, ?, ?, ?, ?, ?)"
+_ROW = (
+    "INSERT INTO rows (n, step, reward, correct, actions, rules, penalties, advantage, turns, tokens, flags, env, "
+    "split, stop, rollout, version, grp, prompt, toolset, uses, gate, confidence) "
+    f"VALUES ({', '.join('?' * 22)})"
+)
 _EXTRA = "INSERT OR REPLACE INTO extras VALUES (?, ?, ?, ?)"
 _UNSEARCH = (
     "INSERT INTO search (search, rowid, prompt, agent, observation, answer, penalty) "
@@ -163,28 +159,24 @@ class RecordStore:
             except (TypeError, ValueError, AttributeError, KeyError, RecursionError) as error:
                 refused.append(f"trajectory {_name(record)} cannot be written as JSON: {error}")
         self._touch(step)
-        first = self.add_rows([(step, record) for record, _, _ in encoded])
+        first = self.add_rows([listed(step, record) for record, _, _ in encoded])
         self.add_search((first + i, text) for i, (_, _, text) in enumerate(encoded))
         self._chunks(first, encoded)
         return refused
 
-    def add_rows(self, records: Sequence[tuple[int | None, TrajectoryRecord]]) -> int:
-        """Append what lists and filters see of trajectories, each with its step where one is known, without their
-        text. Returns the number of the first."""
+    def add_rows(self, trajectories: Sequence[Listed]) -> int:
+        """Append what lists and filters see of trajectories, without their text. Returns the number of the first."""
         first = self.last_n() + 1
         rows, cards, overflow, extras = [], [], [], []
-        for n, (step, record) in enumerate(records, first):
-            row, card, rest = self._row(n, step, record)
+        for n, trajectory in enumerate(trajectories, first):
+            row, card, rest = self._row(n, trajectory)
             rows.append(row)
             cards.append(card)
             overflow.extend((label, n) for label in rest)
-            extras.extend(self._extras(n, record.trajectory.extra))
-        for step in {step for step, _ in records if step is not None}:
+            extras.extend(self._extras(n, trajectory.extra))
+        for step in {t.step for t in trajectories if t.step is not None}:
             self._touch(step)
-        if rows:
-            columns = tuple(rows[0])
-            marks = ", ".join(f":{column}" for column in columns)
-            self.db.executemany(f"INSERT INTO rows ({', '.join(columns)}) VALUES ({marks})", rows)
+        self.db.executemany(_ROW, rows)
         self.db.executemany("INSERT INTO cards VALUES (?, ?, ?, ?)", cards)
         if overflow:
             self.db.executemany("INSERT OR IGNORE INTO overflow VALUES (?, ?)", overflow)
@@ -305,47 +297,39 @@ class RecordStore:
         arrays = codec.decode_tokens(codec.decompress(tokens), n - first) if tokens is not None else None
         return _with(record, tools, arrays)
 
-    def _row(
-        self, n: int, step: int | None, record: TrajectoryRecord
-    ) -> tuple[dict[str, Any], tuple[Any, ...], list[int]]:
-        """The row by columns, the card, and the labels that have no bit of their own."""
-        trajectory, breakdown = record.trajectory, record.breakdown
+    def _row(self, n: int, of: Listed) -> tuple[tuple[Any, ...], tuple[Any, ...], list[int]]:
+        """The row in the order of `_ROW`, the card, and the labels that have no bit of their own."""
         intern = self.labels.intern
-        actions = [intern("action", s.label) for s in trajectory.steps]
-        rules = [intern("penalty", p.rule) for p in breakdown.penalties] if breakdown is not None else []
+        actions = [intern("action", label) for label in of.labels]
         action_mask, rest = self.labels.mask(set(actions))
-        rule_mask, more = self.labels.mask(set(rules))
-        served = record.served
-        head = " ".join(trajectory.prompt[: PROMPT_LENGTH * 2].split())[:PROMPT_LENGTH]
-        row: dict[str, Any] = {
-            "n": n,
-            "step": step,
-            "reward": _number(trajectory.env_reward if breakdown is None else breakdown.total),
-            "correct": None if trajectory.correct is None else int(bool(trajectory.correct)),
-            "actions": action_mask,
-            "rules": rule_mask,
-            "penalties": len(rules),
-            "advantage": _number(record.advantage),
-            "turns": len(trajectory.steps),
-            "tokens": record.token_count if record.tokens is None else len(record.tokens),
-            "flags": _flags(record),
-            "env": intern("env", trajectory.env),
-            "split": intern("split", record.split),
-            "stop": intern("stop", trajectory.stop_reason),
-            "rollout": trajectory.rollout,
-            "version": record.policy_version,
-            "grp": self._named_id("groups", trajectory.group, "INSERT INTO groups (name) VALUES (?)"),
-            "prompt": self._named_id(
-                "prompts", trajectory.prompt_id, "INSERT INTO prompts (name, head) VALUES (?, ?)", head
-            ),
-            "toolset": self._toolset(trajectory.env, trajectory.tools),
-            "uses": None if record.use is None else record.use.mask,
-            "gate": None if served is None else intern("gate", served.gate),
-            "confidence": None if served is None else served.confidence,
-        }
-        answer = None if trajectory.answer is None else clean(str(trajectory.answer)[:ANSWER_LENGTH])
-        card = (n, clean(trajectory.id), ",".join(map(str, actions)), answer)
-        return row, card, rest + more
+        rule_mask, more = self.labels.mask({intern("penalty", rule) for rule in of.rules})
+        head = " ".join(of.head[: PROMPT_LENGTH * 2].split())[:PROMPT_LENGTH]
+        row = (
+            n,
+            of.step,
+            _number(of.reward),
+            None if of.correct is None else int(bool(of.correct)),
+            action_mask,
+            rule_mask,
+            len(of.rules),
+            _number(of.advantage),
+            len(of.labels),
+            of.tokens,
+            of.flags,
+            intern("env", of.env),
+            intern("split", of.split),
+            intern("stop", of.stop),
+            of.rollout,
+            of.version,
+            self._named_id("groups", of.group, "INSERT INTO groups (name) VALUES (?)"),
+            self._named_id("prompts", of.prompt_id, "INSERT INTO prompts (name, head) VALUES (?, ?)", head),
+            self._toolset(of.env, of.tools),
+            of.uses,
+            None if of.gate is None else intern("gate", of.gate),
+            of.confidence,
+        )
+        answer = None if of.answer is None else clean(str(of.answer)[:ANSWER_LENGTH])
+        return row, (n, clean(of.id), ",".join(map(str, actions)), answer), rest + more
 
     def _chunks(self, first: int, encoded: Sequence[tuple[TrajectoryRecord, bytes, tuple[str, ...]]]) -> None:
         start = size = 0
@@ -411,23 +395,6 @@ class RecordStore:
 
 def _with(record: TrajectoryRecord, tools: tuple[ToolSpec, ...], tokens: Any) -> TrajectoryRecord:
     return replace(record, trajectory=replace(record.trajectory, tools=tools), tokens=tokens)
-
-
-def _flags(record: TrajectoryRecord) -> int:
-    """The bits of the column `flags`."""
-    trajectory, served = record.trajectory, record.served
-    flags = FLAG_ERROR if trajectory.error or any(s.error for s in trajectory.steps) else 0
-    flags |= FLAG_UNPARSED if any(_is_unparsed(s) for s in trajectory.steps) else 0
-    flags |= 0 if codec.is_finite(record) else FLAG_NAN
-    if served is not None:
-        flags |= FLAG_SENT if served.sent else 0
-        flags |= {True: FLAG_AGREES, False: FLAG_DISAGREES, None: 0}[served.agrees]
-    return flags
-
-
-def _is_unparsed(step: Step) -> bool:
-    """A turn in which a call was meant and none could be read."""
-    return step.parse_error is not None or (step.action is None and step.needs_call)
 
 
 def _number(value: float | None) -> float | None:

@@ -128,7 +128,7 @@ class TrajectoryRecord:
     advantage: float | None = None
     step_advantages: Sequence[float] = ()
     tokens: TokenArrays | StoredTokens | None = None
-    policy_version: int = 0
+    policy_version: int | None = None
     split: str = "train"
     formula: AdvantageFormula | None = None
     use: Use | None = None
@@ -180,7 +180,7 @@ class TrajectoryRow:
     prompt: str
     answer: str | None
     rules: tuple[str, ...] = ()
-    policy_version: int = 0
+    policy_version: int | None = None
     uses: tuple[str, ...] | None = None
     gate: str = ""
     confidence: float | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.style import Style
 
 from ...engine.runs.types import TrajectoryRow
-from ..format import fixed, mark, number
+from ..format import fixed, mark, number, version_text
 from .list_texts import route, shared_beginning, telling
 from .theme import Palette
 from .widgets.table import Column
@@ -51,7 +51,7 @@ def _learning(p: Palette) -> Sequence[Column]:
         return ", ".join(done.replace("_", " ") for done in row.uses or ()), p.text
 
     return (
-        Column("", "policy", 6, lambda r: (f"v{r.policy_version}", p.muted), ">", drop=4),
+        Column("", "policy", 6, lambda r: (version_text(r.policy_version), p.muted), ">", drop=4),
         Column("", "sent", 4, lambda r: ("✓" if r.sent else "", p.good), drop=5),
         Column("", "conf", 5, lambda r: (fixed(r.confidence), p.text), ">", drop=3),
         Column("", "gate", 8, gate, drop=2),

@@ -32,7 +32,7 @@ class Groups:
         key = _list_key(document)
         assert key is not None
         size = len(document[key])
-        named = bool(GENERIC._first(document, "group"))
+        named = bool(GENERIC.first(document, "group"))
         for i in range(size):
             row: dict[str, Any] = {"rollout": i} if named else {}
             for name, value in document.items():

@@ -171,7 +171,7 @@ class DiffPane(Pane):
         if record.advantage is not None:
             text = f"  A {fixed(record.advantage, signed=True)}"
             line.whole(text, p.sign(record.advantage), width - line.width)
-        version = f"  by policy v{record.policy_version}"
+        version = "" if record.policy_version is None else f"  by policy v{record.policy_version}"
         return line.whole(version, p.faint, width - line.width).add(
             f"  group {t.group}", p.faint, cells=max(0, width - line.width)
         )

@@ -9,7 +9,7 @@ from typing import Any
 from rich.style import Style
 
 from ....engine.runs.types import Event, Served, TrajectoryRecord, Use
-from ...format import MINUS, fixed, number, percent
+from ...format import MINUS, fixed, number, percent, version_text
 from ...text import width as cells_of
 from ...text import wrap
 from ..theme import Palette
@@ -51,9 +51,9 @@ def _nothing(record: TrajectoryRecord) -> str:
     return "No update of it is recorded, or none yet."
 
 
-def _vote(p: Palette, served: Served, version: int, width: int) -> list[Line]:
+def _vote(p: Palette, served: Served, version: int | None, width: int) -> list[Line]:
     who = "initial trajectory" if served.initial else "further candidate"
-    lines = _field(p, "request", [str(served.request), who, f"by policy version {version}"], p.text, width)
+    lines = _field(p, "request", [str(served.request), who, f"by policy {version_text(version)}"], p.text, width)
     if served.seconds is not None:
         lines += _field(p, "answered", [f"after {number(served.seconds)} s"], p.text, width)
     sent = ["✓ given by this rollout"] if served.sent else []
