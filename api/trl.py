@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers import TrainerCallback
 
+from grpo_tui.engine.imports.formats.trl import METRICS
 from grpo_tui.engine.imports.messages import completion, conversation
 from grpo_tui.engine.imports.rollout import Rollout, Score
 from grpo_tui.recorder import Recorder
@@ -29,19 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GENERATE = "_generate_and_score_completions"
-
-METRICS = {
-    "reward": "rewards/total/mean",
-    "reward_std": "rewards/total/std",
-    "kl": "kl/mean",
-    "loss": "train/loss",
-    "grad_norm": "train/grad_norm",
-    "learning_rate": "train/learning_rate",
-    "entropy": "train/entropy",
-    "clip_ratio/region_mean": "train/clip_fraction",
-    "frac_reward_zero_std": "grpo/filtering_rate",
-}
-"""TRL's names of numbers that have a place of their own on the dashboard; all others keep TRL's name."""
 
 
 class Trainer(Protocol):

@@ -33,7 +33,7 @@ def follow(folder: Path) -> None:
             while os.getppid() == parent:
                 more = indexer.advance(PART_SECONDS)
                 if not more:
-                    more = indexer.make_searchable(PART_SECONDS)
+                    more = indexer.make_searchable(PART_SECONDS, whole=False)
                 if not more:
                     indexer.describe()
                     time.sleep(LOOK_SECONDS)

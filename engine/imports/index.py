@@ -13,7 +13,6 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..runs import codec
@@ -21,7 +20,7 @@ from ..runs.listed import Listed
 from ..runs.paths import DATABASE
 from ..runs.store import RecordStore
 from ..runs.types import TrajectoryRecord
-from . import cache
+from . import cache, coverage
 from .containers import BY_NAME, DumpError, container_of
 from .containers.base import Found
 from .convert import columns, identity, listed_of, record_of
@@ -29,13 +28,14 @@ from .dump import Options, files_of, format_of, formats_of
 from .format import Format, Origin
 from .rollout import Amendment, Numbers, Rollout
 
-VERSION = "1"
+VERSION = "2"
 """Of what an index holds; one of another version is made anew."""
 PART_BYTES = 4 << 20
 PART_ROLLOUTS = 512
 _TAIL = 4096
 _GROUPS = 100_000
 _PROBLEMS = 100
+_TEXTS = 64
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sources (
@@ -52,24 +52,14 @@ CREATE TABLE IF NOT EXISTS amendments (
 CREATE INDEX IF NOT EXISTS amendments_id ON amendments (id);
 CREATE TABLE IF NOT EXISTS seen (format TEXT PRIMARY KEY, documents INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS skipped (id INTEGER PRIMARY KEY, path TEXT NOT NULL, line INTEGER, why TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS measured (step INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS measured (step INTEGER PRIMARY KEY, rollouts INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS logged (name TEXT PRIMARY KEY) WITHOUT ROWID;
 """
+_DROP = "".join(
+    f"DROP TABLE IF EXISTS {name};"
+    for name in ("sources", "places", "amendments", "seen", "skipped", "measured", "logged")
+)
 _KEPT = ("meta",)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far an index is, in bytes of the files (or what stands for them)."""
-
-    done: int
-    size: int
-    searchable: int
-    rollouts: int
-
-    @property
-    def share(self) -> float:
-        """0 to 1."""
-        return 1.0 if self.size <= 0 else min(1.0, self.done / self.size)
 
 
 class Indexer:
@@ -83,6 +73,8 @@ class Indexer:
         folder.mkdir(parents=True, exist_ok=True)
         self.store = RecordStore(folder / DATABASE)
         self.db = self.store.db
+        if self._meta("index") != VERSION:
+            self.db.executescript(_DROP)
         self.db.executescript(_TABLES)
         self.db.execute("PRAGMA cache_size = -32768")
         self.db.execute("PRAGMA wal_autocheckpoint = 4000")
@@ -111,32 +103,39 @@ class Indexer:
         for id_, name in self.db.execute("SELECT id, path FROM sources WHERE done = 0 ORDER BY id").fetchall():
             for _ in self._read(id_, Path(name)):
                 if until is not None and time.monotonic() > until:
+                    self._measure(whole=False)
                     return True
-        self._measure()
+        self._measure(whole=True)
         return False
 
-    def make_searchable(self, seconds: float | None = None) -> bool:
-        """Add texts to the full-text index, in order, for about so long. Returns whether more is left."""
+    def make_searchable(self, seconds: float | None = None, *, whole: bool = True) -> bool:
+        """Add texts to the full-text index, in order, for about so long; all of them, or (not `whole`) as many as are
+        done unasked. Returns whether more is left."""
         until = None if seconds is None else time.monotonic() + seconds
         last = self.store.last_n()
         done = int(self._meta("searchable") or 0)
-        while done < last:
+        size = int(self._meta("searchable_bytes") or 0)
+        whole = whole or coverage.text_is_asked_for(self.folder)
+        while done < last and (whole or size < coverage.UNASKED_TEXT):
             if until is not None and time.monotonic() > until:
                 return True
             part = self.db.execute(
                 "SELECT n, path, at, length, part, container FROM places JOIN sources ON sources.id = source "
                 "WHERE n > ? AND n <= ? ORDER BY n",
-                (done, done + 64),
+                (done, done + _TEXTS),
             ).fetchall()
             texts = []
             for n, path, at, length, number, container in part:
                 found = self._again(Path(path), container, at, length, number)
                 if found is not None:
-                    texts.append((n, codec.search_text(found)))
+                    text = codec.search_text(found)
+                    size += sum(map(len, text))
+                    texts.append((n, text))
             self.store.begin()
             self.store.add_search(texts)
-            done = min(last, done + 64)
+            done = min(last, done + _TEXTS)
             self.store.set_meta("searchable", str(done))
+            self.store.set_meta("searchable_bytes", str(size))
             self.store.commit()
         return False
 
@@ -145,20 +144,10 @@ class Indexer:
         self._look_at_files()
         return bool(self.db.execute("SELECT 1 FROM sources WHERE done = 0 LIMIT 1").fetchone())
 
-    def progress(self) -> Progress:
+    def progress(self) -> coverage.Coverage:
         """How far it is."""
-        done = size = 0
-        for path, container, position, finished, known in self.db.execute(
-            "SELECT path, container, position, done, size FROM sources"
-        ):
-            try:
-                end = BY_NAME[container].end(Path(path)) if not finished else known
-            except (OSError, DumpError):
-                end = known
-            share = 1.0 if finished or end <= 0 else min(1.0, position / end)
-            size += known
-            done += int(known * share)
-        return Progress(done, size, int(self._meta("searchable") or 0), self.store.last_n())
+        sources = self.db.execute(coverage.SOURCES)
+        return coverage.Coverage.of(sources, int(self._meta("searchable") or 0), self.store.last_n())
 
     def summary(self) -> dict[str, object]:
         """What was recognised, what was skipped, what the formats do not carry: for people and for `--json`."""
@@ -292,32 +281,47 @@ class Indexer:
             self._uncounted = True
         return known
 
-    def _measure(self) -> None:
-        """Means of the steps that are behind the last one, and of the last too once all files are read: the charts
-        of a dump whose writer logged none."""
-        steps = self.db.execute(
-            "SELECT step, count(*), avg(reward), sum(correct = 1), count(correct), avg(turns), avg(tokens) FROM rows "
-            "WHERE step IS NOT NULL AND step NOT IN (SELECT step FROM measured) GROUP BY step ORDER BY step"
-        ).fetchall()
-        if not steps:
+    def _measure(self, *, whole: bool) -> None:
+        """Means of steps, for the charts of a dump whose writer logged none: of the steps behind the last one while
+        files are read, and of all that have changed once they are (`whole`)."""
+        if whole:
+            sql, params = "SELECT step, count(*) FROM rows WHERE step IS NOT NULL GROUP BY step", ()
+        else:
+            last = self.db.execute("SELECT coalesce(max(step), -1) FROM measured").fetchone()[0]
+            sql = "SELECT step, count(*) FROM rows WHERE step > ? AND step < (SELECT max(step) FROM rows) GROUP BY step"
+            params = (last,)
+        known = dict(self.db.execute("SELECT step, rollouts FROM measured"))
+        changed = [(step, size) for step, size in self.db.execute(sql, params).fetchall() if known.get(step) != size]
+        if not changed:
             return
+        logged = {name for (name,) in self.db.execute("SELECT name FROM logged")}
         self.store.begin()
-        for step, _, reward, right, labelled, turns, tokens in steps:
-            values = {
-                "rewards/total/mean": reward,
-                "success/train": right / labelled if labelled else None,
-                "turns/mean": turns,
-                "tokens/total": tokens,
-            }
-            for name, mean in self.db.execute(
-                "SELECT labels.name, avg(number) FROM extras JOIN labels ON labels.id = extras.name "
-                "JOIN rows ON rows.n = extras.n WHERE rows.step = ? AND labels.name GLOB 'component.*' GROUP BY 1",
-                (step,),
-            ):
-                values[f"rewards/raw/{name.removeprefix('component.')}/mean"] = mean
-            self.store.add_metrics(step, {k: v for k, v in values.items() if v is not None})
-            self.db.execute("INSERT OR IGNORE INTO measured VALUES (?)", (step,))
+        for step, size in changed:
+            values = {k: v for k, v in self._means(step).items() if v is not None and k not in logged}
+            self.store.replace_metrics(step, values)
+            self.db.execute("INSERT OR REPLACE INTO measured VALUES (?, ?)", (step, size))
         self.store.commit()
+
+    def _means(self, step: int) -> dict[str, float | None]:
+        """Of the rollouts of one step."""
+        reward, right, labelled, turns, tokens = self.db.execute(
+            "SELECT avg(reward), sum(correct = 1), count(correct), avg(turns), avg(tokens) FROM rows WHERE step = ?",
+            (step,),
+        ).fetchone()
+        means = {
+            "rewards/total/mean": reward,
+            "success/train": right / labelled if labelled else None,
+            "turns/mean": turns,
+            "tokens/total": tokens,
+        }
+        for name, mean in self.db.execute(
+            "SELECT labels.name, avg(number) FROM labels CROSS JOIN rows CROSS JOIN extras WHERE rows.step = ? "
+            "AND labels.kind = 'extra' AND labels.name GLOB 'component.*' "
+            "AND extras.name = labels.id AND extras.n = rows.n GROUP BY 1",
+            (step,),
+        ):
+            means[f"rewards/raw/{name.removeprefix('component.')}"] = mean
+        return means
 
     def _skip(self, path: str, line: int | None, why: str) -> None:
         self._problems += 1
@@ -347,6 +351,7 @@ class Indexer:
                 self.db.execute(f"DELETE FROM {table}")
         self.db.execute("INSERT INTO search (search) VALUES ('delete-all')")
         self.store.set_meta("searchable", "0")
+        self.store.set_meta("searchable_bytes", "0")
         self.store.set_meta("index", VERSION)
         self.store.set_meta("epoch", str(time.time_ns()))
         self.store.commit()
@@ -478,7 +483,8 @@ class _Part:
                 db.execute("INSERT INTO amendments VALUES (?, ?, ?, ?, ?, ?, ?)", values)
                 self._amend(amendment.id, amendment)
             for numbers in self.numbers:
-                store.add_metrics(numbers.step, numbers.values)
+                db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
+                store.replace_metrics(numbers.step, numbers.values)
             for name, count in self.seen.items():
                 db.execute(
                     "INSERT INTO seen VALUES (?, ?) ON CONFLICT (format) DO UPDATE SET documents = documents + ?",

@@ -34,8 +34,8 @@ def is_dump(path: Path) -> bool:
     return path.is_dir() and not (path / RUN_FILE).is_file() and not (path / DATABASE).is_file()
 
 
-def open_dump(path: Path, options: Options | None = None, *, whole: bool = False) -> Opened:
-    """Open a dump: the first part of it, or (`whole`) all of it with its text search.
+def open_dump(path: Path, options: Options | None = None, *, whole: bool = False, searchable: bool = False) -> Opened:
+    """Open a dump: the first part of it, or (`whole`) all of its rows; `searchable`: all of its texts, too.
 
     Raises DumpError when nothing in it can be read: one sentence.
     """
@@ -47,10 +47,10 @@ def open_dump(path: Path, options: Options | None = None, *, whole: bool = False
             return Opened(folder, {}, True)
         with Indexer(dump, folder, options) as indexer:
             more = indexer.advance(None if whole else FIRST_SECONDS)
-            if whole:
+            if searchable:
                 indexer.make_searchable()
-            elif not more:
-                more = indexer.make_searchable(FIRST_SECONDS)
+            elif not more and not whole:
+                more = indexer.make_searchable(FIRST_SECONDS, whole=False)
             summary = indexer.summary()
             if not indexer.store.last_n() and not more:
                 nothing = _nothing(dump, summary)
@@ -59,6 +59,7 @@ def open_dump(path: Path, options: Options | None = None, *, whole: bool = False
                     cache.forget(folder)
                     raise DumpError(nothing)
             indexer.describe()
+    cache.tidy()
     return Opened(folder, summary, more)
 
 

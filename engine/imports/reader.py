@@ -8,12 +8,16 @@ from pathlib import Path
 from ..runs.bodies import Bodies
 from ..runs.errors import RecordDamaged
 from ..runs.learning import Use
+from ..runs.query import EVERYTHING, Query
 from ..runs.reader import RunReader
 from ..runs.record import Record
+from ..runs.rollouts import Rollouts
 from ..runs.rows import by_number
+from ..runs.selection import Selection
 from ..runs.types import StoredTokens, TokenArrays, TrajectoryRecord
 from .containers import BY_NAME, DumpError
 from .convert import record_of
+from .coverage import SOURCES, Coverage, ask_for_text
 from .dump import Options, format_of, formats_of
 from .format import Format, Origin
 from .rollout import Amendment, Rollout
@@ -22,9 +26,45 @@ from .rollout import Amendment, Rollout
 class DumpReader(RunReader):
     """A `RunReader` whose trajectories lie in the files of another framework."""
 
+    rollouts: DumpRollouts
+
     def __init__(self, run_dir: Path | str, dump: Path, options: Options) -> None:
         super().__init__(run_dir)
+        self.rollouts = DumpRollouts(self._record)
         self.bodies = DumpBodies(self._record, dump, options)
+
+    def pending(self, query: Query = EVERYTHING) -> str:
+        """What the index has not come to yet, in a few words; empty when it is whole as far as `query` sees it."""
+        reached = self.rollouts.searchable()
+        found = Coverage.of(self._record.all(SOURCES), reached, self.rollouts.total())
+        if found.share < 1.0:
+            return f"indexing {found.share:.0%}"
+        if self.rollouts.reads_text(query) and reached < found.rollouts:
+            return f"texts searched: {reached:,} of {found.rollouts:,}"
+        return ""
+
+
+class DumpRollouts(Rollouts):
+    """Lists of a dump. Texts become searchable behind the rows: a search asks for them, and its view begins anew
+    when more are there."""
+
+    def searchable(self) -> int:
+        """The number of the last rollout whose text is in the full-text index."""
+        return int(self._record.scalar("SELECT value FROM meta WHERE key = 'searchable'") or 0)
+
+    def reads_text(self, query: Query) -> bool:
+        """Whether a query looks into texts."""
+        selection = self._selection(query)
+        return selection is not None and selection.reads_text
+
+    def covered(self, selection: Selection) -> int:
+        """How far the texts go that a search sees."""
+        if not selection.reads_text:
+            return 0
+        reached = self.searchable()
+        if reached < self.total():
+            ask_for_text(self._record.run_dir)
+        return reached
 
 
 class DumpBodies(Bodies):

@@ -10,6 +10,7 @@ from typing import Any
 
 from .bodies import Bodies
 from .metrics import Metrics
+from .query import EVERYTHING, Query
 from .record import Record
 from .rollouts import Rollouts
 from .status import look
@@ -54,6 +55,10 @@ class RunReader:
         """Facts and status of the run, found by looking at its processes; the step, by looking into the record."""
         info = look(self.run_dir)
         return replace(info, step=max(info.step, self.metrics.last_step()))
+
+    def pending(self, query: Query = EVERYTHING) -> str:
+        """What of the record is not there to be read yet, in a few words; empty: all that a query sees is."""
+        return ""
 
     def events(self, kinds: Iterable[str] | None = None, *, after_id: int = 0, limit: int = 200) -> list[Event]:
         """The last `limit` events after an id, oldest first."""

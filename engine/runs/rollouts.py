@@ -34,7 +34,7 @@ class Rollouts:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._views: OrderedDict[tuple[Selection, str, bool], _Kept] = OrderedDict()
+        self._views: OrderedDict[tuple[Selection, str, bool, int], _Kept] = OrderedDict()
         self._epoch: str | None = None
 
     def total(self) -> int:
@@ -112,6 +112,10 @@ class Rollouts:
         labels = self._record.labels()
         return [] if labels is None else list(labels.of_kind(kind))
 
+    def covered(self, selection: Selection) -> int:
+        """What a view depends on besides the rows; a record's own texts come with them."""
+        return 0
+
     def _selection(self, query: Query) -> Selection | None:
         expression, match = filters.parse(query.filter), search.match_expression(query.search)
         labels = self._record.labels()
@@ -128,7 +132,7 @@ class Rollouts:
         if epoch != self._epoch:
             self._views.clear()
             self._epoch = epoch
-        key = (selection, query.sort, query.descending)
+        key = (selection, query.sort, query.descending, self.covered(selection))
         kept = self._views.pop(key, None)
         try:
             if kept is None or kept.last_n > last_n:

@@ -18,6 +18,11 @@ class Selection:
         """Neither filter nor search."""
         return not self.where and not self.match
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether the full-text index is asked."""
+        return bool(self.match) or "FROM search" in self.where
+
     def source(self, order: str = "") -> tuple[str, list[object], str]:
         """FROM and WHERE over `rows`, their parameters, and the name of n there.
 

@@ -176,6 +176,10 @@ class Source(Protocol):
         """What it is and how it stands."""
         ...
 
+    def pending(self, query: Query = ...) -> str:
+        """What is not there to be read yet, in a few words; empty: all that a query sees is."""
+        ...
+
     def events(self, kinds: Iterable[str] | None = ..., *, after_id: int = ..., limit: int = ...) -> list[Event]:
         """The last `limit` events after an id, oldest first."""
         ...

@@ -115,6 +115,24 @@ class RecordStore:
             start = step - step % width
             self.db.executemany(_SPAN, [(name, width, start, step, value) for name, _, value in rows])
 
+    def replace_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """One number per name at a step, in place of what was there."""
+        names = [self._metric(name) for name in values]
+        for name in names:
+            had = self.db.execute("DELETE FROM metrics WHERE name = ? AND step = ?", (name, step)).rowcount
+            for width in SPANS if had else ():
+                start = step - step % width
+                self.db.execute(
+                    "DELETE FROM spans WHERE name = ? AND width = ? AND start = ?",
+                    (name, width, start),
+                )
+                self.db.execute(
+                    "INSERT INTO spans SELECT name, ?1, ?2, count(value), sum(value), min(value), max(value), "
+                    "max(step) FROM metrics WHERE name = ?3 AND step >= ?2 AND step < ?2 + ?1 GROUP BY name",
+                    (width, start, name),
+                )
+        self.add_metrics(step, values)
+
     def add_event(self, kind: str, message: str, step: int, when: float, data: bytes) -> None:
         """One event; `data` is JSON."""
         self.db.execute(

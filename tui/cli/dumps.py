@@ -20,14 +20,14 @@ def is_path_of_dump(reference: str, home: Path) -> bool:
 
 
 def opened_dump(
-    reference: str, maps: Sequence[str], importers: Sequence[str], *, whole: bool
+    reference: str, maps: Sequence[str], importers: Sequence[str], *, whole: bool, searchable: bool = False
 ) -> tuple[RunInfo, Opened]:
     """Open a dump as a run; what cannot be opened ends the command with one line."""
     from ...engine.imports.containers import DumpError
     from ...engine.imports.dump import Options
 
     try:
-        opened = open_dump(Path(reference), Options.of(maps, importers), whole=whole)
+        opened = open_dump(Path(reference), Options.of(maps, importers), whole=whole, searchable=searchable)
     except DumpError as error:
         fail(literal(str(error)))
     except PermissionError as error:

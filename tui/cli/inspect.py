@@ -74,9 +74,11 @@ def inspect(
         wrong = "--trajectory, --filter (with --search), --report, --at and --live exclude each other; give one"
         fail(wrong, ExitCode.USAGE)
     if maps or importers or is_path_of_dump(run, home):
+        from ...engine.runs import filters
         from .dumps import opened_dump, told
 
-        info, dump = opened_dump(run, maps or (), importers or (), whole=plain)
+        texts = bool(search) or any(f"{key}:" in (filter_ or "") for key in filters.TEXTS)
+        info, dump = opened_dump(run, maps or (), importers or (), whole=plain, searchable=plain and texts)
         if not plain:
             from .app import open_dumped
 

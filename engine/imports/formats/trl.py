@@ -15,6 +15,19 @@ from ..mapped import Mapped
 from ..messages import completion, conversation
 from ..rollout import Item, Message, Numbers, Score, listed, number, whole
 
+METRICS = {
+    "reward": "rewards/total/mean",
+    "reward_std": "rewards/total/std",
+    "kl": "kl/mean",
+    "loss": "train/loss",
+    "grad_norm": "train/grad_norm",
+    "learning_rate": "train/learning_rate",
+    "entropy": "train/entropy",
+    "clip_ratio/region_mean": "train/clip_fraction",
+    "frac_reward_zero_std": "grpo/filtering_rate",
+}
+"""TRL's names of numbers that have a place of their own on the dashboard; all others keep TRL's name."""
+
 _TABLE = Mapped(
     name="TRL completions",
     needs=("step", "prompt", "completion", "advantage"),
@@ -77,7 +90,9 @@ class TrainerState:
         for entry in listed(document.get("log_history")):
             step = whole(entry.get("step")) if isinstance(entry, Mapping) else None
             if step is not None:
-                values = {k: n for k, v in entry.items() if k != "step" and (n := number(v)) is not None}
+                values = {
+                    METRICS.get(k, k): n for k, v in entry.items() if k != "step" and (n := number(v)) is not None
+                }
                 yield Numbers(step, values)
 
 

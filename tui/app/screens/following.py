@@ -58,7 +58,12 @@ class FollowsRun(AppScreen):
 
     async def _news(self) -> None:
         before = self.shown.info if self.shown is not None else None
-        if before is None or before.active or _other(before, await asyncio.to_thread(look, self.reads.path)):
+        if (
+            before is None
+            or before.active
+            or before.mode == "dump"
+            or _other(before, await asyncio.to_thread(look, self.reads.path))
+        ):
             await self._update()
 
     async def _update(self) -> None:

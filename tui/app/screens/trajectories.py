@@ -53,6 +53,8 @@ class TrajectoriesScreen(QueryList):
         self.recorded = 0
         self.problem = ""
         self.warning = ""
+        self.pending = ""
+        """What of the record cannot be read yet, in a few words."""
         self.following = False
         self.extras: tuple[str, ...] = ()
         self._asking = 0
@@ -86,6 +88,8 @@ class TrajectoriesScreen(QueryList):
         right = Line(p)
         if self.warning:
             right.add(f"⚠ {self.warning}", p.warn, cells=min(len(self.warning) + 2, width // 2)).gap(2)
+        if self.pending:
+            right.add(self.pending, p.accent).gap(2)
         if self.problem:
             right.add(f"✗ {self.problem}", p.bad, cells=min(len(self.problem) + 2, width // 2))
         elif self.total is not None:
@@ -196,9 +200,15 @@ class TrajectoriesScreen(QueryList):
         if self.app.screen is not self or self.total is None or self.problem:
             return
         query, asking = self.asks, self._asking
-        if query.search or query.descending or query.sort != "n":
-            return
         try:
+            pending = await self.reads.later(lambda r: r.pending(query))
+            if pending != self.pending:
+                before, self.pending = self.pending, pending
+                self.frame.refresh_header()
+            else:
+                before = pending
+            if (query.search and not before) or query.descending or query.sort != "n":
+                return
             total = await self.reads.later(lambda r: r.rollouts.count(query))
         except RecordError:
             return
