@@ -90,9 +90,8 @@ class TrainerState:
         for entry in listed(document.get("log_history")):
             step = whole(entry.get("step")) if isinstance(entry, Mapping) else None
             if step is not None:
-                values = {
-                    METRICS.get(k, k): n for k, v in entry.items() if k != "step" and (n := number(v)) is not None
-                }
+                named = {METRICS.get(str(k), str(k)): number(v) for k, v in entry.items() if k != "step"}
+                values = {name: n for name, n in named.items() if n is not None}
                 yield Numbers(step, values)
 
 
