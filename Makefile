@@ -7,8 +7,12 @@ ARGS ?=
 WORKERS ?= 2
 BENCHES ?= environment rewards record app grpo_step success replay online serving
 
+# Compiled where it is imported and kept: pip would spend as long on compiling all of torch as on the rest of its work,
+# and where an image forbids keeping, every process of a test would compile everything it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary --quiet -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary --no-compile --quiet -c constraints.txt
 INPUTS := pyproject.toml setup.py constraints.txt
 QUICK := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=20000 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
