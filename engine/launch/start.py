@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
+import contextlib
 import re
 import shutil
 import socket
@@ -16,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ..runs import control
 from ..runs.health import damage
+from ..runs.lock import Locked, hold
 from ..runs.masking import mask
 from ..runs.paths import LOGS, PROCESSES, RUN_FILE, new_run_id
 from ..runs.status import ENDED, look, process_names, process_state, read_json, write_json
@@ -96,20 +96,15 @@ def _started(
 
 @contextmanager
 def _alone(run_dir: Path) -> Iterator[None]:
-    """Only one command at a time starts or resumes this run; the kernel gives the lock back when it dies."""
-    try:
-        (run_dir / PROCESSES).mkdir(exist_ok=True)
-        lock = os.open(run_dir / PROCESSES / "start.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise LaunchError(f"the run cannot be started in {run_dir}: {error.strerror or error}") from error
-    try:
+    """Only one command at a time starts or resumes this run."""
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            held.enter_context(hold(run_dir, "start"))
+        except Locked:
             raise LaunchError(f"run {run_dir.name} is being started by another command right now") from None
+        except OSError as error:
+            raise LaunchError(f"the run cannot be started in {run_dir}: {error.strerror or error}") from error
         yield
-    finally:
-        os.close(lock)
 
 
 def _made(runs_dir: Path, run_id: str | None) -> Path:

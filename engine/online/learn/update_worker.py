@@ -42,6 +42,8 @@ JOURNAL_KEPT = 2000
 class UpdateWorker:
     """The single writer of a run's model. `tell` gets one sentence for whatever a person should know.
 
+    `check_queue`: look for damage in the queue although others have it open.
+
     Raises SnapshotError when another worker is at work, QueueError when the queue cannot be used.
     """
 
@@ -53,6 +55,7 @@ class UpdateWorker:
         *,
         base_model: str,
         tell: Callable[[str], None] = log.info,
+        check_queue: bool = False,
     ) -> None:
         self.updater = updater
         self.folder = folder
@@ -60,7 +63,7 @@ class UpdateWorker:
         self.tell = tell
         self.writer = SnapshotWriter(folder.snapshots, base_model=base_model, keep=config.keep_snapshots)
         try:
-            self.queue = UpdateQueue(folder.queue, limit=config.queue_limit)
+            self.queue = UpdateQueue(folder.queue, limit=config.queue_limit, check=check_queue)
         except QueueError:
             self.writer.close()
             raise
@@ -415,5 +418,9 @@ class UpdateWorker:
         """Commit and publish what is left, and let go of the run."""
         if self.commit() and self._since_snapshot:
             self.publish()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the run as a worker that was killed would: what was not committed is done again."""
         self.writer.close()
         self.queue.close()

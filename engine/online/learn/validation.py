@@ -28,7 +28,7 @@ from ...runs.writer import RunWriter
 from ..process import load_serving_policy
 from ..serve.voting import canonical, vote
 from ..store.folder import OnlineFolder
-from ..store.update_queue import QueueError, UpdateQueue
+from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue
 from .worker_state import StateError, read_state
 
 POLL_S = 1.0
@@ -114,7 +114,10 @@ def validate_forever(
             queue = queue or UpdateQueue(folder.queue)
             if not validate_next(validator, folder, queue):
                 time.sleep(POLL_S)
-        except (QueueError, StateError):  # a full disk, or a state that was replaced while it was looked at
+        except (QueueError, StateError) as error:  # a full disk, or a state that was replaced while it was looked at
+            if isinstance(error, QueueDamaged) and queue is not None:  # the worker mends it
+                queue.close()
+                queue = None
             time.sleep(POLL_S)
 
 

@@ -24,6 +24,8 @@ from .update_worker import UpdateWorker
 
 TRY_AGAIN_S = 1.0
 """The pause before a disk that said no is asked again."""
+DAMAGED_TRIES, DAMAGED_AGAIN_S = 3, 60.0
+"""A queue that is damaged again so often, each time within so many seconds, is given up: the disk is not sound."""
 RESTART_S = 10.0
 """The pause before background validation that died is started again."""
 
@@ -36,23 +38,53 @@ def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlCh
     torch.set_num_threads(online.worker_threads)
     torch.manual_seed(config.seed)
     model, _ = load_serving_policy(config)
+    started = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
     engine = EngineWatch(run_dir)
-    worker = _made(config, run_dir, model, writer, control, engine)
-    if worker is None:
-        return False
-    writer.status("running", step=worker.updater.update)
-    validation = Validation(run_dir, writer) if online.updates and online.validation.enabled else None
+    validation = None
+    damaged = 0
     try:
-        _loop(worker, writer, control, engine, validation, online.poll_interval_s)
+        while True:
+            worker = _made(config, run_dir, model, writer, control, engine, check_queue=damaged > 0)
+            if worker is None:
+                return False
+            if online.updates and online.validation.enabled:
+                validation = validation or Validation(run_dir, writer)
+            writer.status("running", step=worker.updater.update)
+            began, ended = time.monotonic(), False
+            try:
+                _loop(worker, writer, control, engine, validation, online.poll_interval_s)
+                ended = True
+                worker.close()
+                return False
+            except QueueDamaged as error:
+                worker.abandon()
+                if ended:
+                    return False
+                damaged = damaged + 1 if time.monotonic() - began < DAMAGED_AGAIN_S else 1
+                if damaged > DAMAGED_TRIES:
+                    raise
+                _tell(writer, f"{error} Learning begins again at what is whole.")
+                with torch.no_grad():
+                    for name, parameter in model.named_parameters():
+                        if name in started:
+                            parameter.copy_(started[name])
+            except BaseException:
+                worker.close()
+                raise
     finally:
         if validation is not None:
             validation.stop()
-        worker.close()
-    return False
 
 
 def _made(
-    config: RunConfig, run_dir: Path, model: Any, writer: RunWriter, control: ControlChannel, engine: EngineWatch
+    config: RunConfig,
+    run_dir: Path,
+    model: Any,
+    writer: RunWriter,
+    control: ControlChannel,
+    engine: EngineWatch,
+    *,
+    check_queue: bool,
 ) -> UpdateWorker | None:
     """The worker, once the disk lets it begin; None when the run is to end before that."""
     told = False
@@ -64,10 +96,10 @@ def _made(
                 config.online,
                 base_model=config.model.base,
                 tell=lambda message: _tell(writer, message),
+                check_queue=check_queue,
             )
-        except QueueDamaged:
-            raise
         except QueueError as error:
+            check_queue = check_queue or isinstance(error, QueueDamaged)
             if not told:
                 told = True
                 _tell(writer, f"{error} Learning waits for that.")

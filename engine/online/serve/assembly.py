@@ -71,7 +71,7 @@ def serve(
         log.warning("%s", message)
 
     with contextlib.ExitStack() as closing:  # what is opened first is closed last
-        queue = UpdateQueue(folder.queue, limit=online.queue_limit)
+        queue = UpdateQueue(folder.queue, limit=online.queue_limit, on_mended=problem)
         closing.callback(queue.close)
         wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)
         closing.callback(wandb.close)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue
+from ..store.update_queue import QueueError, UpdateQueue
 from ..store.update_task import UpdateTask
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,6 @@ class Enqueuer:
                 if not self._trouble:
                     self._trouble = True
                     self._tell(f"{error} Serving goes on; up to {IN_HAND} tasks wait in memory, more are lost.")
-                if isinstance(error, QueueDamaged) or self._closing.wait(AGAIN_S):
+                if self._closing.wait(AGAIN_S):
                     self.lost += task is not None
                     return

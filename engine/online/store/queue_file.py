@@ -1,8 +1,12 @@
 """The file under the update queue: who has it open, and what is saved when it is damaged.
 
 SQLite finds a torn or overwritten page when it reads it. A damaged file is never written to again: it is renamed, and
-what can still be read of it goes into a new one. Only a process that has the file for itself may do that, so everyone
-who opens it holds a shared `flock` on a file beside it; locks go with the process, however it dies.
+what can still be read of it goes into a new one. That is looked for when a process opens the file for itself, and when
+one that has it open meets damage: the others then find at their next call that the name leads to another file, and
+open that. (SQLite leaves a log alone whose database was renamed, so closing the old file harms no new one.)
+
+Everyone who has the file open holds a shared `flock` on a file beside it, and opening and mending go one at a time;
+locks go with the process, however it dies.
 """
 
 from __future__ import annotations
@@ -55,10 +59,31 @@ def hold(path: Path) -> tuple[Hold, bool]:
     return lock, alone
 
 
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Keep others from opening or mending the queue meanwhile. Raises OSError."""
+    with open(path.with_name(f".{path.name}.opening"), "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def identity(path: Path) -> tuple[tuple[int, int] | None, ...]:
+    """Which file and which log the path leads to; both must stay while they are open."""
+    return _inode(path), _inode(Path(f"{path}-wal"))
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def mend(path: Path, schema: str) -> str | None:
     """Replace a damaged queue by what can be read of it; returns one sentence about it, None when it is whole.
 
-    Only for who is alone with the file. Raises OSError and sqlite3.Error when no new file can be made.
+    Only within `one_at_a_time`. Raises OSError and sqlite3.Error when no new file can be made.
     """
     if not path.exists() or _whole(path):
         return None

@@ -9,8 +9,8 @@ is exactly once, because `settle` commits in one transaction which tasks are app
 EMA, optimiser, beta) that contains exactly those updates, and the journal rows that the logs are made from. A worker
 killed before the commit comes back to the state file and to the tasks from before; one killed after it, to both after.
 
-Every task carries the checksum of its bytes. The file itself is checked when nobody else has it open; what a damaged
-one still holds goes into a new one, and the damaged file stays beside it (`queue_file.py`).
+Every task carries the checksum of its bytes. What a damaged file still holds goes into a new one, also while it is in
+use, and the damaged file stays beside it (`queue_file.py`).
 
 When the queue is full the oldest waiting task goes: the freshest experience is the one nearest to the current policy.
 """
@@ -21,7 +21,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import Any, Literal
 import xxhash
 
 from ....configs.errors import GrpoTuiError
-from .queue_file import DAMAGE, hold, mend
+from .queue_file import DAMAGE, hold, identity, mend, one_at_a_time
 
 Outcome = Literal["applied", "rejected", "stale", "refused", "dropped"]
 
@@ -96,31 +96,53 @@ class JournalRow:
 class UpdateQueue:
     """One process's connection to the queue. Methods may be called from any thread of it.
 
-    `mended`: one sentence when opening it found it damaged, with what was saved. Raises QueueError when the file cannot
-    be opened or, later, read or written; QueueDamaged when it is no longer the file that was opened.
+    `mended`: one sentence when opening it found it damaged, with what was saved. `check`: look for damage although
+    others have it open. Raises QueueError when the file cannot be opened or, later, read or written; QueueDamaged when
+    it is damaged, or no longer the file that was opened. With `on_mended` it then opens what is there now, mended,
+    tells that sentence, and raises a QueueError after which the call can be made again.
     """
 
-    def __init__(self, path: Path, *, limit: int = 512) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        limit: int = 512,
+        check: bool = False,
+        on_mended: Callable[[str], None] | None = None,
+    ) -> None:
         self.path = path
         self.limit = limit
+        self._on_mended = on_mended
         self._thread_lock = threading.RLock()
-        self._identity: tuple[int, int] | None = None
+        self._open(check)
+
+    def _open(self, check: bool) -> None:
+        self._identity: tuple[Any, ...] | None = None
+        path = self.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._hold, alone = hold(path)
-            self.mended = mend(path, _SCHEMA) if alone else None
-            self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
-            with self._speaking_plainly():
-                self._db.text_factory = lambda data: data.decode("utf-8", "replace")
-                self._db.execute("PRAGMA journal_mode = WAL")
-                self._db.execute("PRAGMA synchronous = FULL")  # a settled update must survive a power cut
-                self._db.executescript(_SCHEMA)
-                if not any(row[1] == "checksum" for row in self._db.execute("PRAGMA table_info(tasks)")):
-                    self._db.execute("ALTER TABLE tasks ADD COLUMN checksum TEXT NOT NULL DEFAULT ''")
-            self._hold.share()
-            self._identity = _identity(path)
+            with one_at_a_time(path):
+                self._hold, alone = hold(path)
+                try:
+                    self.mended = mend(path, _SCHEMA) if alone or check else None
+                    self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+                    with self._in_words():
+                        self._set_up()
+                    self._hold.share()
+                    self._identity = identity(path)
+                except BaseException:
+                    self._hold.close()
+                    raise
         except (OSError, sqlite3.Error) as error:
             raise QueueError(f"The update queue {path} cannot be opened: {error}.") from error
+
+    def _set_up(self) -> None:
+        self._db.text_factory = lambda data: data.decode("utf-8", "replace")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")  # a settled update must survive a power cut
+        self._db.executescript(_SCHEMA)
+        if not any(row[1] == "checksum" for row in self._db.execute("PRAGMA table_info(tasks)")):
+            self._db.execute("ALTER TABLE tasks ADD COLUMN checksum TEXT NOT NULL DEFAULT ''")
 
     # ------------------------------------------------------------------------------------------- the engine's side
 
@@ -286,23 +308,33 @@ class UpdateQueue:
     def _speaking_plainly(self) -> Iterator[None]:
         with self._thread_lock:
             try:
-                yield
-            except sqlite3.Error as error:
-                if DAMAGE.search(str(error)) or self._replaced():
-                    raise QueueDamaged(
-                        f"The update queue {self.path} was damaged while it was in use ({error}): stop the run; "
-                        "going on with it mends the queue."
-                    ) from error
-                raise QueueError(f"The update queue {self.path} cannot be used: {error}.") from error
-            if self._replaced():
+                with self._in_words():
+                    yield
+            except QueueDamaged as error:
+                if self._on_mended is None:
+                    raise
+                self.close()
+                self._open(check=True)
+                told = self.mended or f"{error} What is there now is used."
+                self._on_mended(told)
+                raise QueueError(told) from error
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if DAMAGE.search(str(error)) or self._replaced():
                 raise QueueDamaged(
-                    f"The update queue {self.path} was removed or replaced while it was in use: stop the run; going on "
-                    "with it begins a new queue after what is still there."
-                )
+                    f"The update queue {self.path} was damaged while it was in use ({error})."
+                ) from error
+            raise QueueError(f"The update queue {self.path} cannot be used: {error}.") from error
+        if self._replaced():
+            raise QueueDamaged(f"The update queue {self.path} was removed or replaced while it was in use.")
 
     def _replaced(self) -> bool:
         """Whether the path no longer leads to the file that is open."""
-        return self._identity is not None and _identity(self.path) != self._identity
+        return self._identity is not None and identity(self.path) != self._identity
 
 
 def _json(text: Any, otherwise: Any) -> Any:
@@ -311,11 +343,3 @@ def _json(text: Any, otherwise: Any) -> Any:
         return json.loads(text)
     except (ValueError, TypeError):
         return otherwise
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_dev, status.st_ino

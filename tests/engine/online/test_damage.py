@@ -10,18 +10,24 @@ import json
 import os
 import shutil
 import sqlite3
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from grpo_tui.engine.online.learn import working
 from grpo_tui.engine.online.learn.worker_state import states
+from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version
-from grpo_tui.engine.online.store.update_queue import QueueDamaged, UpdateQueue
+from grpo_tui.engine.online.store.update_queue import QueueDamaged, QueueError, UpdateQueue
 
 from .test_update_worker import Run
+from .tiny import lora_model, make_task, online_config
 
 
 def _flip(at: float) -> Callable[[Path], None]:
@@ -162,6 +168,105 @@ def test_a_queue_that_goes_while_it_is_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "queue.sqlite").unlink()
     with pytest.raises(QueueDamaged, match="removed or replaced while it was in use"):
         queue.depth()
+
+
+@pytest.mark.parametrize("ends", [("",), ("", "-wal", "-shm"), ("-wal",)])
+def test_the_engine_goes_on_with_a_queue_that_goes_while_it_is_used(tmp_path: Path, ends: tuple[str, ...]) -> None:
+    told: list[str] = []
+    queue = UpdateQueue(tmp_path / "queue.sqlite", on_mended=told.append)
+    queue.put("request-1", b"x", 1)
+    for end in ends:
+        (tmp_path / f"queue.sqlite{end}").unlink()
+    with pytest.raises(QueueError, match="removed or replaced"):
+        queue.put("request-2", b"y", 1)
+    assert len(told) == 1
+    queue.put("request-2", b"y", 1)  # what was not acknowledged is put again
+    assert [t for t, _ in queue.tasks("queued")][-1] == "request-2"
+    other = UpdateQueue(tmp_path / "queue.sqlite")
+    assert other.tasks("queued") == queue.tasks("queued") and len(told) == 1
+
+
+def test_whoever_meets_damage_first_mends_and_the_other_goes_on_with_the_same_queue(tmp_path: Path) -> None:
+    path, told = tmp_path / "queue.sqlite", []
+    engine = UpdateQueue(path, on_mended=told.append)
+    for i in range(200):
+        engine.put(f"request-{i}", os.urandom(20_000), 1)  # more than SQLite's cache holds
+    worker = UpdateQueue(path)
+    assert worker.take() is not None
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with open(path, "r+b") as file:  # in place, as a failing disk would
+        file.seek(2_000_000)
+        file.write(os.urandom(200_000))
+    with pytest.raises(QueueDamaged):
+        while worker.take() is not None:
+            pass
+    worker.close()
+    worker = UpdateQueue(path, check=True)
+    assert worker.mended is not None
+    waiting = worker.depth()
+    assert waiting > 50
+    with pytest.raises(QueueError):
+        engine.depth()
+    assert engine.depth() == waiting and len(told) == 1
+    engine.put("another", b"z", 1)
+    engine.close()
+    assert worker.depth() == waiting + 1
+    worker.close()
+    assert UpdateQueue(path).depth() == waiting + 1  # closing the damaged file took nothing of the new one
+
+
+class NoCommands:
+    """A control channel whose only command is `stop`, once it is said."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def poll(self) -> list[Any]:
+        return [SimpleNamespace(command="stop")] if self.stopped else []
+
+    def acknowledge(self, *_: Any) -> None: ...
+
+
+def test_the_worker_goes_on_when_its_queue_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(working, "load_serving_policy", lambda _: (lora_model(), None))
+    monkeypatch.setattr(working.os, "nice", lambda _: 0)
+    online = online_config(commit_every=1, snapshot_every=1)
+    config: Any = SimpleNamespace(online=online, seed=0, model=SimpleNamespace(base="tiny"))
+    told: list[str] = []
+    writer: Any = SimpleNamespace(event=lambda kind, message, **_: told.append(message), status=lambda *_, **__: None)
+    control: Any = NoCommands()
+    folder = OnlineFolder(tmp_path)
+    thread = threading.Thread(target=working.work, args=(config, tmp_path, writer, control, False))
+    thread.start()
+
+    def learn(number: int) -> None:
+        task = make_task(lora_model(), f"request-{number}", seed=number, rows=1, length=6)
+        until = time.monotonic() + 60
+        engine = UpdateQueue(folder.queue)
+        engine.put(task.id, task.to_bytes(), pointed_version(folder.snapshots) or 0)
+        while dict(engine.tasks("applied")).get(task.id) is None and time.monotonic() < until:
+            time.sleep(0.02)
+        assert time.monotonic() < until, told
+        engine.close()
+
+    try:
+        while not folder.queue.exists():
+            time.sleep(0.02)
+        learn(1)
+        version = pointed_version(folder.snapshots) or 0
+        for end in ("", "-wal", "-shm"):
+            Path(f"{folder.queue}{end}").unlink(missing_ok=True)
+        while not folder.queue.exists():
+            time.sleep(0.02)
+        learn(2)
+    finally:
+        control.stopped = True
+        thread.join(60)
+    assert any("removed or replaced" in m for m in told) and any("from the state of update 1" in m for m in told)
+    logged = [json.loads(line) for line in (tmp_path / "update_contribution.jsonl").read_text().splitlines()]
+    assert [row["update"] for row in logged] == [1, 2]
+    assert (pointed_version(folder.snapshots) or 0) > version
 
 
 def test_what_can_be_read_of_a_damaged_queue_is_saved(tmp_path: Path) -> None:
