@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..configs.errors import GrpoTuiError
-from ..configs.sections.rewards import RewardsConfig
+from ..configs.sections.rewards import POTENTIALS, RewardsConfig
 from ..envs.tools import ToolSpec
 from ..envs.trajectory import Step, Trajectory
 from ..envs.user_code import UserCodeError, find_class
@@ -26,6 +26,7 @@ from .embedding import Embedder, HashedEmbedder
 from .moments import Moments
 from .normalization import RewardNormalizer
 from .penalties import Episode, PenaltyRule, PenaltyRuleError, make_rules
+from .potential import potential_differences
 from .result import RewardResult
 
 STATE_FORMAT = 1
@@ -70,7 +71,7 @@ class RewardOrchestrator:
         changed = {name: value for name, value in given.items() if value is not None}
         self.config = RewardsConfig.model_validate({**base.model_dump(), **changed})
         self.weights = {name: float(getattr(self.config, f"w_{name}")) for name in self.config.components}
-        self.normalizer = RewardNormalizer(self.config.normalization, self.weights)
+        self.normalizer = RewardNormalizer(self.config.used_normalization, self.weights)
         self.coherence_module = TrajectoryCoherenceAnalyzer(self.config.coherence)
         self.curiosity_module: CuriosityDrivenRewardModule | None = None
         self.embedder = embedder if embedder is not None else _embedder(self.config.embedder)
@@ -102,12 +103,14 @@ class RewardOrchestrator:
         env_rewards: Sequence[Sequence[float]] | None = None,
         groups: Sequence[Hashable] | None = None,
         update: bool = True,
+        step: int = 0,
     ) -> RewardResult:
         """The dense reward of each step of each trajectory, with its whole breakdown.
 
         embeddings: [S_i, D] for each trajectory, a row a step (`pool_step_embeddings`); needed where curiosity or
         coherence carries weight and no embedder is plugged in. env_rewards: the environment's own rewards per step;
-        left out, those in the steps. groups: the group of each trajectory; left out, `trajectory.group`.
+        left out, those in the steps. groups: the group of each trajectory; left out, `trajectory.group`. step:
+        optimiser steps made so far, by which weights are annealed.
 
         Statistics and dynamics model stay as they are while the batch is scored; afterwards they take it in (with
         `update=False` not before `update` is called, for evaluation never).
@@ -149,7 +152,12 @@ class RewardOrchestrator:
             elif name == "penalty":
                 amounts = [sum(p.amount for p in at) for row in penalties for at in row]
                 values[name] = (torch.tensor(amounts, dtype=torch.float64), everywhere)
-        result, self._pending = assemble(batch, values, self.weights, penalties, self.normalizer)
+        if self.config.shaping == "potential":
+            for name in POTENTIALS:
+                if name in values:
+                    values[name] = (potential_differences(*values[name], last), everywhere)
+        weights = {name: self.config.weight(name, step) for name in self.weights}
+        result, self._pending = assemble(batch, values, weights, penalties, self.normalizer)
         if update:
             self.update()
         if "curiosity" in values:

@@ -86,6 +86,8 @@ def _term(term: AdvantageTerm, epsilon: float, places: int, several: bool) -> st
 def _compared(formula: AdvantageFormula, terms: Sequence[AdvantageTerm]) -> str:
     sizes = sorted({t.size for t in terms})
     size = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    if formula.method == "gdpo":
+        return f"each component against mean and std (n {MINUS} 1) of its group, by weight, over the std of the batch"
     if formula.method == "turn":
         what, whom = "the return from this step on", f"the {size} rollouts of the group that got this far"
     else:

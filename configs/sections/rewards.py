@@ -14,6 +14,11 @@ from .base import Section
 COMPONENTS = ("task", "environment", "curiosity", "coherence", "penalty")
 """All components of the reward, in the order in which they are added up and shown."""
 
+SHAPED = ("curiosity", "coherence", "penalty")
+"""Components that help to learn and are not the goal."""
+POTENTIALS = ("curiosity", "coherence")
+"""Components that may be differences of a potential."""
+
 EMBEDDERS = ("reference", "hashed", "none")
 
 Normalization = Literal["zscore", "scale_only", "group", "none"]
@@ -166,6 +171,12 @@ class RewardsConfig(Section):
     """Weight of the similarity of consecutive steps, less repetition."""
     w_penalty: float = Field(default=1.0, ge=0)
     """Weight of the penalties, which are negative themselves."""
+    anneal_steps: int = Field(default=0, ge=0)
+    """Steps over which the weights of curiosity, coherence and penalty fall to 0; 0: they stay."""
+    shaping: Literal["direct", "potential"] = "direct"
+    """`direct`: curiosity and coherence are rewards. `potential`: a step gets the difference of the next step's value
+    and its own (Ng, Harada and Russell 1999), which leaves the best policy as it is; a `zscore` then does not centre.
+    It tells turns apart, so use it with `training.advantages: turn`."""
     normalization: NormalizationConfig = NormalizationConfig()
     curiosity: CuriosityConfig = CuriosityConfig()
     coherence: CoherenceConfig = CoherenceConfig()
@@ -233,6 +244,21 @@ class RewardsConfig(Section):
                 "w_coherence to 0"
             )
         return value
+
+    def weight(self, component: str, step: int = 0) -> float:
+        """The weight of a component after `step` optimiser steps."""
+        full = float(getattr(self, f"w_{component}"))
+        if component not in SHAPED or not self.anneal_steps:
+            return full
+        return full * max(0.0, 1.0 - step / self.anneal_steps)
+
+    @property
+    def used_normalization(self) -> NormalizationConfig:
+        """As configured, but differences of a potential are never centred: they would pay for the length."""
+        if self.shaping == "direct":
+            return self.normalization
+        centred = [name for name in POTENTIALS if getattr(self.normalization, name) == "zscore"]
+        return self.normalization.model_copy(update=dict.fromkeys(centred, "scale_only"))
 
     @property
     def needs_embeddings(self) -> bool:

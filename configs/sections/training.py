@@ -11,7 +11,7 @@ from .base import Section
 TRLLoss = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"]
 OwnLoss = Literal["reinforce"]
 """Those of `engine/training/losses`; an entry there has one here."""
-Advantages = Literal["group", "turn", "reward"]
+Advantages = Literal["group", "turn", "reward", "gdpo"]
 """Those of `engine/rollouts/advantages`; an entry there has one here."""
 OwnCode = Annotated[str, Field(pattern=r"[.:]", description="file.py:Name for code of your own")]
 
@@ -61,9 +61,13 @@ class TrainingConfig(Section):
 
     advantages: Advantages | OwnCode = "group"
     """`reward`: the per-token rewards as they are; `group`: return minus the group's mean; `turn`: return from a turn
-    on, minus the group's mean at that turn, or a class of your own."""
+    on, minus the group's mean at that turn; `gdpo`: each component of the reward against its own group, then the
+    weighted sum over the batch (arXiv 2601.05242); or a class of your own."""
+    compare_shaping: Literal["group", "equals"] = "group"
+    """`gdpo`: components beside task and environment are compared with the whole group, or only with those of it that
+    succeeded alike (`equals`), so that they never outweigh success."""
     scale_advantages: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the group's standard deviation, the batch's, or nothing."""
+    """What advantages are divided by: the group's standard deviation, the batch's, or nothing. Not for `gdpo`."""
     loss_type: TRLLoss | OwnLoss | OwnCode = "dapo"
     """What is minimised: one of TRL's, `reinforce`, or a function of your own (`engine/training/losses`)."""
     importance_sampling_level: Literal["token", "sequence"] = "token"

@@ -10,7 +10,10 @@ from ..runs.types import AdvantageFormula
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
 
-METHODS = ("group", "turn", "reward")
+METHODS = ("group", "turn", "reward", "gdpo")
+WHOLE = ("task", "environment")
+"""Components that `gdpo` always compares with the whole group."""
+EPSILON = 1e-4
 ROUNDING = 1e-6
 
 
@@ -29,17 +32,66 @@ class Advantages:
         """Everything of one step; replayed: how many earlier rollouts it drew. Returns the rollouts of groups that
         carry signal."""
         groups = groups_of(items)
+        if self.training.advantages == "gdpo":
+            return self._signal_of(groups, self._parts(groups), replayed)
         every = [v for group in groups for column in self._columns(group) for _, v in column]
         batch_std = _std(every) if self.training.replay.mode != "dapo" else None
+        return self._signal_of(groups, [self._formulas(group, batch_std) for group in groups], replayed)
+
+    def _signal_of(self, groups: Sequence[Sequence[Item]], carry: Sequence[bool], replayed: int) -> list[Item]:
+        """What was trained on; carry: which groups carry signal. Returns the rollouts of those."""
         signal: list[Item] = []
         silent = 0
-        for group in groups:
-            carries = self._formulas(group, batch_std)
+        for group, carries in zip(groups, carry, strict=True):
             signal += group if carries else []
             for item in group:
                 self._trained_on(item, carries, replaced=not carries and silent < replayed)
                 silent += not carries
         return signal
+
+    def _parts(self, groups: Sequence[Sequence[Item]]) -> list[bool]:
+        """`gdpo`: each component of each rollout beside its equals, and the sums over the batch."""
+        carry: list[bool] = []
+        sums: dict[str, float] = {}
+        for group in groups:
+            scored = [item for item in group if item.scorable]
+            names = {name: None for item in scored for name in _components(item)}
+            carries = False
+            for item in scored:
+                formula = item.record.formula
+                terms = {t.name: t for t in formula.steps[0]} if formula is not None and formula.steps else {}
+                self.report.same(item.place, "terms of the advantage", {*terms} - {"batch"}, {*names})
+                total = 0.0
+                for name in names:
+                    alike = [o for o in scored if name in WHOLE or self._equals(o, item)]
+                    values = [_components(o).get(name, (0.0, 0.0))[1] for o in alike]
+                    value = _components(item).get(name, (0.0, 0.0))[1]
+                    mean = math.fsum(values) / len(values) if len(values) > 1 else value
+                    std = _std(values)
+                    weight = next(_components(o)[name][0] for o in scored if name in _components(o))
+                    total += weight * (value - mean) / (std + EPSILON)
+                    carries |= abs(value - mean) > ROUNDING and std >= self.training.replay.min_group_std * self.filters
+                    term = terms.get(name)
+                    if term is not None:
+                        place, largest = f"{item.place}, {name}", max(1.0, *map(abs, values))
+                        for what, old, new in (("return", term.value, value), ("mean of the group", term.mean, mean)):
+                            self.report.number(place, what, old, new, tolerance=SINGLE, size=largest)
+                        self.report.number(place, "std of the group", term.std, std, tolerance=SINGLE, size=largest)
+                        self.report.same(place, "size of the group", term.size, len(values))
+                sums[item.row.id] = total
+            carry.append(carries)
+        if self.training.replay.mode != "dapo" and sums:
+            mean = math.fsum(sums.values()) / len(sums)
+            scale = _std(list(sums.values())) + EPSILON
+            for item in (i for group in groups for i in group if i.scorable and i.record.formula is not None):
+                computed, formula = (sums[item.row.id] - mean) / scale, item.record.formula
+                assert formula is not None
+                right = _advantage(formula, 0)
+                self.report.number(item.place, "sum of the terms", right, computed, tolerance=1e-4, size=1.0)
+        return carry
+
+    def _equals(self, one: Item, other: Item) -> bool:
+        return self.training.compare_shaping == "group" or _achieved(one) == _achieved(other)
 
     def _returns(self, item: Item) -> list[float]:
         """What is compared: one number a turn, or one for all."""
@@ -133,6 +185,22 @@ class Advantages:
             has = mask and turn >= 0 and (not only_last or last[turn] == i)
             right = by_turn[turn] if has else 0.0
             self.report.number(f"{item.place}, token {i}", "advantage", value, right, tolerance=SINGLE, size=1.0)
+
+
+def _components(item: Item) -> dict[str, tuple[float, float]]:
+    """Weight and sum of the normalised values of each component that carries weight."""
+    found: dict[str, tuple[float, float]] = {}
+    for step in item.record.breakdown.steps if item.record.breakdown is not None else ():
+        for name, value in step.components.items():
+            if value.weight and value.normalized is not None:
+                found[name] = (value.weight, found.get(name, (0.0, 0.0))[1] + value.normalized)
+    return found
+
+
+def _achieved(item: Item) -> float:
+    trajectory = item.record.trajectory
+    known = trajectory.correct
+    return float(trajectory.env_reward or 0.0) if known is None else float(known)
 
 
 def _advantage(formula: AdvantageFormula, turn: int) -> float:

@@ -85,12 +85,17 @@ class Rewards:
             if "penalty" in values:
                 paid = sum(p.amount for p in reward.penalties)
                 self.report.number(place, "raw penalty", values["penalty"], float(paid))
-            if "coherence" in values and (again[i] or not self.config.coherence.similarity):
+            if (
+                "coherence" in values
+                and self.config.shaping == "direct"
+                and (again[i] or not self.config.coherence.similarity)
+            ):
                 right = -self.config.coherence.repetition_penalty if again[i] else 0.0
                 self.report.number(place, "raw coherence", values["coherence"], right)
 
     def _sums(self, item: Item, breakdown: RewardBreakdown) -> None:
-        weights = {name: getattr(self.config, f"w_{name}") for name in self.config.components}
+        after = item.record.policy_version
+        weights = {name: self.config.weight(name, after) for name in self.config.components}
         for i, step in enumerate(breakdown.steps):
             place = f"{item.place}, turn {i + 1}"
             for name, value in step.components.items():
@@ -107,7 +112,7 @@ class Rewards:
 
     def _normalized(self, group: Sequence[Item], now: Mapping[str, Moments]) -> None:
         """Normalised values of a group, and the statistics that they were normalised by."""
-        settings = self.config.normalization
+        settings = self.config.used_normalization
         sums: dict[str, list[float]] = {}
         for item in group:
             for name, values in _by_component(item).items():
@@ -148,7 +153,7 @@ class Rewards:
         if used is None:
             self.report.given[f"normalised {name}"] = "the record does not say by what (it is of an earlier version)"
             return None
-        mode = getattr(self.config.normalization, name)
+        mode = getattr(self.config.used_normalization, name)
         self.report.same(item.place, f"how {name} is normalised", used.mode, mode)
         mean, std = used.mean, used.std
         if mode == "group":
@@ -156,7 +161,7 @@ class Rewards:
             mean, std = found.mean, math.sqrt(found.m2 / max(found.count - 1, 1))
         elif self.follows:
             found = self.statistics.get(name, Moments())
-            if found.count < self.config.normalization.min_count:
+            if found.count < self.config.used_normalization.min_count:
                 found = merge(found, now[name])
             mean, std = (found.mean if mode == "zscore" else 0.0), found.std
         else:

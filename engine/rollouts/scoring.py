@@ -40,15 +40,15 @@ class Scorer:
         shaped = self.orchestrator
         return shaped is not None and shaped.config.needs_embeddings and shaped.embedder is None
 
-    def score(self, rollouts: Sequence[Rollout]) -> tuple[list[Group], Metrics]:
+    def score(self, rollouts: Sequence[Rollout], step: int = 0) -> tuple[list[Group], Metrics]:
         """Groups with `turn_rewards`, `breakdown` and `advantages`, and the rewards' metrics.
 
-        rollouts: whole groups, one after another.
+        rollouts: whole groups, one after another. step: optimiser steps made so far.
         """
-        rewarded, metrics = self.rewards(rollouts)
+        rewarded, metrics = self.rewards(rollouts, step)
         return self.advantages(rewarded), metrics
 
-    def rewards(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], Metrics]:
+    def rewards(self, rollouts: Sequence[Rollout], step: int = 0) -> tuple[list[Rollout], Metrics]:
         """The same with `turn_rewards` and, where there is an orchestrator, `breakdown`."""
         trajectories = [r.trajectory for r in rollouts if r.trajectory is not None]
         if self.orchestrator is None or len(trajectories) < len(rollouts):
@@ -59,6 +59,7 @@ class Scorer:
             [t.correct for t in trajectories],
             embeddings=embeddings if len(embeddings) == len(rollouts) else None,
             groups=[r.group for r in rollouts],
+            step=step,
         )
         totals = result.total.float().numpy()
         rewarded = [

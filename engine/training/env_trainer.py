@@ -28,6 +28,7 @@ from ..policy.kl import BetaController
 from ..policy.packing import Packing
 from ..policy.prepared import PreparedModel
 from ..rollouts.advantages import advantage_method
+from ..rollouts.advantages.base import AdvantageMethod
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner
@@ -70,7 +71,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         train_dataset: Dataset,
         model: nn.Module | None = None,
         orchestrator: RewardOrchestrator | None = None,
-        advantages: str = "group",
+        advantages: str | AdvantageMethod = "group",
         replay: ReplayBuffer | None = None,
         min_group_std: float = 0.0,
         dynamic_rounds: int = 0,
@@ -114,7 +115,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.scorer = Scorer(
             self.num_generations,
             orchestrator,
-            advantage_method(advantages),
+            advantages if isinstance(advantages, AdvantageMethod) else advantage_method(advantages),
             args.scale_rewards,  # type: ignore[arg-type]
             min_group_std,
         )

@@ -127,7 +127,7 @@ class RolloutPipeline:
         if not self.processes.main:
             return [], {}
         with self.phases("reward"):
-            return self.scorer.score(in_batch_order(everyone))
+            return self.scorer.score(in_batch_order(everyone), request.step)
 
     def rollouts(self, request: Request, round_: int = 0) -> list[Rollout]:
         """This process's share of the rollouts, by either placement."""

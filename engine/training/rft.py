@@ -24,6 +24,7 @@ from ..agents.transformers_agent import TransformersAgent
 from ..policy.kl import BetaController
 from ..policy.models import load_policy, save_adapters
 from ..record.step_recorder import StepRecorder
+from ..rollouts.advantages import advantage_method
 from ..rollouts.dataset import load_rows, to_dataset
 from ..rollouts.replay import ReplayBuffer
 from . import checkpoints
@@ -143,7 +144,7 @@ def build_trainer(
         train_dataset=to_dataset(rows),
         model=model,
         orchestrator=orchestrator,
-        advantages=training.advantages,
+        advantages=advantage_method(training.advantages, training.compare_shaping),
         replay=buffer,
         min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
         dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,

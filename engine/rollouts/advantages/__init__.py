@@ -10,6 +10,7 @@ from __future__ import annotations
 from ....configs.errors import GrpoTuiError
 from ....envs.user_code import UserCodeError, find_class
 from .base import AdvantageMethod
+from .gdpo import Among, GdpoAdvantage
 from .group import GroupAdvantage
 from .reward import RewardAdvantage
 from .turn import TurnAdvantage
@@ -18,6 +19,7 @@ METHODS: dict[str, type[AdvantageMethod]] = {
     "reward": RewardAdvantage,
     "group": GroupAdvantage,
     "turn": TurnAdvantage,
+    "gdpo": GdpoAdvantage,
 }
 
 
@@ -25,11 +27,13 @@ class AdvantageError(GrpoTuiError, ValueError):
     """There is no such method of computing advantages; the message says which there are."""
 
 
-def advantage_method(name: str) -> AdvantageMethod:
+def advantage_method(name: str, among: Among = "group") -> AdvantageMethod:
     """The method called `name` in `METHODS`, or the class of the user's at `package.module.Class` or `file.py:Class`.
 
-    Raises AdvantageError.
+    among: what `gdpo` compares lower components with. Raises AdvantageError.
     """
+    if name == GdpoAdvantage.name:
+        return GdpoAdvantage(among)
     if name in METHODS:
         return METHODS[name]()
     if "." not in name:

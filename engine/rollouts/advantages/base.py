@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -34,12 +34,13 @@ class TurnRewards:
 
     rewards: float64 [G, N, S], 0 where there is no turn. happened: bool [G, N, S], True on turns that happened.
     valid: bool [G, N], False for rollouts that were not scored (their environment failed): these take part in no mean
-    and get an advantage of 0.
+    and get an advantage of 0. rollouts: the G·N rollouts themselves, for methods that look at more than the sums.
     """
 
     rewards: Tensor
     happened: Tensor
     valid: Tensor
+    rollouts: Sequence[Rollout] = ()
 
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], group_size: int) -> TurnRewards:
@@ -54,12 +55,25 @@ class TurnRewards:
             pad_rows([r.turn_rewards for r in rollouts], turns, 0.0, torch.float64).view(shape),
             (torch.arange(turns) < count[:, None]).view(shape),
             torch.tensor([r.scorable for r in rollouts]).view(-1, group_size),
+            tuple(rollouts),
         )
 
     @property
     def counted(self) -> Tensor:
         """Turns that happened in rollouts that were scored, bool [G, N, S]."""
         return self.happened & self.valid[:, :, None]
+
+
+class Compared(Protocol):
+    """Returns of a batch beside what each was compared with."""
+
+    def advantages(self) -> Tensor:
+        """Advantages per turn, float64 [G, N, S]; 0 where no turn happened."""
+        ...
+
+    def formula(self, group: int, index: int, method: str, scale: Scale) -> AdvantageFormula | None:
+        """How the advantages of one rollout came about; None for one that was not scored."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -108,7 +122,7 @@ class AdvantageMethod(ABC):
         """What is compared within a group, float64 [G, N, S] or [G, N, 1] (one number for all turns), and where it
         counts, bool of the same shape. Rollouts that are not valid are left out afterwards."""
 
-    def compare(self, batch: TurnRewards, scale: Scale) -> Comparison:
+    def compare(self, batch: TurnRewards, scale: Scale) -> Compared:
         """Returns beside their group's mean and what they are divided by."""
         value, counts = self._counted(batch)
         mean, std = moments(value, counts, dim=1)

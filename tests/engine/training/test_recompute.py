@@ -96,9 +96,11 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
         ({"advantages": "turn", "scale_advantages": "batch", "loss_type": "grpo"}, {}),
         ({"advantages": "reward", "loss_type": "dr_grpo"}, {"components": ["task", "penalty"]}),
         ({"replay": {"mode": "dapo"}, "scale_advantages": "none"}, {"normalization": {"curiosity": "scale_only"}}),
+        ({"advantages": "gdpo"}, {"anneal_steps": 3}),
+        ({"advantages": "gdpo", "compare_shaping": "equals", "replay": {"mode": "off"}}, {"shaping": "potential"}),
         ({"replay": {"mode": "off"}, "importance_sampling_level": "sequence", "beta_mode": "fixed", "beta": 0.0}, {}),
     ],
-    ids=["turns", "rewards", "dapo", "off"],
+    ids=["turns", "rewards", "dapo", "gdpo", "equals", "off"],
 )
 def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], rewards: dict[str, Any]):
     folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0, **settings)

@@ -1,0 +1,215 @@
+"""What each mechanism brings: `python -m benchmarks.mechanisms [--seeds 5] [--task default,long] [--arm plain,all]`.
+
+Trains the built-in policy once for each task, arm and seed, and prints every row as soon as it is known, then means
+with 95 % intervals over the seeds. `plain` has no mechanism; `only X` adds one to it, `without X` takes one from the
+default configuration (`default`). Rows that `--results` holds already are not run again, so the command may be stopped
+and started as one likes. `--quick`: smaller batches and fewer steps, to see a row in half a minute.
+
+Columns: held-out success at temperature 1 halfway and at the end; success of the last quarter's training rollouts; the
+penalties a rollout (misuse); the KL to the policy of the start, nats per token.
+
+`--task online` serves the stream of `benchmarks.online` with one switch at a time; its columns are the success of the
+answers given out in the first and in the last quarter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+from grpo_tui.configs.loading import load_config
+from grpo_tui.engine.runs.null_writer import NullWriter
+from grpo_tui.engine.training.rft import run_rft
+
+from .online import offline, stream
+
+OFF = {
+    "curiosity": ["rewards.w_curiosity=0"],
+    "coherence": ["rewards.w_coherence=0"],
+    "penalties": ["rewards.w_penalty=0"],
+    "replay": ["training.replay.mode=off"],
+    "beta": ["training.beta_mode=fixed"],
+}
+ON = {
+    "curiosity": ["rewards.w_curiosity=0.1"],
+    "coherence": ["rewards.w_coherence=0.1"],
+    "penalties": ["rewards.w_penalty=1"],
+    "replay": ["training.replay.mode=ssr"],
+    "beta": ["training.beta_mode=auto"],
+}
+SUMMED = ["training.advantages=group", "rewards.w_penalty=1", "rewards.anneal_steps=0"]
+SHAPED = [*ON["curiosity"], *ON["coherence"], *ON["penalties"], *ON["replay"]]
+PLAIN = [setting for settings in OFF.values() for setting in settings]
+ARMS: dict[str, list[str]] = {
+    "plain": PLAIN,
+    "default": [],
+    "unshaped": [*OFF["curiosity"], *OFF["coherence"], *OFF["penalties"]],
+    "summed": [*SHAPED, *SUMMED],
+    "gdpo": [*SHAPED, "training.advantages=gdpo", "rewards.w_penalty=0.1"],
+    "gdpo equals": [*SHAPED, "training.advantages=gdpo", "training.compare_shaping=equals", "rewards.w_penalty=0.1"],
+    "annealed": [*SHAPED, *SUMMED, "rewards.anneal_steps=20"],
+    "potential": [*SHAPED, *SUMMED, "rewards.shaping=potential", "training.advantages=turn"],
+    **{f"only {name}": [*PLAIN, *SUMMED[:1], *settings] for name, settings in ON.items()},
+    **{f"without {name}": settings for name, settings in OFF.items()},
+}
+"""What each arm sets, over the default configuration."""
+TASKS: dict[str, list[str]] = {
+    "default": [],
+    "long": ['environment.config={"questions": ["bigger", "same_colour"]}'],
+    "loops": ['environment.config={"max_turns": 14}', "training.max_trajectory_tokens=768"],
+    "misuse": ['environment.config={"questions": ["colour", "motion"]}'],
+    "rare": ['environment.config={"questions": ["shape", "text"]}'],
+    "drift": ["training.learning_rate=0.012", "training.lr_scheduler=constant"],
+}
+"""long: several tools in a row and reward only at their end (curiosity). loops: room for going round in circles
+(coherence). misuse: wrong calls before the right one cost nothing (penalties). rare: the policy is seldom right
+(replay). drift: steps so large that the policy runs away (beta)."""
+ONLINE: dict[str, dict[str, Any]] = {
+    "off": {"updates": False},
+    "default": {},
+    "without gate": {"min_confidence": 0.0},
+    "without EMA": {"ema_decay": 0.0},
+    "without KL limit": {"kl": {"target_kl": 0.2, "limit": 1e6}},
+    "initial trajectory alone": {"learn_from": "initial"},
+}
+FULL = {"prompts": 8, "steps": 40, "eval": 96}
+QUICK = {"prompts": 6, "steps": 24, "eval": 48}
+COLUMNS = ("halfway", "end", "training", "penalties", "kl")
+
+
+def main() -> None:
+    """Run the rows that are missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--task", default=",".join(TASKS), help=f"of {', '.join([*TASKS, 'online'])}")
+    parser.add_argument("--arm", default=",".join(ARMS), help=f"of {', '.join(ARMS)}; online: {', '.join(ONLINE)}")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--results", type=Path, default=Path("runs/mechanisms.jsonl"))
+    given = parser.parse_args()
+    logging.disable(logging.INFO)
+    size = QUICK if given.quick else FULL
+    given.results.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
+    wanted: list[str] = []
+    for seed in range(given.seeds):
+        for task in given.task.split(","):
+            for arm in given.arm.split(",") if task != "online" or given.arm != parser.get_default("arm") else ONLINE:
+                key = _key(task, arm, seed, size)
+                wanted.append(key)
+                if any(row["key"] == key for row in rows):
+                    continue
+                row = {"key": key, "task": task, "arm": arm, "seed": seed, **one(task, arm, seed, size)}
+                rows.append(row)
+                with given.results.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                print(line_of(f"{task:8} {arm:16} seed {seed}", row) + f"  {row['seconds']:.0f} s", flush=True)
+    table([row for row in rows if row["key"] in wanted], size)
+
+
+def one(task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, float]:
+    """One training, or one stream of requests."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        found = _online(Path(folder), arm, seed) if task == "online" else _training(Path(folder), task, arm, seed, size)
+    return {**found, "seconds": time.monotonic() - began}
+
+
+def _training(folder: Path, task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, float]:
+    log = Log()
+    config = load_config(
+        None,
+        [
+            *TASKS[task],
+            *ARMS[arm],
+            f"seed={seed}",
+            f"training.prompts_per_step={size['prompts']}",
+            f"training.max_steps={size['steps']}",
+            f"training.eval_every={size['steps'] // 2}",
+            "training.save_every=0",
+            f"environment.eval_tasks={size['eval']}",
+            f"training.output_dir={folder}/adapters",
+        ],
+    )
+    if not run_rft(config, folder, log):
+        sys.exit("the training was stopped")
+    last = size["steps"] - size["steps"] // 4
+    return {
+        "halfway": log.at("success/eval_sampled", size["steps"] // 2),
+        "end": log.at("success/eval_sampled", size["steps"]),
+        "training": fmean(v["success/train"] for s, v in log.steps.items() if s > last),
+        "penalties": fmean(v["penalties/per_trajectory"] for s, v in log.steps.items() if s > last),
+        "kl": fmean(v["kl/mean"] for s, v in log.steps.items() if s > last),
+    }
+
+
+def _online(folder: Path, arm: str, seed: int) -> dict[str, float]:
+    adapters = offline(folder, 15, seed, {})
+    row = stream(folder / "online", "off" if arm == "off" else "on", seed, adapters, 320, {"online": ONLINE[arm]})
+    return {"halfway": row["served_first"], "end": row["served_last"]}
+
+
+class Log(NullWriter):
+    """Keeps the metrics of every step, and nothing else."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, dict[str, Any]] = {}
+
+    def metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        """Numbers of a step."""
+        self.steps.setdefault(step, {}).update(values)
+
+    def at(self, name: str, step: int) -> float:
+        """A number of a step."""
+        return float(self.steps[step][name])
+
+
+def table(rows: list[dict[str, Any]], size: Mapping[str, int]) -> None:
+    """Means and intervals, and the difference to `plain` with its own interval, over the seeds that both have."""
+    print(f"\n{size['steps']} steps of {size['prompts']} x 8 rollouts, {size['eval']} held-out tasks; mean ± 95 %")
+    for task in dict.fromkeys(row["task"] for row in rows):
+        print(f"\n{task:19}" + "".join(f"{name:>16}" for name in COLUMNS) + f"{'end - plain':>16}{'seeds':>7}")
+        mine = [row for row in rows if row["task"] == task]
+        base = {row["seed"]: row["end"] for row in mine if row["arm"] in ("plain", "off")}
+        for arm in dict.fromkeys(row["arm"] for row in mine):
+            of_arm = [row for row in mine if row["arm"] == arm]
+            cells = [interval([row[c] for row in of_arm if c in row]) for c in COLUMNS]
+            paired = interval([row["end"] - base[row["seed"]] for row in of_arm if row["seed"] in base])
+            print(f"{arm:19}" + "".join(f"{c:>16}" for c in (*cells, paired)) + f"{len(of_arm):>7}")
+
+
+def interval(values: list[float]) -> str:
+    """Mean and half the width of its 95 % interval (Student's t)."""
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    half = float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return f"{fmean(values):.3f} ± {half:.3f}"
+
+
+def line_of(name: str, row: Mapping[str, Any]) -> str:
+    """One row as it becomes known."""
+    return f"{name}  " + "  ".join(f"{c} {row[c]:.3f}" for c in COLUMNS if c in row)
+
+
+def _key(task: str, arm: str, seed: int, size: Mapping[str, int]) -> str:
+    """The same for rows of the same settings."""
+    settings = ONLINE.get(arm) if task == "online" else [*TASKS[task], *ARMS[arm]]
+    digest = hashlib.sha1(json.dumps([settings, dict(size)]).encode()).hexdigest()[:10]
+    return f"{task}/{arm}/{seed}/{digest}"
+
+
+if __name__ == "__main__":
+    main()
