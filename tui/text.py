@@ -16,9 +16,9 @@ from rich.cells import cell_len
 FIELD_LIMIT = 20_000
 """Characters of one field that are laid out on screen; the rest is counted, and opens with `o`."""
 
-_SUSPECT = re.compile(
+_SUSPECTS = re.compile(
     "[^\\x20-\\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u048a-\u0590\u05d0-\u05ff\u0620-\u064a"
-    "\u2010-\u2027\u2030-\u205f\u2070-\u20bf\u2100-\u2e7f\u3001-\u303e\u3041-\u3096\u309b-\ud7ff\uff01-\uff60]"
+    "\u2010-\u2027\u2030-\u205f\u2070-\u20bf\u2100-\u2e7f\u3001-\u303e\u3041-\u3096\u309b-\ud7ff\uff01-\uff60]+"
 )
 """A first, fast sieve: anything outside these ranges of ordinary printing characters is looked at one by one."""
 
@@ -49,18 +49,17 @@ def literal(text: str) -> str:
     """One line of any text as printing characters only; newlines and tabs become pictures too."""
     if text.isascii() and text.isprintable():
         return text
-    if _SUSPECT.search(text) is None:
-        return text
+    return _SUSPECTS.sub(_visible, text)
+
+
+def _visible(found: re.Match[str]) -> str:
+    """A run of suspects, each shown as it may be. Marks at its beginning stand on the character before it."""
     out: list[str] = []
     marks = 0
-    for char in text:
-        if " " <= char <= "~":
-            out.append(char)
-            marks = 0
-            continue
+    for char in found[0]:
         if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me"):
             marks += 1
-            if marks > _MAX_MARKS or not out:
+            if marks > _MAX_MARKS or not (out or found.start()):
                 out.append(f"‹{ord(char):04X}›")
                 continue
         else:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ....engine.runs.types import TrajectoryRecord
 from ...text import FIELD_LIMIT
-from .line import Line
+from .line import Line, Lines
 from .pane import Pane
 from .step_lines import StepLines, call_text
 
@@ -40,7 +42,7 @@ class ConversationPanel(Pane):
         if self.lines and self.step < len(self._starts):
             self.top = max(0, min(self._starts[self.step], self.overflow))
 
-    def build(self, width: int, height: int) -> list[Line]:
+    def build(self, width: int, height: int) -> Sequence[Line]:
         """The lines, and where each step begins."""
         p = self.palette
         self._starts = []
@@ -56,4 +58,4 @@ class ConversationPanel(Pane):
             head = head.cropped(max(1, width - 2)).gap()
             lines.append(head.add("─" * max(0, width - head.width), p.border))
             lines += lay.step(step)
-        return lines + lay.end(trajectory)
+        return Lines(lines + lay.end(trajectory))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
 
 from rich.segment import Segment
 from rich.style import Style
@@ -128,3 +129,29 @@ class Line:
     def plain(self) -> str:
         """The text alone, as copied and exported."""
         return "".join(s.text for s in self.segments)
+
+
+Later = Callable[[], Line]
+"""A line that is made when it is looked at."""
+
+
+class Lines(Sequence[Line]):
+    """The lines of a pane, of which some are made late: of a text of megabytes only what is on screen is laid out."""
+
+    def __init__(self, made: Iterable[Line | Later]) -> None:
+        self._made = list(made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, index: int) -> Line: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Line]: ...
+    def __getitem__(self, index: int | slice) -> Line | Sequence[Line]:
+        if isinstance(index, slice):
+            return Lines(self._made[index])
+        made = self._made[index]
+        if not isinstance(made, Line):
+            made = self._made[index] = made()
+        return made

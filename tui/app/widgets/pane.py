@@ -6,6 +6,7 @@ costs three times what a key press may take. Lines are built once per content an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from rich.segment import Segment
@@ -56,7 +57,7 @@ class Pane:
         self.region = Region()
         self.top = 0
         self.active = False
-        self._built: list[Line] | None = None
+        self._built: Sequence[Line] | None = None
         self._built_for = (-1, -1)
         self._strips: dict[int, list[Segment]] = {}
 
@@ -104,7 +105,7 @@ class Pane:
         if self.frame is not None:
             self.frame.post_message(message)
 
-    def build(self, width: int, height: int) -> list[Line]:
+    def build(self, width: int, height: int) -> Sequence[Line]:
         """All lines of the content at this width; more than `height` of them scroll."""
         raise RuntimeError(f"{type(self).__name__} does not say what it shows")
 
@@ -124,7 +125,7 @@ class Pane:
             self.refresh(*(Region(0, y, width, 1) for y in other))
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> Sequence[Line]:
         """The built lines for the present size."""
         width, height = self.size
         if self._built is None or self._built_for != (width, height):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.style import Style
@@ -13,7 +14,7 @@ from ....engine.runs.types import Call, Step, Trajectory
 from ...format import duration
 from ...text import FIELD_LIMIT, wrap
 from ..theme import Palette
-from .line import Line
+from .line import Later, Line
 
 _VALUE = 24
 """Characters of an argument in a heading."""
@@ -21,14 +22,17 @@ _VALUE = 24
 
 @dataclass(frozen=True)
 class StepLines:
-    """Lays out fields `width` cells wide, at most `limit` characters of each; what was searched for is marked."""
+    """Lays out fields `width` cells wide, at most `limit` characters of each; what was searched for is marked.
+
+    The lines of a field are made when they are looked at, so all methods give what `Lines` takes.
+    """
 
     palette: Palette
     width: int
     find: str = ""
     limit: int = FIELD_LIMIT
 
-    def prompt(self, trajectory: Trajectory, limit: int, task: bool = False) -> list[Line]:
+    def prompt(self, trajectory: Trajectory, limit: int, task: bool = False) -> list[Line | Later]:
         """The prompt up to `limit` characters, and the task's own fields."""
         p = self.palette
         lines = self.field("prompt", trajectory.prompt, p.muted, limit, "P shows all")
@@ -36,10 +40,10 @@ class StepLines:
             lines += self.field("task", "\n".join(f"{k}: {v}" for k, v in trajectory.task.items()), p.muted)
         return lines
 
-    def step(self, step: Step, note: str = "") -> list[Line]:
+    def step(self, step: Step, note: str = "") -> list[Line | Later]:
         """Thought, call, observation, errors; `note` joins the remarks at its end."""
         p = self.palette
-        lines: list[Line] = []
+        lines: list[Line | Later] = []
         if step.thought:
             lines += self.field("thought", step.thought, p.text)
         if step.calls:
@@ -65,7 +69,7 @@ class StepLines:
             lines.append(Line(p).add(" · ".join(notes), p.faint, cells=self.width))
         return lines
 
-    def _calls(self, step: Step) -> list[Line]:
+    def _calls(self, step: Step) -> list[Line | Later]:
         """Words, then each call with its own result."""
         p = self.palette
         lines = self.field("wrote", step.text, p.text) if step.text.strip() else []
@@ -83,12 +87,12 @@ class StepLines:
             lines += self.field("observation", rest, p.text)
         return lines
 
-    def end(self, t: Trajectory) -> list[Line]:
+    def end(self, t: Trajectory) -> list[Line | Later]:
         """The answer, what was expected, and what ended the rollout."""
         p = self.palette
         if t.answer is None and t.expected is None and t.error is None:
             return [Line(p).add(f"ended by {t.stop_reason}", p.muted)] if t.stop_reason != "answer" else []
-        lines: list[Line] = []
+        lines: list[Line | Later] = []
         if t.answer is not None:
             sign = {True: "✓ right", False: "✗ wrong", None: "answer"}[t.correct]
             lines += self.field(sign, t.answer, p.outcome(t.correct) if t.correct is not None else p.text)
@@ -102,17 +106,20 @@ class StepLines:
 
     def field(
         self, name: str, text: str, style: Style, limit: int | None = None, more: str = "o opens all"
-    ) -> list[Line]:
+    ) -> list[Line | Later]:
         """One field: its name beside it, or above it where it is narrow."""
         p, limit = self.palette, self.limit if limit is None else limit
         if self.width < 44:
-            lines = [Line(p).add(name, p.faint)]
-            return lines + [self._found(Line(p).gap(), t, style) for t in wrap(text, self.width - 1, limit, more)]
-        lines = []
-        for index, part in enumerate(wrap(text, self.width - 13, limit, more)):
-            line = Line(p).add(name if index == 0 else "", p.faint, cells=12).gap()
-            lines.append(self._found(line, part, style))
-        return lines
+            parts = wrap(text, self.width - 1, limit, more)
+            return [Line(p).add(name, p.faint), *(partial(self._line, "", 1, part, style) for part in parts)]
+        parts = wrap(text, self.width - 13, limit, more)
+        return [partial(self._line, "" if index else name, 13, part, style) for index, part in enumerate(parts)]
+
+    def _line(self, name: str, indent: int, text: str, style: Style) -> Line:
+        line = Line(self.palette)
+        if name:
+            line.add(name, self.palette.faint, cells=indent - 1)
+        return self._found(line.to(indent), text, style)
 
     def _found(self, line: Line, text: str, style: Style) -> Line:
         if not self.find:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ....engine.runs.types import TrajectoryRecord
+from collections.abc import Sequence
+
+from ....engine.runs.types import Trajectory, TrajectoryRecord
 from ...text import FIELD_LIMIT, wrap
-from .line import Line
+from .line import Later, Line, Lines
 from .pane import Pane
 from .step_lines import StepLines, call_text
 
@@ -38,14 +40,18 @@ class StepPanel(Pane):
             return "no steps"
         return f"step {self.step + 1}/{len(steps)}  {call_text(steps[min(self.step, len(steps) - 1)])}"
 
-    def build(self, width: int, height: int) -> list[Line]:
+    def build(self, width: int, height: int) -> Sequence[Line]:
         """Prompt, thought, action, observation; the answer after the last step."""
         p = self.palette
-        lines = [Line(p).add(t, p.bad) for t in wrap(self.problem, width)] if self.problem else []
-        if self.record is None:
-            return lines
-        trajectory = self.record.trajectory
-        lay = StepLines(p, width, self.find)
+        lines: list[Line | Later] = []
+        lines += [Line(p).add(t, p.bad) for t in wrap(self.problem, width)] if self.problem else []
+        if self.record is not None:
+            lines += self._trajectory(self.record.trajectory, StepLines(p, width, self.find), height)
+        return Lines(lines)
+
+    def _trajectory(self, trajectory: Trajectory, lay: StepLines, height: int) -> list[Line | Later]:
+        p = self.palette
+        lines: list[Line | Later] = []
         if self.whole_prompt or self.step == 0 or height >= 12 or not trajectory.steps:
             limit = FIELD_LIMIT if self.whole_prompt else 600 if self.step == 0 else 240
             lines += lay.prompt(trajectory, limit, task=self.whole_prompt)
