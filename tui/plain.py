@@ -37,7 +37,7 @@ def read_whole(reader: RunReader, ref: str | int) -> Whole:
     group: Sequence[TrajectoryRow] = ()
     if record.formula is None and record.advantage is not None:
         group = [row for here in reader.rollouts.rows([n]) for row in reader.rollouts.group(here.group)]
-    return Whole(n, record, reader.bodies.uses(n), formula_of(record, group))
+    return Whole(n, record, reader.bodies.uses(n, record), formula_of(record, group))
 
 
 def trajectory_data(whole: Whole) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class DumpBodies(Bodies):
         unknown = {k: v for k, v in record.unknown.items() if k != "advantage" or advantage is None}
         return replace(record, trajectory=trajectory, advantage=advantage, unknown=unknown)
 
-    def uses(self, id_or_n: str | int) -> list[Use]:
+    def uses(self, id_or_n: str | int, record: TrajectoryRecord | None = None) -> list[Use]:
         """Nothing: what updates did is not in the files of others."""
         return []
 

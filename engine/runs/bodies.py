@@ -32,10 +32,13 @@ class Bodies:
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise RecordDamaged(f"trajectory {id_or_n} of {self._record.run_dir} cannot be read ({error})") from error
 
-    def uses(self, id_or_n: str | int) -> list[Use]:
-        """What updates did with a trajectory, in order: its own step's first. Raises as `trajectory` does."""
+    def uses(self, id_or_n: str | int, record: TrajectoryRecord | None = None) -> list[Use]:
+        """What updates did with a trajectory, in order: its own step's first. `record` saves reading it again.
+
+        Raises as `trajectory` does.
+        """
         n = self.number(id_or_n)
-        own = self.trajectory(n).use
+        own = (record or self.trajectory(n)).use
         rows: list[tuple[Any, ...]] = []
         if "uses" in self._record.columns:
             rows = self._record.all(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step, mask", (n,))

@@ -37,10 +37,11 @@ def match_expression(text: str) -> str:
     return f"({expression}) NOT ({' OR '.join(unwanted)})" if unwanted else expression
 
 
-def first_words(text: str) -> str:
-    """The first phrase or word of a search that must occur, as it would stand in a text; empty when there is none."""
-    for found in _TERM.finditer(text):
-        word = found["phrase"] if found["phrase"] is not None else found["word"].rstrip("*")
-        if not found["sign"] and any(c.isalnum() for c in word):
-            return word
-    return ""
+def needles(text: str) -> tuple[str, ...]:
+    """The phrases and words of a search that must occur, as they would stand in a text."""
+    found = []
+    for term in _TERM.finditer(text):
+        word = term["phrase"] if term["phrase"] is not None else term["word"].rstrip("*")
+        if not term["sign"] and any(c.isalnum() for c in word):
+            found.append(word)
+    return tuple(found)

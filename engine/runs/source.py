@@ -114,8 +114,8 @@ class BodySource(Protocol):
         """Its tokens, where there are any."""
         ...
 
-    def uses(self, id_or_n: str | int) -> list[Use]:
-        """What updates did with it, in order."""
+    def uses(self, id_or_n: str | int, record: TrajectoryRecord | None = ...) -> list[Use]:
+        """What updates did with it, in order; `record` is it where it was read already."""
         ...
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from grpo_tui.engine.runs.bodies import Bodies
 from grpo_tui.engine.runs.completion import completions
 from grpo_tui.engine.runs.query import Query
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.types import TrajectoryRecord
+from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app.destinations import Destination, Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.list_texts import route, shared_beginning, telling
 from grpo_tui.tui.app.screens.dialogs import confirm
 
+from .demo_run import make_run
 from .drive import running, settle
 
 
@@ -211,4 +218,110 @@ async def test_a_search_opens_the_rollout_at_the_first_step_that_holds_it(run: P
         await app.press("slash")
         await app.type('"no mask 7"')
         await app.press("enter", "g", "enter")
-        assert (app.screen.n, app.screen.step, app.screen.find) == (row.n, wanted, "no mask 7")
+        assert (app.screen.n, app.screen.step, app.screen.find) == (row.n, wanted, ("no mask 7",))
+
+
+def places(reader: RunReader, query: Query, text: str) -> list[tuple[int, int]]:
+    """(rollout, step) of every match in a list, in order."""
+    found = []
+    for row in reader.rollouts.page(query, limit=1000):
+        steps = reader.bodies.trajectory(row.n).trajectory.steps
+        for i, step in enumerate(steps):
+            shown = [step.thought, step.observation, step.error or "", f"{step.action}({step.arguments})"]
+            found += [(row.n, i)] * sum(part.casefold().count(text) for part in shown)
+    return found
+
+
+async def test_n_goes_from_match_to_match_over_the_rollouts_of_the_list_and_back(run: Path) -> None:
+    query = Query(filter="step<4", search='"no mask 7"')
+    async with running(run.parent, Trajectories(run, query)) as app:
+        wanted = places(app.screen.reads.now, query, "no mask 7")
+        assert len(wanted) > 6 and len({n for n, _ in wanted}) > 2
+        await app.press("g", "enter")
+        seen = []
+        while len(seen) < len(wanted):
+            seen.append((app.screen.n, app.screen.step))
+            await app.press("n")
+        assert seen == wanted
+        assert "No match after this one" in app.text and (app.screen.n, app.screen.step) == wanted[-1]
+        for place in reversed(wanted[:-1]):
+            await app.press("N")
+            assert (app.screen.n, app.screen.step) == place
+        await app.press("escape")
+        assert app.screen.table.current.n == wanted[0][0]
+
+
+async def test_what_is_found_in_the_stepper_is_found_further_on_too(run: Path) -> None:
+    async with running(run.parent, Stepper(run, 1)) as app:
+        wanted = places(app.screen.reads.now, Query(), "there is no mask")
+        await app.press("slash")
+        await app.type("there is no mask")
+        await app.press("enter")
+        for place in wanted[:9]:
+            assert (app.screen.n, app.screen.step) == place
+            await app.press("n")
+
+
+LONG = "".join(f"line {i} of many words that fill the page\n" for i in range(4000))
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> Path:
+    """A rollout whose observation is far longer than what is laid out, with a needle late in it and one at its end."""
+    folder = make_run(tmp_path, "long", steps=1)
+    observation = f"{LONG}here is NEEDLE1\n{LONG}and the needle2 {'x' * 300} needle3"
+    steps = (
+        Step(0, "…", "think", "READ", {"page": 1}, observation=observation),
+        Step(1, "…", "", "ANSWER", {"text": "needle"}),
+    )
+    trajectory = Trajectory("long", "visual", "p", "g", 0, "Find it.", steps, answer="needle", stop_reason="answer")
+    writer = RunWriter(folder)
+    writer.trajectories(2, [TrajectoryRecord(trajectory, None, None)])
+    writer.close()
+    return folder
+
+
+@pytest.mark.parametrize("body", ["step", "conversation"])
+@pytest.mark.parametrize("size", [(150, 45), (60, 20)], ids=str)
+async def test_the_text_of_a_match_is_on_screen_however_far_in(
+    long_run: Path, size: tuple[int, int], body: str
+) -> None:
+    async with running(long_run.parent, Trajectories(long_run), size=size) as app:
+        await app.press("slash")
+        await app.type("needle")
+        await app.press("enter", "enter")
+        if body == "conversation":
+            await app.press("c")
+        assert "here is NEEDLE1" in app.text and "characters before" not in app.text
+        assert "and the needle2" in await app.press("n")
+        assert "needle3" in await app.press("n")
+        text = await app.press("n")
+        assert app.screen.step == 1 and "ANSWER(text='needle')" in text
+        await app.press("N", "N")
+        assert "and the needle2" in app.text
+
+
+async def test_the_next_rollout_of_a_list_is_read_ahead(run: Path) -> None:
+    async with running(run.parent, Stepper(run, 5, Query(sort="reward"))) as app:
+        for key in "LLHL":
+            before = app.screen.n
+            row = app.screen.reads.now.rollouts.seek(before, 1, Query(sort="reward"))
+            assert key == "H" or app.screen.cursor.kept(row.n) is not None
+            await app.press(key)
+            assert key == "H" or app.screen.n == row.n
+
+
+async def test_keys_pressed_while_a_rollout_is_read_are_not_lost(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Bodies.trajectory
+
+    def slowly(self: Bodies, id_or_n: str | int) -> TrajectoryRecord:
+        time.sleep(1.0)
+        return read(self, id_or_n)
+
+    monkeypatch.setattr(Bodies, "trajectory", slowly)
+    async with running(run.parent, Stepper(run, 5)) as app:
+        await app.pilot.press("L", "L", "L")
+        await app.pilot.pause(0.3)
+        assert "reading…" in app.text and "ab12 · 8 of 320" in app.text
+        await settle(app.pilot)
+        assert app.screen.n == 8

@@ -43,14 +43,14 @@ class Groups:
 
 @dataclass(frozen=True)
 class Stepper:
-    """One trajectory (its id or number) at `step`, counted from 0, or at the first step that holds `find`; "next"
-    follows `query`."""
+    """One trajectory (its id or number) at `step`, counted from 0, or at the first place that holds one of `find`;
+    "next" follows `query`."""
 
     run: Path
     trajectory: str | int
     query: Query = EVERYTHING
     step: int = 0
-    find: str = ""
+    find: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

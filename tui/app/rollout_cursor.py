@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engine.runs.errors import RecordError
+from ...engine.runs.reader import RunReader
 from ...engine.runs.types import Event, Step, TrajectoryRecord, TrajectoryRow, Use
-from .data import Reads
+from .rollout_search import Match, beside
 
 _KEPT = 12
 """Opened rollouts that are kept, so that going back and forth reads nothing."""
+_KEPT_SIZE = 20_000_000
+"""Characters in them, beyond which only the last two are kept."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,12 @@ class Opened:
 
 
 class RolloutCursor:
-    """A rollout and a step of it. Moves return whether they led anywhere."""
+    """A rollout, a step of it, and a match of what was searched for. Moves return whether they led anywhere."""
 
-    def __init__(self, reads: Reads) -> None:
-        self.reads = reads
+    def __init__(self) -> None:
         self.opened = Opened(0)
         self.step = 0
+        self.match: Match | None = None
         self._kept: OrderedDict[int, Opened] = OrderedDict()
 
     @property
@@ -59,21 +62,24 @@ class RolloutCursor:
         """Its steps."""
         return self.record.trajectory.steps if self.record is not None else ()
 
-    def open(self, ref: str | int, step: int = 0) -> None:
-        """Open a rollout by id or number. What cannot be read is said in `opened.problem`."""
-        try:
-            n = self.reads.now.bodies.number(ref)
-        except (RecordError, LookupError) as error:
-            self.opened = Opened(0, problem=_sentence(error, self.reads.now.problems))
-            return
-        if n in self._kept:
-            self._kept.move_to_end(n)
-        else:
-            self._kept[n] = self._read(n)
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        self.opened = self._kept[n]
-        self.step = max(0, min(step, len(self.steps) - 1))
+    def kept(self, ref: str | int) -> Opened | None:
+        """A rollout that was read before."""
+        return self._kept.get(ref) if isinstance(ref, int) else None
+
+    def keep(self, opened: Opened) -> None:
+        """Remember what was read, and forget what was not looked at for longest."""
+        self._kept[opened.n] = opened
+        self._kept.move_to_end(opened.n)
+        while len(self._kept) > 2 and (len(self._kept) > _KEPT or sum(map(_size, self._kept.values())) > _KEPT_SIZE):
+            self._kept.popitem(last=False)
+
+    def open(self, opened: Opened, step: int = 0) -> None:
+        """Stand on a rollout; a negative step counts from its end."""
+        if opened.n:
+            self.keep(opened)
+        self.opened, self.match = opened, None
+        last = len(self.steps) - 1
+        self.step = max(0, min(step if step >= 0 else last + 1 + step, last))
 
     def move(self, by: int) -> bool:
         """`by` steps on or back; the ends hold."""
@@ -82,51 +88,57 @@ class RolloutCursor:
     def go_to(self, step: int) -> bool:
         """Another step; the ends hold."""
         step = max(0, min(step, len(self.steps) - 1))
-        moved, self.step = step != self.step, step
+        moved, self.step, self.match = step != self.step, step, None
         return moved
 
-    def sibling(self, by: int) -> bool:
-        """Another rollout of the group, around its ends, at the same step."""
+    def sibling(self, by: int) -> int | None:
+        """The number of another rollout of the group, around its ends."""
         numbers = [r.n for r in self.opened.group]
         if self.n not in numbers or len(numbers) < 2:
-            return False
-        self.open(numbers[(numbers.index(self.n) + by) % len(numbers)], self.step)
-        return True
+            return None
+        return numbers[(numbers.index(self.n) + by) % len(numbers)]
 
     def next_penalised(self) -> bool:
         """The next penalised step; after the last, the first."""
         breakdown = self.record.breakdown if self.record is not None else None
         hit = {s.step for s in breakdown.steps if s.penalties} if breakdown is not None else set()
-        return self._next(lambda step: step.index in hit)
+        order = [*range(self.step + 1, len(self.steps)), *range(self.step + 1)]
+        found = next((i for i in order if i < len(self.steps) and self.steps[i].index in hit), None)
+        return found is not None and (self.go_to(found) or True)
 
-    def find(self, text: str, again: bool = False) -> bool:
-        """The first step from here that holds a text, in any case; with `again`, after this one."""
-        wanted = text.casefold()
-        found = self._next(lambda s: wanted in s.text.casefold() or wanted in s.observation.casefold(), here=not again)
-        return bool(wanted) and found
-
-    def _next(self, holds: Callable[[Step], bool], here: bool = False) -> bool:
-        """Go to the next step for which something holds, around the end."""
-        order = [*range(self.step + (not here), len(self.steps)), *range(self.step + (not here))]
-        found = next((i for i in order if i < len(self.steps) and holds(self.steps[i])), None)
+    def find(self, wanted: Sequence[str], by: int = 1) -> bool:
+        """The next match in this rollout, or the one before."""
+        if self.record is None:
+            return False
+        found = beside(self.record.trajectory, wanted, self.step, self.match, by)
         if found is not None:
-            self.step = found
+            self.step, self.match = found.step, found
         return found is not None
 
-    def _read(self, n: int) -> Opened:
-        reader = self.reads.now
-        rows = reader.rollouts.rows([n])
-        # by the name as the record keeps it: what a model wrote may hold what no database takes
-        group = reader.rollouts.group(rows[0].group) if rows else []
-        try:
-            record = reader.bodies.trajectory(n)
-            uses = reader.bodies.uses(n)
-        except (RecordError, LookupError) as error:
-            return Opened(n, None, group, problem=_sentence(error, reader.problems))
-        online = any("update" in use.facts for use in uses)
-        evaluations = reader.events(("eval",), limit=500) if online else []
-        validations = [e for e in evaluations if e.data.get("split") == "validation"]
-        return Opened(n, record, group, uses, validations, "; ".join(reader.problems))
+
+def read_opened(reader: RunReader, ref: str | int) -> Opened:
+    """Read a rollout by id or number. What cannot be read is said in its `problem`."""
+    try:
+        n = reader.bodies.number(ref)
+    except (RecordError, LookupError) as error:
+        return Opened(0, problem=_sentence(error, reader.problems))
+    rows = reader.rollouts.rows([n])
+    # by the name as the record keeps it: what a model wrote may hold what no database takes
+    group = reader.rollouts.group(rows[0].group) if rows else []
+    try:
+        record = reader.bodies.trajectory(n)
+        uses = reader.bodies.uses(n, record)
+    except (RecordError, LookupError) as error:
+        return Opened(n, None, group, problem=_sentence(error, reader.problems))
+    online = any("update" in use.facts for use in uses)
+    evaluations = reader.events(("eval",), limit=500) if online else []
+    validations = [e for e in evaluations if e.data.get("split") == "validation"]
+    return Opened(n, record, group, uses, validations, "; ".join(reader.problems))
+
+
+def _size(opened: Opened) -> int:
+    steps = opened.record.trajectory.steps if opened.record is not None else ()
+    return sum(len(s.text) + len(s.thought) + len(s.observation) for s in steps)
 
 
 def _sentence(error: Exception, problems: Sequence[str]) -> str:

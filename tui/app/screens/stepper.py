@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ....engine.runs.errors import RecordError
-from ....engine.runs.query import Query
-from ....engine.runs.types import TrajectoryRow
+from ....engine.runs.query import EVERYTHING, Query
 from ...advantage import formula_of, recomputed
 from ...export import export_trajectory
 from ...format import count
@@ -14,7 +11,6 @@ from ...plain import Whole, trajectory_text
 from ..bindings import STEP, bindings
 from ..data import Reads
 from ..destinations import Diff
-from ..rollout_cursor import RolloutCursor
 from ..widgets import token_view
 from ..widgets.conversation_panel import ConversationPanel
 from ..widgets.frame import Box
@@ -28,26 +24,22 @@ from ..widgets.prompt_bar import ask
 from ..widgets.reward_arithmetic import RewardArithmetic
 from ..widgets.step_panel import StepPanel
 from ..widgets.token_view import TokenView
-from .elsewhere import ShownElsewhere
+from .among_rollouts import AmongRollouts
 from .stepper_plan import ImageBox, stepper_boxes
 
 
-class StepperScreen(ShownElsewhere):
-    """Shows where `RolloutCursor` stands. `h/l` steps, `H/L` trajectories of the list it was opened from, `[` and `]`
-    rollouts of the group; one body at a time: the step, the whole conversation, or the tokens."""
+class StepperScreen(AmongRollouts):
+    """Shows where `RolloutCursor` stands: `h/l` are its steps. One body at a time: the step, the whole conversation, or
+    the tokens."""
 
     view = STEP
     BINDINGS = bindings(STEP)
 
     def __init__(
-        self, reads: Reads, ref: str | int, query: Query | None = None, step: int | None = None, find: str = ""
+        self, reads: Reads, ref: str | int, query: Query = EVERYTHING, step: int = 0, find: tuple[str, ...] = ()
     ) -> None:
-        super().__init__()
-        self.reads = reads
-        self.asks = query or Query()
-        self.cursor = RolloutCursor(reads)
-        self._start = (int(ref) if isinstance(ref, str) and ref.isdigit() else ref, step or 0)
-        self.find = find
+        super().__init__(reads, query, find)
+        self._start = (int(ref) if isinstance(ref, str) and ref.isdigit() else ref, step)
         self._total = 0
         self._body = "step"
         self._image_wanted = True
@@ -86,9 +78,7 @@ class StepperScreen(ShownElsewhere):
         self._active = self._body
         self.picture.start()
         self._total = self.reads.now.rollouts.total()
-        self._go(lambda: self.cursor.open(*self._start))
-        if self.find and self.cursor.record is not None and self.cursor.find(self.find):
-            self._show()
+        self.open_rollout(*self._start, find=1 if self.find else 0)
 
     def header(self, width: int) -> tuple[Line, Line]:
         """None: the first line holds the titles of the panes."""
@@ -102,24 +92,21 @@ class StepperScreen(ShownElsewhere):
         if tells and width >= 110:
             line.add(tells, p.accent, cells=min(len(tells), width // 4)).add(" · ", p.faint)
         line.add(self.reads.path.name, p.muted, cells=min(16, len(self.reads.path.name)))
-        if self.n:
-            line.add(" · ", p.faint).add(count(self.n), p.strong)
+        if self.wanted:
+            line.add(" · ", p.faint).add(count(self.wanted), p.strong)
         if self._total and width >= 90:
             line.add(f" of {count(self._total)}", p.muted)
         return line
 
     # -- showing ------------------------------------------------------------------------------------------------
 
-    def _go(self, move: Callable[[], object]) -> bool:
-        """Move the cursor and show where it stands; whether it moved."""
-        before = (self.n, self.step)
-        move()
-        moved = (self.n, self.step) != before or not self.n
-        if moved:
-            self._show()
-        return moved
+    def show_reading(self) -> None:
+        """Say that another trajectory is being read."""
+        self.text.put(None, 0)
+        self.frame.refresh_lines()
 
-    def _show(self) -> None:
+    def show_rollout(self) -> None:
+        """Show where the cursor stands."""
         opened, step = self.cursor.opened, self.step
         record = opened.record
         if record is not None:
@@ -129,9 +116,9 @@ class StepperScreen(ShownElsewhere):
                 self.frame.replan()
         self.text.image_note = self.image.note if record is not None else ""
         self.text.find = self.conversation.find = self.find
-        self.text.put(record, step, opened.problem)
+        self.text.put(record, step, opened.problem, self.cursor.match)
         if self._body == "conversation":
-            self.conversation.put(record, step)
+            self.conversation.put(record, step, self.cursor.match)
         elif self._body == "tokens":
             self._show_tokens()
         row = opened.row
@@ -162,75 +149,46 @@ class StepperScreen(ShownElsewhere):
         if name == "tokens":
             self._show_tokens()
         elif name == "conversation":
-            self.conversation.put(self.cursor.record, self.step)
+            self.conversation.put(self.cursor.record, self.step, self.cursor.match)
         self.frame.replan()
 
     # -- moving -------------------------------------------------------------------------------------------------
 
     def action_step(self, by: int) -> None:
         """Another step of this trajectory."""
-        self._go(lambda: self.cursor.move(by))
+        self._go_to(self.step + by)
 
     def action_first(self) -> None:
         """The first step."""
-        self._go(lambda: self.cursor.go_to(0))
+        self._go_to(0)
 
     def action_last(self) -> None:
         """The last step."""
-        self._go(lambda: self.cursor.go_to(len(self.cursor.steps) - 1))
+        self._go_to(len(self.cursor.steps) - 1)
 
-    def action_rollout(self, by: int) -> None:
-        """The next or previous trajectory of the list."""
-        direction = 1 if by > 0 else -1
-        if self.asks.plain:
-            self._arrive(self.reads.now.rollouts.seek(self.n, direction, self.asks), direction)
-        else:
-            self.run_worker(self._seek(direction), exclusive=True, group="seek")
-
-    async def _seek(self, direction: int) -> None:
-        n, query = self.n, self.asks
-        try:
-            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, direction, query))
-        except RecordError as error:
-            self.say(str(error), "error")
-            return
-        self._arrive(row, direction)
-
-    def _arrive(self, row: TrajectoryRow | None, direction: int) -> None:
-        if row is None:
-            self.say(f"This is the {'last' if direction > 0 else 'first'} trajectory of the list.")
-        else:
-            self._go(lambda: self.cursor.open(row.n))
-
-    def action_sibling(self, by: int) -> None:
-        """The next or previous rollout of the group, at the same step."""
-        self._go(lambda: self.cursor.sibling(by))
+    def _go_to(self, step: int) -> None:
+        if self.cursor.go_to(step):
+            self.show_rollout()
 
     def action_next_penalty(self) -> None:
         """The next penalised step of this trajectory; after the last, the first."""
         if self.cursor.next_penalised():
-            self._show()
+            self.show_rollout()
         elif self.cursor.record is not None:
             self.say("No step of this trajectory was penalised.")
 
     def action_search(self) -> None:
         """Find in the steps of this trajectory."""
-        hint = "enter finds the next step that holds it"
-        ask(self, "Find in this trajectory", self.find, self._search, hint=hint)
-
-    def _search(self, text: str) -> None:
-        again, self.find = text == self.find, text
-        if text and self.cursor.record is not None and not self.cursor.find(text, again):
-            self.say(f"“{text}” is not in this trajectory.")
-        self._show()
+        hint = "enter finds the next place that holds it; then n and N go on, also to other trajectories"
+        ask(self, "Find in this trajectory", self.find[0] if len(self.find) == 1 else "", self.search_here, hint=hint)
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
         """A click on a neighbour or on a step of the route."""
         match message.what:
             case ("rollout", int(n)):
-                self._go(lambda: self.cursor.open(n, self.step))
+                self.open_rollout(n, self.step)
             case ("step", int(step)):
-                self._go(lambda: self.cursor.go_to(step))
+                self._go_to(step)
 
     # -- what is shown ------------------------------------------------------------------------------------------
 

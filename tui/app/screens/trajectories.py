@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ....engine.runs.errors import RecordError
 from ....engine.runs.query import EVERYTHING, Query
 from ....engine.runs.reader import RunReader
-from ....engine.runs.search import first_words
+from ....engine.runs.search import needles
 from ....engine.runs.types import TrajectoryRow
 from ....engine.runs.views import Count
 from ...format import count
@@ -266,7 +266,7 @@ class TrajectoriesScreen(QueryList):
         """Step through the row under the cursor."""
         row = self.table.current
         if row is not None:
-            self.shell.open(Stepper(self.reads.path, row.n, self.asks, find=first_words(self.asks.search)))
+            self.shell.open(Stepper(self.reads.path, row.n, self.asks, find=needles(self.asks.search)))
 
     def action_histogram(self) -> None:
         """Show or hide the histogram."""

@@ -13,10 +13,10 @@ from ....engine.runs.types import Step, TrajectoryRecord
 from ...format import fixed, mark
 from ...text import width as cells_of
 from ...text import wrap
+from ..rollout_fields import call_text
 from ..theme import Palette
 from .line import Line
 from .pane import Pane
-from .step_lines import call_text
 
 _WORDS = 400
 """Words of a field that are compared; beyond, the texts are shown unmarked."""

@@ -1,0 +1,156 @@
+"""Going from rollout to rollout: along the list that one came from, within the group, from match to match."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....engine.runs.errors import RecordError
+from ....engine.runs.query import Query
+from ....engine.runs.search import needles
+from ....engine.runs.types import TrajectoryRow
+from ..data import Reads
+from ..rollout_cursor import Opened, RolloutCursor, read_opened
+from .elsewhere import ShownElsewhere
+
+_PATIENCE_S = 0.1
+"""After this long it is said that a rollout is being read."""
+
+
+class AmongRollouts(ShownElsewhere):
+    """A screen on one rollout. It is read in the reading thread, and the next one in the same direction ahead of time;
+    subclasses show it in `show_rollout`."""
+
+    def __init__(self, reads: Reads, query: Query, find: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.reads = reads
+        self.asks = query
+        self.find = find
+        """What was searched for: words and phrases, of which each place is a match."""
+        self.cursor = RolloutCursor()
+        self.wanted = 0
+        """The rollout that was asked for last: another than the open one while it is being read."""
+        self._beside: dict[tuple[int, int], TrajectoryRow] = {}
+        """Rows that were looked up ahead, by number and direction."""
+        self._direction = 1
+
+    def show_rollout(self) -> None:
+        """Show where the cursor stands."""
+        raise RuntimeError(f"{type(self).__name__} does not say what it shows")
+
+    def show_reading(self) -> None:
+        """Say that `wanted` is being read."""
+        raise RuntimeError(f"{type(self).__name__} does not say that it reads")
+
+    def open_rollout(self, ref: str | int, step: int = 0, find: int = 0) -> None:
+        """Open a rollout by id or number at a step, at its first match (`find` +1) or its last one (−1)."""
+        if isinstance(ref, int):
+            self.wanted = ref
+        kept = self.cursor.kept(ref)
+        if kept is None:
+            self.run_worker(self._read(ref, step, find), group="open", exclusive=True)
+        else:
+            self.workers.cancel_group(self, "open")
+            self._arrive(kept, step, find)
+
+    async def _read(self, ref: str | int, step: int, find: int) -> None:
+        late = self.set_timer(_PATIENCE_S, self.show_reading)
+        try:
+            opened = await self.reads.later(lambda reader: read_opened(reader, ref))
+        finally:
+            late.stop()
+        self._arrive(opened, step, find)
+
+    def _arrive(self, opened: Opened, step: int, find: int) -> None:
+        self.wanted = opened.n
+        self.cursor.open(opened, -1 if find < 0 else step)
+        if find and self.find:
+            self.cursor.find(self.find, find)
+        self.show_rollout()
+        if opened.n:
+            self.run_worker(self._read_ahead(opened.n, self._direction), group="ahead", exclusive=True)
+
+    async def _read_ahead(self, n: int, direction: int) -> None:
+        try:
+            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, direction, self.asks))
+        except RecordError:
+            return  # it is said when somebody goes there
+        if row is None:
+            return
+        self._beside[n, direction] = row
+        if self.cursor.kept(row.n) is None:
+            opened = await self.reads.later(lambda reader: read_opened(reader, row.n))
+            if opened.record is not None and self.cursor.n == n:
+                self.cursor.keep(opened)
+
+    # -- the list and the group ---------------------------------------------------------------------------------
+
+    def action_rollout(self, by: int) -> None:
+        """The next or previous trajectory of the list."""
+        self._direction = direction = 1 if by > 0 else -1
+        n = self.wanted
+        row = self._beside.get((n, direction))
+        if row is None and self.asks.plain:
+            row = self.reads.now.rollouts.seek(n, direction, self.asks)
+        if row is not None:
+            self.open_rollout(row.n)
+        elif self.asks.plain:
+            self._say_end(direction)
+        else:
+            self.run_worker(self._seek(n, direction), exclusive=True, group="seek")
+
+    async def _seek(self, n: int, direction: int) -> None:
+        try:
+            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, direction, self.asks))
+        except RecordError as error:
+            self.say(str(error), "error")
+            return
+        if row is None:
+            self._say_end(direction)
+        else:
+            self.open_rollout(row.n)
+
+    def _say_end(self, direction: int) -> None:
+        self.say(f"This is the {'last' if direction > 0 else 'first'} trajectory of the list.")
+
+    def action_sibling(self, by: int) -> None:
+        """The next or previous rollout of the group, at the same step."""
+        n = self.cursor.sibling(by)
+        if n is not None:
+            self.open_rollout(n, self.cursor.step)
+
+    # -- matches ------------------------------------------------------------------------------------------------
+
+    def search_here(self, text: str) -> None:
+        """The next match of a text in this rollout; after its last one, the first."""
+        self.find = (text,) if text else ()
+        step = self.cursor.step
+        if text and not self.cursor.find(self.find):
+            self.cursor.go_to(0)
+            if not self.cursor.find(self.find):
+                self.cursor.go_to(step)
+                self.say(f"“{text}” is not in this trajectory. n looks in the next ones.")
+        self.show_rollout()
+
+    def action_match(self, by: int) -> None:
+        """The next or previous match, in this rollout or in another one of the list."""
+        if not self.find:
+            self.action_rollout(by)
+        elif self.cursor.find(self.find, by):
+            self.show_rollout()
+        else:
+            self.run_worker(self._match_elsewhere(self.wanted, by), exclusive=True, group="seek")
+
+    async def _match_elsewhere(self, n: int, by: int) -> None:
+        query = self.asks
+        if needles(query.search) != self.find:
+            typed = " ".join('"{}"*'.format(word.replace('"', " ")) for word in self.find)
+            query = replace(query, search=f"{query.search} {typed}".strip())
+        try:
+            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, by, query))
+        except RecordError as error:
+            self.say(str(error), "error")
+            return
+        if row is None:
+            self.say(f"No match {'after' if by > 0 else 'before'} this one in the list.")
+        else:
+            self.open_rollout(row.n, find=by)
