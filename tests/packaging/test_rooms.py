@@ -225,6 +225,7 @@ def test_no_screen_imports_another():
 
 
 SHARED = (
+    "among_rollouts",
     "base",
     "dialogs",
     "query_list",
