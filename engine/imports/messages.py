@@ -43,7 +43,6 @@ _TEMPLATES = (
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "</s>", "<|end_of_text|>")
 # Special tokens left out by the decoder: a role alone on its line is what remains of a template.
 _STRIPPED = re.compile(r"(?:\A|\n)(?P<role>system|user|assistant|tool)\n")
-_STRIPPED_TURN = re.compile(r"\n(?P<role>user|tool)\n(?P<text>.*?)\n(?:assistant)\n", re.S)
 
 
 def conversation(value: object) -> tuple[Message, ...]:
@@ -165,25 +164,34 @@ def stripped_prompt(value: str) -> tuple[Message, ...]:
 def stripped_completion(value: str) -> tuple[Message, ...]:
     """A completion whose template lost its special tokens: `…\\nuser\\n<tool_response>…\\nassistant\\n…`."""
     # one character is found ten times sooner than two: most texts have none of these marks
-    if "<" in value and "<|" in value and any(template.search(value) for template in _TEMPLATES):
+    if "|" in value and "<|" in value and any(template.search(value) for template in _TEMPLATES):
         return flat(value, "assistant")
-    found, at = [], 0
-    for turn in _STRIPPED_TURN.finditer(value) if "\nassistant\n" in value else ():
-        found.append(Message("assistant", value[at : turn.start()]))
-        found.append(Message("tool" if "<tool_response>" in turn["text"] else turn["role"], turn["text"]))
-        at = turn.end()
-    rest = value[at:]
-    found.append(Message("assistant", rest.removesuffix("\n") if at or rest != "\n" else ""))
+    found, own = [], ""
+    *answered, rest = value.split("\nassistant\n")
+    for part in answered:
+        marks = [(at, role) for role in ("user", "tool") if (at := part.find(f"\n{role}\n")) >= 0]
+        if not marks:  # no mark of a template: the policy's own line
+            own += f"{part}\nassistant\n"
+            continue
+        at, role = min(marks)
+        answer = part[at + len(role) + 2 :]
+        found.append(Message("assistant", own + part[:at]))
+        found.append(Message("tool" if "<tool_response>" in answer else role, answer))
+        own = ""
+    rest = own + rest
+    found.append(Message("assistant", rest.removesuffix("\n") if found or rest != "\n" else ""))
     return _read(found)
 
 
 def with_text_calls(said: Message) -> Message:
     """Calls and thought that an agent wrote into its text."""
+    if "<" not in said.text:
+        return said
     thought = said.thought
     if not thought and (match := _THINK.match(said.text)):
         thought = match[1].strip()
     calls = []
-    for match in _TEXT_CALL.finditer(said.text) if "<" in said.text and "<tool_call>" in said.text else ():
+    for match in _TEXT_CALL.finditer(said.text) if "<tool_call>" in said.text else ():
         data = parsed(match[1])
         if isinstance(data, Mapping) and data.get("name"):
             calls.append(call(data))

@@ -6,10 +6,13 @@ record holds.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import orjson
 
 from ...envs.trajectory import Call as Call
 from ..runs.types import StoredTokens
@@ -154,8 +157,6 @@ def text(value: object) -> str | None:
         return value
     if isinstance(value, (bool, int, float)):
         return str(value)
-    import json
-
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (RecursionError, ValueError):
@@ -178,10 +179,6 @@ def listed(value: object) -> list[Any]:
 
 def parsed(value: str) -> Any:
     """JSON text as a value, NaN allowed; None for what is none."""
-    import json
-
-    import orjson
-
     try:
         return orjson.loads(value)
     except ValueError:
