@@ -25,8 +25,8 @@ import psutil
 
 from benchmarks.app import Session, inspect
 from grpo_tui.engine.imports import cache
-from grpo_tui.engine.imports.dump import Options
 from grpo_tui.engine.imports.index import Indexer
+from grpo_tui.engine.imports.options import Options
 
 SENTENCE = "the policy looks at the image and segments what it needs before it answers with one word"
 FIRST_ROWS = r"\d+ of [\d,]+"

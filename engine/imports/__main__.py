@@ -30,14 +30,15 @@ def follow(folder: Path) -> None:
         if not mine:
             return
         with Indexer(found[0], folder, found[1]) as indexer:
+            news = True
             while os.getppid() == parent:
-                more = indexer.advance(PART_SECONDS)
+                more = indexer.advance(PART_SECONDS) or indexer.make_searchable(PART_SECONDS, whole=False)
+                news = news or more
                 if not more:
-                    more = indexer.make_searchable(PART_SECONDS, whole=False)
-                if not more:
-                    indexer.describe()
+                    if news:
+                        indexer.describe()
                     time.sleep(LOOK_SECONDS)
-                    indexer.look_again()
+                    news = indexer.look_again()
 
 
 if __name__ == "__main__":

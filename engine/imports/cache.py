@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..runs.paths import RUN_FILE
 from ..runs.status import read_json, write_json
-from .dump import Options, key_of
+from .options import Options, key_of
 
 KEPT = 200
 """Indexes of dumps that are kept; the one not opened for longest goes first."""
@@ -27,14 +27,17 @@ def folder_of(dump: Path, options: Options) -> Path:
     return cache_dir() / key_of(dump, options) / (dump.name or "dump")
 
 
-def describe(folder: Path, dump: Path, options: Options, environment: str, facts: dict[str, object]) -> None:
-    """Say in the index what it is of, and that it was opened now."""
+def describe(
+    folder: Path, dump: Path, options: Options, environment: str, facts: dict[str, object], *, opened: bool
+) -> None:
+    """Say in the index what it is of; `opened`: and that a person opened it now."""
+    before = None if opened else read_json(folder / RUN_FILE).get("created")
     write_json(
         folder / RUN_FILE,
         {
             "id": dump.name or str(dump),
             "mode": "dump",
-            "created": time.time(),
+            "created": before or time.time(),
             "environment": environment,
             "facts": {**facts, "dump": str(dump), "options": options.to_json()},
         },
@@ -59,10 +62,15 @@ def recent() -> list[Path]:
                 for run in Path(entry.path).glob(f"*/{RUN_FILE}"):
                     known = dump_of(run.parent)
                     if known is not None and known[0].exists():
-                        found.append((run.stat().st_mtime, run.parent))
+                        found.append((_opened_at(run), run.parent))
     except OSError:
         return []
     return [folder for _, folder in sorted(found, reverse=True)]
+
+
+def _opened_at(run: Path) -> float:
+    at = read_json(run).get("created")
+    return float(at) if isinstance(at, (int, float)) else 0.0
 
 
 def forget(folder: Path) -> None:

@@ -1,14 +1,11 @@
-"""A dump: which of its files hold documents, and by what options they are read."""
+"""A dump: which of its files hold documents, and in which formats they are read."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -18,39 +15,11 @@ from .containers import DumpError
 from .format import Format, Origin
 from .formats import FORMATS
 from .formats.tables import GENERIC
-from .mapped import ROLES
+from .options import Options
 
 ENTRY_POINTS = "grpo_tui.importers"
 MAX_FILES = 200_000
 _DIGITS = re.compile(r"(\d+)")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a person wants a dump read: names for keys (`reward` → `score`), and files of formats of their own."""
-
-    keys: Mapping[str, str] = field(default_factory=dict)
-    importers: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, maps: Sequence[str] = (), importers: Sequence[str] = ()) -> Options:
-        """From `reward=score` and paths. Raises DumpError saying what would be right."""
-        keys = {}
-        for item in maps:
-            role, equals, key = item.partition("=")
-            if not equals or not key or role.strip() not in ROLES:
-                raise DumpError(f"--map {item}: write ROLE=KEY with ROLE one of {', '.join(ROLES)}")
-            keys[role.strip()] = key.strip()
-        return cls(keys, tuple(str(Path(p).expanduser().absolute()) for p in importers))
-
-    def to_json(self) -> dict[str, Any]:
-        """As it is kept beside the index."""
-        return {"keys": dict(self.keys), "importers": list(self.importers)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Options:
-        """The inverse of `to_json`."""
-        return cls(dict(data.get("keys") or {}), tuple(data.get("importers") or ()))
 
 
 def formats_of(options: Options) -> tuple[Format, ...]:
@@ -95,12 +64,6 @@ def files_of(dump: Path) -> list[Path]:
 def natural(name: str) -> tuple[tuple[int, str | int], ...]:
     """A key that sorts `2.jsonl` before `10.jsonl`."""
     return tuple((0, int(p)) if p.isdecimal() and p.isascii() else (1, p) for p in _DIGITS.split(name) if p)
-
-
-def key_of(dump: Path, options: Options) -> str:
-    """What the index of a dump is called in the cache."""
-    told = json.dumps([str(dump), options.to_json()], sort_keys=True)
-    return hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 def _from_file(path: Path) -> Format:

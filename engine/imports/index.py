@@ -24,8 +24,9 @@ from . import cache, coverage
 from .containers import BY_NAME, DumpError, container_of
 from .containers.base import Found
 from .convert import columns, identity, listed_of, record_of
-from .dump import Options, files_of, format_of, formats_of
+from .dump import files_of, format_of, formats_of
 from .format import Format, Origin
+from .options import Options
 from .rollout import Amendment, Numbers, Rollout
 
 VERSION = "2"
@@ -164,10 +165,10 @@ class Indexer:
             "not_recorded": {name: dict(by_name[name].unknown) for name, _ in seen if name in by_name},
         }
 
-    def describe(self) -> None:
-        """Write the summary where the reader of runs finds it."""
+    def describe(self, *, opened: bool = False) -> None:
+        """Write the summary where the reader of runs finds it; `opened`: a person opened the dump now."""
         names = [name for (name,) in self.db.execute("SELECT format FROM seen WHERE format <> '(unknown)'")]
-        cache.describe(self.folder, self.dump, self.options, ", ".join(names), self.summary())
+        cache.describe(self.folder, self.dump, self.options, ", ".join(names), self.summary(), opened=opened)
 
     # Inside
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..runs.paths import DATABASE, RUN_FILE
 from . import cache
 from .containers import DumpError
-from .dump import Options
 from .index import Indexer
 from .lock import locked
+from .options import Options
 
 FIRST_SECONDS = 0.12
 """How long the first look may index before the app is painted."""
@@ -58,19 +56,9 @@ def open_dump(path: Path, options: Options | None = None, *, whole: bool = False
                     indexer.close()
                     cache.forget(folder)
                     raise DumpError(nothing)
-            indexer.describe()
+            indexer.describe(opened=True)
     cache.tidy()
     return Opened(folder, summary, more)
-
-
-def start_following(folder: Path) -> subprocess.Popen[bytes]:
-    """The process that indexes on, and follows what grows, while this one lives."""
-    return subprocess.Popen(
-        [sys.executable, "-m", __package__ or "", str(folder)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
 
 
 def _nothing(dump: Path, summary: dict[str, object]) -> str:

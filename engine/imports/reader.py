@@ -18,8 +18,9 @@ from ..runs.types import StoredTokens, TokenArrays, TrajectoryRecord
 from .containers import BY_NAME, DumpError
 from .convert import record_of
 from .coverage import SOURCES, Coverage, ask_for_text
-from .dump import Options, format_of, formats_of
+from .dump import format_of, formats_of
 from .format import Format, Origin
+from .options import Options
 from .rollout import Amendment, Rollout
 
 

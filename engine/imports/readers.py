@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from ..runs.paths import RUN_FILE
 from ..runs.reader import RunReader
 from ..runs.status import read_json
+
+
+def start_following(run_dir: Path) -> subprocess.Popen[bytes] | None:
+    """The process that indexes a dump on, and follows what grows, while this one lives; None for a run of our own."""
+    if read_json(run_dir / RUN_FILE).get("mode") != "dump":
+        return None
+    return subprocess.Popen(
+        [sys.executable, "-m", __package__ or "", str(run_dir)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def open_reader(run_dir: Path | str) -> RunReader:

@@ -7,6 +7,12 @@ import pytest
 from .demo_run import make_run
 
 
+@pytest.fixture(autouse=True)
+def _no_dumps_of_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dumps that somebody opened on this machine are in no list here, and ours in none of theirs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of three runs; tests that use it only read."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from ...engine.imports.readers import open_reader
+from ...engine.imports.readers import open_reader, start_following
 from ...engine.runs.reader import RunReader
 
 T = TypeVar("T")
@@ -17,6 +18,7 @@ T = TypeVar("T")
 class Reads:
     """Two readers of one run: `now` for what is read by key in a few milliseconds, `later` for everything else.
 
+    A dump of another framework is indexed on, and followed as it grows, by a process that lives as long as this.
     One thread answers `later` in order, so a burst of keys cannot pile up connections; it has its own reader because
     a connection belongs to the thread that opened it.
     """
@@ -26,6 +28,7 @@ class Reads:
         self.now = open_reader(self.path)
         self._thread: ThreadPoolExecutor | None = None
         self._reader: RunReader | None = None
+        self._indexer: subprocess.Popen[bytes] | None = None
         self._closed = False
 
     async def later(self, ask: Callable[[RunReader], T]) -> T:
@@ -37,7 +40,15 @@ class Reads:
     def _ask(self, ask: Callable[[RunReader], T]) -> T:
         if self._reader is None:
             self._reader = open_reader(self.path)
+            self._indexer = start_following(self.path)
         return ask(self._reader)
+
+    def _end(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        if self._indexer is not None:
+            self._indexer.terminate()
+            self._indexer.wait()
 
     def close(self) -> None:
         """Let go of the record. A read that is under way ends first, in its thread."""
@@ -46,5 +57,5 @@ class Reads:
         self._closed = True
         self.now.close()
         if self._thread is not None:
-            self._thread.submit(lambda: self._reader and self._reader.close())
+            self._thread.submit(self._end)
             self._thread.shutdown(wait=False, cancel_futures=False)

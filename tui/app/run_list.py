@@ -10,9 +10,12 @@ from typing import Any
 from ...engine.runs import headline
 from ...engine.runs.errors import RecordError
 from ...engine.runs.headline import Headline
+from ...engine.runs.status import look
 from ...engine.runs.types import RunInfo
 
 SORTS = ("created", "status", "success", "reward", "step", "mode", "environment", "model", "id")
+DUMPS = 50
+"""Dumps that are listed with the runs."""
 LARGEST_FIRST = ("created", "success", "reward", "step")
 """Columns that people want from the largest on."""
 _STATUS = ("running", "starting", "paused", "stopping", "crashed", "stopped", "finished")
@@ -31,14 +34,15 @@ class RunRow:
 
 
 def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
-    """The runs of a folder by path; what was read from a record is kept until its run has gone on.
+    """The runs of a folder and the dumps opened lately, by path; what was read from a record is kept until its run has
+    gone on.
 
     Raises OSError when the folder cannot be read.
     """
     from ...engine.launch import list_runs  # here: the first paint does not wait for it
 
     rows = {}
-    for info in list_runs(folder):
+    for info in (*list_runs(folder), *_dumps()):
         said, old = headline.of_status(info), before.get(info.path)
         if said is not None:
             rows[info.path] = RunRow(info, said, known=True)
@@ -47,6 +51,13 @@ def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
         else:
             rows[info.path] = RunRow(info, old.headline if old is not None else NOTHING)
     return rows
+
+
+def _dumps() -> list[RunInfo]:
+    """The dumps of other frameworks that were opened lately."""
+    from ...engine.imports.cache import recent
+
+    return [look(path) for path in recent()[:DUMPS]]
 
 
 def looked_into(row: RunRow) -> RunRow:

@@ -35,16 +35,10 @@ def open_run(runs_dir: Path, run: RunInfo, start: Destination | None = None) -> 
 
 
 def open_dumped(runs_dir: Path, run: RunInfo, dump: Opened) -> None:
-    """The app on a dump, while a process of its own indexes on behind it and follows what grows."""
-    from ...engine.imports.opening import start_following
+    """The app on a dump; while it is open, a process of its own indexes on behind it and follows what grows."""
     from ..app.app import run_app
 
-    indexer = start_following(dump.folder)
-    try:
-        run_app(runs_dir, Trajectories(Path(run.path)), greeting="\n".join(greeting(dump)))
-    finally:
-        indexer.terminate()
-        indexer.wait()
+    run_app(runs_dir, Trajectories(Path(run.path)), greeting="\n".join(greeting(dump)))
 
 
 def greeting(dump: Opened) -> list[str]:

@@ -24,7 +24,7 @@ def opened_dump(
 ) -> tuple[RunInfo, Opened]:
     """Open a dump as a run; what cannot be opened ends the command with one line."""
     from ...engine.imports.containers import DumpError
-    from ...engine.imports.dump import Options
+    from ...engine.imports.options import Options
 
     try:
         opened = open_dump(Path(reference), Options.of(maps, importers), whole=whole, searchable=searchable)

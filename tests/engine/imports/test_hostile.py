@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_tui.engine.imports.containers import DumpError
-from grpo_tui.engine.imports.dump import FORMATS, Options, format_of
+from grpo_tui.engine.imports.dump import FORMATS, format_of
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.runs.errors import RecordDamaged
 from grpo_tui.engine.runs.reader import RunReader
 

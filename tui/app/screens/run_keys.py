@@ -87,5 +87,11 @@ class RunKeys(AppScreen):
                     self.say(str(error), "error")
                 self.look_again()
 
-        text = f"Delete {row.info.id} and everything it recorded, with its checkpoints? This cannot be undone."
-        self.app.push_screen(confirm(text, "Yes, delete it"), answer)
+        text, yes = f"Delete {row.info.id} and everything it recorded, with its checkpoints?", "Yes, delete it"
+        text += " This cannot be undone."
+        if row.info.mode == "dump":
+            text, yes = (
+                f"Forget {row.info.id}? Its files stay as they are; only the index of them goes.",
+                "Yes, forget it",
+            )
+        self.app.push_screen(confirm(text, yes), answer)

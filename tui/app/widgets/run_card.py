@@ -54,7 +54,7 @@ class RunCard(Pane):
             ("mode", info.mode),
             ("task", info.environment),
             ("model", info.model),
-            ("folder", info.path),
+            ("folder", info.facts.get("dump") or info.path),
         )
         for name, value in facts:
             if value not in ("", None):

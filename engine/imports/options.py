@@ -1,0 +1,48 @@
+"""How a person wants a dump read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .containers.base import DumpError
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a person wants a dump read: names for keys (`reward` → `score`), and files of formats of their own."""
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    importers: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, maps: Sequence[str] = (), importers: Sequence[str] = ()) -> Options:
+        """From `reward=score` and paths. Raises DumpError saying what would be right."""
+        from .mapped import ROLES  # here: listing dumps needs no formats
+
+        keys = {}
+        for item in maps:
+            role, equals, key = item.partition("=")
+            if not equals or not key or role.strip() not in ROLES:
+                raise DumpError(f"--map {item}: write ROLE=KEY with ROLE one of {', '.join(ROLES)}")
+            keys[role.strip()] = key.strip()
+        return cls(keys, tuple(str(Path(p).expanduser().absolute()) for p in importers))
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept beside the index."""
+        return {"keys": dict(self.keys), "importers": list(self.importers)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Options:
+        """The inverse of `to_json`."""
+        return cls(dict(data.get("keys") or {}), tuple(data.get("importers") or ()))
+
+
+def key_of(dump: Path, options: Options) -> str:
+    """What the index of a dump is called in the cache."""
+    told = json.dumps([str(dump), options.to_json()], sort_keys=True)
+    return hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

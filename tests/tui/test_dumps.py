@@ -1,0 +1,120 @@
+"""Dumps of other frameworks in the app: opened, filtered, stepped through, compared, searched, and in the list of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.tui.app.destinations import Runs, Trajectories
+
+from .drive import running, settle
+from .terminal import Terminal
+
+PEERS = Path(__file__).parents[1] / "engine" / "imports" / "peer_dumps"
+COMMAND = "import sys; from grpo_tui.tui.entry import main; main()"
+
+
+@pytest.mark.parametrize(
+    ("dump", "damaged", "problem"),
+    [
+        ("trl", "unparsed", "no JSON"),
+        ("verl/rollout", "unparsed", "no JSON"),
+        ("verifiers-v1", "error and not unparsed", "rror"),
+        ("inspect-ai", "unparsed", "arse"),
+    ],
+)
+def test_a_person_looks_into_what_another_framework_wrote(
+    dump: str, damaged: str, problem: str, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    shutil.copytree(PEERS / dump, kept)
+    kept.chmod(0o755)
+    command = [sys.executable, "-c", COMMAND, "inspect", str(kept)]
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "GRPO_TUI_RUNS": str(tmp_path / "runs")}
+    with Terminal(command, cwd=tmp_path, env=environment, rows=45, columns=150) as screen:
+        screen.see("1 of 24", "reward")
+        screen.settle()
+        screen.press("f")
+        screen.settle()
+        screen.press(f"{damaged}\r")
+        screen.see(f"· {damaged}")
+        screen.settle()
+        screen.press("\r")
+        screen.see("step 1/")
+        for _ in range(8):  # to the turn at which it went wrong
+            if problem in screen.settle():
+                break
+            screen.press("l")
+        assert problem in screen.text, screen.text
+        screen.press("d")
+        screen.see("diff", "group")
+        screen.settle()
+        screen.press("\x1b")
+        screen.see("step ")
+        screen.press("\x1b")
+        screen.see(f"· {damaged}")
+        screen.press("c")
+        screen.see("of 24")
+        screen.settle()
+        screen.press("/")
+        screen.settle()
+        screen.press("square\r")
+        screen.see("“square”", "of 12")
+        screen.settle()
+        screen.press("q")
+        assert screen.wait() == 0
+
+
+async def test_dumps_opened_lately_stand_in_the_list_of_runs_and_open_from_there(runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "2+2?", "completion": "4", "reward": 1.0, "step": 1}\n')
+    open_dump(file)
+    async with running(runs, Runs()) as app:
+        assert "mine.jsonl" in app.text and "dump" in app.text
+        at = next(i for i, r in enumerate(app.screen.rows) if r.info.id == "mine.jsonl")
+        app.screen.table.move_to(at)
+        await app.press("enter")
+        assert "1 of 1" in app.text
+        with file.open("a") as out:
+            out.write('{"prompt": "2+3?", "completion": "5", "reward": 1.0, "step": 1}\n{"prompt": "torn')
+        for _ in range(200):
+            await app.pilot.pause(0.1)
+            await settle(app.pilot)
+            if "1 of 2" in app.text:
+                break
+        assert "1 of 2" in app.text, "a file that grows is followed; its torn last line waits"
+    assert file.exists()
+
+
+async def test_runs_and_dumps_of_other_frameworks_are_compared(runs: Path) -> None:
+    open_dump(PEERS / "verl" / "rollout", whole=True)
+    open_dump(PEERS / "trl", whole=True)
+    async with running(runs, Runs()) as app:
+        for name in ("rollout", "trl"):
+            at = next(i for i, r in enumerate(app.screen.rows) if r.info.id == name)
+            app.screen.table.move_to(at)
+            await app.press("space")
+        await app.press("c")
+        assert "compare · rollout · trl" in app.text and "reward" in app.text
+
+
+async def test_the_header_says_how_far_the_index_is(runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "large.jsonl"
+    row = json.dumps({"prompt": "p", "completion": "word " * 400, "reward": 1.0, "step": 1})
+    file.write_text(f"{row}\n" * 6000)
+    opened = open_dump(file)
+    assert opened.more
+    async with running(runs, Trajectories(opened.folder)) as app:
+        seen = ""
+        for _ in range(300):
+            await app.pilot.pause(0.05)
+            seen += app.text.splitlines()[0]
+            if "of 6,000" in app.text:
+                break
+        assert "indexing" in seen and "of 6,000" in app.text
