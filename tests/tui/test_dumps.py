@@ -1,4 +1,4 @@
-"""Dumps of other frameworks in the app: opened, filtered, stepped through, compared, searched, and in the list of runs."""
+"""Dumps of other frameworks in the app: opened, filtered, stepped, compared, searched, and in the list of runs."""
 
 from __future__ import annotations
 
