@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # pydantic is loaded when a configuration is
-    from .loading import load_config, presets
+    from .loading import Option, load_config, presets
     from .problems import ConfigError, Problem
     from .schema import RunConfig
     from .writing import to_yaml
 
-__all__ = ["ConfigError", "Problem", "RunConfig", "load_config", "presets", "to_yaml"]
+__all__ = ["ConfigError", "Option", "Problem", "RunConfig", "load_config", "presets", "to_yaml"]
 
 _HOMES = {
     "ConfigError": "problems",
+    "Option": "loading",
     "Problem": "problems",
     "RunConfig": "schema",
     "load_config": "loading",

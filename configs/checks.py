@@ -7,14 +7,17 @@ import os
 from collections.abc import Callable, Iterator
 
 from .problems import Problem
-from .schema import RunConfig
+from .schema import DATASET_ENV, RunConfig
+
+FILES = (".jsonl", ".json", ".csv", ".parquet")
+"""Endings of the files that a dataset can be read from."""
 
 Check = Callable[[RunConfig], Iterator[Problem]]
 
 
 def check_relations(config: RunConfig) -> Iterator[Problem]:
     """Keys that contradict each other. `place` is filled in by the loader."""
-    for check in (_tokens, _rows, _adapters, _precision, _folders):
+    for check in (_tokens, _rows, _adapters, _precision, _folders, _data):
         yield from check(config)
 
 
@@ -70,6 +73,26 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _data(config: RunConfig) -> Iterator[Problem]:
+    data, environment = config.data, config.environment
+    if data.source is not None and environment.train_data is not None:
+        yield Problem(
+            "data.source",
+            f"tasks come from {data.source} or from environment.train_data ({environment.train_data}), not from both",
+            "leave one of them out",
+        )
+    if data.source is None and (data.eval_source is not None or data.prompt_template is not None):
+        key = "eval_source" if data.eval_source is not None else "prompt_template"
+        yield Problem(f"data.{key}", "this is for a dataset, and data.source names none", "set data.source")
+    conversations = data.source is not None and environment.class_path == DATASET_ENV and config.mode == "rft"
+    if conversations and not environment.reward_funcs and data.answer is None:
+        yield Problem(
+            "environment.reward_funcs",
+            "nothing says what a good answer is",
+            "name a reward function (`--reward rewards.py:accuracy`), or the column of right answers in data.answer",
+        )
+
+
 def check_paths(config: RunConfig) -> Iterator[Problem]:
     """Files and folders that are named but not there. Not for the stored configuration of an old run."""
     named = [
@@ -90,9 +113,24 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
         file, colon, _ = class_path.rpartition(":")
         if colon and file.endswith(".py"):
             named.append((key, file))
+    if config.model.chat_template not in (None, "chatml"):
+        named.append(("model.chat_template", config.model.chat_template))
+    for path in config.environment.reward_funcs:
+        file, colon, _ = path.rpartition(":")
+        if colon:
+            named.append(("environment.reward_funcs", file))
+    for key in ("source", "eval_source"):
+        source = getattr(config.data, key)
+        if source is not None and is_path(source):
+            named.append((f"data.{key}", source))
     for key, path in named:
         if path is not None and not os.path.exists(os.path.expanduser(path)):
             right = f"a path that exists; relative paths start in {os.getcwd()}"
             if key == "model.sft_adapters":
                 right = "the folder that `grpo-tui train --mode sft` wrote, a hub id is not taken here; or null"
             yield Problem(key, f"there is no file or folder {path}", right)
+
+
+def is_path(source: str) -> bool:
+    """Whether a dataset's source can only be a file or a folder: a hub id is `owner/name`, or one word."""
+    return source.startswith((".", "/", "~")) or source.count("/") > 1 or source.endswith(FILES)

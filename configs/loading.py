@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from .checks import check_paths, check_relations
 from .explain import explain
-from .overrides import apply_overrides
+from .overrides import apply_overrides, set_value
 from .problems import ConfigError, Problem
 from .schema import RunConfig
 from .yaml_source import Source, parse_yaml
@@ -19,6 +20,14 @@ from .yaml_source import Source, parse_yaml
 HERE = Path(__file__).parent
 DEFAULT_PATH = HERE / "training_params.yaml"
 """Every key with its default and what it means; loading it gives exactly `RunConfig()`."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A value from the command line, and the option that gave it, for error messages."""
+
+    name: str
+    value: object
 
 
 def presets() -> dict[str, Path]:
@@ -48,11 +57,14 @@ def load_config(
     overrides: Sequence[str] = (),
     *,
     mode: str | None = None,
+    options: Mapping[str, Option] | None = None,
     paths: bool = False,
 ) -> RunConfig:
-    """The configuration of a run: the schema's defaults, under the file, under `mode`, under the `--set` options.
+    """The configuration of a run: the schema's defaults, under the file, under `mode` and `options`, under the `--set`
+    options.
 
     source: a YAML file or a preset's name; None for the defaults. overrides: `key=value` texts, later ones win.
+    options: values that have an option of their own on the command line, by dotted key.
     paths: also refuse files that are named but do not exist. Raises `ConfigError` with everything that is wrong.
     """
     loaded = Source()
@@ -67,6 +79,9 @@ def load_config(
     if mode is not None:
         loaded.data["mode"] = mode
         loaded.places[("mode",)] = f"--mode {mode}"
+    problems = [set_value(loaded, tuple(key.split(".")), o.value, o.name) for key, o in (options or {}).items()]
+    if wrong := [problem for problem in problems if problem is not None]:
+        raise ConfigError(wrong)
     apply_overrides(loaded, overrides)
     return validate(loaded, paths=paths)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .sections import (
+    DataConfig,
     EnvironmentConfig,
     LoggingConfig,
     ModelConfig,
@@ -17,6 +19,9 @@ from .sections import (
     TrainingConfig,
 )
 
+DATASET_ENV = "grpo_tui.envs.dataset.DatasetEnv"
+BUILTIN_MODEL = "builtin:tiny"
+
 
 class RunConfig(Section):
     """Everything a run needs to know; stored resolved as `config.yaml` in the run's folder."""
@@ -26,9 +31,41 @@ class RunConfig(Section):
     """A name for people; the run's id is made."""
     seed: int = Field(default=0, ge=0)
     model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     rewards: RewardsConfig = RewardsConfig()
     sft: SFTConfig = SFTConfig()
     training: TrainingConfig = TrainingConfig()
     online: OnlineConfig = OnlineConfig()
     logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_that_follow(cls, data: Any) -> Any:
+        return with_defaults_that_follow(data) if isinstance(data, Mapping) else data
+
+
+def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults that another key decides, where nothing else is written.
+
+    A dataset is read by the environment of conversations; another model does not start from the built-in policy's
+    adapters; and where people bring their own reward functions, these are the reward, with no curiosity or coherence.
+    """
+    data, environment, model = (_written(given, name) for name in ("data", "environment", "model"))
+    follows: dict[str, dict[str, Any]] = {"environment": {}, "model": {}, "rewards": {}}
+    if data.get("source"):
+        follows["environment"]["class_path"] = DATASET_ENV
+    if model.get("base", BUILTIN_MODEL) != BUILTIN_MODEL:
+        follows["model"]["sft_adapters"] = None
+    if environment.get("reward_funcs") or data.get("source"):
+        follows["rewards"] = {"w_curiosity": 0.0, "w_coherence": 0.0}
+    out = dict(given)
+    for name, values in follows.items():
+        if values and isinstance(out.get(name, {}), Mapping):
+            out[name] = {**values, **out.get(name, {})}
+    return out
+
+
+def _written(given: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    value = given.get(section)
+    return value if isinstance(value, Mapping) else {}

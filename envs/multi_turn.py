@@ -23,6 +23,7 @@ from .checks import find_problem
 from .explain import with_explanation
 from .guard import Outcome, describe, guarded_map
 from .sound import checked_call, checked_context, checked_pictures, checked_result
+from .trajectory import Message as Said
 from .trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -357,6 +358,7 @@ class MultiTurnEnv(Env):
                         stop_reason=rollout.stop_reason or "max_turns",
                         error=rollout.error,
                         seconds=rollout.seconds,
+                        messages=_said(prompt),
                     )
                 )
         return trajectories
@@ -433,6 +435,13 @@ class MultiTurnEnv(Env):
 def _wrong(rollout: _Rollout) -> bool | None:
     """A rollout that ran out of turns or tokens did not answer rightly; of a failed one nothing is known."""
     return None if rollout.error else False
+
+
+def _said(prompt: Sequence[Message]) -> tuple[Said, ...]:
+    """A prompt of several messages with its roles; of a single one the text says all."""
+    if len(prompt) < 2:
+        return ()
+    return tuple(Said(m.get("role", ""), m.get("content", "")) for m in prompt)
 
 
 def _with_system(text: str, messages: list[Message]) -> list[Message]:

@@ -67,6 +67,17 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Score:
+    """What one reward function, or one function of an environment's rubric, gave: a component of the reward by its
+    name. `value` is None where it does not apply; `why` is its own explanation, if it gave one."""
+
+    name: str
+    value: float | None
+    weight: float = 1.0
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Step:
     """One turn: what the agent wrote, how it was understood, and what the environment answered.
 
@@ -75,7 +86,8 @@ class Step:
     `token_span` is `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`. `calls` are all calls of
     the turn with their results where more is known than `action` and `arguments` (those of the first call) can say.
     `reward` is None where none was recorded. `needs_call`: whether a turn without a call is a failure to write one,
-    as in this program's environments; in others' records it is mostly an answer.
+    as in this program's environments; in others' records it is mostly an answer. `scores` are those of reward
+    functions; those of a whole rollout are on its last step.
     """
 
     index: int
@@ -95,6 +107,7 @@ class Step:
     seconds: float = 0.0
     calls: tuple[Call, ...] = ()
     needs_call: bool = True
+    scores: tuple[Score, ...] = ()
 
     @property
     def label(self) -> str:
@@ -118,7 +131,8 @@ class Trajectory:
     `max_turns`, `max_tokens`, `error` or `timeout`. `tools` is shared between trajectories of an environment.
     `messages` is the prompt with its roles where there are several; `agent` names who acts in runs with several
     agents; `extra` holds columns of the writer's own, which filters see as `extra.<name>`. `env_reward` is None where
-    none was recorded.
+    none was recorded. `judged_by` is the reward function that said whether it is `correct`; empty where the environment
+    did.
     """
 
     id: str
@@ -143,6 +157,7 @@ class Trajectory:
     messages: tuple[Message, ...] = ()
     agent: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    judged_by: str = ""
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -205,6 +220,7 @@ def _step(data: Mapping[str, Any]) -> Step:
     kept["images"] = tuple(data.get("images", ()))
     kept["token_span"] = tuple(data.get("token_span", (0, 0)))
     kept["calls"] = tuple(Call(**c) for c in data.get("calls", ()))
+    kept["scores"] = tuple(Score(**s) for s in data.get("scores", ()))
     return Step(**kept)
 
 

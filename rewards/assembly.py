@@ -57,7 +57,7 @@ def assemble(
     values: for each component its raw rewards, float64 [N], and where they are defined, bool [N]. A value that is not
     finite counts as not defined, and in `rewards/nonfinite`. penalties: of each step of each trajectory.
     """
-    names = tuple(name for name in COMPONENTS if name in values)
+    names = (*(n for n in values if n not in COMPONENTS), *(n for n in COMPONENTS if n in values))
     steps, rollouts = batch.rollout.numel(), len(batch.counts)
     raw = torch.zeros(len(names), steps, dtype=torch.float64)
     normalized = torch.zeros_like(raw)
@@ -89,7 +89,7 @@ def assemble(
             moments[name],
             tensor_moments(normalized[i][valid[i]]),
             weights[name],
-            normalizer.running[name],
+            normalizer.statistics(name),
             RolloutSums(*(float(s[i].mean()) if rollouts else 0.0 for s in (raw_sums, normalized_sums, per_rollout))),
         )
     shares = _advantage_shares(per_rollout, batch.group)

@@ -42,6 +42,9 @@ class Finding:
     grade: Grade = "warning"
 
 
+GOALS = frozenset({"task", "environment"})
+
+
 @dataclass(frozen=True)
 class Rollout:
     """What detectors need of one trajectory: its reward by component (sums over its steps), and what it did."""
@@ -53,6 +56,8 @@ class Rollout:
     correct: bool | None = None
     actions: tuple[str, ...] = ()
     tokens: int = 0
+    goals: frozenset[str] = frozenset()
+    """Components that are the task itself: the environment's reward, and the user's reward functions."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ def rollout_of(trajectory: Trajectory, breakdown: RewardBreakdown, tokens: int =
             if value.contribution is not None:
                 sums[name] += value.contribution
     total = math.nan if breakdown.total is None else breakdown.total
-    return Rollout(trajectory.id, trajectory.group, total, sums, trajectory.correct, trajectory.actions, tokens)
+    goals = GOALS | {score.name for step in trajectory.steps for score in step.scores}
+    return Rollout(trajectory.id, trajectory.group, total, sums, trajectory.correct, trajectory.actions, tokens, goals)
 
 
 def advantage_shares(rollouts: Iterable[Rollout]) -> dict[str, float]:
@@ -101,9 +107,10 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
     """A component other than the task makes most of the advantage: it is what the policy follows."""
     rollouts = [r for b in batches for r in b.rollouts]
     shares = advantage_shares(rollouts) if len(batches) >= min(3, limits.window) else {}
+    goals = GOALS.union(*(r.goals for r in rollouts))
     found = []
     for name, share in shares.items():
-        if name in ("task", "environment") or share <= limits.advantage_share:
+        if name in goals or share <= limits.advantage_share:
             continue
         strongest = sorted(batches[-1].rollouts, key=lambda r, n=name: -abs(r.contributions.get(n, 0.0)))
         size = f"{share:.0%}" if share <= 1 else "all (others work against it)"

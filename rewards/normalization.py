@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..configs.sections.rewards import NormalizationConfig
+from ..configs.sections.rewards import COMPONENTS, NormalizationConfig
 from .moments import Moments, merge
 
 
@@ -47,8 +47,12 @@ class RewardNormalizer:
         self.running: dict[str, Moments] = {name: Moments() for name in components}
 
     def mode(self, component: str) -> str:
-        """How this component is normalised."""
-        return getattr(self.config, component)
+        """How this component is normalised; what is none of this program's own is a reward function."""
+        return getattr(self.config, component if component in COMPONENTS else "functions")
+
+    def statistics(self, component: str) -> Moments:
+        """The running statistics of a component; of one that was never seen, empty ones."""
+        return self.running.get(component, Moments())
 
     def normalize(self, values: Tensor, component: str, *, valid: Tensor | None = None) -> Tensor:
         """`values` float [N] normalised as configured, float64 [N]; each value is a rollout, and all are one group."""
@@ -70,7 +74,7 @@ class RewardNormalizer:
         if mode == "group":
             found = group_normalized(values, valid, rollout, group, self.config.epsilon, self.config.std_floor)
             return replace(found, values=torch.where(valid, found.values, 0.0))
-        statistics = self.running[component]
+        statistics = self.statistics(component)
         if statistics.count < self.config.min_count:
             statistics = merge(statistics, tensor_moments(values[valid]))
         scale = max(statistics.std, self.config.std_floor) + self.config.epsilon
@@ -90,7 +94,9 @@ class RewardNormalizer:
 
     def load_json(self, data: Mapping[str, Sequence[float]]) -> None:
         """The inverse of `to_json`; components that are not in `data` start empty."""
-        self.running = {name: Moments.from_json(data[name]) if name in data else Moments() for name in self.running}
+        known = {name: Moments.from_json(values) for name, values in data.items()}
+        own = {name: known.get(name, Moments()) for name in self.running}
+        self.running = {**{name: m for name, m in known.items() if name not in COMPONENTS}, **own}
 
 
 def group_normalized(

@@ -28,6 +28,7 @@ from .normalization import RewardNormalizer
 from .penalties import Episode, PenaltyRule, PenaltyRuleError, make_rules
 from .potential import potential_differences
 from .result import RewardResult
+from .scores import scored_components
 
 STATE_FORMAT = 1
 
@@ -132,12 +133,16 @@ class RewardOrchestrator:
         penalties = [self._check(Episode(t, self._tools_of(t), k)) for t, k in zip(trajectories, keys, strict=True)]
         last, everywhere = batch.last, torch.ones_like(batch.last)
         values: dict[str, tuple[Tensor, Tensor]] = {}
+        scored = scored_components(steps)
         for name in self.weights:
             if name == "task":
+                if trajectories and all(t.judged_by for t in trajectories):
+                    continue  # reward functions judge: their scores stand for themselves
                 outcome = [self._task_reward(t, c) for t, c in zip(trajectories, correctness, strict=True) if t.steps]
                 task = torch.zeros(len(steps), dtype=torch.float64)
                 task[last] = torch.tensor(outcome, dtype=torch.float64)
-                values[name] = (task, last)
+                judged = torch.tensor([bool(t.judged_by) for t in trajectories for _ in t.steps], dtype=torch.bool)
+                values[name] = (task, last & ~judged)
             elif name == "environment" and self.weights[name]:
                 own = env_rewards if env_rewards is not None else [[s.reward for s in t.steps] for t in trajectories]
                 if [len(row) for row in own] != list(batch.counts):
@@ -157,6 +162,8 @@ class RewardOrchestrator:
                 if name in values:
                     values[name] = (potential_differences(*values[name], last), everywhere)
         weights = {name: self.config.weight(name, step) for name in self.weights}
+        weights |= {name: component.weight for name, component in scored.items()}
+        values |= {name: (component.raw, component.defined) for name, component in scored.items()}
         result, self._pending = assemble(batch, values, weights, penalties, self.normalizer)
         if update:
             self.update()

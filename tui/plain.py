@@ -93,6 +93,7 @@ def _blocks(whole: Whole) -> Iterator[tuple[str, str]]:
             yield "  saw    ", step.observation
         if step.index in rewards:
             yield from _reward(rewards[step.index])
+            yield from ((f"  {score.name}: ", score.why) for score in step.scores if score.why)
         if position < len(record.step_advantages):
             advantage = record.step_advantages[position]
             yield "  advantage ", f"{number(advantage, signed=True)} {equation(whole.formula, position, advantage)[0]}"

@@ -1,6 +1,7 @@
 """One file a section of the configuration; each room reads its own."""
 
 from .base import Section
+from .data import DataConfig
 from .environment import EnvironmentConfig
 from .logging import LoggingConfig
 from .model import LoraSection, ModelConfig
@@ -10,6 +11,7 @@ from .sft import SFTConfig
 from .training import TrainingConfig
 
 __all__ = [
+    "DataConfig",
     "EnvironmentConfig",
     "KLConfig",
     "LoggingConfig",

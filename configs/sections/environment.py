@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .base import Section
+
+_FUNCTION = re.compile(r"(?:[^:]+\.py:[A-Za-z_]\w*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)")
 
 
 class EnvironmentConfig(Section):
@@ -26,5 +29,65 @@ class EnvironmentConfig(Section):
     """How many tasks the environment makes for training."""
     eval_tasks: int = Field(default=128, ge=0)
     """How many held-out tasks success is measured on."""
+    reward_funcs: dict[str, float] = Field(default_factory=dict)
+    """Reward functions with TRL's signature and their weights, such as `rewards.py:accuracy: 1.0`. Each is a component
+    of the reward by its own name; the first also says what counts as a success (`success_score`)."""
+    success_score: float = 1.0
+    """The score of the first reward function from which an answer counts as right, where the environment itself does
+    not know."""
+    reward_errors: Literal["stop", "skip"] = "stop"
+    """What a reward function does that raises, or returns what is no score: end the run, or give no score this time."""
     turn_timeout_s: float = Field(default=30.0, gt=0)
     """Longest time one `step` of the environment may take before that rollout is given up."""
+
+    @field_validator("reward_funcs", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """A list, or one text, of `function` or `function:weight` means the same as the mapping."""
+        if isinstance(value, str):
+            value = [value]
+        return dict(weighted_function(text) for text in value) if isinstance(value, list) else value
+
+    @field_validator("reward_funcs")
+    @classmethod
+    def _functions(cls, value: dict[str, float]) -> dict[str, float]:
+        names: dict[str, str] = {}
+        for path in value:
+            check_function(path)
+            name = function_name(path)
+            if name in names:
+                raise ValueError(
+                    f"{names[name]} and {path} are both called {name}, and each is a component by its name: "
+                    "import one under another name in a file of yours, and name that"
+                )
+            names[name] = path
+        return value
+
+
+def function_name(path: str) -> str:
+    """The name of the function in `file.py:name` or `package.module.name`."""
+    return re.split(r"[.:]", path)[-1]
+
+
+def weighted_function(text: Any) -> tuple[str, float]:
+    """`file.py:name` or `file.py:name:0.2` as the function and its weight (1 where none is given).
+
+    Raises ValueError for a weight that is no number.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no reward function: write file.py:name or package.module.name")
+    path, colon, weight = text.rpartition(":")
+    if not colon or re.fullmatch(r"[A-Za-z_]\w*", weight):
+        return text, 1.0
+    try:
+        return path, float(weight)
+    except ValueError:
+        raise ValueError(
+            f"{text!r}: the weight {weight!r} is no number: write file.py:name:0.5, or leave it out for 1"
+        ) from None
+
+
+def check_function(path: str) -> None:
+    """Raise ValueError for what cannot be the name of a function."""
+    if not _FUNCTION.fullmatch(path):
+        raise ValueError(f"{path!r} names no function: write file.py:name or package.module.name")

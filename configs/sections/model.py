@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .base import Section
 
@@ -32,6 +32,18 @@ class ModelConfig(Section):
     `saved_models/sft_adapters` is where `--mode sft` leaves them."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    chat_template: str | None = None
+    """`chatml`, or a file with a Jinja template, for a base model without one; null: the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """What the chat template is given besides the messages, such as `enable_thinking: false` for Qwen3."""
     gradient_checkpointing: bool = True
     attn_implementation: str | None = None
     lora: LoraSection = LoraSection()
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in ("messages", "conversation", "tools", "tokenize", "add_generation_prompt", "chat_template"):
+            if name in value:
+                raise ValueError(f"{name} is set by the program; give what the template itself reads (enable_thinking)")
+        return value

@@ -41,6 +41,8 @@ class NormalizationConfig(Section):
     """Cosine similarities: often all near 1, so that only their differences say something."""
     penalty: Normalization = "none"
     """Penalties: their amounts are chosen, and 0 must stay 0."""
+    functions: Normalization = "none"
+    """Reward functions, each on its own; `none` adds them up as TRL does, `group` is GDPO."""
     epsilon: float = Field(default=1e-4, gt=0)
     """Added to the std before dividing."""
     std_floor: float = Field(default=1e-3, gt=0)

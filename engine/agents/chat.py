@@ -44,7 +44,7 @@ class ChatBridge:
         if not getattr(tokenizer, "chat_template", None):
             raise ChatTemplateError(
                 f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so conversations "
-                "cannot be written in it; use a chat (instruct) model or set `tokenizer.chat_template`"
+                "cannot be written in it; use a chat (instruct) model, or give it one: model.chat_template: chatml"
             )
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})

@@ -31,11 +31,12 @@ class ScriptedAgent:
         *,
         max_trajectory_tokens: int | None = None,
         knows: Callable[[str], bool] = lambda environment: True,
+        template_kwargs: Mapping[str, Any] | None = None,
     ):
         self.knows = knows
         self.script = script
         self.tokenizer = tokenizer
-        self.chat = ChatBridge(tokenizer)
+        self.chat = ChatBridge(tokenizer, template_kwargs=template_kwargs)
         self.max_trajectory_tokens = max_trajectory_tokens
 
     def start(

@@ -93,7 +93,31 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         raise ModelLoadError(_explain_base(config.base, error, "tokenizer")) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if config.chat_template is not None:
+        tokenizer.chat_template = chat_template(config.chat_template, tokenizer)
     return tokenizer
+
+
+CHATML = """{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '@END@\n' }}
+{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
+IM_END = "<|im_end|>"
+
+
+def chat_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The template that `model.chat_template` names: `chatml`, or a file's. Raises ModelLoadError.
+
+    A base model that never saw `<|im_end|>` ends its turns with the end-of-text token that it knows.
+    """
+    if name == "chatml":
+        known = tokenizer.convert_tokens_to_ids(IM_END) not in (None, tokenizer.unk_token_id)
+        end = IM_END if known else tokenizer.eos_token
+        if end is None:
+            raise ModelLoadError("model.chat_template: chatml needs a tokenizer with an end-of-text token (eos_token)")
+        return CHATML.replace("@END@", str(end))
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(f"model.chat_template: {name} cannot be read: {error}") from error
 
 
 def lora_config(config: ModelConfig) -> LoraConfig:

@@ -14,7 +14,7 @@ from typing import Any
 from datasets import Dataset, load_from_disk
 
 from ...configs.errors import GrpoTuiError
-from ...configs.sections import EnvironmentConfig
+from ...configs.sections import DataConfig, EnvironmentConfig
 from ...envs.guard import guarded_map
 from ...envs.loading import EnvLoadError, canonical_config, make_env
 from .runner import EnvKey, Row, RowError, parse_row
@@ -27,11 +27,16 @@ class DataError(GrpoTuiError, ValueError):
     """The data cannot be used; the message is one sentence for a person."""
 
 
-def load_rows(config: EnvironmentConfig, split: str, seed: int, tokenizer: Any = None) -> list[Row]:
+def load_rows(
+    config: EnvironmentConfig, split: str, seed: int, tokenizer: Any = None, data: DataConfig | None = None
+) -> list[Row]:
     """The rows of `split` (`train` or `eval`), all checked. Raises DataError.
 
-    Without a file the environment makes its tasks; an environment that makes none for evaluation gives none.
+    They are those of the dataset that `data` names, or of the file of rows that the environment names; without either
+    the environment makes its tasks, and one that makes none for evaluation gives none.
     """
+    if data is not None and data.source is not None:
+        return _rows_of_dataset(config, data, split, tokenizer)
     source = config.train_data if split == "train" else config.eval_data
     if source is not None:
         rows = check_rows(_read(source, config), tokenizer, source)
@@ -54,6 +59,17 @@ def load_rows(config: EnvironmentConfig, split: str, seed: int, tokenizer: Any =
     if not tasks:
         raise DataError(f"environment.class_path: {config.class_path} made no {split} tasks")
     return [Row(config.class_path, config.config, task) for task in tasks]
+
+
+def _rows_of_dataset(config: EnvironmentConfig, data: DataConfig, split: str, tokenizer: Any) -> list[Row]:
+    from .sources import SourceError, load_tasks
+
+    try:
+        tasks = load_tasks(data, split, config.eval_tasks)
+    except SourceError as problem:
+        raise DataError(str(problem)) from problem
+    raw = [{"env_class_path": config.class_path, "env_config": config.config, "task_data": task} for task in tasks]
+    return check_rows(raw, tokenizer, data.source or "")
 
 
 def check_rows(raw: Sequence[Mapping[str, Any]], tokenizer: Any = None, source: str = "dataset") -> list[Row]:

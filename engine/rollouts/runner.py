@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,7 +86,8 @@ class Timings:
 class RolloutRunner:
     """Runs trials of rows with one agent. `prepare(env)` is called once for each new environment.
 
-    `on_progress` is told how many rollouts of a call have ended, of how many.
+    `on_progress` is told how many rollouts of a call have ended, of how many. `judge(rollouts, rows, step)` returns
+    finished rollouts with the scores of reward functions (`judging.Judge`).
 
     `env_cache` maps (class path, canonical config) to the instance.
     """
@@ -97,6 +99,7 @@ class RolloutRunner:
     prepare: Callable[[Any], None] | None = None
     timings: Timings = field(default_factory=Timings)
     on_progress: Callable[[int, int], None] | None = None
+    judge: Callable[[Sequence[Rollout], Sequence[Row], int], list[Rollout]] | None = None
 
     def environment(self, row: Row) -> Any:
         """The instance that serves `row`, made on first use. Raises EnvLoadError."""
@@ -146,9 +149,14 @@ class RolloutRunner:
                 **{k: v for k, v in given.items() if k in _accepted(type(env))},
             )
             try:
-                done += rollouts_from_trial(result, numbers, rollouts, policy_version)
+                made = rollouts_from_trial(result, numbers, rollouts, policy_version)
             except TrialError as problem:
                 raise TrialError(f"{rows[indices[0]].env_class_path}: {problem}") from problem
+            if self.judge is not None:
+                began = time.perf_counter()
+                made = self.judge(made, [rows[i] for i in indices for _ in range(rollouts)], step)
+                self.timings.environment += time.perf_counter() - began
+            done += made
             ended += len(indices) * rollouts
             self._tell(ended, total)
             spent = result.get("timings") or {}

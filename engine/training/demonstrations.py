@@ -68,6 +68,7 @@ def play_demonstrations(
     seed: int = 0,
     max_tokens: int | None = None,
     knows: Callable[[str], bool] = lambda environment: True,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Demonstration]:
     """Play one demonstration of each task in `env`; by default the right route.
 
@@ -89,7 +90,12 @@ def play_demonstrations(
             shows = [env.demonstrate(t, choose(t, env.routes(t), rng), seed=rng.randrange(2**31)) for t in part]
         except ValueError as error:
             raise DemonstrationError(str(error)) from error
-        agent = ScriptedAgent(lambda row, turn, seen, shows=shows: shows[row].next(seen), tokenizer, knows=knows)
+        agent = ScriptedAgent(
+            lambda row, turn, seen, shows=shows: shows[row].next(seen),
+            tokenizer,
+            knows=knows,
+            template_kwargs=template_kwargs,
+        )
         trial = env.run_trial(part, agent, 1)
         for trajectory, tokens in zip(trial["trajectories"], trial["tokens"], strict=True):
             if trajectory.error is not None:
@@ -104,7 +110,11 @@ def play_demonstrations(
 
 
 def read_conversations(
-    path: Path | str, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int | None = None
+    path: Path | str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_tokens: int | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Demonstration]:
     """Conversations of a JSONL file with one `{"messages": [{"role", "content"}, ...]}` a line.
 
@@ -118,7 +128,7 @@ def read_conversations(
     found = []
     for number, line in enumerate(lines, 1):
         if line.strip():
-            tokens = _conversation(line, f"{path}, line {number}", tokenizer)
+            tokens = _conversation(line, f"{path}, line {number}", tokenizer, template_kwargs)
             if max_tokens is None or len(tokens) <= max_tokens:
                 found.append(Demonstration(tokens))
     if not found:
@@ -126,7 +136,9 @@ def read_conversations(
     return found
 
 
-def _conversation(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> TokenArrays:
+def _conversation(
+    line: str, where: str, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None
+) -> TokenArrays:
     try:
         messages = json.loads(line)["messages"]
         roles = [m["role"] for m in messages]
@@ -145,7 +157,7 @@ def _conversation(line: str, where: str, tokenizer: PreTrainedTokenizerBase) -> 
     prompt: list[Message] = [
         {"role": role, "content": text} for role, text in zip(roles[:first], texts[:first], strict=True)
     ]
-    session = ScriptedAgent([turns], tokenizer).start([prompt])
+    session = ScriptedAgent([turns], tokenizer, template_kwargs=template_kwargs).start([prompt])
     for index in range(len(turns)):
         session.act([0])
         if index + 1 < len(turns):

@@ -57,13 +57,15 @@ def first_prompt(config: RunConfig) -> str:
         tokenizer = load_tokenizer(config.model)
     except (ModelLoadError, OSError, ValueError):
         pass  # not on this machine
-    row = load_rows(config.environment.model_copy(update={"train_tasks": 1}), "train", config.seed, tokenizer)[0]
+    row = load_rows(
+        config.environment.model_copy(update={"train_tasks": 1}), "train", config.seed, tokenizer, config.data
+    )[0]
     reader = Reader(known)
     env = RolloutRunner(agent=None, tokenizer=tokenizer, num_rollouts=1).environment(row)  # type: ignore[arg-type]
     with contextlib.suppress(PromptSeen):
         env.run_trial(task_data_list=[row.task_data], agent=reader, num_rollouts=1)
     if tokenizer is not None:
-        return ChatBridge(tokenizer).prompt_text(reader.messages)
+        return ChatBridge(tokenizer, template_kwargs=config.model.chat_template_kwargs).prompt_text(reader.messages)
     said = "\n".join(_message(m) for m in reader.messages)
     return f"({config.model.base} is not on this machine, so its chat template is not applied)\n{said}"
 

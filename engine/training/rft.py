@@ -26,6 +26,8 @@ from ..policy.models import load_policy, save_adapters
 from ..record.step_recorder import StepRecorder
 from ..rollouts.advantages import advantage_method
 from ..rollouts.dataset import load_rows, to_dataset
+from ..rollouts.judging import make_judge
+from ..rollouts.prompts import fitting
 from ..rollouts.replay import ReplayBuffer
 from . import checkpoints
 from .callback import RunCallback
@@ -121,9 +123,13 @@ def build_trainer(
         top_k=training.top_k,
         max_turn_tokens=training.max_turn_tokens,
         max_trajectory_tokens=training.max_trajectory_tokens,
+        template_kwargs=config.model.chat_template_kwargs,
     )
-    rows = load_rows(config.environment, "train", config.seed, tokenizer)
-    eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer)
+    rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
+    eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
+    if config.data.source is not None:
+        rows, eval_rows = (fitting(r, agent.chat, training, config.data.long_prompts) for r in (rows, eval_rows))
+    judge = make_judge(config.environment, [*rows, *eval_rows])
     orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
     controller = beta_controller(training)
     replay = training.replay
@@ -153,6 +159,7 @@ def build_trainer(
         prepare_env=prepare,
         loss=own_loss(training.loss_type),
     )
+    trainer.runner.judge = judge
     trainer.keep_checkpoints = training.keep_checkpoints
     trainer.state_parts.append(
         StatePart(

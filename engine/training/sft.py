@@ -63,6 +63,7 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
         tokenizer,
         max_turn_tokens=config.training.max_turn_tokens,
         max_trajectory_tokens=config.training.max_trajectory_tokens,
+        template_kwargs=config.model.chat_template_kwargs,
     )
     demonstrations = collect(config, tokenizer, agent.knows)
     recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
@@ -111,9 +112,11 @@ def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callab
     """
     sft = config.sft
     if sft.data is not None:
-        return read_conversations(sft.data, tokenizer, max_tokens=sft.max_tokens)
+        return read_conversations(
+            sft.data, tokenizer, max_tokens=sft.max_tokens, template_kwargs=config.model.chat_template_kwargs
+        )
     environment = config.environment.model_copy(update={"train_tasks": sft.demonstrations})
-    rows = load_rows(environment, "train", config.seed, tokenizer)[: sft.demonstrations]
+    rows = load_rows(environment, "train", config.seed, tokenizer, config.data)[: sft.demonstrations]
     runner = RolloutRunner(agent=None, tokenizer=tokenizer, num_rollouts=1)  # type: ignore[arg-type]
     groups: dict[Any, list[Row]] = {}
     for row in rows:
@@ -128,6 +131,7 @@ def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callab
             seed=config.seed,
             max_tokens=sft.max_tokens,
             knows=knows,
+            template_kwargs=config.model.chat_template_kwargs,
         )
     return found
 
@@ -168,4 +172,4 @@ def _held_out(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Row
     if n == 0 or config.sft.data is not None:
         return []
     environment = config.environment.model_copy(update={"eval_tasks": n})
-    return load_rows(environment, "eval", config.seed, tokenizer)[:n]
+    return load_rows(environment, "eval", config.seed, tokenizer, config.data)[:n]

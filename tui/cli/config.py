@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import tempfile
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .common import ExitCode, SetOption, fail, say
+from .processes import ask
 
 if TYPE_CHECKING:
-    from ...configs import RunConfig
+    from collections.abc import Mapping
+
+    from ...configs import Option, RunConfig
 
 HELP = "Show or check a configuration."
 
@@ -26,12 +27,19 @@ ConfigArgument = Annotated[
 ]
 
 
-def load(config: str | None, overrides: list[str] | None, mode: str | None = None, *, paths: bool = False):
+def load(
+    config: str | None,
+    overrides: list[str] | None,
+    mode: str | None = None,
+    *,
+    options: Mapping[str, Option] | None = None,
+    paths: bool = False,
+) -> RunConfig:
     """A checked `RunConfig`; ends the command with all that is wrong, a line each."""
     from ...configs import ConfigError, load_config
 
     try:
-        return load_config(config, overrides or (), mode=mode, paths=paths)
+        return load_config(config, overrides or (), mode=mode, options=options, paths=paths)
     except ConfigError as error:
         fail(str(error), ExitCode.USAGE)
 
@@ -55,16 +63,8 @@ def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
 
 def _first_prompt(config: RunConfig) -> str:
     """Made by a process of its own: it takes the environment's code and the model's chat template."""
-    from ...configs import to_yaml
-
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-        file.write(to_yaml(config))
-        file.flush()
-        command = [sys.executable, "-m", "grpo_tui.engine.training.first_prompt", file.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return done.stdout
-    return f"cannot be shown: {(done.stderr.strip().splitlines() or ['no reason was given'])[-1]}"
+    answer = ask("grpo_tui.engine.training.first_prompt", config)
+    return f"cannot be shown: {answer.problem}" if answer.problem else answer.text
 
 
 @app.command()

@@ -119,16 +119,22 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
     if run.status == "crashed":
         process = "engine" if run.mode == "online" else "training"
         log = log_path(run, process) or log_path(run)
-        line = ((run.error or "").strip().splitlines() or [""])[-1]
-        if line.startswith(VAGUE):
-            line = last_error(run, process) or line
-        reason = f": {literal(line.strip()[:300])}" if line else ""
+        line = crash_reason(run)
+        reason = f": {line}" if line else ""
         warn(f"run {run.id} crashed at step {run.step}{reason}; its log: {log or Path(run.path) / 'logs'}")
         out(f"inspect: grpo-tui inspect {run.id} · {_way_on(run)}")
         return
     out(f"run {run.id} {run.status} at step {run.step}{took}")
     again = f" · go on: {run.resume_command}" if run.status == "stopped" else ""
     out(f"inspect: grpo-tui inspect {run.id}{again}")
+
+
+def crash_reason(run: RunInfo) -> str:
+    """Why a run crashed, in one line as far as it is known."""
+    line = ((run.error or "").strip().splitlines() or [""])[-1]
+    if line.startswith(VAGUE):
+        line = last_error(run, "engine" if run.mode == "online" else "training") or line
+    return literal(line.strip()[:300])
 
 
 def _way_on(run: RunInfo) -> str:

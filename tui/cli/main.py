@@ -13,6 +13,7 @@ import typer
 
 from . import check as cli_check
 from . import config as cli_config
+from . import data as cli_data
 from . import doctor as cli_doctor
 from . import export as cli_export
 from . import inspect as cli_inspect
@@ -46,6 +47,7 @@ app.command("online", help=cli_online.HELP)(cli_online.online)
 app.command("export", help=cli_export.HELP)(cli_export.export)
 app.command("repair", help=cli_repair.HELP)(cli_repair.repair)
 app.command("doctor", help=cli_doctor.HELP)(cli_doctor.doctor)
+app.add_typer(cli_data.app, name="data", help=cli_data.HELP)
 app.add_typer(cli_config.app, name="config", help=cli_config.HELP)
 
 

@@ -13,7 +13,7 @@ from .common import ExitCode, RunsDir, SetOption, fail, on_terminal, say
 from .config import ConfigArgument, load
 
 if TYPE_CHECKING:
-    from ...configs import RunConfig
+    from ...configs import Option, RunConfig
     from ...engine.runs.types import RunInfo
 
 HELP = """Train: supervised (--mode sft) or with reinforcement (--mode rft), and watch it live.
@@ -35,7 +35,29 @@ def train(
     mode: Annotated[
         Mode | None, typer.Option(help="sft or rft; else what the configuration says.", show_default=False)
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="A hub id or a folder: model.base.", show_default=False),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", help="A file, a saved dataset or a hub id: data.source.", show_default=False),
+    ] = None,
+    reward: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reward",
+            metavar="FUNCTION[:WEIGHT]",
+            help="A reward function with TRL's signature, such as rewards.py:accuracy or "
+            "trl.rewards.think_format_reward:0.2; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     set_: SetOption = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Try the configuration on two rollouts, print what came of it, keep nothing."),
+    ] = False,
     run_id: Annotated[str | None, typer.Option("--run-id", help="The new run's id; else one is made.")] = None,
     headless: Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")] = False,
     resume: Annotated[
@@ -67,8 +89,9 @@ def train(
     if resume is not None:
         if run_id is not None:
             fail("--resume goes on with a run under its own id; leave --run-id out", ExitCode.USAGE)
-        if config is not None or mode is not None:
-            wrong = "CONFIG" if config is not None else "--mode"
+        given = {"CONFIG": config, "--mode": mode, "--model": model, "--dataset": dataset, "--reward": reward}
+        wrong = next((name for name, value in given.items() if value is not None), None)
+        if wrong is not None:
             fail(
                 f"--resume uses the run's own configuration; leave {wrong} out (--set may change values)",
                 ExitCode.USAGE,
@@ -78,13 +101,20 @@ def train(
         old = find(home, resume)
         settings = load(str(Path(old.path) / "config.yaml"), set_)
     else:
-        settings = load(config, set_, mode.value if mode else None, paths=True)
+        options = own(model, dataset, reward)
+        settings = load(config, set_, mode.value if mode else None, options=options, paths=True)
     if settings.mode == "online":
         fail(
             "this configuration says mode: online; start it with `grpo-tui online`, or give --mode sft|rft",
             ExitCode.USAGE,
         )
 
+    if dry_run:
+        from .dry_run import dry_run as try_out
+
+        if old is not None or settings.mode != "rft":
+            fail("--dry-run tries a new run of `--mode rft`; leave --resume and --mode out", ExitCode.USAGE)
+        raise typer.Exit(try_out(settings))
     if old is not None:
         _refuse_or_end(old, settings)
 
@@ -102,6 +132,18 @@ def train(
     except LaunchError as error:
         fail(str(error), ExitCode.USAGE)
     watch(home, run, headless=headless)
+
+
+def own(model: str | None, dataset: str | None, reward: list[str] | None) -> dict[str, Option]:
+    """What `--model`, `--dataset` and `--reward` set, by key of the configuration."""
+    from ...configs import Option
+
+    given = {
+        "model.base": Option("--model", model),
+        "data.source": Option("--dataset", dataset),
+        "environment.reward_funcs": Option("--reward", reward),
+    }
+    return {key: option for key, option in given.items() if option.value}
 
 
 def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:

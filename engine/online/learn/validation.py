@@ -97,6 +97,7 @@ def validate_forever(
         temperature=online.temperature,
         max_turn_tokens=online.max_turn_tokens,
         max_trajectory_tokens=online.max_trajectory_tokens,
+        template_kwargs=config.model.chat_template_kwargs,
     )
     settings = online.validation
     data = config.environment.model_copy(update={"eval_tasks": settings.tasks + settings.canary_tasks})

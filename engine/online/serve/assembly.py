@@ -129,6 +129,7 @@ def _inference_engine(
         temperature=online.temperature,
         max_turn_tokens=online.max_turn_tokens,
         max_trajectory_tokens=online.max_trajectory_tokens,
+        template_kwargs=config.model.chat_template_kwargs,
     )
 
     def prepare(env: Any) -> None:
@@ -211,7 +212,9 @@ def _source(config: RunConfig, tokenizer: Any) -> tuple[RequestSource, bool]:
         return called(rows), False
     if online.serve is not None:
         return called(), False
-    return RequestSource(rows_as_requests(load_rows(config.environment, "train", config.seed, tokenizer))), False
+    return RequestSource(
+        rows_as_requests(load_rows(config.environment, "train", config.seed, tokenizer, config.data))
+    ), False
 
 
 def _read_pipe(source: RequestSource, config: RunConfig) -> None:

@@ -6,7 +6,7 @@ For rollout i, component c with weight w_c, R_c[i] its normalised values summed 
     A[i] = (a[i] − mean a) / (std a + ε)                          over the batch
 
 so a component's say is its weight, whatever its scale (TRL's `multi_objective_aggregation="normalize_then_sum"`). With
-`among="equals"` the components beside `task` and `environment` are compared only among those rollouts of the group that
+`among="equals"` the shaping components (`LOWER`) are compared only among those rollouts of the group that
 succeeded alike: they decide between equals, and can never outweigh success.
 """
 
@@ -19,13 +19,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ....configs.sections.rewards import COMPONENTS
 from ....rewards.breakdown import AdvantageFormula, AdvantageTerm
 from ..rollout import Rollout
 from .base import EPSILON, ROUNDING, AdvantageMethod, Scale, TurnRewards, moments
 
 Among = Literal["group", "equals"]
-FIRST = ("task", "environment")
-"""Components that are always compared with the whole group."""
+LOWER = frozenset(COMPONENTS) - {"task", "environment"}
+"""Components that `equals` compares among rollouts that succeeded alike; the task, the environment's own reward and the
+user's reward functions are always compared with the whole group."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class GdpoAdvantage(AdvantageMethod):
         """Each component beside what it is compared with."""
         parts = []
         for name, (weight, value) in self._components(batch).items():
-            equals = None if name in FIRST or self.among == "group" else _success(batch)
+            equals = None if name not in LOWER or self.among == "group" else _success(batch)
             parts.append(Part(name, weight, value, *_among(value, batch.valid[:, :, None], equals)))
         return ComparedParts(parts, batch.valid[:, :, None], batch.counted)
 

@@ -66,7 +66,7 @@ class RewardArithmetic(Pane):
             if record.split == "eval":
                 text = "A rollout on held-out tasks: judged by its answer alone, and not trained on."
             return [*(Line(p).add(t, p.faint) for t in wrap(text, width)), Line(p), *learned]
-        lines = self._components(reward, width)
+        lines = self._components(reward, width) + self._reasons(record, width)
         if reward.penalties:
             lines.append(Line(p))
             for penalty in reward.penalties:
@@ -105,6 +105,14 @@ class RewardArithmetic(Pane):
                 line.add(row[1 + i], p.faint if row[1 + i] == "–" else style, cells=sizes[i] + spare, align=">")
             lines.append(line)
         return lines
+
+    def _reasons(self, record: TrajectoryRecord, width: int) -> list[Line]:
+        """What reward functions said of their own scores."""
+        p = self.palette
+        steps = record.trajectory.steps
+        scores = steps[self.step].scores if self.step < len(steps) else ()
+        lines = [Line(p).add(t, p.faint) for s in scores if s.why for t in wrap(f"{s.name}: {s.why}", width)]
+        return [*lines, Line(p)] if lines else []
 
     def _trajectory(self, record: TrajectoryRecord, width: int) -> list[Line]:
         p = self.palette

@@ -1,0 +1,47 @@
+"""The user's own prompts: where they are, and how a row becomes what the policy reads."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from .base import Section
+
+
+class DataConfig(Section):
+    """A dataset of prompts: each row is a task for `environment.class_path` (by default a conversation).
+
+    Reward functions (`environment.reward_funcs`) get the columns of a row by name, as in TRL.
+    """
+
+    source: str | None = None
+    """A JSONL, JSON, CSV or Parquet file, a saved `datasets` folder, or a hub id such as `openai/gsm8k`; null: the
+    environment makes its own tasks."""
+    name: str | None = None
+    """Which configuration of a hub dataset, such as `main`."""
+    revision: str | None = None
+    """A commit or tag of a hub dataset; pin it for repeatable runs."""
+    split: str = "train"
+    """The split to train on, where there are several."""
+    eval_source: str | None = None
+    """Where the prompts of evaluations are; null: in `source`."""
+    eval_split: str | None = None
+    """Their split; null without `eval_source`: a tenth of the rows, at most `environment.eval_tasks`, is held out."""
+    rows: int | None = Field(default=None, ge=1)
+    """How many rows to take, from the first on; null: all."""
+    prompt: str | None = None
+    """The column of the prompt, as text or as messages; null: the first of prompt, messages, question, problem and
+    instruction that is there."""
+    prompt_template: str | None = None
+    """The user's message with columns in braces, such as `"{question} Answer with a number."`; null: the prompt."""
+    system_prompt: str | None = None
+    """What stands before every prompt, as the system's message."""
+    answer: str | None = None
+    """The column of the right answer: without reward functions, an answer equal to it earns 1."""
+    completions: Literal["auto", "text", "messages"] = "auto"
+    """What reward functions get. `auto`: texts where `prompt` holds texts that are read as they are, otherwise lists of
+    messages, as in TRL."""
+    long_prompts: Literal["stop", "drop"] = "stop"
+    """What happens to a prompt that leaves no room for an answer within `training.max_trajectory_tokens`: the run does
+    not begin, or the row is left out."""

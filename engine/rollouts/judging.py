@@ -1,0 +1,129 @@
+"""Rollouts scored by the user's reward functions (`rewards.functions`): scores on the last step of each.
+
+This is part of how rollouts come to be, for training and evaluation alike: each process asks for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...configs.sections import EnvironmentConfig
+from ...envs.trajectory import Trajectory
+from ...rewards.functions import Completions, Conversation, Prompt, RewardFunctions
+from .rollout import Rollout
+from .runner import Row
+
+
+def make_judge(config: EnvironmentConfig, rows: Sequence[Row]) -> Judge | None:
+    """The reward functions that `config` names, checked against the columns of `rows`; None where it names none.
+
+    Raises RewardFunctionError.
+    """
+    if not config.reward_funcs:
+        return None
+    judge = Judge(RewardFunctions.load(config.reward_funcs, config.reward_errors), config.success_score)
+    judge.check(rows)
+    return judge
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The reward functions of a run. success_score: the score of the first one from which an answer counts as right,
+    where the environment does not know."""
+
+    functions: RewardFunctions
+    success_score: float = 1.0
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Raise RewardFunctionError when a function needs a column that some row does not have."""
+        for columns in {tuple(_columns(row.task_data)) for row in rows}:
+            self.functions.check_columns(columns)
+
+    def __call__(self, rollouts: Sequence[Rollout], rows: Sequence[Row], step: int = 0) -> list[Rollout]:
+        """The same rollouts with scores; one that its environment failed has none. rows: the row of each.
+
+        Raises RewardFunctionError.
+        """
+        asked = [i for i, r in enumerate(rollouts) if r.trajectory is not None and _ended(r.trajectory)]
+        completions = completions_of([rollouts[i] for i in asked], [rows[i] for i in asked], step)
+        scores = self.functions.score(completions)
+        first = self.functions.functions[0].name if self.functions.functions else ""
+        done = list(rollouts)
+        for place, i in enumerate(asked):
+            trajectory = rollouts[i].trajectory
+            assert trajectory is not None
+            given = scores.by_row[place]
+            *before, last = trajectory.steps
+            changed = replace(
+                trajectory,
+                steps=(*before, replace(last, scores=(*last.scores, *given))),
+                extra={**trajectory.extra, **{name: values[place] for name, values in scores.extra.items()}},
+            )
+            if trajectory.correct is None and given:
+                value = given[0].value
+                correct = None if value is None else value >= self.success_score
+                changed = replace(changed, correct=correct, judged_by=first)
+            done[i] = replace(rollouts[i], trajectory=changed)
+        return done
+
+
+def completions_of(rollouts: Sequence[Rollout], rows: Sequence[Row], step: int = 0) -> Completions:
+    """What reward functions are given of these rollouts."""
+    names = dict.fromkeys(name for row in rows for name in _columns(row.task_data))
+    columns = {name: [_columns(row.task_data).get(name) for row in rows] for name in names}
+    prompts: list[Prompt] = []
+    said: list[Prompt] = []
+    for rollout, row in zip(rollouts, rows, strict=True):
+        trajectory = rollout.trajectory
+        assert trajectory is not None
+        plain = bool(row.task_data.get("plain"))
+        prompts.append(trajectory.prompt if plain else prompt_messages(trajectory))
+        said.append(trajectory.steps[-1].text if plain else completion_messages(trajectory))
+    return Completions(
+        prompts,
+        said,
+        [r.token_ids[r.prompt_length :].tolist() for r in rollouts],
+        columns,
+        [
+            f"row {row.task_data['row']} of the data" if "row" in row.task_data else f"task {i + 1}"
+            for i, row in enumerate(rows)
+        ],
+        step,
+    )
+
+
+def prompt_messages(trajectory: Trajectory) -> Conversation:
+    """The prompt as messages."""
+    if trajectory.messages:
+        return [{"role": message.role, "content": message.text} for message in trajectory.messages]
+    return [{"role": "user", "content": trajectory.prompt}]
+
+
+def completion_messages(trajectory: Trajectory) -> Conversation:
+    """What followed the prompt as messages: the agent's turns, its calls of tools, and what was answered to them."""
+    names = {tool.name for tool in trajectory.tools if not tool.final}
+    messages: Conversation = []
+    for step in trajectory.steps:
+        message: dict[str, object] = {"role": "assistant", "content": step.text}
+        called = step.action is not None and step.action in names
+        if called:
+            message["content"] = step.thought
+            message["tool_calls"] = [
+                {"type": "function", "function": {"name": step.action, "arguments": dict(step.arguments)}}
+            ]
+        messages.append(message)
+        if step is not trajectory.steps[-1]:
+            role = {"role": "tool", "name": step.action} if called else {"role": "user"}
+            messages.append({**role, "content": step.observation})
+    return messages
+
+
+def _columns(task: Mapping[str, object]) -> Mapping[str, object]:
+    """The columns of a dataset's row; of another environment's task its own keys."""
+    columns = task.get("columns")
+    return columns if isinstance(columns, Mapping) else task
+
+
+def _ended(trajectory: Trajectory) -> bool:
+    return bool(trajectory.steps) and trajectory.stop_reason not in ("error", "timeout")

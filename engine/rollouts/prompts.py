@@ -1,0 +1,76 @@
+"""A dataset's prompts as the policy reads them: whether its chat template shows them whole, and how long they are."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from ...configs.sections import TrainingConfig
+from ...envs.agent import Message
+from .dataset import DataError
+from .runner import Row
+
+logger = logging.getLogger(__name__)
+
+CHECK_SECONDS = 20.0
+"""Prompts are counted in tokens before the first step for so long; what comes after is taken as it is."""
+
+
+class PromptReader(Protocol):
+    """What renders prompts (`engine.agents.chat.ChatBridge`)."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Token ids of a prompt."""
+        ...
+
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The same as text."""
+        ...
+
+
+def check_template(messages: Sequence[Message], reader: PromptReader, where: str) -> None:
+    """Raise DataError when the chat template leaves a message of the prompt out."""
+    text = reader.prompt_text(messages)
+    for message in messages:
+        content, role = message.get("content", "").strip(), message.get("role")
+        if role != "assistant" and content not in text:
+            cure = (
+                "put it into data.prompt_template instead" if role == "system" else "name another model.chat_template"
+            )
+            raise DataError(f"{where}: the model's chat template drops the {role}'s message; {cure}")
+
+
+def fitting(
+    rows: Sequence[Row], reader: PromptReader, limits: TrainingConfig, on_long: Literal["stop", "drop"]
+) -> list[Row]:
+    """The rows of a dataset whose prompts leave room for an answer.
+
+    Raises DataError for one that does not, where `on_long` is `stop`, and when no row is left.
+    """
+    if rows:
+        check_template(rows[0].task_data["messages"], reader, _where(rows[0]))
+    limit = limits.max_trajectory_tokens
+    until = time.monotonic() + CHECK_SECONDS
+    kept: list[Row] = []
+    for row in rows:
+        tokens = len(reader.prompt(row.task_data["messages"])) if time.monotonic() < until else 0
+        if tokens < limit:
+            kept.append(row)
+        elif on_long == "stop":
+            raise DataError(
+                f"{_where(row)}: the prompt has {tokens} tokens, and a prompt with its answer may have {limit} "
+                "(training.max_trajectory_tokens): raise that, or leave such rows out with data.long_prompts: drop"
+            )
+    if rows and not kept:
+        raise DataError(
+            f"no prompt leaves room for an answer within training.max_trajectory_tokens ({limit}): raise it"
+        )
+    if len(kept) < len(rows):
+        logger.info("left out %d of %d prompts: longer than %d tokens", len(rows) - len(kept), len(rows), limit)
+    return kept
+
+
+def _where(row: Row) -> str:
+    return f"row {row.task_data['row']} of the data"

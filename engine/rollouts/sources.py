@@ -1,0 +1,306 @@
+"""Datasets as people have them: files, saved folders and hub ids, as tasks of `envs.dataset.DatasetEnv`.
+
+A row becomes `{"messages": [...], "columns": {...}, "row": n, "plain": bool}`: what the policy reads, the row's columns
+for reward functions, its number from 1, and whether functions get texts (`data.completions`).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets.utils.logging import disable_progress_bar, set_verbosity
+
+from ...configs.checks import FILES, is_path
+from ...configs.errors import GrpoTuiError
+from ...configs.sections import DataConfig
+from ...envs.chat import ROLES
+
+logger = logging.getLogger(__name__)
+
+PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction")
+READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+HOLD_OUT = 10
+"""One of so many rows is held out for evaluation where no split is named for it."""
+
+_FIELD = re.compile(r"\{\{|\}\}|\{([A-Za-z_]\w*)\}")
+
+Task = dict[str, Any]
+"""A row as a task: JSON, as stored in the record."""
+
+
+class SourceError(GrpoTuiError, ValueError):
+    """A dataset cannot be read or its rows make no tasks; one sentence with the row and what would be right."""
+
+
+def load_tasks(config: DataConfig, split: str, eval_tasks: int) -> list[Task]:
+    """The tasks of `split` (`train` or `eval`). eval_tasks: how many there are at most for evaluation.
+
+    Raises SourceError.
+    """
+    assert config.source is not None
+    if split == "eval" and eval_tasks == 0:
+        return []
+    own = config.eval_source is not None or config.eval_split is not None
+    if split == "eval" and own:
+        return read_tasks(config, config.eval_source or config.source, config.eval_split or config.split)[:eval_tasks]
+    tasks = read_tasks(config, config.source, config.split)[: config.rows]
+    if own or eval_tasks == 0:
+        return tasks
+    held_out = _held_out(tasks, min(eval_tasks, len(tasks) // HOLD_OUT))
+    return [task for task in tasks if (_prompt_key(task) in held_out) == (split == "eval")]
+
+
+def read_tasks(config: DataConfig, source: str, split: str) -> list[Task]:
+    """All rows of a source as tasks. Raises SourceError."""
+    table = read_table(source, name=config.name, split=split, revision=config.revision)
+    if len(table) == 0:
+        raise SourceError(f"{source} has no rows")
+    maker = TaskMaker(config, source, list(table.column_names))
+    try:
+        return [maker.task(row, number) for number, row in enumerate(cast("Iterable[Mapping[str, Any]]", table), 1)]
+    except UnicodeDecodeError as problem:
+        raise SourceError(f"{source} is not UTF-8 text") from problem
+
+
+def read_table(source: str, *, name: str | None, split: str, revision: str | None) -> Dataset:
+    """A file, a saved folder or a hub dataset as a table. Raises SourceError."""
+    disable_progress_bar()  # a log file is no place for it
+    set_verbosity(logging.CRITICAL)  # what is wrong is said in one sentence
+    path = Path(source).expanduser()
+    if path.is_dir() and not is_saved(path):
+        raise SourceError(
+            f"the folder {source} is no saved dataset (`Dataset.save_to_disk`): name a file in it, ending in "
+            f"{', '.join(FILES)}"
+        )
+    if path.exists() and path.is_file() and path.suffix not in READERS:
+        raise SourceError(f"{source} ends in {path.suffix or 'nothing'}; files that can be read: {', '.join(FILES)}")
+    if is_path(source) and not path.exists():
+        raise SourceError(f"there is no file {source} (looked from {Path.cwd()})")
+    try:
+        if path.is_dir():
+            found = load_from_disk(str(path))
+        elif path.is_file():
+            found = load_dataset(READERS[path.suffix], data_files=str(path), split="train")
+        else:
+            found = load_dataset(source, name, split=None, revision=revision)
+    except Exception as problem:  # pyarrow, pandas, fsspec and the hub's client raise what they like
+        raise SourceError(_explain(source, path, problem)) from problem
+    if isinstance(found, Dataset):
+        return found
+    if not isinstance(found, DatasetDict) or split not in found:
+        raise SourceError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
+    return found[split]
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote this folder."""
+    return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+class TaskMaker:
+    """Makes tasks of the rows of one source. Raises SourceError for columns that are not there."""
+
+    def __init__(self, config: DataConfig, source: str, columns: Sequence[str]) -> None:
+        self.config, self.source, self.columns = config, source, list(columns)
+        self.template = config.prompt_template
+        has = f"{source} has the columns {', '.join(self.columns)}"
+        if self.template is not None:
+            for name in _fields(self.template):
+                if name not in self.columns:
+                    raise SourceError(
+                        f"data.prompt_template names {{{name}}}, but {has}; write {{{{{name}}}}} for braces that stay"
+                    )
+            if not _fields(self.template):
+                raise SourceError(f"data.prompt_template names no column, so all prompts would be equal; {has}")
+        wanted = config.prompt or next((c for c in PROMPT_COLUMNS if c in self.columns), None)
+        if self.template is None and (wanted is None or wanted not in self.columns):
+            missing = f"no column {config.prompt}" if config.prompt else "no column of prompts"
+            raise SourceError(f"{has}, and {missing}: name it in data.prompt")
+        self.prompt = wanted or ""
+        self._kinds: dict[str, tuple[str, int]] = {}
+        if config.answer is not None and config.answer not in self.columns:
+            raise SourceError(f"{has}, and no column {config.answer} for right answers: name it in data.answer")
+
+    def task(self, row: Mapping[str, Any], number: int) -> Task:
+        """Row `number` (from 1) as a task. Raises SourceError with its number."""
+        where = f"{self.source}, row {number}"
+        self._check_types(row, number, where)
+        messages, from_text = self._messages(row, where)
+        as_it_is = from_text and self.template is None and self.config.system_prompt is None
+        form = self.config.completions
+        plain = form == "text" or (form == "auto" and as_it_is and self.prompt == "prompt")
+        if self.config.system_prompt is not None:
+            if messages[0]["role"] == "system":
+                raise SourceError(f"{where}: the prompt has a system message already; leave data.system_prompt out")
+            messages = [{"role": "system", "content": self.config.system_prompt}, *messages]
+        task: Task = {
+            "messages": messages,
+            "row": number,
+            "columns": {name: _plain(value, where, name) for name, value in row.items() if name != "prompt"},
+            "plain": plain,
+        }
+        if self.config.answer is not None:
+            answer = row[self.config.answer]
+            if answer is None or not str(answer).strip():
+                raise SourceError(f"{where}: {self.config.answer} is empty, and no answer could be right")
+            task["answer"] = str(answer)
+        return task
+
+    def _check_types(self, row: Mapping[str, Any], number: int, where: str) -> None:
+        """A column that is text here and a number there would trip a reward function at some later step."""
+        for column, value in row.items():
+            kind = _json_kind(value)
+            known = self._kinds.setdefault(column, (kind, number)) if kind else (kind, number)
+            if known[0] != kind:
+                raise SourceError(
+                    f"{where}: {column} is {kind}, but {known[0]} in row {known[1]}; a column has one type in all rows"
+                )
+
+    def _messages(self, row: Mapping[str, Any], where: str) -> tuple[list[dict[str, str]], bool]:
+        """The prompt as messages, and whether it was text."""
+        if self.template is not None:
+            prompt: Any = _filled(self.template, row)
+        else:
+            prompt = row[self.prompt]
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise SourceError(f"{where}: {self.prompt or 'the prompt'} is empty")
+            return [{"role": "user", "content": prompt}], True
+        if not isinstance(prompt, list) or not prompt:
+            raise SourceError(
+                f"{where}: {self.prompt} must be text or a list of messages, not {_kind(prompt)}; data.prompt names "
+                "another column"
+            )
+        messages: list[dict[str, str]] = []
+        for i, message in enumerate(prompt, 1):
+            role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (0, 0)
+            if role not in ROLES or not isinstance(content, str):
+                raise SourceError(
+                    f"{where}: message {i} of {self.prompt} must be {{role: {' or '.join(ROLES)}, content: text}}"
+                )
+            messages.append({"role": str(role), "content": content})
+        if messages[-1]["role"] == "assistant":
+            raise SourceError(
+                f"{where}: the last message of {self.prompt} is the assistant's: nothing is left to answer"
+            )
+        if not any(m["content"].strip() for m in messages):
+            raise SourceError(f"{where}: {self.prompt} is empty")
+        return messages, False
+
+
+def _fields(template: str) -> list[str]:
+    return [m.group(1) for m in _FIELD.finditer(template) if m.group(1)]
+
+
+def _filled(template: str, row: Mapping[str, Any]) -> str:
+    """`{column}` replaced by the row's value; `{{` and `}}` stand for braces, and other braces stay."""
+
+    def value(match: re.Match[str]) -> str:
+        if match.group(1) is None:
+            return match.group(0)[0]
+        found = row[match.group(1)]
+        return "" if found is None else str(found)
+
+    return _FIELD.sub(value, template)
+
+
+def _plain(value: Any, where: str, column: str) -> Any:
+    """A value of a column as JSON. Raises SourceError for what cannot be written so, such as pictures."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, (datetime, date)):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v, where, column) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v, where, column) for v in value]
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise SourceError(f"{where}: the column {column} holds {_kind(value)}, which is neither text nor numbers; drop it")
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _prompt_key(task: Task) -> str:
+    return hashlib.sha1(json.dumps(task["messages"], ensure_ascii=False).encode("utf-8", "replace")).hexdigest()
+
+
+def _held_out(tasks: Sequence[Task], number: int) -> set[str]:
+    """Keys of the prompts held out: those with the smallest hashes, so rows that are added change few of them."""
+    return set(sorted({_prompt_key(task) for task in tasks})[:number])
+
+
+def _explain(source: str, path: Path, problem: Exception) -> str:
+    reason = " ".join(str(problem).split())[:200] or type(problem).__name__
+    if path.is_file():
+        return _wrong_row(source, path) or f"{source} cannot be read: {reason}"
+    if path.is_dir():
+        return f"{source} cannot be read as a saved dataset: {reason}"
+    if "Config name is missing" in reason or "BuilderConfig" in reason:
+        return f"the dataset {source} needs data.name, the configuration of it: {reason}"
+    return (
+        f"the dataset {source} cannot be had from the hub, and there is no file of this name here ({reason}); check "
+        "its name and the network, or name a file"
+    )
+
+
+def _wrong_row(source: str, path: Path) -> str | None:
+    """What is wrong with the first row of a text file that cannot be read."""
+    try:
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8", newline="") as file:
+                width = 0
+                for number, cells in enumerate(csv.reader(file)):
+                    width = width or len(cells)
+                    if cells and len(cells) != width:
+                        return f"{source}, row {number}: {len(cells)} cells, but the header has {width}"
+            return None
+        if path.suffix == ".json":
+            rows: Iterable[tuple[int, Any]] = enumerate(json.loads(path.read_text(encoding="utf-8")), 1)
+        else:
+            rows = _json_lines(path)
+        for number, row in rows:
+            if not isinstance(row, dict):
+                return f"{source}, row {number}: a row must be a JSON object, not {_kind(row)}"
+    except UnicodeDecodeError:
+        return f"{source} is not UTF-8 text"
+    except _NotJson as wrong:
+        return f"{source}, row {wrong.number}: not JSON ({wrong.reason})"
+    except (ValueError, TypeError) as problem:
+        return f"{source} is not JSON: {problem}"
+    return None
+
+
+class _NotJson(Exception):
+    def __init__(self, number: int, reason: str) -> None:
+        self.number, self.reason = number, reason
+
+
+def _json_lines(path: Path) -> Iterable[tuple[int, Any]]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield number, json.loads(line)
+                except json.JSONDecodeError as problem:
+                    raise _NotJson(number, str(problem)) from problem
+
+
+def _json_kind(value: Any) -> str:
+    """What kind of value it is, in words; empty for nothing, which any column may hold."""
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, (int, float)):
+        return "a number"
+    return "" if value is None else {str: "text", list: "a list", dict: "an object"}.get(type(value), "something else")

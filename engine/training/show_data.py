@@ -1,0 +1,109 @@
+"""`python -m grpo_tui.engine.training.show_data CONFIG ROWS`: the first rows of a dataset as the policy will read them.
+
+A process of its own, so that the command line needs neither `datasets` nor a tokenizer. Without `--tokens` no model is
+asked for, and the messages are shown as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...configs.schema import RunConfig
+
+MOST_COUNTED = 2000
+"""Prompts that are counted in tokens; of a longer dataset the first ones."""
+
+
+def told(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
+    """The lines to print. Raises SourceError, ModelLoadError, ChatTemplateError."""
+    from ..rollouts.sources import load_tasks
+
+    tasks = load_tasks(config.data, "train", config.environment.eval_tasks)
+    held_out = load_tasks(config.data, "eval", config.environment.eval_tasks)
+    columns = list(tasks[0]["columns"]) if tasks else []
+    yield f"{config.data.source}: {len(tasks)} rows to train on, {len(held_out)} to evaluate on"
+    yield f"columns for reward functions: {', '.join(columns) or 'none'}"
+    form = "texts" if tasks and tasks[0]["plain"] else "lists of messages"
+    yield f"reward functions get completions as {form} (data.completions)"
+    bridge = _bridge(config) if tokens else None
+    for task in tasks[:rows]:
+        yield ""
+        if bridge is None:
+            yield f"row {task['row']}"
+            for message in task["messages"]:
+                yield f"  [{message['role']}] {message['content']}"
+        else:
+            yield f"row {task['row']}, {len(bridge.prompt(task['messages']))} tokens"
+            yield from (f"  {line}" for line in bridge.prompt_text(task["messages"]).splitlines())
+        shown = {k: v for k, v in task["columns"].items() if v is not None and str(v) not in str(task["messages"])}
+        for name, value in shown.items():
+            yield f"  {name} = {_short(value)}"
+    if bridge is not None:
+        yield ""
+        yield from _lengths([*tasks, *held_out], bridge, config)
+
+
+def _lengths(tasks: Sequence[dict[str, Any]], bridge: Any, config: RunConfig) -> Iterator[str]:
+    counted = {t["row"]: len(bridge.prompt(t["messages"])) for t in tasks[:MOST_COUNTED]}
+    if not counted:
+        return
+    sizes, limit, turn = list(counted.values()), config.training.max_trajectory_tokens, config.training.max_turn_tokens
+    some = f" (of the first {MOST_COUNTED})" if len(tasks) > MOST_COUNTED else ""
+    yield f"tokens of a prompt{some}: {min(sizes)} to {max(sizes)}, median {median(sizes):.0f}"
+    over = [row for row, size in counted.items() if size >= limit]
+    tight = [row for row, size in counted.items() if limit - turn < size < limit]
+    if over:
+        yield (
+            f"{len(over)} rows leave no room for an answer within training.max_trajectory_tokens ({limit}): "
+            f"{_listed(over)}; raise it, or leave them out with data.long_prompts: drop"
+        )
+    if tight:
+        yield f"{len(tight)} rows leave less room than training.max_turn_tokens ({turn}): {_listed(tight)}"
+    if not over and not tight:
+        yield f"all leave room for a turn of {turn} tokens within {limit}"
+
+
+def _listed(rows: Sequence[int]) -> str:
+    return "row " + ", ".join(map(str, rows[:8])) + (" …" if len(rows) > 8 else "")
+
+
+def _bridge(config: RunConfig) -> Any:
+    from ..agents.chat import ChatBridge
+    from ..policy.models import load_tokenizer
+
+    return ChatBridge(load_tokenizer(config.model), template_kwargs=config.model.chat_template_kwargs)
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the rows. 1: they cannot be read, with one sentence on standard error."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training.show_data", description=__doc__)
+    parser.add_argument("config")
+    parser.add_argument("rows", type=int)
+    parser.add_argument("--tokens", action="store_true", help="count in tokens of the configured model")
+    given = parser.parse_args(arguments)
+    from ...configs import load_config
+    from ..launch.life import one_sentence
+
+    try:
+        for line in told(load_config(given.config), given.rows, given.tokens):
+            print(line)
+    except Exception as problem:  # whatever a model, a template or a hub raises
+        print(one_sentence(problem), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    sys.exit(main(sys.argv[1:]))

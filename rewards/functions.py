@@ -1,0 +1,293 @@
+"""Reward functions as TRL has them: `f(prompts, completions, completion_ids, **columns) -> list of scores`.
+
+Each is called once for a whole batch. A score is a number, None where the function does not apply, or a pair of a
+score and a sentence that says why. Several functions that are async run at the same time. No torch here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import math
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar, cast
+
+from ..configs.errors import GrpoTuiError
+from ..configs.sections.environment import function_name
+from ..envs.trajectory import Score
+from ..envs.user_code import UserCodeError, find_module, one_line
+
+logger = logging.getLogger(__name__)
+
+Conversation = list[dict[str, object]]
+"""Messages as chat templates take them: `role`, `content`, and what belongs to calls of tools."""
+Prompt = str | Conversation
+Function = Callable[..., object]
+OnError = Literal["stop", "skip"]
+T = TypeVar("T")
+
+BUILT_IN = ("prompts", "completions", "completion_ids", "log_extra", "trainer_state")
+"""What every function is given, besides the columns of the data."""
+RESERVED = frozenset({"task", "environment", "curiosity", "coherence", "penalty"})
+"""Components that a reward function cannot be called."""
+TRIES = 16
+"""When a function raises, it is called again with one row at a time, so many at most, to find the row."""
+
+
+class RewardFunctionError(GrpoTuiError, ValueError):
+    """A reward function cannot be used, or did something wrong; one sentence that names it and the row."""
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What functions may know of the training, as `trainer_state.global_step`."""
+
+    global_step: int
+
+
+@dataclass(frozen=True)
+class Completions:
+    """What B rollouts said, as reward functions get it; all sequences have B entries.
+
+    completion_ids: token ids of everything after the prompt. columns: the data's columns by name; a row that lacks one
+    has None. rows: what each is called in an error, such as `row 3 of gsm8k.jsonl`.
+    """
+
+    prompts: Sequence[Prompt]
+    completions: Sequence[Prompt]
+    completion_ids: Sequence[Sequence[int]]
+    columns: Mapping[str, Sequence[object]]
+    rows: Sequence[str]
+    step: int = 0
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+    def only(self, index: int) -> Completions:
+        """One rollout alone."""
+        at = slice(index, index + 1)
+        columns = {name: values[at] for name, values in self.columns.items()}
+        return Completions(
+            self.prompts[at], self.completions[at], self.completion_ids[at], columns, self.rows[at], self.step
+        )
+
+
+@dataclass
+class RewardFunction:
+    """One function with its name and weight."""
+
+    path: str
+    weight: float
+    call: Function
+    name: str
+    is_async: bool
+    accepts: frozenset[str] | None
+    """Names of its parameters; None when it takes any (`**kwargs`)."""
+    needs: tuple[str, ...]
+    """Those of them without a default."""
+
+    @property
+    def said(self) -> str:
+        """How it is called in an error."""
+        return f"reward function {self.name} ({self.path})"
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Raise RewardFunctionError when it needs a column that the data does not have."""
+        known = list(columns)
+        for name in self.needs:
+            if name not in BUILT_IN and name not in known:
+                raise RewardFunctionError(
+                    f"{self.said} needs `{name}`, but the data has no such column; it has {', '.join(known) or 'none'}"
+                )
+
+    def arguments(self, asked: Completions, extra: dict[str, list[object]]) -> dict[str, object]:
+        """The keyword arguments of a call; a function without `**kwargs` gets those that it names."""
+
+        def log_extra(column: str, values: Sequence[object]) -> None:
+            extra[column] = list(values)
+
+        given: dict[str, object] = {
+            **{name: list(values) for name, values in asked.columns.items()},
+            "prompts": list(asked.prompts),
+            "completions": list(asked.completions),
+            "completion_ids": [list(ids) for ids in asked.completion_ids],
+            "log_extra": log_extra,
+            "trainer_state": TrainerState(asked.step),
+        }
+        return given if self.accepts is None else {k: v for k, v in given.items() if k in self.accepts}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of B rollouts. by_row: for each rollout one score of each function, in their order. extra: columns
+    that functions logged (`log_extra`), each with B entries."""
+
+    by_row: list[tuple[Score, ...]]
+    extra: dict[str, list[object]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RewardFunctions:
+    """The reward functions of a run. on_error: `stop` raises, `skip` gives no score and says so in the log."""
+
+    functions: tuple[RewardFunction, ...]
+    on_error: OnError = "stop"
+
+    @classmethod
+    def load(cls, weights: Mapping[str, float], on_error: OnError = "stop") -> RewardFunctions:
+        """Those that `weights` names, by path. Raises RewardFunctionError."""
+        return cls(tuple(load_function(path, weight) for path, weight in weights.items()), on_error)
+
+    def check_columns(self, columns: Iterable[str]) -> None:
+        """Raise RewardFunctionError when a function needs a column that is not among `columns`."""
+        for function in self.functions:
+            function.check_columns(columns)
+
+    def score(self, asked: Completions) -> Scores:
+        """Call every function once. Raises RewardFunctionError where `on_error` is `stop`."""
+        extra: dict[str, list[object]] = {}
+        returned: dict[str, object] = {}
+        waiting: dict[str, Coroutine[object, object, object]] = {}
+        for function in self.functions if len(asked) else ():
+            try:
+                result = function.call(**function.arguments(asked, extra))
+            except Exception as problem:
+                result = self._failed(function, asked, problem)
+            if inspect.isawaitable(result):
+                waiting[function.path] = _awaited(result)
+            else:
+                returned[function.path] = result
+        if waiting:
+            for path, result in zip(waiting, _together(waiting.values()), strict=True):
+                if isinstance(result, Exception):
+                    function = next(f for f in self.functions if f.path == path)
+                    result = self._failed(function, asked, result)
+                returned[path] = result
+        columns = [self._checked(f, returned.get(f.path, []), asked) for f in self.functions]
+        by_row = [tuple(column[i] for column in columns) for i in range(len(asked))]
+        return Scores(by_row, {name: values for name, values in extra.items() if len(values) == len(asked)})
+
+    def _failed(self, function: RewardFunction, asked: Completions, problem: Exception) -> list[None]:
+        """No scores, or the error. The row is found by asking for one at a time."""
+        where = ""
+        for index in range(min(len(asked), TRIES)):
+            try:
+                result = function.call(**function.arguments(asked.only(index), {}))
+                if inspect.isawaitable(result):
+                    (result,) = _together([_awaited(result)])
+                    if isinstance(result, Exception):
+                        raise result
+            except Exception as again:
+                where, problem = f" for {asked.rows[index]}", again
+                break
+        hint = ""
+        if isinstance(problem, TypeError) and asked.completions and not isinstance(asked.completions[0], str):
+            hint = '; completions are lists of messages here (`completion[0]["content"]`): data.completions says which'
+        self._problem(f"{function.said} raised {one_line(problem)}{where}{hint}", problem)
+        return [None] * len(asked)
+
+    def _checked(self, function: RewardFunction, result: object, asked: Completions) -> list[Score]:
+        """What a function returned as scores. Raises RewardFunctionError where `on_error` is `stop`."""
+        values = result.tolist() if hasattr(result, "tolist") else result  # type: ignore[union-attr]
+        nothing = [Score(function.name, None, function.weight)] * len(asked)
+        if not isinstance(values, (list, tuple)):
+            self._problem(f"{function.said} returned {_shown(result)}, not a list of {len(asked)} scores")
+            return nothing
+        if len(values) != len(asked):
+            self._problem(f"{function.said} returned {len(values)} scores for {len(asked)} completions")
+            return nothing
+        scores = []
+        for value, row in zip(values, asked.rows, strict=True):
+            number, why = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
+            if not isinstance(number, (int, float)) and hasattr(number, "item"):  # a number of numpy or torch
+                number = number.item()  # type: ignore[union-attr]
+            if number is not None and (not isinstance(number, (int, float)) or not math.isfinite(number)):
+                self._problem(
+                    f"{function.said} gave {_shown(number)} to {row}; a score is a number, None where it does not "
+                    "apply, or a pair of the score and a sentence"
+                )
+                number, why = None, ""
+            score = None if number is None else float(number)
+            scores.append(Score(function.name, score, function.weight, str(why or "")))
+        return scores
+
+    def _problem(self, message: str, cause: Exception | None = None) -> None:
+        if self.on_error == "stop":
+            cure = "environment.reward_errors: skip goes on without its score"
+            raise RewardFunctionError(f"{message} ({cure})") from cause
+        logger.warning("%s; it goes on without its score", message)
+
+
+def load_function(path: str, weight: float = 1.0) -> RewardFunction:
+    """The function at `file.py:name` or `package.module.name`. Raises RewardFunctionError."""
+    try:
+        module, name = find_module(path)
+    except UserCodeError as problem:
+        raise RewardFunctionError(f"environment.reward_funcs: {problem}") from problem
+    if name in RESERVED:
+        raise RewardFunctionError(f"reward function {path}: {name} is the name of a component already; rename it")
+    found = getattr(module, name, None)
+    if found is None:
+        own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        raise RewardFunctionError(
+            f'"{path}": there is no {name}' + (f"; it has {', '.join(own)}" if own else " and no other function")
+        )
+    if inspect.isclass(found) or not callable(found):
+        raise RewardFunctionError(f'"{path}" is {_shown(found)}, not a function `f(completions, **kwargs)`')
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (TypeError, ValueError):  # some callables written in C have none
+        parameters = ()
+    anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    nameless = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty), None)
+    if nameless is not None:
+        raise RewardFunctionError(
+            f'"{path}": its parameter `{nameless}` cannot be given by name; right would be '
+            f"`def {name}(completions, **kwargs)`"
+        )
+    taken = {p.name for p in named}
+    if not anything and not taken & {"prompts", "completions", "completion_ids"}:
+        raise RewardFunctionError(
+            f'"{path}" takes neither prompts nor completions, so it has nothing to judge; right would be '
+            f"`def {name}(completions, **kwargs)`"
+        )
+    return RewardFunction(
+        path,
+        weight,
+        cast("Function", found),
+        function_name(path),
+        inspect.iscoroutinefunction(found),
+        None if anything else frozenset(taken),
+        tuple(p.name for p in named if p.default is p.empty),
+    )
+
+
+async def _awaited(result: Awaitable[object]) -> object:
+    return await result
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One event loop for the life of the process, on a thread of its own: clients that functions keep belong to it."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="reward functions", daemon=True).start()
+    return loop
+
+
+def _together(waiting: Iterable[Coroutine[object, object, object]]) -> list[object]:
+    """The results of all, in order; where one raised, its exception."""
+
+    async def gathered() -> list[object]:
+        return list(await asyncio.gather(*waiting, return_exceptions=True))
+
+    return asyncio.run_coroutine_threadsafe(gathered(), _loop()).result()
+
+
+def _shown(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,103 @@
+"""One's own data and reward functions from the command line: shown, tried, and refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Cli
+
+REWARDS = """
+def shorter(completions, answer, **kwargs):
+    return [(-len(c[0]["content"]), f"beside {a}") for c, a in zip(completions, answer)]
+
+def wants(completions, solution):
+    return [0.0 for _ in completions]
+
+broken = 3
+"""
+SMALL = ["--set", "training.max_turn_tokens=8", "--set", "model.device=cpu"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [{"question": f"what is {i} plus {i}?", "answer": str(2 * i)} for i in range(20)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return tmp_path
+
+
+def test_data_show_prints_rows_as_the_policy_reads_them_with_their_tokens(cli: Cli, folder: Path):
+    plain = cli("data", "show", "data.jsonl", "--rows", "1")
+    assert plain.returncode == 0, plain.stderr
+    assert "18 rows to train on, 2 to evaluate on" in plain.stdout
+    assert "[user] what is" in plain.stdout and "answer = " in plain.stdout
+    counted = cli(
+        *("data", "show", "data.jsonl", "--model", "builtin:tiny", "--rows", "2"),
+        *("--set", "data.prompt_template={question} Be brief.", "--set", "training.max_trajectory_tokens=66"),
+    )
+    assert counted.returncode == 0, counted.stderr
+    assert "Be brief.<|end|><|assistant|>" in counted.stdout
+    assert "leave less room than training.max_turn_tokens (64)" in counted.stdout
+
+
+def test_a_dry_run_prints_prompt_completions_components_advantage_and_cost(cli: Cli, folder: Path):
+    answer = cli("train", "--dataset", "data.jsonl", "--reward", "rewards.py:shorter:0.5", *SMALL, "--dry-run")
+    assert answer.returncode == 0, answer.stderr
+    for said in (
+        "the prompt as the policy reads it",
+        "<|user|>what is",
+        "shorter     raw",
+        "×  0.50",
+        "shorter: beside ",
+        "advantage",
+        "a step of 16 × 8 rollouts takes at most",
+    ):
+        assert said in answer.stdout, said
+    assert not (folder / "runs").exists() or not any((folder / "runs").iterdir())
+    assert not (folder / "saved_models").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--reward", "rewards.py:shorter:heavy"], "the weight 'heavy' is no number"),
+        (["--reward", "shorter"], "'shorter' names no function: write file.py:name or package.module.name"),
+        (["--reward", "gone.py:shorter"], "there is no file or folder gone.py"),
+        ([], "nothing says what a good answer is"),
+        (["--reward", "rewards.py:shorter", "--dataset", "gone.jsonl"], "there is no file or folder gone.jsonl"),
+        (["--reward", "rewards.py:shorter", "--set", "data.promt=x"], "nearest valid key: data.prompt"),
+        (["--reward", "rewards.py:shorter", "--resume", "x"], "leave --dataset out"),
+        (
+            ["--reward", "rewards.py:shorter", "--reward", "other/rewards.py:shorter"],
+            "are both called shorter",
+        ),
+    ],
+)
+def test_what_can_be_known_at_once_is_said_before_anything_starts(
+    cli: Cli, folder: Path, options: list[str], said: str
+):
+    dataset = [] if "--dataset" in options else ["--dataset", "data.jsonl"]
+    answer = cli("train", *dataset, *options)
+    assert answer.returncode == 2
+    assert said in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--reward", "rewards.py:wants"],
+            "needs `solution`, but the data has no such column; it has",
+        ),
+        (["--reward", "rewards.py:broken"], "is 3, not a function"),
+    ],
+)
+def test_what_the_users_code_lacks_is_said_by_the_dry_run(cli: Cli, folder: Path, options: list[str], said: str):
+    answer = cli("train", "--dataset", "data.jsonl", *options, *SMALL, "--dry-run")
+    assert answer.returncode == 1
+    assert said in answer.stderr
+    assert answer.stderr.count("\n") == 1

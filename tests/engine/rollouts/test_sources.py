@@ -1,0 +1,157 @@
+"""Datasets in every form that people have them, and what is said of rows that make no task."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from grpo_tui.configs.sections import DataConfig
+from grpo_tui.engine.rollouts.sources import SourceError, load_tasks
+
+ROWS = [{"question": f"what is {i} plus {i}?", "answer": str(2 * i)} for i in range(40)]
+
+
+def write(folder: Path, form: str) -> str:
+    path = folder / f"data.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(r) + "\n" for r in ROWS))
+    elif form == "json":
+        path.write_text(json.dumps(ROWS))
+    elif form == "csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["question", "answer"])
+            writer.writeheader()
+            writer.writerows(ROWS)
+    elif form == "parquet":
+        Dataset.from_list(ROWS).to_parquet(str(path))
+    elif form == "saved":
+        Dataset.from_list(ROWS).save_to_disk(str(path))
+    else:
+        DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(ROWS[:3])}).save_to_disk(str(path))
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv", "parquet", "saved", "splits"])
+def test_every_form_gives_the_same_tasks(tmp_path: Path, form: str):
+    tasks = load_tasks(DataConfig(source=write(tmp_path, form)), "train", 0)
+    assert [t["messages"] for t in tasks] == [[{"role": "user", "content": r["question"]}] for r in ROWS]
+    assert [t["row"] for t in tasks] == list(range(1, 41))
+    assert str(tasks[7]["columns"]["answer"]) == "14"
+    assert json.loads(json.dumps(tasks)) == tasks
+
+
+def test_splits_are_named_and_without_one_a_tenth_is_held_out(tmp_path: Path):
+    config = DataConfig(source=write(tmp_path, "splits"), eval_split="test")
+    assert len(load_tasks(config, "eval", 100)) == 3
+    assert len(load_tasks(config, "eval", 2)) == 2
+    assert len(load_tasks(config, "train", 100)) == 40
+    config = DataConfig(source=write(tmp_path, "jsonl"))
+    train, held_out = load_tasks(config, "train", 100), load_tasks(config, "eval", 100)
+    assert (len(train), len(held_out)) == (36, 4)
+    assert not {t["row"] for t in train} & {t["row"] for t in held_out}
+    assert held_out == load_tasks(config, "eval", 100)
+
+
+def test_a_prompt_that_comes_twice_is_on_one_side_only(tmp_path: Path):
+    path = tmp_path / "twice.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"p{i % 20}"}) + "\n" for i in range(60)))
+    config = DataConfig(source=str(path))
+    sides = [{t["messages"][0]["content"] for t in load_tasks(config, split, 4)} for split in ("train", "eval")]
+    assert len(sides[1]) == 4 and not sides[0] & sides[1]
+
+
+def test_template_and_system_prompt_make_the_messages_and_other_braces_stay(tmp_path: Path):
+    config = DataConfig(
+        source=write(tmp_path, "jsonl"), system_prompt="Be brief.", prompt_template=r"{question} In \boxed{} or {{x}}."
+    )
+    task = load_tasks(config, "train", 0)[1]
+    assert task["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": r"what is 1 plus 1? In \boxed{} or {x}."},
+    ]
+
+
+def test_the_form_of_the_prompt_decides_what_functions_get(tmp_path: Path):
+    def plain(row: dict[str, Any], **config: Any) -> bool:
+        path = tmp_path / "one.jsonl"
+        path.write_text(json.dumps(row) + "\n")
+        return load_tasks(DataConfig(source=str(path), **config), "train", 0)[0]["plain"]
+
+    assert plain({"prompt": "hello"})  # TRL's standard format
+    assert not plain({"prompt": [{"role": "user", "content": "hello"}]})  # TRL's conversations
+    assert not plain({"prompt": "hello"}, system_prompt="x")
+    assert not plain({"question": "hello"})
+    assert plain({"question": "hello"}, completions="text")
+    assert not plain({"prompt": "hello"}, completions="messages")
+
+
+LINES = {
+    "mixed types": (
+        '{"prompt": "a", "n": 1}\n{"prompt": "b", "n": "x"}\n',
+        {},
+        "row 2: n is text, but a number in row 1",
+    ),
+    "not JSON": ('{"prompt": "a"}\n{"prompt": \n', {}, "row 2: not JSON"),
+    "no object": ('{"prompt": "a"}\n[1]\n', {}, "row 2: a row must be a JSON object"),
+    "no prompt": ('{"text": "a"}\n', {}, "columns text, and no column of prompts: name it in data.prompt"),
+    "wrong prompt": ('{"text": "a"}\n', {"prompt": "q"}, "columns text, and no column q"),
+    "wrong answer": ('{"prompt": "a"}\n', {"answer": "z"}, "no column z for right answers"),
+    "empty prompt": ('{"prompt": "a"}\n{"prompt": " "}\n', {}, "row 2: prompt is empty"),
+    "missing prompt": ('{"prompt": "a"}\n{"prompt": null}\n', {}, "row 2: prompt must be text or a list of messages"),
+    "number": ('{"prompt": 3}\n', {}, "row 1: prompt must be text or a list of messages, not a int"),
+    "wrong role": (
+        '{"prompt": [{"role": "human", "content": "a"}]}\n',
+        {},
+        "row 1: message 1 of prompt must be {role: system or user or assistant, content: text}",
+    ),
+    "nothing to answer": (
+        '{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
+        {},
+        "nothing is left to answer",
+    ),
+    "two system prompts": (
+        '{"prompt": [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]}\n',
+        {"system_prompt": "c"},
+        "has a system message already",
+    ),
+    "template": ('{"q": "a"}\n', {"prompt_template": "{question}"}, "names {question}, but .* has the columns q"),
+    "constant template": ('{"q": "a"}\n', {"prompt_template": "hello"}, "names no column"),
+    "split": ('{"prompt": "a"}\n', {"eval_source": "gone.jsonl"}, "there is no file gone.jsonl"),
+    "no rows": ("", {}, "cannot be read|has no rows"),
+    "empty answer": ('{"prompt": "a", "y": "1"}\n{"prompt": "b", "y": ""}\n', {"answer": "y"}, "row 2: y is empty"),
+}
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_a_row_that_makes_no_task_is_named_in_one_sentence(tmp_path: Path, case: str):
+    lines, settings, said = LINES[case]
+    path = tmp_path / "data.jsonl"
+    path.write_text(lines)
+    with pytest.raises(SourceError, match=said) as raised:
+        for split in ("train", "eval"):
+            load_tasks(DataConfig(source=str(path), **settings), split, 4)
+    assert "\n" not in str(raised.value)
+
+
+def test_sources_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "notes.txt").write_text("hello")
+    for source, said in (
+        (str(tmp_path / "gone.jsonl"), "there is no file"),
+        (str(tmp_path), "is no saved dataset"),
+        (str(tmp_path / "notes.txt"), "ends in .txt; files that can be read: .jsonl, .json, .csv, .parquet"),
+        ("nobody/nothing-of-this-name", "cannot be had from the hub"),
+    ):
+        with pytest.raises(SourceError, match=said):
+            load_tasks(DataConfig(source=source), "train", 0)
+    (tmp_path / "wide.csv").write_text("prompt,answer\na,b\nc,d,e\n")
+    with pytest.raises(SourceError, match="row 2: 3 cells, but the header has 2"):
+        load_tasks(DataConfig(source=str(tmp_path / "wide.csv")), "train", 0)
+    (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é"}\n'.encode("latin-1"))
+    with pytest.raises(SourceError, match="is not UTF-8 text"):
+        load_tasks(DataConfig(source=str(tmp_path / "latin.jsonl")), "train", 0)

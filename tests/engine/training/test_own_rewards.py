@@ -1,0 +1,195 @@
+"""A dataset and reward functions of the user's own through the whole of training, and beside TRL's own trainer."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from datasets import Dataset
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from grpo_tui.configs import RunConfig
+from grpo_tui.engine.record.step_recorder import StepRecorder
+from grpo_tui.engine.rollouts.judging import completions_of
+from grpo_tui.engine.rollouts.rollout import rollouts_of
+from grpo_tui.engine.rollouts.runner import parse_row
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.writer import NullWriter
+from grpo_tui.engine.training.pipeline import Request
+from grpo_tui.engine.training.rft import build_trainer
+from grpo_tui.rewards.functions import load_function
+
+from .parts import policy, tokenizer
+from .runs import start
+
+FUNCTIONS = """
+def vowels(completions, **kwargs):
+    return [(sum(x in "aeiou" for x in c[0]["content"]) / 4, "counted") for c in completions]
+
+async def tokens(completion_ids, limit, **kwargs):
+    return [len(ids) / n for ids, n in zip(completion_ids, limit)]
+
+def even_rows_only(prompts, completions, number, **kwargs):
+    return [None if n % 2 else float(len(p[-1]["content"]) + len(c)) for p, c, n in zip(prompts, completions, number)]
+
+def broken(completions, **kwargs):
+    return [1.0 / 0 for c in completions]
+"""
+ROWS = [{"prompt": [{"role": "user", "content": f"start {i}"}], "limit": 4 + i, "number": i} for i in range(12)]
+
+
+def configured(folder: Path, weights: dict[str, float], **more: Any) -> RunConfig:
+    base = folder / "base"
+    policy(seed=1).save_pretrained(base)
+    tokenizer().save_pretrained(base)
+    (folder / "mine.py").write_text(FUNCTIONS)
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return RunConfig.model_validate(
+        {
+            "seed": 3,
+            "model": {"base": str(base), "device": "cpu", "lora": {"r": 4}},
+            "data": {"source": str(folder / "data.jsonl"), **more.pop("data", {})},
+            "environment": {
+                "reward_funcs": {f"{folder / 'mine.py'}:{name}": w for name, w in weights.items()},
+                "eval_tasks": 0,
+                **more.pop("environment", {}),
+            },
+            "training": {
+                "max_steps": 2,
+                "prompts_per_step": 2,
+                "num_generations": 4,
+                "max_turn_tokens": 6,
+                "max_trajectory_tokens": 64,
+                "eval_every": 0,
+                "beta": 0.0,
+                "replay": {"mode": "off"},
+                "output_dir": str(folder / "adapters"),
+            },
+        }
+    )
+
+
+def without_reasons(function: Any) -> Any:
+    @functools.wraps(function)
+    def scores(*args: Any, **kwargs: Any) -> list[float]:
+        return [score for score, _ in function(*args, **kwargs)]
+
+    return scores
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(tmp_path: Path, scale: str):
+    weights = {"vowels": 1.0, "tokens": -0.5, "even_rows_only": 0.1}
+    config = configured(tmp_path, weights)
+    config.training.scale_advantages = scale  # type: ignore[assignment]
+    trainer, _ = build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
+    rows = [dict(trainer.pipeline.dataset[i]) for i in (3, 6) for _ in range(4)]
+    groups, metrics = trainer.pipeline.collect(Request(rows, step=0, reference=False))
+    ours = rollouts_of(groups)
+    said = completions_of(ours, [parse_row(r) for r in rows])
+
+    def same_completions(prompts: list[Any], _: Any) -> dict[str, Any]:
+        assert prompts == list(said.prompts)
+        return {
+            "prompt_ids": [r.token_ids[: r.prompt_length].tolist() for r in ours],
+            "completion_ids": [list(ids) for ids in said.completion_ids],
+            "logprobs": [r.logprobs[r.prompt_length :].tolist() for r in ours if r.logprobs is not None],
+        }
+
+    functions = [load_function(path).call for path in config.environment.reward_funcs]
+    functions[0] = without_reasons(functions[0])
+    stock = GRPOTrainer(
+        policy(seed=1),
+        functions,  # type: ignore[arg-type]
+        args=GRPOConfig(
+            output_dir=str(tmp_path / "trl"),
+            use_cpu=True,
+            bf16=False,
+            per_device_train_batch_size=8,
+            num_generations=4,
+            reward_weights=list(weights.values()),
+            scale_rewards=scale,
+            max_completion_length=32,
+            beta=0.0,
+            report_to="none",
+        ),
+        train_dataset=Dataset.from_list(ROWS),
+        processing_class=tokenizer(),
+        rollout_func=same_completions,
+    )
+    inputs = [ROWS[i] for i in (3, 6) for _ in range(4)]
+    theirs = stock._generate_and_score_completions(inputs)["advantages"]  # type: ignore[arg-type]
+    advantages = [float(r.advantages[r.agent_mask][0]) for r in ours if r.advantages is not None]
+    np.testing.assert_allclose(advantages, theirs.tolist(), atol=1e-5)
+    assert len(set(advantages)) > 2
+    for name in weights:
+        scores = [next(s.value for s in r.trajectory.steps[-1].scores if s.name == name) for r in ours if r.trajectory]
+        logged = np.array(list(stock._logs["rewards"][name]), dtype=float)
+        np.testing.assert_allclose(np.array(scores, dtype=float), logged, atol=1e-6)
+        assert f"rewards/raw/{name}" in metrics
+    assert "rewards/raw/task" not in metrics
+
+
+def test_a_run_records_each_function_with_its_reason_and_can_be_searched(tmp_path: Path):
+    config = configured(tmp_path, {"vowels": 1.0, "tokens": -0.5})
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    assert start(run).wait(240) == 0, (run / "log.txt").read_text()[-2000:]
+    reader = RunReader(run)
+    try:
+        row = next(r for r in reader.rollouts.page(limit=100) if r.split == "train")
+        record = reader.bodies.trajectory(row.n)
+        assert record.breakdown is not None
+        step = record.breakdown.steps[-1]
+        assert list(step.components)[:2] == ["vowels", "tokens"]
+        assert step.components["tokens"].weight == -0.5
+        assert record.breakdown.total == pytest.approx(sum(v.contribution or 0 for v in step.components.values()))
+        assert record.trajectory.steps[-1].scores[0].why == "counted"
+        assert record.trajectory.judged_by == "vowels"
+        assert [value for _, value in reader.metrics.points("rewards/raw/vowels")]
+    finally:
+        reader.close()
+
+
+def test_a_function_that_raises_ends_the_run_with_one_sentence_or_goes_on_without(tmp_path: Path):
+    config = configured(tmp_path, {"vowels": 1.0, "broken": 1.0})
+    for errors, code in (("stop", 1), ("skip", 0)):
+        run = tmp_path / errors
+        run.mkdir()
+        config.environment.reward_errors = errors  # type: ignore[assignment]
+        (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        assert start(run).wait(240) == code, (run / "log.txt").read_text()[-2000:]
+        log = (run / "log.txt").read_text()
+        assert "reward function broken" in log and "ZeroDivisionError: float division by zero for row" in log
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"prompt_template": "{number} " * 40},
+            "the prompt has [0-9]+ tokens, and a prompt with its answer may have 64",
+        ),
+        ({"prompt": "number"}, "number must be text or a list of messages"),
+    ],
+)
+def test_what_the_data_lacks_is_said_before_the_first_step(tmp_path: Path, change: dict[str, Any], said: str):
+    config = configured(tmp_path, {"vowels": 1.0}, data=change)
+    with pytest.raises(ValueError, match=said):
+        build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
+
+
+def test_rows_with_long_prompts_are_left_out_when_asked(tmp_path: Path):
+    rows = [{"question": "short"}, {"question": "long " * 100}, {"question": "brief"}]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    data = {"source": str(tmp_path / "long.jsonl"), "long_prompts": "drop"}
+    config = configured(tmp_path, {"vowels": 1.0}, data=data)
+    trainer, _ = build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
+    assert len(trainer.pipeline.dataset) == 2

@@ -1,0 +1,188 @@
+"""Reward functions with TRL's signature: what they get, what they may return, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.configs.sections.environment import weighted_function
+from grpo_tui.rewards.functions import Completions, RewardFunctionError, RewardFunctions, load_function
+
+SOURCE = """
+import asyncio, math
+
+def length(completions, **kwargs):
+    return [len(c) for c in completions]
+
+def needs_answer(completions, answer):
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+def explained(completions, log_extra, **kwargs):
+    log_extra("shouted", [c.upper() for c in completions])
+    return [(1.0, f"{c} is fine") for c in completions]
+
+def sometimes(completions, **kwargs):
+    return [None if c == "b" else True for c in completions]
+
+async def slow(completions, **kwargs):
+    await gate.wait() if gate else None
+    return [2.0] * len(completions)
+
+gate = None
+met = []
+
+async def first(completions, **kwargs):
+    met.append("first"); await asyncio.sleep(0.05); met.append("first done")
+    return [0.0] * len(completions)
+
+async def second(completions, **kwargs):
+    met.append("second"); await asyncio.sleep(0.05); met.append("second done")
+    return [0.0] * len(completions)
+
+def raises(completions, **kwargs):
+    return [1 / len(c) for c in completions]
+
+def index(completions, **kwargs):
+    return [c[0]["content"] for c in completions]
+
+def too_few(completions, **kwargs):
+    return [1.0]
+
+def no_list(completions, **kwargs):
+    return 1.0
+
+def nan(completions, **kwargs):
+    return [math.nan if c == "b" else 0.0 for c in completions]
+
+def text(completions, **kwargs):
+    return ["good" for c in completions]
+
+def blind(x):
+    return x
+
+def positional(completions, /):
+    return [0.0]
+
+class Judge:
+    pass
+
+def curiosity(completions, **kwargs):
+    return []
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(SOURCE)
+    return lambda name: f"{tmp_path / 'mine.py'}:{name}"
+
+
+def completions(*texts: str, **columns: Sequence[object]) -> Completions:
+    n = len(texts)
+    return Completions(["?"] * n, list(texts), [[1]] * n, columns, [f"row {i + 1} of the data" for i in range(n)])
+
+
+def test_each_function_is_a_component_by_its_own_name_with_its_weight(path):
+    functions = RewardFunctions.load({path("length"): 0.5, path("needs_answer"): 2.0})
+    rows = functions.score(completions("a", "bb", answer=["a", "x"])).by_row
+    assert [[(s.name, s.value, s.weight) for s in row] for row in rows] == [
+        [("length", 1.0, 0.5), ("needs_answer", 1.0, 2.0)],
+        [("length", 2.0, 0.5), ("needs_answer", 0.0, 2.0)],
+    ]
+
+
+def test_none_is_no_score_and_a_pair_explains_itself(path):
+    functions = RewardFunctions.load({path("sometimes"): 1.0, path("explained"): 1.0})
+    scores = functions.score(completions("a", "b"))
+    assert [row[0].value for row in scores.by_row] == [1.0, None]
+    assert [row[1].why for row in scores.by_row] == ["a is fine", "b is fine"]
+    assert scores.extra == {"shouted": ["A", "B"]}
+
+
+def test_async_functions_run_at_the_same_time_also_from_within_a_running_loop(path):
+    functions = RewardFunctions.load({path("first"): 1.0, path("second"): 1.0})
+    met = functions.functions[0].call.__globals__["met"]  # type: ignore[attr-defined]
+    functions.score(completions("a"))
+    assert met == ["first", "second", "first done", "second done"]
+
+    async def inside() -> int:
+        return len(functions.score(completions("a", "b")).by_row)
+
+    assert asyncio.run(inside()) == 2
+
+
+def test_functions_of_trl_itself_run(path):
+    functions = RewardFunctions.load({"trl.rewards.think_format_reward": 1.0})
+    asked = Completions(
+        ["?", "?"],
+        [[{"role": "assistant", "content": t}] for t in ("<think>so</think> 4", "4")],
+        [[1], [1]],
+        {},
+        ["row 1", "row 2"],
+    )
+    assert [row[0].value for row in functions.score(asked).by_row] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raises", "reward function raises ({path}) raised ZeroDivisionError: division by zero for row 2 of the data"),
+        ("index", "raised TypeError"),
+        ("too_few", "returned 1 scores for 2 completions"),
+        ("no_list", "returned 1.0, not a list of 2 scores"),
+        ("nan", "gave nan to row 2 of the data"),
+        ("text", "gave 'good' to row 1 of the data"),
+    ],
+)
+def test_what_a_function_does_wrong_names_function_and_row_and_may_be_skipped(path, name: str, said: str, caplog):
+    asked = completions("a", "b" if name != "raises" else "")
+    with pytest.raises(RewardFunctionError) as raised:
+        RewardFunctions.load({path(name): 1.0}).score(asked)
+    message = str(raised.value)
+    assert said.format(path=path(name)) in message
+    assert "\n" not in message and "environment.reward_errors: skip" in message
+    rows = RewardFunctions.load({path(name): 1.0, path("length"): 1.0}, "skip").score(asked).by_row
+    assert None in [row[0].value for row in rows]
+    assert [row[1].value for row in rows] == [1.0, float(len(asked.completions[1]))]
+    assert name in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gone", "there is no gone; it has length"),
+        ("blind", "takes neither prompts nor completions"),
+        ("positional", "`completions` cannot be given by name"),
+        ("Judge", "not a function"),
+        ("gate", "not a function"),
+        ("curiosity", "name of a component already"),
+    ],
+)
+def test_what_is_no_reward_function_is_refused_before_it_is_called(path, name: str, said: str):
+    if name == "gate":
+        said = "there is no gate"
+    with pytest.raises(RewardFunctionError, match=said):
+        load_function(path(name))
+
+
+def test_a_column_that_a_function_needs_is_looked_for_before_the_first_step(path):
+    functions = RewardFunctions.load({path("needs_answer"): 1.0})
+    with pytest.raises(RewardFunctionError, match="needs `answer`, but the data has no such column; it has solution"):
+        functions.check_columns(["solution"])
+    functions.check_columns(["answer"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rewards.py:accuracy", ("rewards.py:accuracy", 1.0)),
+        ("rewards.py:accuracy:0.2", ("rewards.py:accuracy", 0.2)),
+        ("trl.rewards.think_format_reward:-1e-1", ("trl.rewards.think_format_reward", -0.1)),
+        ("a/b.py:f", ("a/b.py:f", 1.0)),
+    ],
+)
+def test_a_weight_stands_behind_the_function(text: str, expected: tuple[str, float]):
+    assert weighted_function(text) == expected

@@ -1,0 +1,57 @@
+"""`grpo-tui data show`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .common import ExitCode, SetOption, fail, say
+
+HELP = "Look at a dataset as the policy will read it."
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def start() -> None:
+    """Look at a dataset as the policy will read it."""
+
+
+@app.command()
+def show(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A file, a saved dataset, a hub id, or a configuration (.yaml).")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Count tokens and apply the chat template of this model.", show_default=False),
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", min=0, help="How many rows to print.")] = 3,
+    set_: SetOption = None,
+) -> None:
+    """Print the first rows as the policy will read them, with token counts and what is over the limit.
+
+    Without --model only the messages are shown, and nothing of a model is looked for. Settings of the data go with
+    --set, such as --set data.prompt_template='{question} Be brief.'.
+    """
+    from ...configs import Option
+    from ..text import literal
+    from .config import load
+    from .processes import ask
+
+    config = source if source.endswith((".yaml", ".yml")) else None
+    options = {} if config else {"data.source": Option("SOURCE", source)}
+    if model is not None:
+        options["model.base"] = Option("--model", model)
+    # Nothing is scored here: that no reward function is named does not matter.
+    options |= {} if config else {"mode": Option("SOURCE", "sft")}
+    loaded = load(config, set_, options=options, paths=True)
+    if loaded.data.source is None:
+        fail(f"{source} names no dataset (data.source)", ExitCode.USAGE)
+    tokens = ["--tokens"] if model is not None or config is not None else []
+    answer = ask("grpo_tui.engine.training.show_data", loaded, str(rows), *tokens)
+    if answer.problem:
+        fail(literal(answer.problem))
+    for line in answer.text.splitlines():
+        say(literal(line))

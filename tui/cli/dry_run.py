@@ -1,0 +1,119 @@
+"""`grpo-tui train --dry-run`: one step of two rollouts in a folder that is thrown away, and what came of it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .common import ExitCode, fail, say
+
+if TYPE_CHECKING:
+    from ...configs import RunConfig
+    from ...engine.runs.reader import RunReader
+    from ...engine.runs.types import RunInfo
+
+ROLLOUTS = 2
+POLL_S = 0.2
+PHASES = ("generate", "environment", "reward", "logprobs", "backward")
+
+
+def dry_run(config: RunConfig) -> int:
+    """Run it and print prompts, completions, components, advantages and cost; gives the exit code of the command."""
+    from ...engine.launch import LaunchError, start_run
+    from ...engine.runs.reader import RunReader
+    from .follow import crash_reason
+
+    with tempfile.TemporaryDirectory(prefix="grpo-tui-dry-run-", ignore_cleanup_errors=True) as folder:
+        try:
+            run = start_run(small(config, Path(folder)), runs_dir=Path(folder))
+        except LaunchError as error:
+            fail(str(error), ExitCode.USAGE)
+        say(f"dry run: {ROLLOUTS} rollouts of one prompt of {run.environment} with {run.model}; nothing of it is kept")
+        ended = _wait(Path(run.path))
+        if ended.status == "crashed":
+            fail(crash_reason(ended) or "the dry run crashed without a word")
+        with RunReader(Path(run.path)) as reader:
+            _tell(reader, config)
+    return ExitCode.OK
+
+
+def _wait(path: Path) -> RunInfo:
+    """The run when it has ended. Ctrl-C stops it first."""
+    from ...engine.launch import stop_run
+    from ...engine.runs.status import look
+
+    try:
+        while (run := look(path)).active:
+            time.sleep(POLL_S)
+    except BaseException:
+        stop_run(look(path))
+        raise
+    return run
+
+
+def small(config: RunConfig, folder: Path) -> RunConfig:
+    """The same configuration for one step of two rollouts, with everything that it writes in `folder`."""
+    training = config.training.model_copy(
+        update={
+            "max_steps": 1,
+            "prompts_per_step": 1,
+            "num_generations": ROLLOUTS,
+            "micro_batch_size": None,
+            "eval_every": 0,
+            "output_dir": str(folder / "adapters"),
+            "replay": config.training.replay.model_copy(update={"mode": "off"}),
+        }
+    )
+    environment = config.environment.model_copy(update={"train_tasks": 1, "eval_tasks": 0})
+    logging = config.logging.model_copy(update={"wandb": "off", "record_tokens": True})
+    data = config.data.model_copy(update={"rows": config.data.rows or 64})
+    return config.model_copy(
+        update={"training": training, "environment": environment, "logging": logging, "data": data}
+    )
+
+
+def _tell(reader: RunReader, config: RunConfig) -> None:
+    from ..plain import read_whole, trajectory_lines
+    from ..text import wrap
+
+    rows = [row for row in reader.rollouts.page(limit=ROLLOUTS) if row.split == "train"]
+    if not rows:
+        fail("the dry run recorded no rollout; its log is gone with it: start the run itself to see why")
+    tokens = reader.bodies.tokens(rows[0].n)
+    if tokens is not None:
+        first = next((i for i, written in enumerate(tokens.agent_mask) if written), len(tokens.token_ids))
+        text = "".join(reader.bodies.token_texts(list(tokens.token_ids[:first])))
+        say(f"\nthe prompt as the policy reads it ({first} tokens):")
+        for line in wrap(text, 110, limit=len(text)):
+            say(f"  {line}")
+    for row in rows:
+        say("")
+        for line in trajectory_lines(read_whole(reader, row.n)):
+            say(line)
+    say("")
+    for line in cost(reader.metrics.latest(), config):
+        say(line)
+
+
+def cost(measured: Mapping[str, float], config: RunConfig) -> list[str]:
+    """What a step of the real size costs at most, from what two rollouts cost."""
+    training = config.training
+    size = training.prompts_per_step * training.num_generations
+    seconds = {phase: measured.get(f"time/{phase}", 0.0) for phase in PHASES}
+    parts = ", ".join(f"{phase} {value:.2f} s" for phase, value in seconds.items() if value >= 0.005)
+    lines = [
+        f"these {ROLLOUTS} rollouts: {measured.get('tokens/per_trajectory', 0):.0f} tokens each, {parts or '0 s'}",
+        f"a step of {training.prompts_per_step} × {training.num_generations} rollouts takes at most "
+        f"{sum(seconds.values()) * size / ROLLOUTS:.1f} s like these (rollouts that run together take less)",
+    ]
+    used = [
+        f"{measured[name] / 1024:.1f} GiB of {where}"
+        for name, where in (("memory/gpu_mib", "GPU memory at its peak"), ("memory/rss_mib", "main memory"))
+        if name in measured
+    ]
+    if used:
+        lines.append(f"memory of the training process: {', '.join(used)}; a full step needs more")
+    return lines
