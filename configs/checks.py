@@ -81,6 +81,12 @@ def _data(config: RunConfig) -> Iterator[Problem]:
             f"tasks come from {data.source} or from environment.train_data ({environment.train_data}), not from both",
             "leave one of them out",
         )
+    if environment.tools and environment.class_path != DATASET_ENV:
+        yield Problem(
+            "environment.tools",
+            f"{environment.class_path} has tools of its own; functions are tools where a dataset gives the tasks",
+            "leave it out, or set data.source",
+        )
     if data.source is None and (data.eval_source is not None or data.prompt_template is not None):
         key = "eval_source" if data.eval_source is not None else "prompt_template"
         yield Problem(f"data.{key}", "this is for a dataset, and data.source names none", "set data.source")
@@ -115,10 +121,12 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
             named.append((key, file))
     if config.model.chat_template not in (None, "chatml"):
         named.append(("model.chat_template", config.model.chat_template))
-    for path in config.environment.reward_funcs:
+    functions = [("environment.reward_funcs", path) for path in config.environment.reward_funcs]
+    functions += [("environment.tools", path) for path in config.environment.tools]
+    for key, path in functions:
         file, colon, _ = path.rpartition(":")
         if colon:
-            named.append(("environment.reward_funcs", file))
+            named.append((key, file))
     for key in ("source", "eval_source"):
         source = getattr(config.data, key)
         if source is not None and is_path(source):

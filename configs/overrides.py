@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from .expectations import field_at
 from .problems import ConfigError, Problem
 from .schema import RunConfig
 from .yaml_source import Source, parse_value
+
+
+_TEMPLATE = re.compile(r"\{[A-Za-z_]\w*\}")
 
 
 def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
@@ -34,19 +38,14 @@ def apply_overrides(source: Source, overrides: Sequence[str]) -> None:
 
 
 def _value(parts: tuple[str, ...], text: str) -> object:
-    """The value as YAML; for a key that takes text, what is not a YAML scalar is that text: `{question} Be brief.`
+    """The value as YAML. A template such as `{question} Be brief.` is text, for a key that takes text.
 
-    Raises ValueError for what is neither.
+    Raises ValueError for what cannot be read.
     """
     field = field_at(RunConfig, parts)
-    takes_text = field is not None and field.annotation in (str, str | None)
-    try:
-        value = parse_value(text)
-    except ValueError:
-        if takes_text:
-            return text
-        raise
-    return text if takes_text and isinstance(value, (dict, list)) else value
+    if field is not None and field.annotation in (str, str | None) and _TEMPLATE.match(text):
+        return text
+    return parse_value(text)
 
 
 def set_value(source: Source, parts: tuple[str, ...], value: object, place: str) -> Problem | None:

@@ -17,6 +17,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "number": (int, float),
     "string": (str,),
     "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
     "box": (list, tuple),
 }
 

@@ -1,4 +1,4 @@
-"""Conversations out of a dataset, with the user's own reward functions: the environment of `data.source`."""
+"""Conversations out of a dataset, with the user's own reward functions and tools: the environment of `data.source`."""
 
 from __future__ import annotations
 
@@ -6,25 +6,58 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .base import StepResult
-from .calls import ToolCall
+from .calls import ToolCall, parse_call
 from .chat import ChatEnv
+from .explain import explain_calls
+from .function_tools import ANSWER, load_tools
+
+MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
+"""With these a model begins a call; a turn that has one and no call that can be read is no answer."""
 
 
 class DatasetEnv(ChatEnv):
-    """Tasks are rows of a dataset (`engine.rollouts.sources`): the policy answers in one turn.
+    """Tasks are rows of a dataset (`engine.rollouts.sources`).
 
-    With an `answer` in the task, an equal answer earns 1. Without one nothing is known here of right and wrong: reward
-    functions say it.
+    Without tools the policy answers in one turn. tools: Python functions (`file.py:name`) that it may call; a turn
+    without a call is then the answer. With an `answer` in the task, an equal answer earns 1; without one nothing is
+    known here of right and wrong, and reward functions say it.
     """
 
     name = "dataset"
 
+    def __init__(self, tokenizer: Any = None, *, tools: Sequence[str] = (), **config: Any) -> None:
+        super().__init__(tokenizer, **{**({"max_turns": 8} if tools else {}), **config})
+        self.functions = {tool.spec.name: tool for tool in load_tools(tools)}
+        if self.functions:
+            self.tools = (*(tool.spec for tool in self.functions.values()), ANSWER)
+
     def explain(self) -> str:
-        """Nothing: the prompts are the user's, and are read as they are."""
-        return ""
+        """The tools and the form of a call. Nothing without tools: the user's prompts are read as they are."""
+        if not self.functions:
+            return ""
+        return explain_calls(
+            [tool.spec for tool in self.functions.values()],
+            "Use the tools below where they help; when you know the answer, write it in plain words without a call.",
+        )
+
+    def parse(self, text: str) -> ToolCall:
+        """A call of a tool, or the answer.
+
+        A call is a JSON object with a name, as Hermes, Qwen, Llama and Mistral write it, too; what only looks like one
+        is an unreadable call.
+        """
+        if not self.functions:
+            return super().parse(text)
+        call = parse_call(text)
+        meant = call.name in self.functions or any(marker in text for marker in MARKERS) or '"arguments"' in text
+        if meant:
+            return call
+        return ToolCall(ANSWER.name, {"text": text.strip()}, text)
 
     def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
-        """The answer ends the rollout."""
+        """A tool's result; or the answer, which ends the rollout."""
+        if call.name in self.functions:
+            return self.functions[call.name].run(call.arguments)
         if state.get("answer") is not None:
             return super().step(state, call)
         return StepResult("", done=True, answer=str(call.arguments["text"]))

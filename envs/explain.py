@@ -13,7 +13,15 @@ from typing import Any
 from .agent import Message
 from .tools import Argument, ToolSpec
 
-EXAMPLES: dict[str, Any] = {"integer": 1, "number": 0.5, "string": "…", "boolean": True, "box": [10, 20, 40, 50]}
+EXAMPLES: dict[str, Any] = {
+    "integer": 1,
+    "number": 0.5,
+    "string": "…",
+    "boolean": True,
+    "array": ["…"],
+    "object": {"…": "…"},
+    "box": [10, 20, 40, 50],
+}
 """A value of each type, for the example of a call."""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ArgumentType = Literal["integer", "number", "string", "boolean", "box"]
+ArgumentType = Literal["integer", "number", "string", "boolean", "array", "object", "box"]
 """`box` is `[x0, y0, x1, y1]` in pixels, `x0 < x1`, `y0 < y1`."""
 
 Bound = int | float | str

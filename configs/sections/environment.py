@@ -32,6 +32,9 @@ class EnvironmentConfig(Section):
     reward_funcs: dict[str, float] = Field(default_factory=dict)
     """Reward functions with TRL's signature and their weights, such as `rewards.py:accuracy: 1.0`. Each is a component
     of the reward by its own name; the first also says what counts as a success (`success_score`)."""
+    tools: list[str] = Field(default_factory=list)
+    """Python functions that the policy may call in a dataset's tasks, such as `tools.py:search`: type hints and
+    docstring declare them. A turn without a call is then the answer."""
     success_score: float = 1.0
     """The score of the first reward function from which an answer counts as right, where the environment itself does
     not know."""
@@ -39,6 +42,13 @@ class EnvironmentConfig(Section):
     """What a reward function does that raises, or returns what is no score: end the run, or give no score this time."""
     turn_timeout_s: float = Field(default=30.0, gt=0)
     """Longest time one `step` of the environment may take before that rollout is given up."""
+
+    @field_validator("tools")
+    @classmethod
+    def _tools(cls, value: list[str]) -> list[str]:
+        for path in value:
+            check_function(path)
+        return value
 
     @field_validator("reward_funcs", mode="before")
     @classmethod
@@ -77,7 +87,7 @@ def weighted_function(text: Any) -> tuple[str, float]:
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is no reward function: write file.py:name or package.module.name")
     path, colon, weight = text.rpartition(":")
-    if not colon or re.fullmatch(r"[A-Za-z_]\w*", weight):
+    if not colon or path.endswith(".py"):
         return text, 1.0
     try:
         return path, float(weight)

@@ -68,7 +68,8 @@ def _rows_of_dataset(config: EnvironmentConfig, data: DataConfig, split: str, to
         tasks = load_tasks(data, split, config.eval_tasks)
     except SourceError as problem:
         raise DataError(str(problem)) from problem
-    raw = [{"env_class_path": config.class_path, "env_config": config.config, "task_data": task} for task in tasks]
+    options = {**config.config, "tools": config.tools} if config.tools else config.config
+    raw = [{"env_class_path": config.class_path, "env_config": options, "task_data": task} for task in tasks]
     return check_rows(raw, tokenizer, data.source or "")
 
 

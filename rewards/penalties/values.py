@@ -19,6 +19,8 @@ _WANTED = {
     "number": "a number",
     "string": "a text",
     "boolean": "true or false",
+    "array": "a list",
+    "object": "an object of names and values",
     "box": "four numbers [x0, y0, x1, y1] with x0 < x1 and y0 < y1",
 }
 
@@ -61,6 +63,8 @@ def _has_type(kind: str, value: Any) -> bool:
         return isinstance(value, str)
     if kind == "boolean":
         return isinstance(value, bool)
+    if kind in ("array", "object"):
+        return isinstance(value, list if kind == "array" else dict)
     if kind == "box":
         return isinstance(value, list | tuple) and len(value) == 4 and all(_is_number(v) for v in value)
     return _is_number(value) and (kind == "number" or isinstance(value, int))

@@ -1,0 +1,121 @@
+"""Plain Python functions as tools: the declaration comes from signature, type hints and docstring, as in TRL.
+
+`transformers.utils.get_json_schema` reads them: every argument has a type hint and a line in a Google-style docstring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+from .base import StepResult
+from .loading import EnvLoadError
+from .tools import Argument, ArgumentType, ToolSpec
+from .user_code import UserCodeError, find_module, one_line
+
+ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
+"""What a turn without a call counts as; no policy has to write it."""
+TYPES: tuple[str, ...] = get_args(ArgumentType)
+MAX_RESULT = 20_000
+"""Characters of a tool's answer that the policy may read; more would fill any context."""
+
+EXAMPLE = '''
+def search(query: str) -> str:
+    """
+    Search the notes.
+
+    Args:
+        query: What to look for.
+    """'''
+
+
+@dataclass(frozen=True)
+class FunctionTool:
+    """A function and what it is declared as."""
+
+    spec: ToolSpec
+    call: Callable[..., object]
+
+    def run(self, arguments: Mapping[str, Any]) -> StepResult:
+        """Call it. What it raises is told to the policy, as an error of the tool; the rollout goes on."""
+        try:
+            result = self.call(**arguments)
+            if inspect.isawaitable(result):
+                result = asyncio.run(_awaited(result))
+        except Exception as problem:
+            text = one_line(problem)
+            return StepResult(f"error: {text[:MAX_RESULT]}", error=text)
+        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        return StepResult(text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]} … ({len(text)} characters)")
+
+
+def load_tools(paths: Sequence[str]) -> tuple[FunctionTool, ...]:
+    """The functions that `paths` name (`file.py:name`, `package.module.name`). Raises EnvLoadError."""
+    tools = tuple(map(load_tool, paths))
+    names = [tool.spec.name for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise EnvLoadError(f"two tools are called {name}; rename one, for the policy calls them by name")
+    return tools
+
+
+def load_tool(path: str) -> FunctionTool:
+    """One function as a tool. Raises EnvLoadError with what its declaration lacks."""
+    try:
+        module, name = find_module(path)
+    except UserCodeError as problem:
+        raise EnvLoadError(f"environment.tools: {problem}") from problem
+    function = getattr(module, name, None)
+    if not callable(function) or inspect.isclass(function):
+        raise EnvLoadError(f'environment.tools: "{path}": {module.__name__} has no function {name}')
+    if name == ANSWER.name:
+        raise EnvLoadError(f'environment.tools: "{path}": {name} is what ends a task; rename it')
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise EnvLoadError(f'tool "{path}": a policy cannot give `{parameter}`; declare each argument by name')
+        if parameter.annotation is parameter.empty:
+            raise EnvLoadError(
+                f'tool "{path}": the argument {parameter.name} has no type hint; write {parameter.name}: str, or '
+                "another of int, float, bool, list, dict"
+            )
+    if not (function.__doc__ or "").strip():
+        raise EnvLoadError(f'tool "{path}" has no docstring: the policy reads in it what the tool does')
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    try:
+        declared = get_json_schema(function)["function"]
+    except Exception as problem:  # DocstringParsingException, TypeHintParsingException, and what a hint may raise
+        reason = one_line(problem).partition(": ")[2].rstrip(".")
+        raise EnvLoadError(f'tool "{path}" cannot be declared: {reason}; write it as in{_flat(EXAMPLE)}') from problem
+    parameters = declared.get("parameters", {})
+    required = parameters.get("required", ())
+    arguments = tuple(
+        _argument(path, name, schema, name in required) for name, schema in parameters.get("properties", {}).items()
+    )
+    return FunctionTool(ToolSpec(declared["name"], declared["description"], arguments), function)
+
+
+def _argument(path: str, name: str, schema: Mapping[str, Any], required: bool) -> Argument:
+    kind, choices = schema.get("type"), schema.get("enum")
+    if kind not in TYPES:
+        raise EnvLoadError(
+            f'tool "{path}": the type of {name} is none of str, int, float, bool, list and dict, which calls can hold'
+        )
+    if choices is not None and not all(isinstance(choice, str) for choice in choices):
+        raise EnvLoadError(f'tool "{path}": the choices of {name} must be texts')
+    description = " ".join(str(schema.get("description", "")).split())
+    return Argument(
+        name, cast("ArgumentType", kind), description, required, choices=tuple(choices) if choices else None
+    )
+
+
+async def _awaited(result: Any) -> object:
+    return await result
+
+
+def _flat(text: str) -> str:
+    return " " + " ".join(text.split())

@@ -1,0 +1,171 @@
+"""Plain Python functions as tools: how they are declared, what calls of them come to, and what cannot be declared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_tui.envs.dataset import DatasetEnv
+from grpo_tui.envs.function_tools import load_tool
+from grpo_tui.envs.loading import EnvLoadError, make_env
+
+from .scripts import ByteAgent
+
+SOURCE = '''
+import asyncio
+from typing import Literal
+
+def add(a: int, b: float = 0.0, names: list[str] | None = None) -> float:
+    """
+    Adds two numbers.
+
+    Args:
+        a: The first one.
+        b: The second one.
+        names: Who asks.
+    """
+    return a + b
+
+async def look(where: str) -> dict:
+    """
+    Looks somewhere.
+
+    Args:
+        where: The place. (choices: ["here", "there"])
+    """
+    await asyncio.sleep(0)
+    if where == "there":
+        raise KeyError("nothing is there")
+    return {"found": where}
+
+def endless(a: int) -> str:
+    """
+    Never ends.
+
+    Args:
+        a: A number.
+    """
+    import time
+    time.sleep(60)
+    return ""
+
+def no_hints(a):
+    """Adds."""
+
+def no_docs(a: int) -> int:
+    return a
+
+def half_docs(a: int) -> int:
+    """Adds."""
+    return a
+
+def odd_type(a: bytes) -> int:
+    """
+    Adds.
+
+    Args:
+        a: Bytes.
+    """
+    return 1
+
+def many(*numbers: int) -> int:
+    """Adds."""
+    return 1
+
+number = 3
+'''
+TASK = {"messages": [{"role": "user", "content": "what is 2 + 3?"}]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "tools.py").write_text(SOURCE)
+    return str(tmp_path / "tools.py")
+
+
+def run(env: Any, *turns: str) -> Any:
+    agent = ByteAgent(lambda row, turn, seen: turns[turn])
+    return env.run_trial([TASK], agent, 1)["trajectories"][0]
+
+
+def test_signature_and_docstring_declare_the_tool(file: str):
+    spec = load_tool(f"{file}:add").spec
+    assert (spec.name, spec.description) == ("add", "Adds two numbers.")
+    assert [(a.name, a.type, a.required, a.description) for a in spec.arguments] == [
+        ("a", "integer", True, "The first one."),
+        ("b", "number", False, "The second one."),
+        ("names", "array", False, "Who asks."),
+    ]
+    assert load_tool(f"{file}:look").spec.arguments[0].choices == ("here", "there")
+
+
+def test_calls_run_and_a_turn_without_one_is_the_answer(file: str):
+    env = make_env("grpo_tui.envs.dataset.DatasetEnv", {"tools": [f"{file}:add", f"{file}:look"]})
+    done = run(env, '{"name": "add", "arguments": {"a": 2, "b": 3}}', r"It is \boxed{5}.")
+    assert [s.observation for s in done.steps] == ["5", ""]
+    assert (done.answer, done.stop_reason, done.correct) == (r"It is \boxed{5}.", "answer", None)
+    assert [t.name for t in done.tools] == ["add", "look", "ANSWER"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '<tool_call>\n{"name": "look", "arguments": {"where": "here"}}\n</tool_call>',  # Hermes, Qwen
+        '{"name": "look", "parameters": {"where": "here"}}',  # Llama
+        '[TOOL_CALLS] [{"name": "look", "arguments": {"where": "here"}}]',  # Mistral
+        'I look.\n```json\n{"name": "look", "arguments": {"where": "here"}}\n```',
+    ],
+)
+def test_calls_in_the_syntax_of_several_models_are_read(file: str, call: str):
+    done = run(DatasetEnv(tools=[f"{file}:look"]), call, "done")
+    assert done.steps[0].observation == '{"found": "here"}'
+
+
+def test_what_a_tool_raises_and_wrong_arguments_are_told_to_the_policy(file: str):
+    env = DatasetEnv(tools=[f"{file}:look", f"{file}:add"])
+    done = run(
+        env,
+        '{"name": "look", "arguments": {"where": "there"}}',
+        '{"name": "look", "arguments": {"where": "up"}}',
+        '{"name": "add", "arguments": {"a": "two"}}',
+        "<tool_call>{nonsense</tool_call>",
+        "five",
+    )
+    assert [s.observation for s in done.steps[:4]] == [
+        "error: KeyError: 'nothing is there'",
+        "error: where must be one of here, there",
+        "error: a must be integer",
+        "error: invalid JSON at character 2 of the call: Expecting property name enclosed in double quotes",
+    ]
+    assert done.answer == "five"
+
+
+def test_a_tool_that_hangs_costs_its_own_rollout(file: str):
+    env = DatasetEnv(tools=[f"{file}:endless"], turn_timeout_s=0.2)
+    assert run(env, '{"name": "endless", "arguments": {"a": 1}}').stop_reason == "timeout"
+
+
+def test_the_prompt_says_how_to_call_and_is_untouched_without_tools(file: str):
+    assert "add(a: integer, The first one.; b?: number" in DatasetEnv(tools=[f"{file}:add"]).explain()
+    assert "ANSWER" not in DatasetEnv(tools=[f"{file}:add"]).explain()
+    assert DatasetEnv().explain() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_hints", "the argument a has no type hint; write a: str"),
+        ("no_docs", "has no docstring"),
+        ("half_docs", "cannot be declared: .*write it as in def search"),
+        ("odd_type", "cannot be declared|the type of a is none of"),
+        ("many", r"a policy cannot give `\*numbers: int`"),
+        ("number", "has no function number"),
+        ("gone", "has no function gone"),
+    ],
+)
+def test_what_cannot_be_a_tool_is_said_in_one_sentence(file: str, name: str, said: str):
+    with pytest.raises(EnvLoadError, match=said) as raised:
+        load_tool(f"{file}:{name}")
+    assert "\n" not in str(raised.value)
