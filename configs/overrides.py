@@ -10,7 +10,6 @@ from .problems import ConfigError, Problem
 from .schema import RunConfig
 from .yaml_source import Source, parse_value
 
-
 _TEMPLATE = re.compile(r"\{[A-Za-z_]\w*\}")
 
 
