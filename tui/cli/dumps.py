@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,28 @@ def opened_dump(
     from ...engine.imports.options import Options
 
     try:
-        opened = open_dump(Path(reference), Options.of(maps, importers), whole=whole, searchable=searchable)
+        options = Options.of(maps, (*importers, *_own_importers()))
+        opened = open_dump(Path(reference), options, whole=whole, searchable=searchable)
     except DumpError as error:
         fail(literal(str(error)))
     except PermissionError as error:
         fail(f"{reference} cannot be read: {error.strerror}")
     with open_reader(opened.folder) as reader:
         return reader.info(), opened
+
+
+def _own_importers() -> Sequence[str]:
+    """Those of the person's settings; nothing is loaded where there are none."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    if not Path(home, "grpo-tui", "config.yaml").is_file():
+        return ()
+    from ...configs.personal import load_personal
+    from ...configs.problems import ConfigError
+
+    try:
+        return load_personal().importers
+    except ConfigError as error:
+        fail(literal(str(error)), ExitCode.USAGE)
 
 
 def told(summary: Mapping[str, Any]) -> list[str]:
