@@ -55,6 +55,10 @@ def _adapters(config: RunConfig) -> Iterator[Problem]:
             f"{m.sft_adapters} fits only the built-in policy, but model.base is {m.base}",
             "null to start from the bare base model, or the folder that `--mode sft` wrote",
         )
+    if config.mode == "online" and m.lora is None:
+        yield Problem(
+            "model.lora", "null means no adapters, but learning while serving updates them", "r, alpha, …"
+        )
 
 
 def _precision(config: RunConfig) -> Iterator[Problem]:

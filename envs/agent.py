@@ -54,6 +54,10 @@ class AgentSession(Protocol):
         ...
 
 
+Seed = int | Sequence[int] | None
+"""Of a session: one for each prompt, one for all, or none."""
+
+
 @runtime_checkable
 class Agent(Protocol):
     """A policy that can act."""
@@ -64,9 +68,12 @@ class Agent(Protocol):
         num_rollouts: int = 1,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        seed: int | None = None,
+        seed: Seed = None,
     ) -> AgentSession:
         """Open a session with `len(prompts) * num_rollouts` rows.
+
+        `seed`: one for each prompt, so that its rollouts do not depend on which other prompts are in the session; or
+        one number that such are made from; None draws one.
 
         `tools`, when given, are JSON schemas that the chat template may render; None when the prompt says all.
         """

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .agent import Agent, AgentSession, AgentTurn, Message, knows
+from .agent import Agent, AgentSession, AgentTurn, Message, Seed, knows
 from .arrays import pad_trajectories, task_id
 from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, env_name
 from .calls import ToolCall, clean_text
@@ -114,7 +114,7 @@ class MultiTurnEnv(Env):
         agent: Agent,
         num_rollouts: int,
         *,
-        seed: int | None = None,
+        seed: Seed = None,
         step: int = 0,
         split: Split = "train",
         on_progress: Callable[[int, int], None] | None = None,
@@ -128,6 +128,7 @@ class MultiTurnEnv(Env):
         [B * num_rollouts], the sum of the environment's rewards; trajectories and tokens, one per row; timings in
         seconds (generate_s, environment_s).
 
+        `seed` makes the trial repeatable: one for each task, or one for all.
         `on_progress` is told after each turn how many rollouts have ended, of how many.
 
         What the environment does wrong ends up in that row's trajectory (`stop_reason` `error` or `timeout`, with

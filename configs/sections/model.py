@@ -38,7 +38,9 @@ class ModelConfig(Section):
     """What the chat template is given besides the messages, such as `enable_thinking: false` for Qwen3."""
     gradient_checkpointing: bool = True
     attn_implementation: str | None = None
-    lora: LoraSection = LoraSection()
+    lora: LoraSection | None = LoraSection()
+    """The adapters that are trained; null: all weights of the model are (full fine-tuning, with `sft_adapters` merged
+    into them first)."""
 
     @field_validator("chat_template_kwargs")
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ...envs.agent import AgentTurn, Message
+from ...envs.agent import AgentTurn, Message, Seed
 from ...envs.trajectory import TokenArrays
 from .chat import ChatBridge
 from .history import TokenHistory
@@ -45,7 +45,7 @@ class ScriptedAgent:
         num_rollouts: int = 1,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        seed: int | None = None,
+        seed: Seed = None,
     ) -> ScriptedSession:
         """Open a session; see `Agent.start`. The seed changes nothing."""
         return ScriptedSession(self, [self.chat.prompt(m, tools) for m in prompts for _ in range(num_rollouts)])

@@ -38,7 +38,7 @@ class TransformersSession:
         settings: AgentSettings,
         prompts: Sequence[Sequence[int]],
         num_rollouts: int,
-        seed: int,
+        seeds: Sequence[int],
     ):
         self.decoder = decoder
         self.chat = chat
@@ -46,7 +46,7 @@ class TransformersSession:
         self.num_rollouts = num_rollouts
         self.history = TokenHistory([p for p in prompts for _ in range(num_rollouts)])
         rows = len(prompts) * num_rollouts
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._exhausted = np.zeros(rows, dtype=bool)
         self._cached = CachedRows(decoder, self.history, num_rollouts, settings.max_trajectory_tokens)
         self._stop_ids = torch.tensor(chat.stop_ids, device=decoder.device)
@@ -166,9 +166,10 @@ class TransformersSession:
         return by_row[rows]
 
     def _uniform(self, order: np.ndarray, steps: int) -> torch.Tensor | None:
-        """Random numbers of one turn, float64 `[steps, n]`: a row's do not depend on which other rows are alive."""
+        """Random numbers of one turn, float64 `[steps, n]`: a row's depend on the seed of its prompt, its place among
+        that prompt's rollouts and the turn alone, not on which other rows there are."""
         if self.settings.temperature == 0:
             return None
-        shape = (len(self.history.length), self.settings.max_turn_tokens)
-        drawn = torch.rand(*shape, dtype=torch.float64, generator=self._generator)
+        shape = (self.num_rollouts, self.settings.max_turn_tokens)
+        drawn = torch.cat([torch.rand(*shape, dtype=torch.float64, generator=g) for g in self._generators])
         return drawn[torch.as_tensor(order), :steps].T.contiguous().to(self.decoder.device)

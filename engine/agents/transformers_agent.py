@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ...envs.agent import AgentSession, Message
+from ...envs.agent import AgentSession, Message, Seed
+from ...envs.seeds import seed_of
 from .chat import ChatBridge
 from .decoder import Decoder
 from .session import TransformersSession
@@ -81,7 +82,7 @@ class TransformersAgent:
         num_rollouts: int = 1,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        seed: int | None = None,
+        seed: Seed = None,
     ) -> AgentSession:
         """Open a session; see `Agent.start`. Without a seed, one is drawn from torch's global generator.
 
@@ -89,5 +90,6 @@ class TransformersAgent:
         """
         if seed is None:
             seed = int(torch.randint(2**62, ()).item())
+        seeds = [seed_of(seed, i) for i in range(len(prompts))] if isinstance(seed, int) else seed
         tokens = [self.chat.prompt(messages, tools) for messages in prompts]
-        return TransformersSession(self.decoder, self.chat, self.config, tokens, num_rollouts, seed)
+        return TransformersSession(self.decoder, self.chat, self.config, tokens, num_rollouts, seeds)

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils.logging import disable_progress_bar
 
 from ...configs.errors import GrpoTuiError
-from ...configs.sections.model import ModelConfig
+from ...configs.sections.model import LoraSection, ModelConfig
 from ..runs.checksums import CHECKSUMS, find_damage
 from . import tiny
 from .activations import checkpoint_activations
@@ -42,7 +42,8 @@ def load_policy(
 ) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
     """The base model of `config` with `adapters` (a folder or a built-in name) on it, and its tokenizer.
 
-    trainable: for training. Without `adapters`, fresh LoRA adapters as in `config.lora` are put on (their output is
+    trainable: for training. Without `config.lora` that is all weights, with `adapters` merged into them. Else, without
+    `adapters`, fresh LoRA adapters as in `config.lora` are put on (their output is
     zero at first, so the policy is the base). Gradient checkpointing is on where the configuration says so.
     Otherwise for inference: eval mode, nothing requires a gradient, and without `adapters` the bare base.
 
@@ -53,9 +54,11 @@ def load_policy(
     model: PeftModel | PreTrainedModel = base
     if adapters is not None:
         model = _with_adapters(base, adapters, trainable)
-    elif trainable:
+        if trainable and config.lora is None:
+            model = base = model.merge_and_unload().requires_grad_(True)
+    elif trainable and config.lora is not None:
         try:
-            model = get_peft_model(base, lora_config(config))  # type: ignore[assignment]
+            model = get_peft_model(base, lora_config(config.lora))  # type: ignore[assignment]
         except ValueError as error:
             raise ModelLoadError(f"model.lora does not fit {config.base}: {_first_line(error)}") from error
     model.to(_device(config))  # type: ignore[arg-type]
@@ -120,9 +123,8 @@ def chat_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
         raise ModelLoadError(f"model.chat_template: {name} cannot be read: {error}") from error
 
 
-def lora_config(config: ModelConfig) -> LoraConfig:
-    """The adapters that `config.lora` describes."""
-    lora = config.lora
+def lora_config(lora: LoraSection) -> LoraConfig:
+    """The adapters that `model.lora` describes."""
     return LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
@@ -137,6 +139,14 @@ def save_adapters(model: PeftModel, folder: Path | str) -> Path:
     folder = Path(folder)
     model.save_pretrained(str(folder), selected_adapters=["default"], save_embedding_layers=False)
     return folder
+
+
+def save_policy(model: PeftModel | PreTrainedModel, folder: Path | str) -> Path:
+    """Write what was trained, the adapters or all weights, as safetensors, for plain `from_pretrained`."""
+    if isinstance(model, PeftModel):
+        return save_adapters(model, folder)
+    model.save_pretrained(str(folder))
+    return Path(folder)
 
 
 def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> PeftModel:

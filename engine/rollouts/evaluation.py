@@ -40,7 +40,18 @@ def evaluate(
     settings = getattr(agent, "settings", None)
     with settings(temperature=temperature) if settings is not None else contextlib.nullcontext():
         rollouts = (
-            runner.run(mine, seed=seed, step=step, split="eval", num_rollouts=1, policy_version=step) if mine else []
+            runner.run(
+                mine,
+                first=process_index,
+                every=num_processes,
+                seed=seed,
+                step=step,
+                split="eval",
+                num_rollouts=1,
+                policy_version=step,
+            )
+            if mine
+            else []
         )
     outcomes = [_right(r) for r in rollouts]
     if gather is not None:

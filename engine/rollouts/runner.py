@@ -17,6 +17,8 @@ from typing import Any
 from ...configs.errors import GrpoTuiError
 from ...envs.agent import Agent
 from ...envs.loading import EnvLoadError, canonical_config, make_env
+from ...envs.multi_turn import MultiTurnEnv
+from ...envs.seeds import seed_of
 from .rollout import Rollout, in_batch_order
 from .trial import TrialError, rollouts_from_trial
 
@@ -115,15 +117,18 @@ class RolloutRunner:
         rows: Sequence[Row],
         *,
         first: int = 0,
+        every: int = 1,
         seed: int | None = None,
         step: int = 0,
         split: str = "train",
         num_rollouts: int | None = None,
         policy_version: int = 0,
     ) -> list[Rollout]:
-        """Rollouts of `rows`, in order: row i gives `num_rollouts` rollouts with `group == first + i`.
+        """Rollouts of `rows`, in order: row i gives `num_rollouts` rollouts with `group == first + i * every`.
 
-        `seed` makes the trials repeatable; every group of rows gets its own, made from it and the group's first row.
+        `seed` makes the trials repeatable; each row gets its own, made from it and its group, so that the rollouts of a
+        row are the same whichever process makes them, beside whichever others. (A class whose own `run_trial` takes one
+        number gets one, made from the first.)
         Raises EnvLoadError, TrialError, and whatever the agent raises.
         """
         rollouts = num_rollouts or self.num_rollouts
@@ -135,9 +140,9 @@ class RolloutRunner:
         self._tell(0, total)
         for indices in groups.values():
             env = self.environment(rows[indices[0]])
-            numbers = [first + i for i in indices]
+            numbers = [first + i * every for i in indices]
             given = {
-                "seed": None if seed is None else (seed * 1_000_003 + numbers[0]) % 2**31,
+                "seed": None if seed is None else _seeds(type(env), [seed_of(seed, n) for n in numbers]),
                 "step": step,
                 "split": split,
                 "on_progress": lambda n, _, before=ended: self._tell(before + n, total),
@@ -167,6 +172,11 @@ class RolloutRunner:
     def _tell(self, ended: int, total: int) -> None:
         if self.on_progress is not None:
             self.on_progress(ended, total)
+
+
+def _seeds(env_class: type, seeds: list[int]) -> list[int] | int:
+    """One for each task where the class runs trials as this project does, else the first alone."""
+    return seeds if env_class.run_trial is MultiTurnEnv.run_trial else seeds[0] % 2**31
 
 
 @functools.cache

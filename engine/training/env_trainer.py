@@ -84,6 +84,8 @@ class GRPOEnvTrainer(ResumableTrainer):
     ) -> None:
         model = model if model is not None else agent.model  # type: ignore[attr-defined]
         reference = copy.deepcopy(model) if args.beta != 0.0 and not is_peft_model(model) else None
+        if args.ddp_find_unused_parameters is None:  # every adapter is used in every pass: no search for others
+            args.ddp_find_unused_parameters = False
         beta, args.beta = args.beta, 0.0 if reference is not None else args.beta
         super().__init__(
             model=model,  # type: ignore[arg-type]

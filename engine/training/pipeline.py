@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from datasets import Dataset
 
+from ...envs.seeds import seed_of
 from ..policy.prepared import PreparedModel, acting, inference
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
@@ -133,7 +134,7 @@ class RolloutPipeline:
         """This process's share of the rollouts, by either placement."""
         size, rows = self.scorer.group_size, list(request.rows)
         processes = self.processes
-        seed = self.seed * 1_000_003 + request.step * 31 + round_
+        seed = seed_of(self.seed, request.step, round_)
         if processes.number > 1 and (self.placement == "main" or len(rows) % size):
             everyone = processes.gather(rows)[::size]
             made = self._run(everyone, 0, seed, request.step) if processes.main else []

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from safetensors import SafetensorError
 from trl.trainer.grpo_config import GRPOConfig
 
@@ -22,7 +21,7 @@ from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.kl import BetaController
-from ..policy.models import load_policy, save_adapters
+from ..policy.models import load_policy, save_policy
 from ..record.step_recorder import StepRecorder
 from ..rollouts.advantages import advantage_method
 from ..rollouts.dataset import load_rows, to_dataset
@@ -278,10 +277,7 @@ def save_final(trainer: GRPOEnvTrainer, folder: str) -> None:
     """The trained adapters (or the model), for plain `from_pretrained`; a half-written folder is never left behind."""
     with checkpoints.replacing(folder) as temporary:
         model = trainer.accelerator.unwrap_model(trainer.model)
-        if isinstance(model, PeftModel):
-            save_adapters(model, temporary)
-        else:
-            model.save_pretrained(str(temporary))
+        save_policy(model, temporary)
         trainer.tokenizer.save_pretrained(str(temporary))
         if trainer.orchestrator is not None:  # online learning goes on with the same statistics
             checkpoints.save_rewards(trainer.orchestrator, temporary)

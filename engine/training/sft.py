@@ -17,7 +17,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from ...configs.schema import RunConfig
 from ..agents.transformers_agent import TransformersAgent
-from ..policy.models import load_policy, save_adapters
+from ..policy.models import load_policy, save_policy
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
 from ..rollouts.runner import RolloutRunner, Row
@@ -93,7 +93,8 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
 
         def save() -> None:
             with replacing(where) as temporary:
-                save_adapters(model, temporary)
+                save_policy(model, temporary)
+                tokenizer.save_pretrained(str(temporary))
 
         saved = when_there_is_room(save, recorder, control, where)
         if saved:

@@ -52,11 +52,39 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+def sampled(placement: str, world: int) -> dict[str, Any]:
+    """The tokens of every rollout of two steps of a policy that really samples, in the order of the batch."""
+    from tests.engine.training.test_recording import acting_trainer
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = acting_trainer(
+            folder,
+            placement=placement,
+            max_steps=2,
+            beta=0.1,
+            dynamic_rounds=1,
+            per_device_train_batch_size=16 // world,
+            gradient_accumulation_steps=1,
+        )
+        seen: list[list[list[int]]] = []
+        pipeline = trainer.pipeline.train
+
+        def watched(request: Any) -> Any:
+            made = pipeline(request)
+            seen.append([r.token_ids.tolist() for r in made.generated])
+            return made
+
+        trainer.pipeline.train = watched  # type: ignore[method-assign]
+        trainer.train()
+        return {"tokens": seen, "find_unused": trainer.args.ddp_find_unused_parameters}
+
+
 def main() -> None:
     import os
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     results = {name: trajectory(world=world, **dict(case)) for name, case in CASES.items()}
+    results |= {f"sampled {placement}": sampled(placement, world) for placement in ("main", "sharded")}
     if int(os.environ.get("RANK", "0")) == 0:
         print("RESULT " + json.dumps(results), flush=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .distributed_worker import CASES, trajectory
+from .distributed_worker import CASES, sampled, trajectory
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 
@@ -37,3 +37,11 @@ def test_two_processes_follow_the_trajectory_of_one(two_processes, case):
 
 def test_both_placements_give_the_same_result(two_processes):
     assert two_processes["main"]["loss"] == pytest.approx(two_processes["sharded"]["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("placement", ["main", "sharded"])
+def test_rollouts_do_not_depend_on_who_samples_them(two_processes, placement):
+    ours, expected = two_processes[f"sampled {placement}"], sampled(placement, world=1)
+    assert len({tuple(tokens) for tokens in expected["tokens"][0]}) > 4  # rollouts of a prompt differ
+    assert ours["tokens"] == expected["tokens"]
+    assert ours["find_unused"] is False
