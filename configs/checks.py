@@ -56,9 +56,7 @@ def _adapters(config: RunConfig) -> Iterator[Problem]:
             "null to start from the bare base model, or the folder that `--mode sft` wrote",
         )
     if config.mode == "online" and m.lora is None:
-        yield Problem(
-            "model.lora", "null means no adapters, but learning while serving updates them", "r, alpha, …"
-        )
+        yield Problem("model.lora", "null means no adapters, but learning while serving updates them", "r, alpha, …")
 
 
 def _precision(config: RunConfig) -> Iterator[Problem]:

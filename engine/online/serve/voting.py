@@ -137,4 +137,4 @@ def learning_rate(
         return correction, "lr_correction"
     span = 1.0 - min_confidence
     surplus = min(max((outcome.confidence - min_confidence) / span, 0.0), 1.0) if span > 0 else 1.0
-    return adaptive_max - (adaptive_max - adaptive_min) * surplus, "lr_adaptive"
+    return adaptive_max * (1.0 - surplus) + adaptive_min * surplus, "lr_adaptive"
