@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runs.durable import replace_file
 from ..runs.masking import MASKED, mask
 from ..runs.paths import CONFIG_FILE
 from .errors import LaunchError
@@ -57,7 +58,7 @@ def write_config(config: RunConfig, run_dir: Path) -> dict[str, str]:
     masked = mask(data)
     secrets = [(path, value) for path, value in _leaves(data) if _get(masked, path) != value]
     shown = RunConfig.model_validate(masked) if secrets else config
-    (run_dir / CONFIG_FILE).write_text(to_yaml(shown), encoding="utf-8")
+    replace_file(run_dir / CONFIG_FILE, to_yaml(shown).encode())
     return {SECRETS_VARIABLE: json.dumps(secrets)} if secrets else {}
 
 

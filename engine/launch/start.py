@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import socket
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..runs import control
+from ..runs.durable import make_folder, replace_file, sync_folder
 from ..runs.health import damage
 from ..runs.lock import Locked, hold
 from ..runs.masking import mask
 from ..runs.paths import LOGS, PROCESSES, RUN_FILE, new_run_id
-from ..runs.status import ENDED, look, process_names, process_state, read_json, write_json
+from ..runs.status import ENDED, look, process_names, process_state, read_json
 from ..runs.types import SCHEMA_VERSION, RunInfo
 from . import trainer
 from .children import spawn
@@ -113,9 +115,10 @@ def _made(runs_dir: Path, run_id: str | None) -> Path:
     if run_id == "latest":
         raise LaunchError("'latest' means the newest run and cannot be an id: choose another")
     try:
-        runs_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(runs_dir)
         run_dir = runs_dir / (run_id or new_run_id(runs_dir))
         run_dir.mkdir()
+        sync_folder(runs_dir)
     except FileExistsError:
         raise LaunchError(
             f"there is already a run {run_id} in {runs_dir}: choose another id, or go on with it by --resume {run_id}"
@@ -148,20 +151,18 @@ def _write_facts(config: RunConfig, run_dir: Path, num_processes: int, *, resume
     facts: dict[str, Any] = {**gather(), "num_processes": num_processes}
     if resumed:
         facts["resumed"] = [*old.get("facts", {}).get("resumed", []), time.time()]
-    write_json(
-        run_dir / RUN_FILE,
-        {
-            "id": run_dir.name,
-            "name": old.get("name") or config.name,
-            "mode": config.mode,
-            "created": old.get("created") or time.time(),
-            "launched": time.time(),
-            "environment": mask(_environment(config)),
-            "model": mask(config.model.base),
-            "schema_version": SCHEMA_VERSION,
-            "facts": facts,
-        },
-    )
+    data = {
+        "id": run_dir.name,
+        "name": old.get("name") or config.name,
+        "mode": config.mode,
+        "created": old.get("created") or time.time(),
+        "launched": time.time(),
+        "environment": mask(_environment(config)),
+        "model": mask(config.model.base),
+        "schema_version": SCHEMA_VERSION,
+        "facts": facts,
+    }
+    replace_file(run_dir / RUN_FILE, json.dumps(data, default=str, indent=1).encode())
 
 
 def _environment(config: RunConfig) -> str:

@@ -36,6 +36,7 @@ from typing import Any
 from ...configs.errors import GrpoTuiError
 from ..runs.checkpoints import PREFIX, Damaged, checkpoint_folder, checkpoints, newest_whole
 from ..runs.checksums import find_damage, write_checksums
+from ..runs.durable import make_folder, sync_folder, sync_tree
 from ..runs.reader import RunReader
 
 TEMPORARY = ".tmp-"
@@ -100,7 +101,7 @@ def set_aside(damaged: Sequence[Damaged]) -> None:
 
 def begin(folder: Path, step: int) -> Path:
     """An empty temporary folder for the checkpoint of `step`; leftovers of an interrupted save are removed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     discard(folder)
     temporary = folder / f"{TEMPORARY}{PREFIX}{step}"
     temporary.mkdir()
@@ -114,14 +115,11 @@ def commit(temporary: Path, keep: int) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         return final
     write_checksums(temporary)
-    for path in [p for p in temporary.rglob("*") if p.is_file()]:
-        _fsync(path)
-    for path in [temporary, *(p for p in temporary.rglob("*") if p.is_dir())]:
-        _fsync(path)
+    sync_tree(temporary)
     if final.exists():
         shutil.rmtree(final)
     os.rename(temporary, final)
-    _fsync(folder)
+    sync_folder(folder)
     for _, old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     newest = int(final.name.removeprefix(PREFIX))
@@ -137,15 +135,17 @@ def replacing(folder: Path | str) -> Iterator[Path]:
     when the block fails. Raises OSError."""
     target = Path(folder).expanduser()
     temporary, old = target.with_name(f".tmp-{target.name}"), target.with_name(f".old-{target.name}")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     for leftover in (temporary, old):
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         yield temporary
         write_checksums(temporary)
+        sync_tree(temporary)
         if target.exists():
             os.rename(target, old)
         os.rename(temporary, target)
+        sync_folder(target.parent)
     finally:
         if old.exists() and not target.exists():
             os.rename(old, target)
@@ -157,14 +157,6 @@ def discard(folder: Path) -> None:
     """Remove what unfinished saves left in `folder`."""
     for path in folder.glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # The parts. torch is imported where it is needed: `find_start` is asked before anything heavy is loaded.

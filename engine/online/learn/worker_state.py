@@ -21,7 +21,7 @@ import xxhash
 from torch import Tensor
 
 from ....configs.errors import GrpoTuiError
-from ..store.durable import sync_folder, write_synced
+from ...runs.durable import make_folder, sync_folder, write_synced
 
 _NAME = re.compile(r"state\.(\d+)-(\d+)(?:\.([0-9a-f]{32}))?\.safetensors")
 
@@ -35,7 +35,7 @@ def write_state(folder: Path, update: int, tensors: Mapping[str, Tensor], values
 
     Raises OSError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     data = safetensors.torch.save(
         {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, {"state": json.dumps(values)}
     )

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .durable import sync_folder
+from ...runs.durable import sync_folder
 
 DAMAGE = re.compile(r"malformed|not a database|no such table|no such column|database disk image|file is encrypted")
 """How SQLite words damage, among its errors."""

@@ -39,7 +39,7 @@ import xxhash
 from torch import Tensor
 
 from ....configs.errors import GrpoTuiError
-from .durable import sync_folder, write_synced
+from ...runs.durable import make_folder, sync_folder, write_synced
 
 POINTER = "latest_model_version.txt"
 _NAME = re.compile(r"ema_model_snapshot\.v(\d+)\.safetensors")
@@ -146,7 +146,7 @@ class SnapshotWriter:
         self.base_model = base_model
         self.keep = max(keep, 1)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._lock = open(folder / ".writer.lock", "a")  # noqa: SIM115 - held for the writer's life
         except OSError as error:
             raise SnapshotError(f"The snapshot folder {folder} cannot be written: {error.strerror}.") from error

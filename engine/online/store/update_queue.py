@@ -30,6 +30,7 @@ from typing import Any, Literal
 import xxhash
 
 from ....configs.errors import GrpoTuiError
+from ...runs.durable import make_folder
 from .queue_file import DAMAGE, hold, identity, mend, one_at_a_time
 
 Outcome = Literal["applied", "rejected", "stale", "refused", "dropped"]
@@ -120,7 +121,7 @@ class UpdateQueue:
         self._identity: tuple[Any, ...] | None = None
         path = self.path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             with one_at_a_time(path):
                 self._hold, alone = hold(path)
                 try:

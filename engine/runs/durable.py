@@ -1,0 +1,59 @@
+"""Files that are there whole or not at all, and still there after the power went."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+
+def write_synced(path: Path, data: bytes | memoryview) -> None:
+    """Write `data` to `path` and wait until it is on the disk; raises OSError with nothing promised about `path`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put `data` in the place of a file, durably and in one instant. Raises OSError, and leaves the old one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}.tmp")
+    try:
+        write_synced(temporary, data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing, durably; nothing when it is there. Raises OSError."""
+    if not folder.is_dir():
+        if folder.exists():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until everything in `folder` is on the disk, all but its own name. Raises OSError."""
+    for path in folder.rglob("*"):
+        sync_folder(path)  # of a file, what is in it
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` durable: a file's own fsync says nothing about its name."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
