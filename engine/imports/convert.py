@@ -153,6 +153,8 @@ def _lacks(rollout: Rollout, what: str) -> bool:
             return not rollout.group
         case "tokens":
             return rollout.tokens is None
+        case "prompt":
+            return not rollout.prompt
     return True
 
 

@@ -285,6 +285,9 @@ class Indexer:
     def _measure(self, *, whole: bool) -> None:
         """Means of steps, for the charts of a dump whose writer logged none: of the steps behind the last one while
         files are read, and of all that have changed once they are (`whole`)."""
+        last_n = str(self.store.last_n())
+        if whole and self._meta("measured") == last_n:
+            return
         if whole:
             sql, params = "SELECT step, count(*) FROM rows WHERE step IS NOT NULL GROUP BY step", ()
         else:
@@ -293,14 +296,14 @@ class Indexer:
             params = (last,)
         known = dict(self.db.execute("SELECT step, rollouts FROM measured"))
         changed = [(step, size) for step, size in self.db.execute(sql, params).fetchall() if known.get(step) != size]
-        if not changed:
-            return
         logged = {name for (name,) in self.db.execute("SELECT name FROM logged")}
         self.store.begin()
         for step, size in changed:
             values = {k: v for k, v in self._means(step).items() if v is not None and k not in logged}
             self.store.replace_metrics(step, values)
             self.db.execute("INSERT OR REPLACE INTO measured VALUES (?, ?)", (step, size))
+        if whole:
+            self.store.set_meta("measured", last_n)
         self.store.commit()
 
     def _means(self, step: int) -> dict[str, float | None]:
@@ -353,6 +356,7 @@ class Indexer:
         self.db.execute("INSERT INTO search (search) VALUES ('delete-all')")
         self.store.set_meta("searchable", "0")
         self.store.set_meta("searchable_bytes", "0")
+        self.store.set_meta("measured", "")
         self.store.set_meta("index", VERSION)
         self.store.set_meta("epoch", str(time.time_ns()))
         self.store.commit()
@@ -486,6 +490,8 @@ class _Part:
             for numbers in self.numbers:
                 db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
                 store.replace_metrics(numbers.step, numbers.values)
+            if self.again or self.amendments:  # they may tell steps and components of rollouts that were counted
+                store.set_meta("measured", "")
             for name, count in self.seen.items():
                 db.execute(
                     "INSERT INTO seen VALUES (?, ?) ON CONFLICT (format) DO UPDATE SET documents = documents + ?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,11 +45,12 @@ def open_dump(path: Path, options: Options | None = None, *, whole: bool = False
         if not mine and not whole:  # another process indexes it already
             return Opened(folder, {}, True)
         with Indexer(dump, folder, options) as indexer:
+            until = time.monotonic() + FIRST_SECONDS
             more = indexer.advance(None if whole else FIRST_SECONDS)
             if searchable:
                 indexer.make_searchable()
             elif not more and not whole:
-                more = indexer.make_searchable(FIRST_SECONDS, whole=False)
+                more = indexer.make_searchable(until - time.monotonic(), whole=False)
             summary = indexer.summary()
             if not indexer.store.last_n() and not more:
                 nothing = _nothing(dump, summary)

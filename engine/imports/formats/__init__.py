@@ -6,7 +6,8 @@ from ..format import Format
 from .agents import Atif, MiniSweAgent, OpenTelemetry, Rllm, SweAgent
 from .generic import Columns, Groups, Metrics, Table
 from .tables import AGENTLIGHTNING, AREAL, GENERIC, OPENENV, SKYRL, VERL
-from .trainers import Art, Inspect, NemoRl, TinkerSummaries, Trackio, Zipped
+from .tinker import TinkerSummaries
+from .trainers import Art, Inspect, NemoRl, Trackio, Zipped
 from .trl import TrainerState, Trl
 from .verifiers import Annotations, Episodes, PassedOver, Results, Traces
 

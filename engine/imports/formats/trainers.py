@@ -1,4 +1,4 @@
-"""What trainers write in shapes of their own: ART, NeMo-RL, tinker-cookbook, trackio, inspect-ai."""
+"""What trainers write in shapes of their own: ART, NeMo-RL, trackio, inspect-ai."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from ..format import Origin
 from ..mapped import Mapped, at, mean, plain, scores
-from ..messages import conversation, error_text, message, split
-from ..rollout import Item, Message, Numbers, Rollout, Score, listed, mapping, number, parsed, text, whole
+from ..messages import conversation, error_text, split
+from ..rollout import Item, Numbers, Rollout, Score, listed, mapping, number, parsed, text, whole
 from ..tokens import Tokens
 from .tables import GENERIC
 
@@ -110,62 +110,6 @@ class NemoRl:
             token_count=whole(one.get("input_lengths")) or len(ids) or None,
             tokens=(lambda: Tokens.of(ids, mask, logprobs, advantages)) if ids else None,
             extra=plain({k: v for k, v in one.items() if k in ("sample_loss_mask", "idx")}),
-        )
-
-
-class TinkerSummaries:
-    """tinker-cookbook's rollout summaries: numbers of every rollout, the agent's words where the environment logs
-    them."""
-
-    name = "tinker-cookbook summaries"
-    unknown: Mapping[str, str] = {
-        "advantage": _NO_ADVANTAGE,
-        "weight": "metrics have no weights",
-        "prompt": "prompts are not written; whole conversations stand in the logtree of some groups only",
-        "tokens": "token ids are not written, only how many there are",
-    }
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
-        return isinstance(document, Mapping) and "traj_idx" in document and "group_idx" in document
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout."""
-        messages: list[Message] = []
-        components: dict[str, float | None] = {}
-        errors, counts = [], []
-        for step in listed(document.get("steps")):
-            if not isinstance(step, Mapping):
-                continue
-            logs = mapping(step.get("logs"))
-            calls = [{"name": logs["tool"]}] if isinstance(logs.get("tool"), str) else []
-            said = message({"role": "assistant", "content": text(logs.get("response")) or "", "tool_calls": calls})
-            messages.append(replace(said, reward=number(step.get("reward")), error=text(logs.get("error"))))
-            errors += [text(logs["error"])] if logs.get("error") else []
-            counts.append(number(step.get("ac_len")))
-            components.update({k: number(v) for k, v in mapping(step.get("metrics")).items()})
-        components.update({k: number(v) for k, v in mapping(document.get("trajectory_metrics")).items()})
-        iteration = whole(document.get("iteration"))
-        group = f"{text(document.get('split')) or 'train'}:{iteration}:{text(document.get('group_idx'))}"
-        tags = [str(t) for t in listed(document.get("tags"))]
-        stop = next((k.removeprefix("stop/") for k, v in components.items() if k.startswith("stop/") and v), "")
-        final = number(document.get("final_reward"))
-        by_group = {"final_reward": final} if final else {}
-        yield Rollout(
-            completion=tuple(messages),
-            step=iteration,
-            group=group,
-            prompt_id=tags[-1] if tags else group,
-            index=whole(document.get("traj_idx")),
-            env=tags[0] if tags else "",
-            split=text(document.get("split")) or "train",
-            reward=number(document.get("total_reward")),
-            components={k: Score(v) for k, v in components.items() if not k.startswith("stop/")},
-            stop=stop,
-            error="; ".join(e for e in errors if e) or None,
-            token_count=int(sum(c for c in counts if c is not None)) if counts else None,
-            policy_version=whole(document.get("sampling_client_step")),
-            extra=by_group,
         )
 
 
@@ -359,4 +303,4 @@ def _restored(value: Any, attachments: Mapping[str, Any]) -> Any:
     return value
 
 
-__all__ = ["Art", "Inspect", "NemoRl", "TinkerSummaries", "Trackio", "Zipped"]
+__all__ = ["Art", "Inspect", "NemoRl", "Trackio", "Zipped"]

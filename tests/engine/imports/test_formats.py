@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -246,14 +247,120 @@ def test_open_telemetry(opened: Open):
     assert [r.turns for r in found[:4]] == [3, 1, 3, 1]
 
 
-@pytest.mark.parametrize(
-    ("folder", "count", "errors"),
-    [("mini-swe-agent", 24, 0), ("swe-agent", 11, 0), ("agentlightning", 24, 0), ("areal", 24, 0), ("skyrl", 24, 0)],
-)
-def test_the_others_open(opened: Open, folder: str, count: int, errors: int):
-    reader = opened(folder)
-    assert len(rows(reader)) == count
-    assert all(reader.bodies.trajectory(r.n).trajectory.steps for r in rows(reader) if r.turns)
+def test_the_texts_of_tinkers_logtree(opened: Open):
+    tree = json.loads((PEERS / "tinker-cookbook/iteration_000000/train_logtree.json").read_text())
+
+    def said(node: Any) -> Iterable[dict[str, Any]]:
+        if isinstance(node, dict):
+            if (node.get("data") or {}).get("type") == "conversation":
+                yield from node["data"]["messages"]
+            for child in node.get("children", []):
+                yield from said(child)
+
+    messages = list(said(tree["root"]))
+    reader = opened("tinker-cookbook")
+    group = [r for r in rows(reader) if r.step == 0 and r.group == "train:0:0"]
+    shown = [reader.bodies.trajectory(r.n) for r in group]
+    assert len(shown) == 4 and {s.trajectory.prompt for s in shown} == {
+        m["content"] for m in messages if m["role"] == "user"
+    }
+    answers = [c.result for s in shown for step in s.trajectory.steps for c in step.calls if c.result is not None]
+    assert answers == [m["content"] for m in messages if m["role"] == "tool"]
+    assert "prompt" not in shown[0].unknown
+    other = next(r for r in rows(reader) if r.step == 1)
+    assert "prompt" in reader.bodies.trajectory(other.n).unknown, "the logtree holds some groups only"
+
+
+def test_mini_swe_agent(opened: Open):
+    stated = {d["instance_id"]: d for p in PEERS.glob("mini-swe-agent/*/*.json") if (d := json.loads(p.read_text()))}
+    reader = opened("mini-swe-agent")
+    found = {r.id: r for r in rows(reader)}
+    assert found.keys() == stated.keys() and len(found) == 24
+    for id_, document in stated.items():
+        agent = [m for m in document["messages"] if m["role"] == "assistant"]
+        codes = [m["extra"].get("returncode") for m in document["messages"] if m["role"] == "tool"]
+        assert found[id_].turns == len(agent) and found[id_].reward is None and found[id_].advantage is None
+        assert found[id_].answer == (document["info"]["submission"] or None)
+        calls = [c["function"]["name"] for m in agent for c in (m.get("tool_calls") or [])[:1]]
+        assert [a for a in found[id_].actions if a != "(text)"] == calls
+        shown = reader.bodies.trajectory(found[id_].n).trajectory
+        assert sum(step.error is not None for step in shown.steps) >= sum(c not in (None, 0) for c in codes)
+        assert found[id_].extra["api_calls"] == document["info"]["model_stats"]["api_calls"]
+
+
+def test_swe_agent(opened: Open):
+    stated = {p.stem: json.loads(p.read_text()) for p in PEERS.glob("swe-agent/*/*.traj")}
+    reader = opened("swe-agent")
+    found = {r.id: r for r in rows(reader)}
+    assert found.keys() == stated.keys() and len(found) == 11
+    for id_, document in stated.items():
+        row, shown = found[id_], reader.bodies.trajectory(found[id_].n).trajectory
+        assert row.turns == len(document["trajectory"]) and row.reward is None
+        assert row.answer == (document["info"].get("submission") or None)
+        assert row.stop_reason == (document["info"]["exit_status"] or "not recorded")
+        assert [s.observation for s in shown.steps] == [t["observation"] for t in document["trajectory"]]
+
+
+def test_agentlightning(opened: Open):
+    stated = []
+    for path in sorted(PEERS.glob("agentlightning/*/*.zip")):
+        with zipfile.ZipFile(path) as archive:
+            text = archive.read("train_trajectories.jsonl").decode()
+        stated += [(int(path.parent.name.removeprefix("step_")), json.loads(t)) for t in text.split("\n") if t]
+    found = rows(opened("agentlightning"))
+    assert len(found) == len(stated) == 24
+    assert same([r.reward for r in found], [s["reward"] for _, s in stated])
+    assert Counter(r.step for r in found) == Counter(step for step, _ in stated)
+    assert {r.id for r in found} == {s["rollout_id"] for _, s in stated}
+    assert all(r.turns <= 1 for r in found), "the last turn only"
+
+
+def test_areal(opened: Open):
+    stated = lines("areal")
+    found = rows(opened("areal"))
+    assert len(found) == len(stated) == 24
+    assert same([r.reward for r in found], [s["reward"] for s in stated])
+    assert Counter(r.group for r in found) == Counter(str(s["task_id"]) for s in stated)
+    assert [r.tokens for r in found] == [s["seqlen"] for s in stated]
+    assert [r.policy_version for r in found] == [s["tail_version"] for s in stated]
+
+
+def test_openenv(opened: Open):
+    stated = {s["episode_id"]: s for s in lines("openenv")}
+    reader = opened("openenv")
+    found = {r.id: r for r in rows(reader)}
+    assert found.keys() == stated.keys() and len(found) == 24
+    for id_, episode in stated.items():
+        row = found[id_]
+        assert same([row.reward], [episode["reward"]])
+        assert row.turns == sum(m["role"] == "assistant" for m in episode["messages"])
+        assert components(reader.bodies.trajectory(row.n)).keys() == episode["verify_metrics"].keys()
+        for name, value in episode["verify_metrics"].items():
+            assert same([row.extra.get(f"component.{name}")], [value])
+
+
+def test_wandb_tables(opened: Open):
+    stated = [
+        dict(zip(table["columns"], row, strict=True))
+        for path in sorted(PEERS.glob("wandb/**/*.table.json"))
+        for table in [json.loads(path.read_text())]
+        for row in table["data"]
+    ]
+    stated = [s for s in stated if "completion" in s]
+    found = rows(opened("wandb"))
+    assert len(found) == len(stated)
+    assert Counter(r.step for r in found) == Counter(s["step"] for s in stated)
+    assert same([r.advantage for r in found], [number(s["advantage"]) for s in stated])
+    for name in ("correct", "format", "length"):
+        assert same([r.extra.get(f"component.{name}") for r in found], [number(s[name]) for s in stated])
+    assert all(r.reward is None for r in found)
+
+
+def test_what_is_not_recorded_is_unknown_and_no_zero(opened: Open):
+    for folder in ("trl", "verl/rollout", "mini-swe-agent", "verifiers-v0"):
+        reader = opened(folder)
+        assert {r.policy_version for r in rows(reader)} == {None}
+        assert reader.bodies.trajectory(1).policy_version is None
 
 
 def test_a_reward_a_token_is_summed(opened: Open):

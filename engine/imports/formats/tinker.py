@@ -1,0 +1,174 @@
+"""tinker-cookbook: a summary of every rollout, and a logtree (the tree behind its HTML report) with texts of some."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..format import Origin
+from ..mapped import at
+from ..messages import conversation, message, split
+from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, text, whole
+
+_TURN = re.compile(r"Turn (\d+)")
+_REWARD = re.compile(r"reward (-?\d+(?:\.\d+)?|nan)")
+MAX_DEPTH = 64
+
+
+class TinkerSummaries:
+    """tinker-cookbook's rollout summaries: numbers of every rollout, whole
+    conversations where the logtree beside them has them, else the agent's words as far as the environment logs them."""
+
+    name = "tinker-cookbook summaries"
+    unknown: Mapping[str, str] = {
+        "advantage": "advantages are not written",
+        "weight": "metrics have no weights",
+        "prompt": "prompts are not written but in the logtree, which holds some groups only",
+        "tokens": "token ids are not written, only how many there are",
+    }
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys."""
+        return isinstance(document, Mapping) and "traj_idx" in document and "group_idx" in document
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout."""
+        messages: list[Message] = []
+        components: dict[str, float | None] = {}
+        errors, counts = [], []
+        for step in listed(document.get("steps")):
+            if not isinstance(step, Mapping):
+                continue
+            logs = mapping(step.get("logs"))
+            calls = [{"name": logs["tool"]}] if isinstance(logs.get("tool"), str) else []
+            said = message({"role": "assistant", "content": text(logs.get("response")) or "", "tool_calls": calls})
+            messages.append(replace(said, reward=number(step.get("reward")), error=text(logs.get("error"))))
+            errors += [text(logs["error"])] if logs.get("error") else []
+            counts.append(number(step.get("ac_len")))
+            components.update({k: number(v) for k, v in mapping(step.get("metrics")).items()})
+        components.update({k: number(v) for k, v in mapping(document.get("trajectory_metrics")).items()})
+        iteration = whole(document.get("iteration"))
+        group = f"{text(document.get('split')) or 'train'}:{iteration}:{text(document.get('group_idx'))}"
+        tags = [str(t) for t in listed(document.get("tags"))]
+        stop = next((k.removeprefix("stop/") for k, v in components.items() if k.startswith("stop/") and v), "")
+        final = number(document.get("final_reward"))
+        by_group = {"final_reward": final} if final else {}
+        prompt, said = _from_logtree(document, origin) or ((), tuple(messages))
+        yield Rollout(
+            prompt=prompt,
+            completion=said,
+            step=iteration,
+            group=group,
+            prompt_id=tags[-1] if tags else group,
+            index=whole(document.get("traj_idx")),
+            env=tags[0] if tags else "",
+            split=text(document.get("split")) or "train",
+            reward=number(document.get("total_reward")),
+            components={k: Score(v) for k, v in components.items() if not k.startswith("stop/")},
+            stop=stop,
+            error="; ".join(e for e in errors if e) or None,
+            token_count=int(sum(c for c in counts if c is not None)) if counts else None,
+            policy_version=whole(document.get("sampling_client_step")),
+            extra=by_group,
+        )
+
+
+@dataclass
+class _Turn:
+    """One turn of the logtree: its number, what was said in it, and its reward as printed (three decimals)."""
+
+    number: int
+    messages: list[Any] = field(default_factory=list)
+    reward: float | None = None
+
+
+def _from_logtree(
+    document: Mapping[str, Any], origin: Origin
+) -> tuple[tuple[Message, ...], tuple[Message, ...]] | None:
+    """Prompt and completion of a rollout from the logtree beside its summary; None where it holds no such one.
+
+    The tree names groups and rollouts by their order only, so one is taken only when its turns and their rewards are
+    those of the summary.
+    """
+    steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
+    group, index = whole(document.get("group_idx")), whole(document.get("traj_idx"))
+    tree = origin.beside(f"{text(document.get('split')) or 'train'}_logtree.json")
+    if not tree or not steps or group is None or index is None:
+        return None
+    groups = list(_groups(tree.get("root"), 0))
+    rollouts = groups[group] if 0 <= group < len(groups) else []
+    turns = rollouts[index] if 0 <= index < len(rollouts) else []
+    rewards = [number(s.get("reward")) for s in steps]
+    if len(turns) != len(steps) or not all(_same(t.reward, r) for t, r in zip(turns, rewards, strict=True)):
+        return None
+    prompt, said = split(conversation([m for t in turns for m in t.messages]))
+    if sum(m.is_agent for m in said) != len(steps):
+        return None
+    errors = iter([text(mapping(s.get("logs")).get("error")) for s in steps])
+    by_turn = iter(rewards)
+    return prompt, tuple(replace(m, reward=next(by_turn), error=next(errors)) if m.is_agent else m for m in said)
+
+
+def _same(printed: float | None, reward: float | None) -> bool:
+    if printed is None or reward is None or math.isnan(reward):
+        return printed is None or math.isnan(printed)
+    return math.isclose(printed, reward, abs_tol=6e-4)
+
+
+def _groups(node: Any, depth: int) -> Iterator[list[list[_Turn]]]:
+    """The groups of a logtree, each its rollouts in order, each its turns."""
+    if not isinstance(node, Mapping) or depth > MAX_DEPTH:
+        return
+    if node.get("tag") == "section" and _heading(node).startswith("Group Rollout"):
+        turns = [t for child in listed(node.get("children")) for t in _turns(child, depth + 1)]
+        rollouts: list[list[_Turn]] = []
+        for turn in turns:
+            if turn.number == 1 or not rollouts:
+                rollouts.append([])
+            rollouts[-1].append(turn)
+        yield rollouts
+        return
+    for child in listed(node.get("children")):
+        yield from _groups(child, depth + 1)
+
+
+def _turns(node: Any, depth: int) -> Iterator[_Turn]:
+    if not isinstance(node, Mapping) or depth > MAX_DEPTH:
+        return
+    if node.get("tag") == "section":
+        named = _TURN.fullmatch(_heading(node))
+        if named is not None:
+            turn = _Turn(int(named[1]))
+            _read(node, turn, depth)
+            if turn.messages:
+                yield turn
+            return
+    for child in listed(node.get("children")):
+        yield from _turns(child, depth + 1)
+
+
+def _read(node: Any, turn: _Turn, depth: int) -> None:
+    """Conversations and the printed reward inside a turn."""
+    if isinstance(node, str):
+        found = _REWARD.fullmatch(node.strip())
+        if found is not None and turn.reward is None:
+            turn.reward = number(found[1])
+    elif isinstance(node, Mapping) and depth <= MAX_DEPTH:
+        if at(node, "data.type") == "conversation":
+            turn.messages += listed(at(node, "data.messages"))
+        for child in listed(node.get("children")):
+            _read(child, turn, depth + 1)
+
+
+def _heading(section: Mapping[str, Any]) -> str:
+    """The text of a section's heading."""
+    for child in listed(section.get("children")):
+        if isinstance(child, Mapping) and re.fullmatch(r"h[1-6]", str(child.get("tag"))):
+            return "".join(c for c in listed(child.get("children")) if isinstance(c, str)).strip()
+    return ""
+
+
+__all__ = ["TinkerSummaries"]
