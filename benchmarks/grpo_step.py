@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -216,13 +217,18 @@ def build_ours(config: Any, folder: Path) -> tuple[Any, Any, Any]:
     writer = RunWriter(folder)
     seen: list[dict[str, Any]] = []
     recorder = StepRecorder(writer)
-    trainer, callback = build_trainer(config, folder, recorder)
-    callback.on_progress = lambda step, values: seen.append(
-        {k.removeprefix("time/"): v for k, v in values.items() if k.startswith("time/")}
-        | {"tokens": sum(len(s) for s in trainer.generated)}
-        | {"agent": sum(int(s.agent_mask.sum()) for s in trainer.generated)}
-        | {"prompt": sum(s.prompt_length for s in trainer.generated) / len(trainer.generated)}
-    )
+    trainer, callbacks = build_trainer(config, folder, recorder)
+
+    def observe(step: int, values: Mapping[str, Any]) -> None:
+        made = trainer.rollouts.generated
+        seen.append(
+            {k.removeprefix("time/"): v for k, v in values.items() if k.startswith("time/")}
+            | {"tokens": sum(map(len, made))}
+            | {"agent": sum(r.agent_tokens for r in made)}
+            | {"prompt": sum(r.prompt_length for r in made) / len(made)}
+        )
+
+    callbacks.recording.observers.append(observe)
 
     def counts() -> dict[str, Any]:
         last = seen[2:]

@@ -28,6 +28,7 @@ from grpo_tui.engine.rollouts.evaluation import evaluate
 from grpo_tui.engine.rollouts.replay import ReplayBuffer
 from grpo_tui.engine.rollouts.runner import parse_row
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
+from grpo_tui.engine.training.pipeline import RolloutOptions
 from grpo_tui.engine.training.tiny.tokenizer import train_tokenizer
 
 from .lookup_env import KEYS, TEXTS, LookupEnv
@@ -89,8 +90,8 @@ def train(mode: str, seed: int, steps: int, goal: float) -> dict[str, float]:
             args=arguments,
             train_dataset=Dataset.from_list(rows * 8),
             model=model,
+            options=RolloutOptions(dynamic_rounds=3 if mode == "dapo" else 0),
             replay=ReplayBuffer(seed=seed) if mode == "ssr" else None,
-            dynamic_rounds=3 if mode == "dapo" else 0,
         )
         log = Log(trainer, [parse_row(r) for r in rows])
         trainer.add_callback(log)
@@ -120,9 +121,9 @@ class Log(TrainerCallback):
         """After each step."""
         if not logs or "loss" not in logs:
             return
-        self.effective.append(float(cast(float, self.trainer.step_metrics["grpo/effective_batch"])))
-        self.filtered.append(float(cast(float, self.trainer.step_metrics["grpo/filtering_rate"])))
-        self.rollouts.append(len(self.trainer.generated))
+        self.effective.append(float(cast(float, self.trainer.rollouts.metrics["grpo/effective_batch"])))
+        self.filtered.append(float(cast(float, self.trainer.rollouts.metrics["grpo/filtering_rate"])))
+        self.rollouts.append(len(self.trainer.rollouts.generated))
         with acting(self.trainer.policy.model):
             found = evaluate(self.trainer.runner, self.rows, temperature=0.0, step=state.global_step)
         self.success.append((state.global_step, found.success))

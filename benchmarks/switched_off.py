@@ -94,8 +94,8 @@ def measure(name: str, steps: int) -> dict[str, float]:
                 },
             }
         )
-        trainer, callback = build_trainer(config, Path(folder) / "run", StepRecorder(NullWriter()))
-        callback.on_progress = lambda step, values: ends.append((time.process_time(), time.perf_counter()))
+        trainer, callbacks = build_trainer(config, Path(folder) / "run", StepRecorder(NullWriter()))
+        callbacks.recording.observers.append(lambda *_: ends.append((time.process_time(), time.perf_counter())))
         trainer.train()
     spent = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(ends)]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from ..rollouts.rollout import Rollout
-from ..runs.types import LossTerms, TrajectoryRecord, Use
+from ..runs.null_writer import Values
+from ..runs.types import EventKind, LossTerms, TrajectoryRecord, Use
+from ..runs.writer import RecordWriter
 
 logger = logging.getLogger(__name__)
 
@@ -28,16 +31,25 @@ NAMES = {
 """TRL's names and ours."""
 
 
+class MetricSink(Protocol):
+    """A further place for numbers."""
+
+    def log(self, step: int, metrics: Values) -> None:
+        """The metrics of a step, by name; a mapping is a distribution."""
+        ...
+
+
 class StepRecorder:
     """Writes steps to the run's record and to further sinks (wandb). Any failure is logged once and training goes on.
 
-    writer: an `engine.runs` writer. sinks: objects with `log(step, metrics)`. tokens: keep token arrays, too.
+    tokens: keep token arrays, too.
     """
 
-    def __init__(self, writer: Any, *, tokens: bool = True, sinks: Sequence[Any] = ()) -> None:
+    def __init__(self, writer: RecordWriter, *, tokens: bool = True) -> None:
         self.writer = writer
         self.tokens = tokens
-        self.sinks = list(sinks)
+        self.sinks: list[MetricSink] = []
+        """Where numbers go besides the record."""
         self.seconds = 0.0
         """Spent here since `take_seconds`."""
         self._complained: set[str] = set()
@@ -89,13 +101,13 @@ class StepRecorder:
         for sink in self.sinks:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
 
-    def event(self, kind: Any, message: str, *, step: int = 0, **data: Any) -> None:
+    def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
         """See `RunWriter.event`."""
         self.guard("event", lambda: self.writer.event(kind, message, step=step, **data))
 
-    def vocabulary(self, tokenizer: Any) -> None:
+    def vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """The text of every token, once, so that a viewer needs no tokenizer."""
-        texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         byte_level = any("Ġ" in t or "Ċ" in t for t in texts if isinstance(t, str))
         self.guard("vocabulary", lambda: self.writer.vocabulary([t or "" for t in texts], byte_level=byte_level))
 
@@ -104,7 +116,7 @@ class StepRecorder:
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
-    def guard(self, what: str, action: Any) -> None:
+    def guard(self, what: str, action: Callable[[], object]) -> None:
         """Do it; a failure is logged once for each kind and costs nothing but the record."""
         try:
             action()

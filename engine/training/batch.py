@@ -99,3 +99,15 @@ def packing_of(batch: Mapping[str, Any]) -> Packing:
         rows = [row[:n] for row, n in zip(ids.cpu().numpy(), lengths, strict=True)]
         masks = [row[:n] for row, n in zip(agent, lengths, strict=True)]
     return pack(rows, masks, ids.shape[1]).to(ids.device)
+
+
+def without_kl_of_replayed(batch: Batch, logprobs: Tensor) -> None:
+    """Let the reference of replayed rows be the policy itself ([B, T], nats): no KL, and no gradient of it.
+
+    The k3 estimate holds for samples of the present policy. Rows are replayed because they were surprising: on a token
+    that is improbable by now it is exp(many nats), also when weighted by the ratio, since such rows are drawn again and
+    again. TRL's loss reads the reference from the batch once it has the policy's log-probs, so it is replaced there.
+    """
+    if "replayed" in batch and "ref_per_token_logps" in batch:
+        reference = batch["ref_per_token_logps"]
+        batch["ref_per_token_logps"] = torch.where(batch["replayed"][:, None], logprobs.detach(), reference)

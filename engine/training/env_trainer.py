@@ -7,39 +7,29 @@ TRL's loss asks for log-probs it gets those of one packed forward pass. TRL's lo
 from __future__ import annotations
 
 import contextlib
-import copy
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
-from trl.trainer.utils import add_fused_lm_head
 
 from ...envs.agent import Agent
 from ...envs.base import Env
 from ...rewards.orchestrator import RewardOrchestrator
-from ..policy.kl import BetaController
 from ..policy.packing import Packing
 from ..policy.prepared import PreparedModel
-from ..rollouts.advantages import advantage_method
-from ..rollouts.advantages.base import AdvantageMethod
 from ..rollouts.replay import ReplayBuffer
-from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner
-from ..rollouts.scoring import Metrics, Scorer
-from ..runs.types import LossTerms
-from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names
-from .frozen import FrozenPass
-from .losses.base import Loss, LossInputs, kl_k3
-from .losses.terms import Clipping, loss_terms
-from .phases import PhaseClock, StepClock
-from .pipeline import Placement, Request, RolloutPipeline, StepRollouts
+from ..rollouts.scoring import Scorer
+from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names, without_kl_of_replayed
+from .frozen import FrozenPass, copy_of_policy, with_scoring_head
+from .losses.base import Loss, LossInputs, sum_over_tokens
+from .losses.terms import Clipping, LossTermsOfStep
+from .phases import PhaseClock
+from .pipeline import Request, RolloutOptions, RolloutPipeline, StepRollouts
 from .processes import Processes
 from .resumable import ResumableTrainer, StatePart
 from .trl_logs import completion_logs, completion_metrics
@@ -50,16 +40,23 @@ def environment_reward(prompts: Sequence[Any], **_: Any) -> list[float]:
     raise RuntimeError("rewards come with the environment's rollouts; this is never called")
 
 
+@dataclass(frozen=True)
+class LossPass:
+    """What the loss of one micro-batch is computed from; packing: None for padded rows."""
+
+    batch: Batch
+    packing: Packing | None
+
+
 class GRPOEnvTrainer(ResumableTrainer):
     """GRPO on rollouts of any mix of environments.
 
     agent: acts in the environments; its `model` is the policy unless `model` is given. tokenizer: handed to
     environments. train_dataset: rows of `env_class_path`, `env_config`, `task_data` (see `runner.parse_row`).
-    orchestrator: shaped rewards; None: the environment's own. advantages: see `rollouts.advantages`;
-    `args.scale_rewards` scales them. replay, dynamic_rounds: see `RolloutPipeline`. beta_controller: moves `beta`.
-    placement: where rollouts happen with several processes; both give the same result. prepare_env: called once for
-    each environment made. packed: use the packed forward where the model allows it. loss: minimised in the place of
-    TRL's `args.loss_type` (see `losses`).
+    orchestrator: shaped rewards; None: the environment's own. options: see `RolloutOptions`; `args.scale_rewards`
+    scales the advantages. replay: selective sample replay. prepare_env: called once for each environment made. packed:
+    use the packed forward where the model allows it. loss: minimised in the place of TRL's `args.loss_type` (see
+    `losses`).
     """
 
     def __init__(
@@ -71,22 +68,18 @@ class GRPOEnvTrainer(ResumableTrainer):
         train_dataset: Dataset,
         model: nn.Module | None = None,
         orchestrator: RewardOrchestrator | None = None,
-        advantages: str | AdvantageMethod = "group",
+        options: RolloutOptions | None = None,
         replay: ReplayBuffer | None = None,
-        min_group_std: float = 0.0,
-        dynamic_rounds: int = 0,
-        beta_controller: BetaController | None = None,
-        placement: Placement = "auto",
         prepare_env: Callable[[Env], None] | None = None,
         packed: bool = True,
         loss: Loss | None = None,
         **kwargs: Any,
     ) -> None:
         model = model if model is not None else agent.model  # type: ignore[attr-defined]
-        reference = copy.deepcopy(model) if args.beta != 0.0 and not is_peft_model(model) else None
+        reference = copy_of_policy(model, args.beta)
         if args.ddp_find_unused_parameters is None:  # every adapter is used in every pass: no search for others
             args.ddp_find_unused_parameters = False
-        beta, args.beta = args.beta, 0.0 if reference is not None else args.beta
+        beta, args.beta = args.beta, 0.0 if reference is not None else args.beta  # TRL would load a copy of its own
         super().__init__(
             model=model,  # type: ignore[arg-type]
             reward_funcs=[environment_reward],
@@ -100,61 +93,52 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.agent = agent
         self.tokenizer = tokenizer
         self.orchestrator = orchestrator
-        self.beta_controller = beta_controller
-        self.replay = replay
         self.loss = loss
-        self.phases = PhaseClock(self.accelerator.device)
-        self.clock = StepClock()
         self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+        self.phases = PhaseClock(self.accelerator.device)
         self.policy = self._prepared(self.model, packed)
         if reference is not None:
-            self.ref_model = self._frozen_copy(reference)
+            with_scoring_head(reference, self.temperature)
+            self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
         copied = None if self.ref_model is None else self._prepared(self.ref_model, packed)
         self.packed = self.policy.packed and (copied is None or copied.packed)
         self.frozen = FrozenPass(self.policy, copied, max(args.per_device_train_batch_size, 1))
         self.env_cache: dict[tuple[str, str], Env] = {}
         self.runner = RolloutRunner(agent, tokenizer, self.num_generations, self.env_cache, prepare_env)
-        self.scorer = Scorer(
-            self.num_generations,
-            orchestrator,
-            advantages if isinstance(advantages, AdvantageMethod) else advantage_method(advantages),
-            args.scale_rewards,  # type: ignore[arg-type]
-            min_group_std,
-        )
+        options = options or RolloutOptions()
         self.pipeline = RolloutPipeline(
             self.policy,
             self.runner,
             self.frozen,
-            self.scorer,
+            Scorer(
+                self.num_generations,
+                orchestrator,
+                options.advantages,
+                args.scale_rewards,  # type: ignore[arg-type]
+                options.min_group_std,
+            ),
             Processes(self.accelerator),
             self.phases,
             train_dataset,
+            options,
             replay=replay,
-            dynamic_rounds=dynamic_rounds,
-            placement=placement,
             seed=args.seed,
         )
         self.rollouts = StepRollouts()
         """Those of the current step."""
-        self._loss_packing: Packing | None = None
-        self._loss_batch: Batch | None = None
-        self._loss_terms: dict[str, LossTerms] = {}
+        self._loss_pass: LossPass | None = None
+        self.loss_terms = LossTermsOfStep(
+            Clipping(
+                "" if loss is not None else self.loss_type,
+                self.epsilon_low,
+                self.epsilon_high,
+                self.importance_sampling_level == "sequence",
+                args.use_bias_correction_kl or loss is not None,
+            )
+        )
+        """What each rollout put into the loss of the current step."""
         if replay is not None:
             self.state_parts.append(StatePart(replay.save, replay.load))
-        if beta_controller is not None:
-            self.state_parts.append(StatePart(self._save_beta, self._load_beta, everywhere=True))
-
-    # ------------------------------------------------------------------------------------------------- rollouts
-
-    @property
-    def generated(self) -> list[Rollout]:
-        """All rollouts of the current step, also those that were filtered out; on the main process."""
-        return self.rollouts.generated
-
-    @property
-    def step_metrics(self) -> Metrics:
-        """What the current step measured beyond TRL's own metrics."""
-        return self.rollouts.metrics
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Rollouts of these rows, scored: one row a rollout, in the order of `inputs`.
@@ -193,11 +177,8 @@ class GRPOEnvTrainer(ResumableTrainer):
             self._buffered_inputs = micro_batches(batch, self.rollouts.batch, parts, shuffled)
         return self._buffered_inputs[self._step % parts]
 
-    # ------------------------------------------------------------------------------------------------- loss
-
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         """One micro-batch: rollouts when they are due, forward, backward."""
-        self.clock.begin()
         inputs = self._prepare_inputs(inputs)
         with self.phases("backward", without="logprobs"), self._packed_pass(self.packed):
             return super().training_step(model, inputs, num_items_in_batch)
@@ -213,7 +194,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         # A packed forward that is checkpointed must still be packed in the backward pass: inside a step it is.
         checkpointing = self.policy.base.is_activation_checkpointing and model.training
         packed = self.packed and (self.policy.in_packed_pass or not checkpointing)
-        self._loss_batch, self._loss_packing = batch, packing_of(batch) if packed else None
+        self._loss_pass = LossPass(batch, packing_of(batch) if packed else None)
         try:
             with self.phases("logprobs"), self._packed_pass(packed):
                 if self.loss is None:
@@ -221,7 +202,7 @@ class GRPOEnvTrainer(ResumableTrainer):
                 else:
                     loss = self._own_loss(self.loss, model, batch)
         finally:
-            self._loss_batch = self._loss_packing = None
+            self._loss_pass = None
         if self.rollouts.kl is not None and self.beta != 0.0:
             self._metrics["train" if self.model.training else "eval"]["kl"] = [self.rollouts.kl]
         return loss
@@ -229,22 +210,21 @@ class GRPOEnvTrainer(ResumableTrainer):
     def _own_loss(self, loss: Loss, model: Any, batch: Batch) -> Tensor:
         """The mean of a loss (and of beta times the KL) over the agent's tokens of the whole optimiser step."""
         ids, attention = batch["completion_ids"], batch["completion_mask"]
-        found = self._get_per_token_logps_and_entropies(model, ids, attention, ids.shape[1], compute_entropy=True)
-        logps, entropy = found[0], found[1]
+        logprobs, entropy, _ = self._get_per_token_logps_and_entropies(
+            model, ids, attention, ids.shape[1], compute_entropy=True
+        )
         assert entropy is not None
         mask = (attention * batch["tool_mask"]).float()
-        old = batch.get("old_per_token_logps", logps.detach())
-        inputs = LossInputs(logps, old, batch["advantages"], entropy, mask)
-        per_token = loss(inputs)
-        if self.beta != 0.0:
-            per_token = per_token + self.beta * inputs.ratio * kl_k3(logps, batch["ref_per_token_logps"])
+        old = batch.get("old_per_token_logps", logprobs.detach())
+        inputs = LossInputs(logprobs, old, batch["advantages"], entropy, mask)
+        reference = batch["ref_per_token_logps"] if self.beta != 0.0 else None
         tokens = batch["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
         if self.model.training:
             tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        mode = "train" if self.model.training else "eval"
         mean = (entropy.detach() * mask).sum() / mask.sum().clamp(min=1.0)
-        self._metrics[mode]["entropy"].append(self.accelerator.gather(mean).mean().item())  # type: ignore[union-attr]
-        return per_token.masked_fill(mask == 0, 0.0).sum() / tokens
+        mean = self.accelerator.gather(mean).mean().item()  # type: ignore[union-attr]
+        self._metrics["train" if self.model.training else "eval"]["entropy"].append(mean)
+        return sum_over_tokens(loss, inputs, reference, self.beta) / tokens
 
     def _packed_pass(self, packed: bool) -> contextlib.AbstractContextManager[None]:
         return self.policy.packed_pass() if packed and not self.policy.in_packed_pass else contextlib.nullcontext()
@@ -263,73 +243,40 @@ class GRPOEnvTrainer(ResumableTrainer):
 
         With a packing (in the loss), only the agent's tokens are scored and the others are 0: they are masked anyway.
         """
-        if self._loss_packing is not None:
+        loss_pass, aux = self._loss_pass, None
+        if loss_pass is not None and loss_pass.packing is not None:
             with self.accelerator.autocast():
-                out = model(packing=self._loss_packing, entropy_grad=self._entropy_bonus_enabled)
-            logps, entropy = self._loss_packing.pad(out.logprobs), self._loss_packing.pad(out.entropy)
-            self._without_kl_of_replayed(logps)
-            self._note_loss(logps, entropy)
-            return logps, entropy, None
-        whole = logits_to_keep == input_ids.shape[1]
-        logps, entropies, aux = super()._get_per_token_logps_and_entropies(
-            model,
-            input_ids,
-            attention_mask,
-            logits_to_keep - whole,
-            batch_size=batch_size,
-            compute_entropy=compute_entropy,
-            **kwargs,
-        )
-        if whole:
-            logps = nn.functional.pad(logps, (1, 0))
-            entropies = None if entropies is None else nn.functional.pad(entropies, (1, 0))
-        self._without_kl_of_replayed(logps)
-        self._note_loss(logps, entropies)
-        return logps, entropies, aux
-
-    def _without_kl_of_replayed(self, logps: Tensor) -> None:
-        """Let the reference of replayed rows be the policy itself: no KL and no gradient of it, which TRL takes next.
-
-        The k3 estimate holds for samples of the present policy. Rows are replayed because they were surprising: on a
-        token that is improbable by now it is exp(many nats), also when weighted by the ratio, since such rows are
-        drawn again and again.
-        """
-        batch = self._loss_batch
-        if batch is not None and "replayed" in batch and "ref_per_token_logps" in batch:
-            reference = batch["ref_per_token_logps"]
-            batch["ref_per_token_logps"] = torch.where(batch["replayed"][:, None], logps.detach(), reference)
-
-    def _note_loss(self, logps: Tensor, entropies: Tensor | None) -> None:
-        """Keep what each rollout of this micro-batch puts into the loss, for the record."""
-        batch = self._loss_batch
-        if batch is None or "rollouts" not in batch or entropies is None or not self.model.training:
-            return
-        how = Clipping(
-            "" if self.loss is not None else self.loss_type,
-            self.epsilon_low,
-            self.epsilon_high,
-            self.importance_sampling_level == "sequence",
-            self.args.use_bias_correction_kl or self.loss is not None,
-        )
-        self._loss_terms.update(loss_terms(batch, batch["rollouts"], logps.detach(), entropies.detach(), how))
-
-    def take_loss_terms(self) -> dict[str, LossTerms]:
-        """What each rollout put into the loss of the last optimiser step, by its key, of all processes."""
-        terms, self._loss_terms = self._loss_terms, {}
-        if self.accelerator.num_processes > 1:
-            terms = {k: v for part in gather_object([terms]) for k, v in part.items()}
-        return terms
-
-    # ------------------------------------------------------------------------------------------------- the rest
+                out = model(packing=loss_pass.packing, entropy_grad=self._entropy_bonus_enabled)
+            logprobs, entropy = loss_pass.packing.pad(out.logprobs), loss_pass.packing.pad(out.entropy)
+        else:
+            whole = logits_to_keep == input_ids.shape[1]
+            logprobs, entropy, aux = super()._get_per_token_logps_and_entropies(
+                model,
+                input_ids,
+                attention_mask,
+                logits_to_keep - whole,
+                batch_size=batch_size,
+                compute_entropy=compute_entropy,
+                **kwargs,
+            )
+            if whole:
+                logprobs = nn.functional.pad(logprobs, (1, 0))
+                entropy = None if entropy is None else nn.functional.pad(entropy, (1, 0))
+        if loss_pass is not None:
+            without_kl_of_replayed(loss_pass.batch, logprobs)
+            if self.model.training and entropy is not None:
+                self.loss_terms.add(loss_pass.batch, logprobs.detach(), entropy.detach())
+        return logprobs, entropy, aux
 
     def _log_rollouts(self, mode: str) -> None:
         """TRL's own metrics and tables, which it fills where it generates itself."""
+        made = self.rollouts.generated
         if mode == "train":
-            self.state.num_input_tokens_seen += sum(len(r) for r in self.generated)
+            self.state.num_input_tokens_seen += sum(map(len, made))
         self._metrics[mode]["num_tokens"] = [float(self.state.num_input_tokens_seen)]
-        for name, value in completion_metrics(self.generated, self.num_generations).items():
+        for name, value in completion_metrics(made, self.num_generations).items():
             self._metrics[mode][name].append(value)
-        for rollout in self.generated:
+        for rollout in made:
             completion_logs(rollout, self._logs)
 
     def _prepared(self, model: Any, packed: bool) -> PreparedModel:
@@ -337,21 +284,6 @@ class GRPOEnvTrainer(ResumableTrainer):
         packed = packed and not self.aux_loss_enabled
         autocast = self.accelerator.autocast
         return PreparedModel(unwrapped, temperature=self.temperature, packed=packed, autocast=autocast)
-
-    def _frozen_copy(self, reference: Any) -> Any:
-        """A copy of the policy as reference model, with TRL's scoring head."""
-        reference.requires_grad_(False).eval()
-        add_fused_lm_head(reference, temperature=self.temperature)
-        return self.accelerator.prepare_model(reference, evaluation_mode=True)
-
-    def _save_beta(self, folder: Path) -> None:
-        assert self.beta_controller is not None
-        (folder / "beta.json").write_text(json.dumps(self.beta_controller.state_dict()))
-
-    def _load_beta(self, folder: Path) -> None:
-        assert self.beta_controller is not None
-        self.beta_controller.load_state_dict(json.loads((folder / "beta.json").read_text()))
-        self.beta = self.beta_controller.beta
 
     def _send_telemetry(self) -> None:
         """Training says nothing to anybody."""

@@ -8,28 +8,44 @@ the state embeddings of the shaped rewards, so these cost no pass of their own.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
+from accelerate.utils import is_peft_model
 from peft import PeftModel
-from trl.trainer.utils import use_adapter
+from torch import nn
+from transformers import PreTrainedModel
+from trl.trainer.utils import add_fused_lm_head, use_adapter
 
 from ..policy.prepared import PreparedModel, TokenScores
 from ..rollouts.rollout import Rollout
+
+
+def copy_of_policy(model: nn.Module, beta: float) -> nn.Module | None:
+    """The reference of a policy that is trained whole. None where there is no KL, and where adapters are trained:
+    without them the model is its own reference."""
+    return copy.deepcopy(model) if beta != 0.0 and not is_peft_model(model) else None
+
+
+def with_scoring_head(reference: nn.Module, temperature: float) -> None:
+    """Freeze a reference and give it TRL's scoring head, which TRL's loss expects of one."""
+    reference.requires_grad_(False).eval()
+    add_fused_lm_head(cast("PreTrainedModel", reference), temperature=temperature)
 
 
 class FrozenPass:
     """Passes of the policy and of its reference under `torch.no_grad`.
 
     reference: a frozen copy of the policy; None: the policy's own adapters, switched to those it started from. Rows
-    are scored `batch_size` at a time. `passes` counts forward passes.
+    are scored `batch_size` at a time.
     """
 
     def __init__(self, policy: PreparedModel, reference: PreparedModel | None, batch_size: int) -> None:
         self.policy = policy
         self.reference_copy = reference
         self.batch_size = batch_size
-        self.passes = 0
 
     def behaviour(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The same rollouts; those without `logprobs` get them under the policy as it is now."""
@@ -66,7 +82,6 @@ class FrozenPass:
         logprobs, found = [], []
         for start in range(0, len(rollouts), self.batch_size):
             part = rollouts[start : start + self.batch_size]
-            self.passes += 1
             turn_ids = [r.turn_ids for r in part] if embeddings else None
             scores = model.score([r.token_ids for r in part], [r.agent_mask for r in part], turn_ids)
             logprobs += scores.logprobs

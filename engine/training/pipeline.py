@@ -18,6 +18,8 @@ from datasets import Dataset
 
 from ...envs.seeds import seed_of
 from ..policy.prepared import PreparedModel, acting, inference
+from ..rollouts.advantages import advantage_method
+from ..rollouts.advantages.base import AdvantageMethod
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
 from ..rollouts.runner import RolloutRunner, Row, parse_row
@@ -60,9 +62,24 @@ class Request:
     reference: bool
 
 
+@dataclass(frozen=True)
+class RolloutOptions:
+    """How rollouts are made and what they are worth.
+
+    advantages: a method of `rollouts.advantages`. min_group_std: groups whose returns differ by less have no signal.
+    dynamic_rounds: DAPO's dynamic sampling, so many rounds at most (0: off). placement: where rollouts happen with
+    several processes; both give the same result.
+    """
+
+    advantages: AdvantageMethod = field(default_factory=lambda: advantage_method("group"))
+    min_group_std: float = 0.0
+    dynamic_rounds: int = 0
+    placement: Placement = "auto"
+
+
 class RolloutPipeline:
-    """The stages with their parts. replay: selective sample replay; dynamic_rounds: DAPO's dynamic sampling instead, so
-    many rounds at most (0: off), with rows of `dataset`. Which groups are filtered out is the scorer's word."""
+    """The stages with their parts. replay: selective sample replay, in the place of dynamic sampling, which draws other
+    rows of `dataset`. Which groups are filtered out is the scorer's word."""
 
     def __init__(
         self,
@@ -73,10 +90,9 @@ class RolloutPipeline:
         processes: Processes,
         phases: PhaseClock,
         dataset: Dataset,
+        options: RolloutOptions,
         *,
         replay: ReplayBuffer | None = None,
-        dynamic_rounds: int = 0,
-        placement: Placement = "auto",
         seed: int = 0,
     ) -> None:
         self.policy = policy
@@ -86,22 +102,21 @@ class RolloutPipeline:
         self.processes = processes
         self.phases = phases
         self.dataset = dataset
+        self.options = options
         self.replay = replay
-        self.dynamic_rounds = dynamic_rounds
-        self.placement: Placement = placement
         self.seed = seed
 
     def train(self, request: Request) -> StepRollouts:
         """Rollouts to train on: scored, selected, and shared out to the processes."""
         groups, metrics = self.collect(request)
-        if self.dynamic_rounds:
+        if self.options.dynamic_rounds:
             groups, generated = self.resample(groups, request)
         else:
             generated = groups
         if not self.processes.main:
             return self._shared([], [], {}, request)
         filtered = sum(not g.signal for g in generated) / max(len(generated), 1)
-        filters = self.replay is not None or self.dynamic_rounds > 0
+        filters = self.replay is not None or self.options.dynamic_rounds > 0
         if filters:
             groups, generated = _filtered(groups), _filtered(generated)
         batch = rollouts_of(groups) if self.replay is None else refill(groups, self.replay, request.step)
@@ -135,7 +150,7 @@ class RolloutPipeline:
         size, rows = self.scorer.group_size, list(request.rows)
         processes = self.processes
         seed = seed_of(self.seed, request.step, round_)
-        if processes.number > 1 and (self.placement == "main" or len(rows) % size):
+        if processes.number > 1 and (self.options.placement == "main" or len(rows) % size):
             everyone = processes.gather(rows)[::size]
             made = self._run(everyone, 0, seed, request.step) if processes.main else []
             return processes.share(processes.broadcast(made), len(rows))
@@ -160,7 +175,7 @@ class RolloutPipeline:
         so that the batch does not depend on their number.
         """
         made = list(groups)
-        for round_ in range(1, self.dynamic_rounds + 1):
+        for round_ in range(1, self.options.dynamic_rounds + 1):
             missing = self.processes.broadcast(sum(not g.signal for g in groups))
             if missing == 0:
                 break

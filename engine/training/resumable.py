@@ -62,6 +62,19 @@ class Resumable(Trainer):
             return None
         return super()._run_epoch(*args, **kwargs)
 
+    def checkpoint_of(self, step: int) -> Path | None:
+        """The checkpoint of this step, when it is the last one that was saved."""
+        path = self.last_checkpoint
+        return path if path is not None and path.name == f"{checkpoints.PREFIX}{step}" else None
+
+    def save_checkpoint(self) -> None:
+        """Save the present step now, outside the loop's own rhythm."""
+        self._save_checkpoint(self.model, None)
+
+    def tell_saved(self) -> None:
+        """Let the callbacks know of `save_checkpoint`, as the loop does of its own."""
+        self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder, step = Path(str(self.args.output_dir)), self.state.global_step
         problem = self._write_checkpoint(folder, step)

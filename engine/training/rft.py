@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from trl.trainer.grpo_config import GRPOConfig
 
 from ...configs.errors import GrpoTuiError
@@ -28,24 +26,35 @@ from ..rollouts.dataset import load_rows, to_dataset
 from ..rollouts.judging import make_judge
 from ..rollouts.prompts import fitting
 from ..rollouts.replay import ReplayBuffer
+from ..runs.control import ControlChannel
+from ..runs.writer import RecordWriter
 from . import checkpoints
-from .callback import RunCallback
+from .callbacks import RunCallbacks, Schedule, run_callbacks
+from .callbacks.beta import AutomaticBeta
+from .callbacks.findings import Findings
+from .callbacks.recording import GRPORecording
 from .checkpoints import Start, checkpoint_folder
 from .env_trainer import GRPOEnvTrainer
 from .losses import own_loss
-from .resumable import Resumable, StatePart
+from .phases import StepClock
+from .pipeline import RolloutOptions
+from .resumable import StatePart
+from .run import begin_at, when_there_is_room
 
 logger = logging.getLogger(__name__)
-
-ROOM_SECONDS = 10
-"""How long a run that has nowhere to write its result waits before it tries again."""
 
 
 class TrainingError(GrpoTuiError, ValueError):
     """Training cannot be done as configured; the message is one sentence for a person."""
 
 
-def run_rft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, start: Start | None = None) -> bool:
+def run_rft(
+    config: RunConfig,
+    run_dir: Path,
+    writer: RecordWriter,
+    control: ControlChannel | None = None,
+    start: Start | None = None,
+) -> bool:
     """Train, and leave the adapters in `training.output_dir`. True when all steps were made, False when stopped.
 
     writer: the run's record. control: requests of people. start: where a resumed run goes on. Raises errors whose
@@ -54,15 +63,15 @@ def run_rft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
     start = start or Start()
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
     recorder.event("phase", "loading the model and the data", name="loading")
-    trainer, callback = build_trainer(config, run_dir, recorder, control)
-    begin_at(start, trainer, callback)
+    trainer, callbacks = build_trainer(config, run_dir, recorder, control)
+    begin_at(start, trainer, callbacks, recorder)
     sink = wandb_sink(config, run_dir, recorder) if trainer.accelerator.is_main_process else None
     try:
         trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
     finally:
         if sink is not None:
             sink.close()
-    if callback.stopped:
+    if callbacks.requests.stopped:
         return False
     where = config.training.output_dir
     recorder.event("phase", f"saving the adapters to {where}", step=trainer.state.global_step, name="saving")
@@ -73,42 +82,9 @@ def run_rft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
     return saved
 
 
-def begin_at(start: Start, trainer: Resumable, callback: RunCallback) -> None:
-    """Tie a trainer's checkpoints to the record, and say where a resumed run goes on."""
-    recorder = callback.recorder
-    trainer.last_checkpoint = start.checkpoint
-    trainer.before_commit = lambda: recorder.guard("flush", lambda: recorder.writer.flush(timeout=10.0))
-    trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)
-    if start.record_from is not None:  # what is recorded of this step, its evaluation too, stays
-        callback.evaluated_at = start.record_from
-    if start.note:
-        recorder.event("record" if start.damaged else "phase", start.note, step=start.step, name="resumed")
-
-
-def when_there_is_room(save: Callable[[], object], recorder: StepRecorder, control: Any, where: str) -> bool:
-    """Save what the whole run was for, and wait while the disk refuses it. False when asked to stop meanwhile."""
-    told = False
-    while True:
-        try:
-            save()
-            return True
-        except (OSError, SafetensorError) as problem:
-            logger.exception("saving to %s", where)
-            if not told:
-                recorder.event(
-                    "record", f"{where} cannot be written ({problem}); the run waits and tries again until it can be"
-                )
-                told = True
-        for _ in range(ROOM_SECONDS):
-            time.sleep(1.0)
-            if control is not None and any(request.command == "stop" for request in control.poll()):
-                recorder.event("record", f"stopped without writing {where}; the last checkpoint has the adapters")
-                return False
-
-
 def build_trainer(
-    config: RunConfig, run_dir: Path, recorder: StepRecorder, control: Any = None
-) -> tuple[GRPOEnvTrainer, RunCallback]:
+    config: RunConfig, run_dir: Path, recorder: StepRecorder, control: ControlChannel | None = None
+) -> tuple[GRPOEnvTrainer, RunCallbacks]:
     """Everything that a run needs, put together but not started."""
     training = config.training
     world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -149,12 +125,13 @@ def build_trainer(
         train_dataset=to_dataset(rows),
         model=model,
         orchestrator=orchestrator,
-        advantages=advantage_method(training.advantages, training.compare_shaping),
+        options=RolloutOptions(
+            advantages=advantage_method(training.advantages, training.compare_shaping),
+            min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
+            dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
+            placement=training.placement,
+        ),
         replay=buffer,
-        min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
-        dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
-        beta_controller=controller,
-        placement=training.placement,
         prepare_env=prepare,
         loss=own_loss(training.loss_type),
     )
@@ -166,22 +143,23 @@ def build_trainer(
             lambda folder: checkpoints.load_rewards(orchestrator, folder),
         )
     )
-    callback = RunCallback(
+    clock = StepClock()
+    recording = GRPORecording(trainer, recorder, clock, controller)
+    recording.observers += [Findings(trainer, recorder, Diagnosis(config.rewards.diagnosis)), log_step]
+    callbacks = run_callbacks(
         trainer,
+        trainer.runner,
+        recording,
         recorder,
-        eval_rows=eval_rows,
-        eval_every=training.eval_every,
-        save_every=training.save_every,
-        save_minutes=training.save_minutes,
-        control=control,
-        diagnosis=Diagnosis(config.rewards.diagnosis),
+        clock,
+        Schedule(eval_rows, training.eval_every, training.save_every, training.save_minutes),
+        channel=control,
         seed=config.seed,
-        on_progress=print_progress,
+        beta=None if controller is None else AutomaticBeta(trainer, recorder, controller),
     )
-    trainer.add_callback(callback)
-    trainer.phases.on_begin = callback.progress.phase
+    trainer.phases.on_begin = callbacks.progress.phase
     recorder.vocabulary(tokenizer)
-    return trainer, callback
+    return trainer, callbacks
 
 
 def wandb_sink(config: RunConfig, run_dir: Path, recorder: StepRecorder) -> Any:
@@ -256,7 +234,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int) -> GRPOConfig:
         activation_checkpointing=False,  # `load_policy` switches on a better form of it
         seed=config.seed,
         logging_steps=1,
-        save_strategy="no",  # `RunCallback` decides
+        save_strategy="no",  # `CheckpointSchedule` decides
         report_to="none",
         disable_tqdm=True,
         use_cpu=use_cpu,
@@ -283,7 +261,7 @@ def save_final(trainer: GRPOEnvTrainer, folder: str) -> None:
             checkpoints.save_rewards(trainer.orchestrator, temporary)
 
 
-def print_progress(step: int, metrics: dict[str, Any]) -> None:
+def log_step(step: int, metrics: Mapping[str, Any]) -> None:
     """One plain line a step, for the run's log."""
     numbers = [metrics.get(name, float("nan")) for name in ("trl/reward", "success/train", "kl/mean", "time/step")]
     logger.info("step %d  reward %.3f  success %.2f  kl %.4f  %.2f s", step, *numbers)

@@ -5,11 +5,11 @@ TRL's `SFTTrainer` does the training; the demonstrations come to it as tokens an
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
 from trl.trainer.sft_config import SFTConfig as TRLConfig
@@ -21,29 +21,30 @@ from ..policy.models import load_policy, save_policy
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
 from ..rollouts.runner import RolloutRunner, Row
+from ..runs.control import ControlChannel
+from ..runs.writer import RecordWriter
+from .callbacks import Schedule, run_callbacks
+from .callbacks.recording import SFTRecording
 from .checkpoints import Start, checkpoint_folder, replacing
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
 from .phases import StepClock
 from .resumable import Resumable
-from .rft import begin_at, when_there_is_room
-from .sft_progress import SFTProgress
+from .run import begin_at, when_there_is_room
+
+logger = logging.getLogger(__name__)
 
 
 class ResumableSFTTrainer(Resumable, SFTTrainer):
-    """TRL's trainer with this project's checkpoints, and with what is needed to evaluate between steps."""
-
-    def __init__(self, *args: Any, runner: RolloutRunner, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.runner = runner
-        self.clock = StepClock()
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """One backward pass; the first of an optimiser step starts its clock."""
-        self.clock.begin()
-        return super().training_step(*args, **kwargs)
+    """TRL's trainer with this project's checkpoints."""
 
 
-def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, start: Start | None = None) -> bool:
+def run_sft(
+    config: RunConfig,
+    run_dir: Path,
+    writer: RecordWriter,
+    control: ControlChannel | None = None,
+    start: Start | None = None,
+) -> bool:
     """Train adapters as `config.sft` says and save them to `config.sft.output_dir`.
 
     writer: the run's record (`RunWriter`; on other ranks `NullWriter`). control: a `ControlChannel`. start: where a
@@ -68,24 +69,26 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
     demonstrations = collect(config, tokenizer, agent.knows)
     recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
     trainer = ResumableSFTTrainer(
-        runner=RolloutRunner(agent=agent, tokenizer=tokenizer, num_rollouts=1),
         model=model,
         args=_arguments(config, run_dir),
         train_dataset=Dataset.from_list([d.to_features() for d in demonstrations]),
         processing_class=tokenizer,
     )
-    progress = SFTProgress(
-        trainer,  # type: ignore[arg-type]
+    trainer.remove_callback(PrinterCallback)  # the recording writes lines of its own
+    clock = StepClock()
+    recording = SFTRecording(trainer, recorder, clock)
+    recording.observers.append(log_step)
+    callbacks = run_callbacks(
+        trainer,
+        RolloutRunner(agent=agent, tokenizer=tokenizer, num_rollouts=1),
+        recording,
         recorder,
-        eval_rows=_held_out(config, tokenizer),
-        save_every=sft.save_every,
-        save_minutes=sft.save_minutes,
-        control=control,
+        clock,
+        Schedule(_held_out(config, tokenizer), 0, sft.save_every, sft.save_minutes),
+        channel=control,
         seed=config.seed,
     )
-    trainer.add_callback(progress)
-    trainer.remove_callback(PrinterCallback)  # the progress writes lines of its own
-    begin_at(start, trainer, progress)
+    begin_at(start, trainer, callbacks, recorder)
     trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
     saved = True
     if trainer.accelerator.is_main_process:
@@ -101,7 +104,13 @@ def run_sft(config: RunConfig, run_dir: Path, writer: Any, control: Any = None, 
             step = trainer.state.global_step
             recorder.event("checkpoint", f"saved the adapters to {where}", step=step, path=where)
     trainer.accelerator.wait_for_everyone()
-    return saved and not progress.stopped
+    return saved and not callbacks.requests.stopped
+
+
+def log_step(step: int, metrics: Mapping[str, Any]) -> None:
+    """One plain line a step, for the run's log."""
+    numbers = [metrics.get(name, float("nan")) for name in ("train/loss", "train/token_accuracy", "time/step")]
+    logger.info("step %d  loss %.4f  tokens right %.3f  %.2f s", step, *numbers)
 
 
 def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callable[[str], bool]) -> list[Demonstration]:
@@ -157,7 +166,7 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         seed=config.seed,
         logging_steps=1,
         logging_strategy="steps",
-        save_strategy="no",  # `RunCallback` decides
+        save_strategy="no",  # `CheckpointSchedule` decides
         report_to=[],
         disable_tqdm=True,
         max_length=None,

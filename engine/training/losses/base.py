@@ -38,3 +38,12 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """e^d − d − 1 with d = log π_ref − log π, [B, T] (Schulman, "Approximating KL divergence", 2020)."""
     difference = ref_logprobs - logprobs
     return torch.exp(difference) - difference - 1
+
+
+def sum_over_tokens(loss: Loss, inputs: LossInputs, ref_logprobs: Tensor | None, beta: float) -> Tensor:
+    """The sum of `loss` and of beta times the KL over the agent's tokens, a scalar; ref_logprobs [B, T]: None for no
+    KL. The KL is k3 weighted by the ratio, as TRL's is when samples are not those of the present policy."""
+    per_token = loss(inputs)
+    if ref_logprobs is not None:
+        per_token = per_token + beta * inputs.ratio * kl_k3(inputs.logprobs, ref_logprobs)
+    return per_token.masked_fill(inputs.mask == 0, 0.0).sum()

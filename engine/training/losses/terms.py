@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from ...rollouts.rollout import Rollout
@@ -30,6 +32,24 @@ class Clipping:
     high: float
     by_sequence: bool
     corrected_kl: bool
+
+
+class LossTermsOfStep:
+    """The terms of all rollouts of an optimiser step, micro-batch by micro-batch, until they are taken."""
+
+    def __init__(self, how: Clipping) -> None:
+        self._how = how
+        self._terms: dict[str, LossTerms] = {}
+
+    def add(self, batch: Mapping[str, Any], logprobs: Tensor, entropy: Tensor) -> None:
+        """See `loss_terms`; a batch without its `rollouts` has no one to note them for."""
+        if "rollouts" in batch:
+            self._terms.update(loss_terms(batch, batch["rollouts"], logprobs, entropy, self._how))
+
+    def take(self, processes: int) -> dict[str, LossTerms]:
+        """Those of all processes, each of which asks; the next step begins with none."""
+        taken, self._terms = self._terms, {}
+        return taken if processes == 1 else {k: v for part in gather_object([taken]) for k, v in part.items()}
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ def trajectory(placement: str, world: int, rows_per_step: int = 16, **changes: A
         )
         trainer.train()
         logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-        shares = {k: v for k, v in trainer.step_metrics.items() if k.startswith("grpo/")}
+        shares = {k: v for k, v in trainer.rollouts.metrics.items() if k.startswith("grpo/")}
         return {
             "loss": [entry["loss"] for entry in logs],
             "kl": [entry["kl"] for entry in logs],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from functools import cache
 from typing import Any, ClassVar
 
@@ -13,7 +14,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.grpo_config import GRPOConfig
 
+from grpo_tui.engine.rollouts.advantages import advantage_method
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
+from grpo_tui.engine.training.pipeline import RolloutOptions
 from grpo_tui.engine.training.tiny.tokenizer import train_tokenizer
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.loading import load_env_class
@@ -175,6 +178,9 @@ def arguments(folder: Any, **changes: Any) -> GRPOConfig:
 def make_trainer(folder: Any, rows: list[dict[str, Any]], model: Any = None, agent: Any = None, **changes: Any) -> Any:
     """A trainer around playback rows; keyword arguments go to the trainer or, if it knows them, to its arguments."""
     own = {k: changes.pop(k) for k in list(changes) if k in OWN}
+    if isinstance(changes.get("advantages"), str):
+        changes["advantages"] = advantage_method(changes["advantages"])
+    options = RolloutOptions(**{k: changes.pop(k) for k in list(changes) if k in OPTIONS})
     model = model if model is not None else policy()
     return GRPOEnvTrainer(
         agent or StillAgent(model),
@@ -182,20 +188,10 @@ def make_trainer(folder: Any, rows: list[dict[str, Any]], model: Any = None, age
         args=arguments(folder, **changes),
         train_dataset=Dataset.from_list(rows),
         model=model,
+        options=options,
         **own,
     )
 
 
-OWN = {
-    "orchestrator",
-    "advantages",
-    "replay",
-    "min_group_std",
-    "dynamic_rounds",
-    "beta_controller",
-    "placement",
-    "prepare_env",
-    "packed",
-    "loss",
-    "callbacks",
-}
+OWN = {"orchestrator", "replay", "prepare_env", "packed", "loss", "callbacks"}
+OPTIONS = {field.name for field in fields(RolloutOptions)}

@@ -11,6 +11,7 @@ import torch
 
 from grpo_tui.configs.sections import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.policy.prepared import PreparedModel
 from grpo_tui.engine.rollouts.trial import TrialError
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 
@@ -148,8 +149,16 @@ def test_the_returned_dictionary_has_the_required_tensors(tmp_path):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_log_probs_are_those_of_the_full_trajectories(tmp_path, packed):
-    trainer, output = generate(tmp_path, packed=packed)
+def test_log_probs_are_those_of_the_full_trajectories(tmp_path, packed, monkeypatch):
+    passes: list[int] = []
+    score = PreparedModel.score
+
+    def counted(self: Any, token_ids: Any, *rest: Any) -> Any:
+        passes.append(len(token_ids))
+        return score(self, token_ids, *rest)
+
+    monkeypatch.setattr(PreparedModel, "score", counted)
+    _, output = generate(tmp_path, packed=packed)
     ids, attention = output["prompt_completion_ids"], output["attention_mask"]
     mask = output["agent_token_mask"].bool()
     with torch.no_grad():
@@ -157,7 +166,7 @@ def test_log_probs_are_those_of_the_full_trajectories(tmp_path, packed):
     fresh = torch.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None])[..., 0]
     for key in ("old_per_token_logps", "ref_per_token_logps"):
         assert torch.allclose(output[key][:, 1:][mask[:, 1:]], fresh[mask[:, 1:]], atol=1e-5)
-    assert trainer.frozen.passes == 2  # one for the policy that acted, one for the reference
+    assert passes == [20, 20]  # one pass of the policy that acted, one of the reference
 
 
 def test_advantages_reward_are_the_rewards_of_the_environment(tmp_path):
@@ -276,8 +285,8 @@ def test_a_step_runs_on_two_real_environments_in_one_batch(tmp_path):
     logs = next(entry for entry in trainer.state.log_history if "loss" in entry)
     assert np.isfinite(logs["loss"])
     assert {"reward", "kl", "entropy", "completions/mean_length"} <= set(logs)
-    assert {s.trajectory.env for s in trainer.generated} == {"visual", "calculator"}
-    assert len(trainer.generated) == 16
+    assert {s.trajectory.env for s in trainer.rollouts.generated} == {"visual", "calculator"}
+    assert len(trainer.rollouts.generated) == 16
     after = dict(model.named_parameters())
     assert all(torch.isfinite(after[n]).all() for n in before)
     assert any(not torch.equal(after[n], p) for n, p in before.items())

@@ -16,9 +16,12 @@ from grpo_tui.configs.sections import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.record.step_recorder import StepRecorder
 from grpo_tui.engine.rollouts.rollout import Rollout
+from grpo_tui.engine.runs.null_writer import NullWriter
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
-from grpo_tui.engine.training.callback import RunCallback
+from grpo_tui.engine.training.callbacks import Schedule, run_callbacks
+from grpo_tui.engine.training.callbacks.recording import GRPORecording
+from grpo_tui.engine.training.phases import StepClock
 from grpo_tui.engine.training.rft import build_trainer, run_rft
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
@@ -62,7 +65,10 @@ def acting_trainer(folder: Any, **changes: Any) -> Any:
 
 def test_a_record_that_fails_is_told_once_and_training_goes_on(tmp_path, caplog):
     trainer = acting_trainer(tmp_path, max_steps=3)
-    trainer.add_callback(RunCallback(trainer, StepRecorder(Broken())))
+    broken: Any = Broken()
+    recorder, clock, schedule = StepRecorder(broken), StepClock(), Schedule((), 0, 0, 0.0)
+    recording = GRPORecording(trainer, recorder, clock, None)
+    run_callbacks(trainer, trainer.runner, recording, recorder, clock, schedule, channel=None, seed=0)
     with caplog.at_level(logging.ERROR):
         trainer.train()
     assert trainer.state.global_step == 3
@@ -98,9 +104,9 @@ def test_recorded_numbers_are_those_that_were_trained_on(tmp_path, base):
     config = load_config(folder / "config.yaml")
     writer = RunWriter(folder)
     recorder = StepRecorder(writer)
-    trainer, callback = build_trainer(config, folder, recorder)
+    trainer, callbacks = build_trainer(config, folder, recorder)
     kept: dict[int, list[Any]] = {}
-    callback.on_progress = lambda step, values: kept.update({step: list(trainer.generated)})
+    callbacks.recording.observers.append(lambda step, _: kept.update({step: list(trainer.rollouts.generated)}))
     trainer.train()
     writer.flush(10)
     writer.close()
@@ -143,10 +149,9 @@ def test_reference_log_probs_and_embeddings_come_from_one_pass(tmp_path):
 
     base.register_forward_hook(count)
     trainer.train()
-    assert trainer.frozen.passes == 2  # one in each of two steps
-    assert calls["backbone"] == 4  # and one with gradient in each
+    assert calls["backbone"] == 4  # in each of two steps one frozen pass and one with gradient
     assert train_forwards == [False, True, False, True]
-    assert all(s.embeddings is not None and s.ref_logprobs is not None for s in trainer.generated)
+    assert all(s.embeddings is not None and s.ref_logprobs is not None for s in trainer.rollouts.generated)
 
 
 def test_embeddings_are_means_of_last_hidden_states_over_a_turns_tokens(tmp_path):
@@ -155,7 +160,7 @@ def test_embeddings_are_means_of_last_hidden_states_over_a_turns_tokens(tmp_path
     trainer = acting_trainer(tmp_path, orchestrator=RewardOrchestrator(config=RewardsConfig()), beta=0.1, max_steps=1)
     trainer.train()
     model = policy(lora=True)  # as it was at the start: the reference
-    for sample in trainer.generated[:4]:
+    for sample in trainer.rollouts.generated[:4]:
         with torch.no_grad():
             hidden = model(input_ids=torch.from_numpy(sample.token_ids)[None], output_hidden_states=True).hidden_states
         last = hidden[-1][0].numpy()
@@ -183,7 +188,7 @@ def test_a_rollout_without_a_trajectory_is_not_recorded_and_the_one_beside_it_is
     arrays |= {"turn_ids": np.array([-1, 0], np.int16), "rewards": np.zeros(2, np.float32)}
     rows: list[Any] = []
 
-    class Writer:
+    class Writer(NullWriter):
         def trajectories(self, step: int, records: Any) -> None:
             rows.extend(records)
 

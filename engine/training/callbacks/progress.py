@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from ..record.step_recorder import StepRecorder
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ...record.step_recorder import StepRecorder
+from ..phases import StepClock
 
 
-class StepProgress:
-    """Turns what the parts of a step say about themselves into the run's `Progress`.
+class StepProgress(TrainerCallback):
+    """Turns what the parts of a step say about themselves into the run's `Progress`, and starts the step's clock.
 
     Phases in order: `rollouts` (those that have ended, of how many), `log-probs`, `rewards`, `update` (micro-batches);
     beside them `evaluation` (held-out rollouts) and `checkpoint`.
     """
 
-    def __init__(self, recorder: StepRecorder) -> None:
+    def __init__(self, recorder: StepRecorder, clock: StepClock) -> None:
         self._recorder = recorder
+        self._clock = clock
         self.micro_batches = 0
         """Micro-batches of an optimiser step."""
         self._updated = 0
@@ -21,10 +27,26 @@ class StepProgress:
         self.acting = "rollouts"
         """What rollouts are made for: `rollouts` of a step, or an `evaluation`."""
 
-    def step(self, micro_batches: int) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Steps follow."""
+        self._recorder.event("phase", "training", step=state.global_step, name="training")
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """A step begins."""
-        self.micro_batches, self._updated, self._scored = micro_batches, 0, False
-        self._tell("update", 0, micro_batches)
+        self._clock.begin()
+        self.micro_batches, self._updated, self._scored = args.gradient_accumulation_steps, 0, False
+        self._tell("update", 0, self.micro_batches)
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """One more micro-batch has gone through."""
+        self._updated += 1
+        self._tell("update", self._updated, self.micro_batches)
 
     def rollouts(self, ended: int, total: int) -> None:
         """So many rollouts have ended."""
@@ -40,11 +62,6 @@ class StepProgress:
             self._tell("update", self._updated, self.micro_batches)
         elif name == "logprobs":
             self._tell("log-probs")
-
-    def micro_batch(self) -> None:
-        """One more micro-batch has gone through."""
-        self._updated += 1
-        self._tell("update", self._updated, self.micro_batches)
 
     def checkpoint(self) -> None:
         """A checkpoint is being written."""

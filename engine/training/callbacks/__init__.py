@@ -1,0 +1,88 @@
+"""What happens around the optimiser steps of a run, one file an idea.
+
+| callback | what it does |
+|---|---|
+| `CheckpointSchedule` | says when a checkpoint is due |
+| `GRPORecording`, `SFTRecording` | record each step, and show it to observers (`Findings`, the log) |
+| `AutomaticBeta` | moves beta |
+| `HeldOutEvaluation` | measures success |
+| `StepProgress` | tells where the step is |
+| `RunRequests` | pauses, saves, stops |
+
+Every process has them all, in this order; only the main one records and listens to requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...record.step_recorder import StepRecorder
+from ...rollouts.runner import RolloutRunner, Row
+from ...runs.control import ControlChannel
+from ..phases import StepClock
+from ..resumable import Resumable
+from .beta import AutomaticBeta
+from .checkpointing import CheckpointSchedule
+from .evaluation import HeldOutEvaluation
+from .progress import StepProgress
+from .recording import StepRecording
+from .requests import RunRequests
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a run is evaluated (on `eval_rows`, every so many steps) and saved (every so many steps, or minutes).
+    0: only before the first step and after the last."""
+
+    eval_rows: Sequence[Row]
+    eval_every: int
+    save_every: int
+    save_minutes: float
+
+
+@dataclass(frozen=True)
+class RunCallbacks:
+    """The callbacks of one run."""
+
+    checkpoints: CheckpointSchedule
+    recording: StepRecording
+    evaluation: HeldOutEvaluation
+    progress: StepProgress
+    requests: RunRequests
+    beta: AutomaticBeta | None = None
+
+    def add_to(self, trainer: Resumable) -> None:
+        """From now on they act; the order matters (see above)."""
+        parts = (self.checkpoints, self.recording, self.beta, self.evaluation, self.progress, self.requests)
+        for callback in parts:
+            if callback is not None:
+                trainer.add_callback(callback)
+
+
+def run_callbacks(
+    trainer: Resumable,
+    runner: RolloutRunner,
+    recording: StepRecording,
+    recorder: StepRecorder,
+    clock: StepClock,
+    schedule: Schedule,
+    *,
+    channel: ControlChannel | None,
+    seed: int,
+    beta: AutomaticBeta | None = None,
+) -> RunCallbacks:
+    """The callbacks of a run, given to its trainer.
+
+    runner: plays the held-out tasks. recording: what is recorded of a step. channel: requests of people (None: none).
+    """
+    progress = StepProgress(recorder, clock)
+    runner.on_progress = progress.rollouts
+    evaluation = HeldOutEvaluation(
+        trainer, runner, recorder, progress, clock, rows=schedule.eval_rows, every=schedule.eval_every, seed=seed
+    )
+    checkpoints = CheckpointSchedule(trainer, recorder, every=schedule.save_every, minutes=schedule.save_minutes)
+    requests = RunRequests(trainer, recorder, progress, clock, channel)
+    callbacks = RunCallbacks(checkpoints, recording, evaluation, progress, requests, beta)
+    callbacks.add_to(trainer)
+    return callbacks

@@ -1,0 +1,30 @@
+"""What all callbacks of a run have in common: when they act."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+Logs = dict[str, float]
+"""The trainer's own numbers of an optimiser step, by TRL's names."""
+
+
+class AfterStep(TrainerCallback):
+    """Acts once after each optimiser step: its numbers are known, and its checkpoint is not written yet."""
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Logs | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """See `after_step`. The trainer also logs a summary at the end, which is no step: it has no loss."""
+        if logs and "loss" in logs:
+            self.after_step(state, control, logs)
+
+    def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
+        """Optimiser step `state.global_step` was made; what is set in `control` is done next."""
+        raise NotImplementedError

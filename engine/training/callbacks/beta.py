@@ -1,0 +1,53 @@
+"""Beta that follows the measured KL: `BetaController`, once after each step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from transformers import TrainerControl, TrainerState
+
+from ...policy.kl import BetaController
+from ...record.step_recorder import StepRecorder
+from ..env_trainer import GRPOEnvTrainer
+from ..resumable import StatePart
+from .base import AfterStep, Logs
+
+FILE = "beta.json"
+
+
+class AutomaticBeta(AfterStep):
+    """Moves the trainer's beta by the controller's rule, on every process from the same (already averaged) KL, and
+    keeps the controller's state in the checkpoints."""
+
+    def __init__(self, trainer: GRPOEnvTrainer, recorder: StepRecorder, controller: BetaController) -> None:
+        self._trainer = trainer
+        self._recorder = recorder
+        self._controller = controller
+        trainer.state_parts.append(StatePart(self._save, self._load, everywhere=True))
+
+    def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
+        """Take in the step's KL."""
+        kl, controller = logs.get("kl"), self._controller
+        if kl is None or not -1e9 < kl < 1e9:
+            return
+        change = controller.update(float(kl), state.global_step)
+        self._trainer.beta = controller.beta
+        if change is not None and self._trainer.accelerator.is_main_process:
+            self._recorder.event(
+                "beta",
+                f"beta {change.old:.4g} → {change.new:.4g}: {change.reason}",
+                step=state.global_step,
+                **{"from": change.old, "to": change.new},
+                reason=change.reason,
+                mean_kl=change.mean_kl,
+                target_kl=controller.config.target_kl,
+                tolerance=controller.config.kl_tolerance,
+            )
+
+    def _save(self, folder: Path) -> None:
+        (folder / FILE).write_text(json.dumps(self._controller.state_dict()))
+
+    def _load(self, folder: Path) -> None:
+        self._controller.load_state_dict(json.loads((folder / FILE).read_text()))
+        self._trainer.beta = self._controller.beta

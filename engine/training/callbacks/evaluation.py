@@ -1,0 +1,106 @@
+"""Success on held-out tasks: before the first step, every so many steps, and after the last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from accelerate.utils import gather_object
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from ...policy.prepared import acting
+from ...record.step_recorder import StepRecorder
+from ...rollouts.evaluation import Evaluation, evaluate
+from ...rollouts.runner import RolloutRunner, Row
+from ..phases import StepClock
+from ..resumable import Resumable
+from .base import AfterStep, Logs
+from .progress import StepProgress
+
+
+class HeldOutEvaluation(AfterStep):
+    """Evaluates `rows` greedily and at temperature 1, every process its share; with no rows it does nothing.
+
+    every: steps between evaluations (0: only before the first step and after the last).
+    """
+
+    def __init__(
+        self,
+        trainer: Resumable,
+        runner: RolloutRunner,
+        recorder: StepRecorder,
+        progress: StepProgress,
+        clock: StepClock,
+        *,
+        rows: Sequence[Row],
+        every: int,
+        seed: int,
+    ) -> None:
+        self._trainer = trainer
+        self._runner = runner
+        self._recorder = recorder
+        self._progress = progress
+        self._clock = clock
+        self.rows = list(rows)
+        self.every = every
+        self.seed = seed
+        self.evaluated_at = -1
+        """The last step whose evaluation is recorded."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Where the policy stands before the first step."""
+        if state.global_step == 0:
+            self.evaluate(0)
+
+    def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
+        """Evaluate when it is due."""
+        step = state.global_step
+        if step >= state.max_steps or (self.every and step % self.every == 0):
+            self.evaluate(step)
+
+    def evaluate(self, step: int) -> None:
+        """Evaluate the policy of this step and record it; nothing when that was done."""
+        if not self.rows or self.evaluated_at == step:
+            return
+        self.evaluated_at = step
+        self._recorder.event("phase", "evaluating", step=step, name="evaluating")
+        began = time.perf_counter()
+        accelerator = self._trainer.accelerator
+        self._progress.acting = "evaluation"
+        with acting(accelerator.unwrap_model(self._trainer.model)):
+            greedy, sampled = (self._at_temperature(step, temperature) for temperature in (0.0, 1.0))
+        self._progress.acting = "rollouts"
+        seconds = time.perf_counter() - began
+        if accelerator.is_main_process:
+            self._record(step, greedy, sampled, seconds)
+        self._clock.forget(seconds)
+
+    def _record(self, step: int, greedy: Evaluation, sampled: Evaluation, seconds: float) -> None:
+        success = {"success/eval_greedy": greedy.success, "success/eval_sampled": sampled.success}
+        self._recorder.values(step, {**success, "time/evaluate": seconds})
+        self._recorder.trajectories(step, greedy.rollouts, "eval")
+        self._recorder.event(
+            "eval",
+            f"held-out success {greedy.success:.0%} greedy, {sampled.success:.0%} at temperature 1 ({greedy.n} tasks)",
+            step=step,
+            split="eval",
+            greedy=greedy.success,
+            sampled=sampled.success,
+            n=greedy.n,
+        )
+
+    def _at_temperature(self, step: int, temperature: float) -> Evaluation:
+        accelerator = self._trainer.accelerator
+        return evaluate(
+            self._runner,
+            self.rows,
+            temperature=temperature,
+            seed=self.seed,
+            step=step,
+            process_index=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+            gather=gather_object if accelerator.num_processes > 1 else None,
+        )

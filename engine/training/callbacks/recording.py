@@ -1,0 +1,107 @@
+"""What the record gets of each step: status, TRL's numbers, and in reinforcement fine-tuning the rollouts, too."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from ...policy.kl import BetaController
+from ...record.step_recorder import StepRecorder, memory_metrics
+from ...runs.types import LossTerms
+from ..env_trainer import GRPOEnvTrainer
+from ..phases import StepClock
+from ..resumable import Resumable
+from .base import AfterStep, Logs
+
+logger = logging.getLogger(__name__)
+
+Observer = Callable[[int, Mapping[str, Any]], None]
+"""Called on the main process with a step and its metrics as they were recorded."""
+
+
+class StepRecording(AfterStep):
+    """Records each step on the main process; what that is, `measure` says. observers: are told after each step."""
+
+    def __init__(self, trainer: Resumable, recorder: StepRecorder, clock: StepClock) -> None:
+        self._is_main = trainer.accelerator.is_main_process
+        self._recorder = recorder
+        self._clock = clock
+        self.observers: list[Observer] = []
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The run is running, with so many steps to make."""
+        writer = self._recorder.writer
+        self._recorder.guard(
+            "status", lambda: writer.status("running", step=state.global_step, total_steps=state.max_steps)
+        )
+
+    def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
+        """Record the step."""
+        state.log_history = state.log_history[-1:]  # the record has all of them
+        if not self._is_main:
+            return
+        step = state.global_step
+        times = {"time/record": self._recorder.take_seconds()}  # of the step before: this one's is being spent
+        values = self.record(step, logs, {**times, "time/step": self._clock.take()})
+        self._recorder.guard("status", lambda: self._recorder.writer.status("running", step=step))
+        for observer in self.observers:
+            observer(step, values)
+
+    def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
+        """Record a step, and return its metrics as recorded."""
+        raise NotImplementedError
+
+
+class GRPORecording(StepRecording):
+    """Records the step's rollouts and all that was measured."""
+
+    def __init__(
+        self, trainer: GRPOEnvTrainer, recorder: StepRecorder, clock: StepClock, controller: BetaController | None
+    ) -> None:
+        super().__init__(trainer, recorder, clock)
+        self._trainer = trainer
+        self._loss: Mapping[str, LossTerms] = {}
+        self._target: dict[str, float] = {}
+        if controller is not None:
+            self._target = {
+                "kl/target": controller.config.target_kl,
+                "kl/tolerance": controller.config.kl_tolerance,
+            }
+
+    def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
+        """Record the step; every process tells what its rollouts put into the loss."""
+        self._loss = self._trainer.loss_terms.take(self._trainer.accelerator.num_processes)
+        super().after_step(state, control, logs)
+
+    def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
+        """See `StepRecorder.step`. Beta is the one that the step was made with."""
+        made = self._trainer.rollouts
+        phases = self._trainer.phases.take()
+        measured = {**made.metrics, **phases, "kl/beta": self._trainer.beta, **times, **self._target}
+        return self._recorder.step(step, logs, measured, made.generated, made.replayed, self._loss)
+
+
+class SFTRecording(StepRecording):
+    """Records the numbers of a step of supervised fine-tuning."""
+
+    NAMES: ClassVar = {
+        "loss": "train/loss",
+        "grad_norm": "train/grad_norm",
+        "learning_rate": "train/learning_rate",
+        "entropy": "train/entropy",
+        "mean_token_accuracy": "train/token_accuracy",
+        "num_tokens": "tokens/total",
+    }
+    """TRL's names and ours."""
+
+    def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
+        """Those of TRL's numbers that mean something here, times and memory."""
+        values = {self.NAMES[name]: float(value) for name, value in logs.items() if name in self.NAMES}
+        values = {**values, **times, **memory_metrics()}
+        self._recorder.values(step, values)
+        return values
