@@ -117,6 +117,8 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
     classes += [
         (f"rewards.penalty_rules.{i}.class_path", r.class_path) for i, r in enumerate(config.rewards.penalty_rules)
     ]
+    extra = config.rewards.extra_components
+    classes += [(f"rewards.extra_components.{name}.class_path", c.class_path or "") for name, c in extra.items()]
     for key, class_path in classes:
         file, colon, _ = class_path.rpartition(":")
         if colon and file.endswith(".py"):

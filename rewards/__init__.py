@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from .breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
 
 if TYPE_CHECKING:
-    from .coherence import TrajectoryCoherenceAnalyzer
+    from .components import RewardComponent, RewardInputs
+    from .components.coherence import TrajectoryCoherenceAnalyzer
     from .curiosity import CuriosityDrivenRewardModule
     from .dynamics import DynamicsModel
     from .embedding import HashedEmbedder, pool_step_embeddings
-    from .orchestrator import RewardError, RewardOrchestrator
+    from .errors import RewardError
+    from .orchestrator import RewardOrchestrator
     from .penalties import PenaltyRule
     from .result import RewardResult
 
@@ -25,10 +27,12 @@ _HEAVY = {
     "DynamicsModel": "dynamics",
     "HashedEmbedder": "embedding",
     "PenaltyRule": "penalties",
-    "RewardError": "orchestrator",
+    "RewardComponent": "components",
+    "RewardError": "errors",
+    "RewardInputs": "components",
     "RewardOrchestrator": "orchestrator",
     "RewardResult": "result",
-    "TrajectoryCoherenceAnalyzer": "coherence",
+    "TrajectoryCoherenceAnalyzer": "components.coherence",
     "pool_step_embeddings": "embedding",
 }
 
@@ -40,7 +44,9 @@ __all__ = [
     "Penalty",
     "PenaltyRule",
     "RewardBreakdown",
+    "RewardComponent",
     "RewardError",
+    "RewardInputs",
     "RewardOrchestrator",
     "RewardResult",
     "StepReward",

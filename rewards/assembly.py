@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..configs.sections.rewards import COMPONENTS
 from ..envs.trajectory import Trajectory
 from .breakdown import ComponentValue, NormalizedBy, Penalty, RewardBreakdown, StepReward
 from .detectors import SAME
@@ -57,7 +56,7 @@ def assemble(
     values: for each component its raw rewards, float64 [N], and where they are defined, bool [N]. A value that is not
     finite counts as not defined, and in `rewards/nonfinite`. penalties: of each step of each trajectory.
     """
-    names = (*(n for n in values if n not in COMPONENTS), *(n for n in COMPONENTS if n in values))
+    names = tuple(values)
     steps, rollouts = batch.rollout.numel(), len(batch.counts)
     raw = torch.zeros(len(names), steps, dtype=torch.float64)
     normalized = torch.zeros_like(raw)

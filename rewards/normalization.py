@@ -6,13 +6,13 @@ Statistics are read while a batch is scored and change only in `update`, so equa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..configs.sections.rewards import COMPONENTS, NormalizationConfig
+from ..configs.sections.rewards import Normalization, NormalizationConfig
 from .moments import Moments, merge
 
 
@@ -42,13 +42,14 @@ class RewardNormalizer:
     clipped. `group`: see `group_normalized`. `none`: r.
     """
 
-    def __init__(self, config: NormalizationConfig, components: Iterable[str]) -> None:
+    def __init__(self, config: NormalizationConfig, modes: Mapping[str, Normalization]) -> None:
         self.config = config
-        self.running: dict[str, Moments] = {name: Moments() for name in components}
+        self._modes = dict(modes)
+        self.running: dict[str, Moments] = {name: Moments() for name in modes}
 
-    def mode(self, component: str) -> str:
-        """How this component is normalised; what is none of this program's own is a reward function."""
-        return getattr(self.config, component if component in COMPONENTS else "functions")
+    def mode(self, component: str) -> Normalization:
+        """How this component is normalised; what is none of the configured ones is a reward function."""
+        return self._modes.get(component, self.config.functions)
 
     def statistics(self, component: str) -> Moments:
         """The running statistics of a component; of one that was never seen, empty ones."""

@@ -13,35 +13,29 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..configs.errors import GrpoTuiError
 from ..configs.sections.rewards import POTENTIALS, RewardsConfig
-from ..envs.tools import ToolSpec
-from ..envs.trajectory import Step, Trajectory
+from ..envs.trajectory import Trajectory
 from ..envs.user_code import UserCodeError, find_class
 from .assembly import StepBatch, assemble
 from .breakdown import Penalty
-from .coherence import TrajectoryCoherenceAnalyzer
+from .components import Correctness, RewardComponent, RewardInputs, Values, make_components
+from .components.curiosity import CuriosityReward
 from .curiosity import CuriosityDrivenRewardModule
 from .embedding import Embedder, HashedEmbedder
+from .errors import RewardError
 from .moments import Moments
 from .normalization import RewardNormalizer
-from .penalties import Episode, PenaltyRule, PenaltyRuleError, make_rules
+from .penalties import PenaltyRule, make_rules
+from .penalties.checking import PenaltyChecker
 from .potential import potential_differences
 from .result import RewardResult
 from .scores import scored_components
 
 STATE_FORMAT = 1
 
-Correctness = bool | float | None
-"""Whether the final answer is right: True or False, a score of its own scale, or None where nobody knows."""
-
-
-class RewardError(GrpoTuiError, ValueError):
-    """Rewards cannot be computed as configured; the message says what is missing and what would be right."""
-
 
 class RewardOrchestrator:
-    """Computes the dense reward of trajectories: task, environment, curiosity, coherence and penalties.
+    """Computes the dense reward of trajectories from the components of `rewards.components`.
 
     Weights given here take the place of those in `config`. `embedding_dim` may be left out: it is then that of the
     first embeddings. Used the same way offline and online; of several processes, one scores the rollouts of all.
@@ -71,17 +65,23 @@ class RewardOrchestrator:
         }
         changed = {name: value for name, value in given.items() if value is not None}
         self.config = RewardsConfig.model_validate({**base.model_dump(), **changed})
-        self.weights = {name: float(getattr(self.config, f"w_{name}")) for name in self.config.components}
-        self.normalizer = RewardNormalizer(self.config.used_normalization, self.weights)
-        self.coherence_module = TrajectoryCoherenceAnalyzer(self.config.coherence)
-        self.curiosity_module: CuriosityDrivenRewardModule | None = None
+        self.weights = self.config.weights
+        self.normalizer = RewardNormalizer(
+            self.config.used_normalization, {name: self.config.normalization_of(name) for name in self.weights}
+        )
+        self.components = make_components(self.config, seed)
         self.embedder = embedder if embedder is not None else _embedder(self.config.embedder)
-        self.rules = list(rules) if rules is not None else make_rules(self.config)
-        self.seed = seed
+        self.penalties = PenaltyChecker(list(rules) if rules is not None else make_rules(self.config))
         self._pending: dict[str, Moments] = {}
-        self._tools: dict[int, tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]]] = {}
-        if embedding_dim is not None and self._wants_curiosity:
-            self._curiosity(embedding_dim)
+        curiosity = self.components.get("curiosity")
+        if embedding_dim is not None and isinstance(curiosity, CuriosityReward) and curiosity.counts:
+            curiosity.make(embedding_dim)
+
+    @property
+    def curiosity_module(self) -> CuriosityDrivenRewardModule | None:
+        """The module of R_curiosity; None before it is needed."""
+        curiosity = self.components.get("curiosity")
+        return curiosity.module if isinstance(curiosity, CuriosityReward) else None
 
     @classmethod
     def from_config(
@@ -127,60 +127,48 @@ class RewardOrchestrator:
         if groups is not None and len(groups) != len(trajectories):
             raise RewardError(f"{len(trajectories)} trajectories, but {len(groups)} groups")
         batch = StepBatch.of(trajectories, groups)
-        steps = [step for t in trajectories for step in t.steps]
+        own = env_rewards if env_rewards is not None else [[s.reward for s in t.steps] for t in trajectories]
+        if [len(row) for row in own] != list(batch.counts):
+            raise RewardError("env_rewards needs one number for each step of each trajectory")
         keys = [[step.action_key for step in t.steps] for t in trajectories]
-        states = self._embeddings(trajectories, batch.counts, embeddings)
-        penalties = [self._check(Episode(t, self._tools_of(t), k)) for t, k in zip(trajectories, keys, strict=True)]
-        last, everywhere = batch.last, torch.ones_like(batch.last)
-        values: dict[str, tuple[Tensor, Tensor]] = {}
-        scored = scored_components(steps)
-        for name in self.weights:
-            if name == "task":
-                if trajectories and all(t.judged_by for t in trajectories):
-                    continue  # reward functions judge: their scores stand for themselves
-                outcome = [self._task_reward(t, c) for t, c in zip(trajectories, correctness, strict=True) if t.steps]
-                task = torch.zeros(len(steps), dtype=torch.float64)
-                task[last] = torch.tensor(outcome, dtype=torch.float64)
-                judged = torch.tensor([bool(t.judged_by) for t in trajectories for _ in t.steps], dtype=torch.bool)
-                values[name] = (task, last & ~judged)
-            elif name == "environment" and self.weights[name]:
-                own = env_rewards if env_rewards is not None else [[s.reward for s in t.steps] for t in trajectories]
-                if [len(row) for row in own] != list(batch.counts):
-                    raise RewardError("env_rewards needs one number for each step of each trajectory")
-                values[name] = (torch.tensor([r for row in own for r in row], dtype=torch.float64), everywhere)
-            elif name == "curiosity" and states is not None and self._wants_curiosity:
-                flat_keys = [key for row in keys for key in row]
-                module = self._curiosity(states.shape[-1])
-                values[name] = (module.compute(states, steps, flat_keys, ~last), ~last)
-            elif name == "coherence" and (states is not None or not self.config.coherence.similarity):
-                values[name] = self.coherence_module.compute(states, keys)
-            elif name == "penalty":
-                amounts = [sum(p.amount for p in at) for row in penalties for at in row]
-                values[name] = (torch.tensor(amounts, dtype=torch.float64), everywhere)
+        inputs = RewardInputs(
+            trajectories,
+            correctness,
+            steps=[step for t in trajectories for step in t.steps],
+            keys=keys,
+            env_rewards=[r for row in own for r in row],
+            last=batch.last,
+            states=self._embeddings(trajectories, batch.counts, embeddings),
+            penalties=[self._check(t, k) for t, k in zip(trajectories, keys, strict=True)],
+        )
+        values = {
+            name: _fitting(name, component.compute(inputs), inputs) for name, component in self.components.items()
+        }
+        found = {name: value for name, value in values.items() if value is not None}
         if self.config.shaping == "potential":
             for name in POTENTIALS:
-                if name in values:
-                    values[name] = (potential_differences(*values[name], last), everywhere)
+                if name in found:
+                    found[name] = (potential_differences(*found[name], batch.last), torch.ones_like(batch.last))
         weights = {name: self.config.weight(name, step) for name in self.weights}
+        scored = scored_components(inputs.steps)
         weights |= {name: component.weight for name, component in scored.items()}
-        values |= {name: (component.raw, component.defined) for name, component in scored.items()}
-        result, self._pending = assemble(batch, values, weights, penalties, self.normalizer)
+        scores = {name: (component.raw, component.defined) for name, component in scored.items()}
+        result, self._pending = assemble(batch, scores | found, weights, inputs.penalties, self.normalizer)
         if update:
             self.update()
-        if "curiosity" in values:
-            result = replace(result, metrics={**result.metrics, **self._curiosity_metrics()})
-        return result
+        measured = {k: v for name in found for k, v in self.components[name].metrics().items()}
+        return replace(result, metrics={**result.metrics, **measured})
 
     def update(self) -> None:
-        """Take the last scored batch into the running statistics and let the dynamics model learn from it."""
+        """Take the last scored batch into the running statistics and let the components learn from it."""
         batch, self._pending = self._pending, {}
         self.normalizer.update(batch)
-        if self.curiosity_module is not None:
-            self.curiosity_module.update()
+        for component in self.components.values():
+            component.update()
 
     def _calculate_penalties(self, trajectory: Trajectory) -> list[Penalty]:
         """All penalties of a trajectory, in order of steps and rules."""
-        return [p for step in self._check(Episode(trajectory, self._tools_of(trajectory))) for p in step]
+        return [penalty for step in self._check(trajectory) for penalty in step]
 
     def _normalize_rewards(self, rewards_tensor: Tensor, component_name: str) -> Tensor:
         """`rewards_tensor` (any shape) normalised as this component is configured, by the statistics as they stand.
@@ -191,18 +179,16 @@ class RewardOrchestrator:
         return self.normalizer.normalize(flat, component_name).view(rewards_tensor.shape)
 
     def state_facts(self) -> dict[str, Any]:
-        """Running statistics and the version of the dynamics model, as JSON values."""
-        module = self.curiosity_module
-        return {
-            "format": STATE_FORMAT,
-            "statistics": self.normalizer.to_json(),
-            "curiosity": module.state_facts() if module else None,
-        }
+        """Running statistics and what the components know, as JSON values."""
+        facts: dict[str, Any] = {"format": STATE_FORMAT, "statistics": self.normalizer.to_json(), "curiosity": None}
+        return facts | {name: component.state_facts() for name, component in self._stateful().items()}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Weights, optimiser and random state of the dynamics model, by flat names; never empty."""
-        module = self.curiosity_module
-        return {"format": torch.tensor([STATE_FORMAT]), **(module.state_tensors() if module else {})}
+        """What the components know as tensors, by flat names; never empty."""
+        tensors = {"format": torch.tensor([STATE_FORMAT])}
+        for name, component in self._stateful().items():
+            tensors |= {_tensor_name(name, key): value for key, value in component.state_tensors().items()}
+        return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """The inverse of `state_tensors` and `state_facts`.
@@ -211,69 +197,22 @@ class RewardOrchestrator:
         """
         if facts.get("format") != STATE_FORMAT:
             raise RewardError(f"the saved rewards have format {facts.get('format')}, this version reads {STATE_FORMAT}")
-        if facts["curiosity"] is not None and self._wants_curiosity:
-            try:
-                self._curiosity(int(facts["curiosity"]["embedding_dim"])).load_state(tensors, facts["curiosity"])
-            except (RuntimeError, KeyError) as error:
-                raise RewardError(
-                    "the saved dynamics model does not fit rewards.curiosity: keep hidden and lora_rank as they were, "
-                    f"or start a new run ({str(error).splitlines()[0]})"
-                ) from error
+        for name, component in self.components.items():
+            if facts.get(name) is not None:
+                prefix = _tensor_name(name, "")
+                own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+                component.load_state(own, facts[name])
         self.normalizer.load_json(facts["statistics"])
         self._pending = {}
 
-    @property
-    def _wants_curiosity(self) -> bool:
-        return self.weights.get("curiosity", 0.0) > 0
+    def _stateful(self) -> dict[str, RewardComponent]:
+        return {name: c for name, c in self.components.items() if c.state_facts() is not None}
 
-    def _curiosity(self, embedding_dim: int) -> CuriosityDrivenRewardModule:
-        if self.curiosity_module is None:
-            self.curiosity_module = CuriosityDrivenRewardModule(embedding_dim, self.config.curiosity, seed=self.seed)
-        known = self.curiosity_module.model.embedding_dim
-        if known != embedding_dim:
-            raise RewardError(f"the dynamics model knows embeddings of width {known}, these have {embedding_dim}")
-        return self.curiosity_module
-
-    def _curiosity_metrics(self) -> dict[str, float]:
-        module = self.curiosity_module
-        if module is None:
-            return {}
-        loss = {} if module.loss is None else {"curiosity/dynamics_loss": module.loss}
-        return {"curiosity/cache_hit_rate": module.hit_rate, "curiosity/version": float(module.model.version), **loss}
-
-    def _tools_of(self, trajectory: Trajectory) -> dict[str, ToolSpec]:
-        """Tools by name; trajectories of an environment share the tuple, so it is looked up by identity."""
-        found = self._tools.get(id(trajectory.tools))
-        if found is None or found[0] is not trajectory.tools:
-            if len(self._tools) > 256:
-                self._tools.clear()
-            found = self._tools[id(trajectory.tools)] = (trajectory.tools, {t.name: t for t in trajectory.tools})
-        return found[1]
-
-    def _check(self, episode: Episode) -> list[tuple[Penalty, ...]]:
+    def _check(self, trajectory: Trajectory, keys: Sequence[str] | None = None) -> list[tuple[Penalty, ...]]:
         """The penalties of each step."""
         if "penalty" not in self.weights:
-            return [()] * len(episode.steps)
-        found: list[tuple[Penalty, ...]] = []
-        for step in episode.steps:
-            here: tuple[Penalty, ...] = ()
-            for rule in self.rules:
-                try:
-                    penalty = rule.check(episode, step)
-                except Exception as error:
-                    raise PenaltyRuleError(
-                        f"penalty rule {rule.id} failed at step {step.index} of trajectory {episode.trajectory.id}: "
-                        f"{type(error).__name__}: {error}"
-                    ) from error
-                if penalty is not None:
-                    here += (_checked(penalty, rule, step),)
-            found.append(here)
-        return found
-
-    def _task_reward(self, trajectory: Trajectory, correctness: Correctness) -> float:
-        if correctness is not None:
-            return float(correctness)
-        return 0.0 if self.weights.get("environment") else float(trajectory.env_reward or 0.0)
+            return [()] * len(trajectory.steps)
+        return self.penalties.check(trajectory, keys)
 
     def _embeddings(
         self, trajectories: Sequence[Trajectory], counts: Sequence[int], embeddings: Sequence[Tensor] | Tensor | None
@@ -299,10 +238,18 @@ class RewardOrchestrator:
         return torch.cat([rows.float() for rows in embeddings]) if counts else None
 
 
-def _checked(penalty: Any, rule: PenaltyRule, step: Step) -> Penalty:
-    if not isinstance(penalty, Penalty) or not penalty.amount <= 0:
-        raise PenaltyRuleError(f"penalty rule {rule.id} must return None or a Penalty with an amount <= 0")
-    return penalty if penalty.step == step.index else replace(penalty, step=step.index)
+def _fitting(name: str, values: Values | None, batch: RewardInputs) -> Values | None:
+    """What a component gave. Raises RewardError where it is not one number for each step."""
+    steps = len(batch.steps)
+    if values is not None and [tuple(v.shape) for v in values] != [(steps,), (steps,)]:
+        shapes = " and ".join(str(tuple(v.shape)) for v in values)
+        raise RewardError(f"the reward component {name} gave shapes {shapes} for {steps} steps: one number a step")
+    return values
+
+
+def _tensor_name(component: str, name: str) -> str:
+    """The name of a component's tensor among all; those of curiosity have no prefix, which checkpoints count on."""
+    return name if component == "curiosity" else f"{component}.{name}"
 
 
 def _embedder(name: str) -> Embedder | None:

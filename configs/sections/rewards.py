@@ -24,6 +24,7 @@ EMBEDDERS = ("reference", "hashed", "none")
 Normalization = Literal["zscore", "scale_only", "group", "none"]
 """How one component is normalised; docs/ARCHITECTURE.md, "Rewards", says when to use which."""
 
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _CLASS_PATH = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[^:]+\.py:[A-Za-z_]\w*)")
 
 
@@ -134,6 +135,27 @@ class PenaltyRuleConfig(Section):
         return value
 
 
+class ExtraComponentConfig(Section):
+    """A reward component besides the built-in ones."""
+
+    class_path: str | None = None
+    """`package.module.Class`, or `path/to/file.py:Class`: a subclass of `grpo_tui.rewards.components.RewardComponent`;
+    null: the one that comes with the package under this name."""
+    weight: float = Field(default=1.0, ge=0)
+    """What its normalised value is multiplied by."""
+    normalization: Normalization = "none"
+    """See `rewards.normalization`."""
+    embeddings: bool = False
+    """Whether it reads the state embeddings of the steps."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+
+    @field_validator("class_path")
+    @classmethod
+    def _is_class_path(cls, value: str | None) -> str | None:
+        return None if value is None else _class_path(value)
+
+
 class DiagnosisConfig(Section):
     """Thresholds of the detectors that watch the recorded batches."""
 
@@ -189,6 +211,8 @@ class RewardsConfig(Section):
     penalties: PenaltyAmounts = PenaltyAmounts()
     penalty_rules: list[PenaltyRuleConfig] = Field(default_factory=list)
     """Penalty rules of your own, besides the built-in ones."""
+    extra_components: dict[str, ExtraComponentConfig] = Field(default_factory=dict)
+    """Further components by the name under which they are recorded and shown."""
     diagnosis: DiagnosisConfig = DiagnosisConfig()
 
     @model_validator(mode="before")
@@ -223,6 +247,16 @@ class RewardsConfig(Section):
             )
         return value
 
+    @field_validator("extra_components")
+    @classmethod
+    def _own_names(cls, value: dict[str, ExtraComponentConfig]) -> dict[str, ExtraComponentConfig]:
+        for name in value:
+            if name in COMPONENTS:
+                raise ValueError(f"{name} is a built-in component: give yours another name")
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name: use lower-case letters, digits and _, a letter first")
+        return value
+
     @field_validator("embedder")
     @classmethod
     def _usable_embedder(cls, value: str, info: ValidationInfo) -> str:
@@ -249,6 +283,8 @@ class RewardsConfig(Section):
 
     def weight(self, component: str, step: int = 0) -> float:
         """The weight of a component after `step` optimiser steps."""
+        if component in self.extra_components:
+            return self.extra_components[component].weight
         full = float(getattr(self, f"w_{component}"))
         if component not in SHAPED or not self.anneal_steps:
             return full
@@ -265,7 +301,18 @@ class RewardsConfig(Section):
     @property
     def needs_embeddings(self) -> bool:
         """Whether some component that carries weight reads state embeddings."""
-        return self.w_curiosity > 0 or (self.w_coherence > 0 and self.coherence.similarity)
+        own = any(extra.embeddings and extra.weight > 0 for extra in self.extra_components.values())
+        return own or self.w_curiosity > 0 or (self.w_coherence > 0 and self.coherence.similarity)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each component that is on before it is annealed, in the order in which they are added up."""
+        return {name: self.weight(name) for name in (*self.components, *self.extra_components)}
+
+    def normalization_of(self, component: str) -> Normalization:
+        """How a component is normalised."""
+        extra = self.extra_components.get(component)
+        return getattr(self.used_normalization, component) if extra is None else extra.normalization
 
     @property
     def needs_reference_embeddings(self) -> bool:

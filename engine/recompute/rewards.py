@@ -31,6 +31,8 @@ class Rewards:
         self.own_rules = bool(config.penalty_rules)
         if self.own_rules:
             report.given["penalties of your own rules"] = "their code is not run here"
+        for name in config.extra_components:
+            report.given[f"raw {name}"] = "its code is not run here"
         for name in ("curiosity", "coherence"):
             if getattr(config, f"w_{name}"):
                 report.given[f"raw {name}"] = "it comes from hidden states, which are not recorded"
@@ -95,7 +97,7 @@ class Rewards:
 
     def _sums(self, item: Item, breakdown: RewardBreakdown) -> None:
         after = item.record.policy_version
-        weights = {name: self.config.weight(name, after) for name in self.config.components}
+        weights = {name: self.config.weight(name, after) for name in self.config.weights}
         for i, step in enumerate(breakdown.steps):
             place = f"{item.place}, turn {i + 1}"
             for name, value in step.components.items():
@@ -125,7 +127,7 @@ class Rewards:
             by = {
                 name: self._statistics(item, name, now, sums)
                 for name in counts
-                if getattr(settings, name, "none") != "none"
+                if self.config.normalization_of(name) != "none"
             }
             for i, step in enumerate(breakdown.steps):
                 place = f"{item.place}, turn {i + 1}"
@@ -153,7 +155,7 @@ class Rewards:
         if used is None:
             self.report.given[f"normalised {name}"] = "the record does not say by what (it is of an earlier version)"
             return None
-        mode = getattr(self.config.used_normalization, name)
+        mode = self.config.normalization_of(name)
         self.report.same(item.place, f"how {name} is normalised", used.mode, mode)
         mean, std = used.mean, used.std
         if mode == "group":

@@ -68,7 +68,9 @@ def test_statistics_survive_json_bit_for_bit():
 
 
 def normalizer(**config) -> RewardNormalizer:
-    return RewardNormalizer(NormalizationConfig(**config), ["task", "curiosity", "coherence"])
+    settings = NormalizationConfig(**config)
+    names = ("task", "curiosity", "coherence")
+    return RewardNormalizer(settings, {name: getattr(settings, name) for name in names})
 
 
 def test_statistics_are_frozen_while_a_batch_is_scored():

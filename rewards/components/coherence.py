@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..configs.sections.rewards import CoherenceConfig
-from .repetition import repeated
+from ...configs.sections.rewards import CoherenceConfig, RewardsConfig
+from ..repetition import repeated
+from .base import RewardComponent, RewardInputs, Values
 
 
 class TrajectoryCoherenceAnalyzer:
@@ -40,6 +41,19 @@ class TrajectoryCoherenceAnalyzer:
             similarity[1:] = cosine_to_previous(embeddings)
         rewards = torch.where(again, -self.config.repetition_penalty, similarity)
         return torch.where(first, 0.0, rewards), ~first
+
+
+class CoherenceReward(RewardComponent):
+    """See `TrajectoryCoherenceAnalyzer`."""
+
+    def __init__(self, config: RewardsConfig) -> None:
+        self.module = TrajectoryCoherenceAnalyzer(config.coherence)
+
+    def compute(self, batch: RewardInputs) -> Values | None:
+        """Undefined at the first step of a trajectory, which has none before it."""
+        if batch.states is None and self.module.config.similarity:
+            return None
+        return self.module.compute(batch.states, batch.keys)
 
 
 def cosine_to_previous(states: Tensor) -> Tensor:

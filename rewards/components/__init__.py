@@ -1,0 +1,67 @@
+"""What the reward of a step is made of: one component a file, by name in `COMPONENTS`.
+
+To add one, copy `given.py`'s `PenaltyReward` and enter the class in `EXTRA`; one in a file of your own needs no entry.
+Either gets its weight from the configuration: `rewards.extra_components: {name: {weight: 0.1, class_path: …}}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...configs.sections.rewards import ExtraComponentConfig, RewardsConfig
+from ...envs.user_code import UserCodeError, find_class
+from ..errors import RewardError
+from .base import Correctness, RewardComponent, RewardInputs, Values
+from .coherence import CoherenceReward
+from .curiosity import CuriosityReward
+from .given import EnvironmentReward, PenaltyReward, TaskReward
+
+__all__ = ["Correctness", "RewardComponent", "RewardInputs", "Values", "make_components"]
+
+BUILT_IN: dict[str, Callable[[RewardsConfig, int], RewardComponent]] = {
+    "task": lambda config, seed: TaskReward(config),
+    "environment": lambda config, seed: EnvironmentReward(config),
+    "curiosity": CuriosityReward,
+    "coherence": lambda config, seed: CoherenceReward(config),
+    "penalty": lambda config, seed: PenaltyReward(),
+}
+"""Those with a section of their own in the configuration, made from it and a seed."""
+
+EXTRA: dict[str, type[RewardComponent]] = {}
+"""Further ones that come with the package, known by name in `rewards.extra_components`."""
+
+
+def make_components(config: RewardsConfig, seed: int) -> dict[str, RewardComponent]:
+    """The components of a run by name, in the order in which they are added up.
+
+    Raises RewardError for one of `extra_components` that is not known or cannot be used.
+    """
+    made = {name: BUILT_IN[name](config, seed) for name in config.components}
+    return made | {name: _extra(name, extra) for name, extra in config.extra_components.items()}
+
+
+def _extra(name: str, config: ExtraComponentConfig) -> RewardComponent:
+    where = f"rewards.extra_components.{name}"
+    if config.class_path is None:
+        if name not in EXTRA:
+            known = f" (there are {', '.join(EXTRA)})" if EXTRA else ""
+            raise RewardError(
+                f"{where}: no component of this name comes with the package{known}; give the class of your own: "
+                "class_path: path/to/file.py:Class"
+            )
+        found = EXTRA[name]
+    else:
+        where = f"{where}: {config.class_path}"
+        try:
+            found = find_class(config.class_path)
+        except UserCodeError as error:
+            raise RewardError(f"rewards.extra_components.{name}: {error}") from error
+        if not issubclass(found, RewardComponent) or found.compute is RewardComponent.compute:
+            raise RewardError(
+                f"{where} is no reward component: derive it from grpo_tui.rewards.components.RewardComponent and write "
+                "compute(self, batch)"
+            )
+    try:
+        return found(**config.options)
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"{where} does not take these options: {error}") from error

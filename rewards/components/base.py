@@ -1,0 +1,68 @@
+"""What a component of the reward is given, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...envs.trajectory import Step, Trajectory
+from ..breakdown import Penalty
+
+Correctness = bool | float | None
+"""Whether the final answer is right: True or False, a score of its own scale, or None where nobody knows."""
+
+
+@dataclass(frozen=True)
+class RewardInputs:
+    """A batch to be rewarded: all N steps of B trajectories, one after another.
+
+    trajectories, correctness: B of each. steps, env_rewards (the environment's own reward of each step): N of each.
+    keys: the canonical action of each step, by trajectory. last: bool [N], True at the last step of each trajectory.
+    states: float32 [N, D], the state embedding of each step; None where no component asks for them. penalties: what
+    the rules found at each step, by trajectory.
+    """
+
+    trajectories: Sequence[Trajectory]
+    correctness: Sequence[Correctness]
+    steps: Sequence[Step]
+    keys: Sequence[Sequence[str]]
+    env_rewards: Sequence[float]
+    last: Tensor
+    states: Tensor | None
+    penalties: Sequence[Sequence[tuple[Penalty, ...]]]
+
+
+Values = tuple[Tensor, Tensor]
+"""Raw rewards, float64 [N], and where they are defined, bool [N]."""
+
+
+class RewardComponent:
+    """One component. To add one, write `compute`; the rest is for components that learn.
+
+    A user's own is made with the `options` of its entry in `rewards.extra_components`.
+    """
+
+    def compute(self, batch: RewardInputs) -> Values | None:
+        """The raw reward of each step, before normalisation and weight; None: nothing can be said about this batch."""
+        raise NotImplementedError
+
+    def update(self) -> None:
+        """Learn from the batch that was computed last."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Numbers for the record, by their names."""
+        return {}
+
+    def state_facts(self) -> dict[str, Any] | None:
+        """What a resumed run must know, as JSON values; None: nothing."""
+        return None
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What a resumed run must know, as tensors by flat names."""
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """The inverse of the two above."""
