@@ -127,7 +127,7 @@ class RewardOrchestrator:
         if groups is not None and len(groups) != len(trajectories):
             raise RewardError(f"{len(trajectories)} trajectories, but {len(groups)} groups")
         batch = StepBatch.of(trajectories, groups)
-        own = env_rewards if env_rewards is not None else [[s.reward for s in t.steps] for t in trajectories]
+        own = env_rewards if env_rewards is not None else [[s.reward or 0.0 for s in t.steps] for t in trajectories]
         if [len(row) for row in own] != list(batch.counts):
             raise RewardError("env_rewards needs one number for each step of each trajectory")
         keys = [[step.action_key for step in t.steps] for t in trajectories]
