@@ -46,7 +46,7 @@ GOALS = frozenset({"task", "environment"})
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutSummary:
     """What detectors need of one trajectory: its reward by component (sums over its steps), and what it did."""
 
     id: str
@@ -65,14 +65,14 @@ class Batch:
     """One training step: its rollouts, and its metrics by flat name."""
 
     step: int
-    rollouts: Sequence[Rollout]
+    rollouts: Sequence[RolloutSummary]
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 Detector = Callable[[Sequence[Batch], DiagnosisConfig], list[Finding]]
 
 
-def rollout_of(trajectory: Trajectory, breakdown: RewardBreakdown, tokens: int = 0) -> Rollout:
+def rollout_of(trajectory: Trajectory, breakdown: RewardBreakdown, tokens: int = 0) -> RolloutSummary:
     """A trajectory and its reward as detectors see them."""
     sums: dict[str, float] = defaultdict(float)
     for step in breakdown.steps:
@@ -81,10 +81,12 @@ def rollout_of(trajectory: Trajectory, breakdown: RewardBreakdown, tokens: int =
                 sums[name] += value.contribution
     total = math.nan if breakdown.total is None else breakdown.total
     goals = GOALS | {score.name for step in trajectory.steps for score in step.scores}
-    return Rollout(trajectory.id, trajectory.group, total, sums, trajectory.correct, trajectory.actions, tokens, goals)
+    return RolloutSummary(
+        trajectory.id, trajectory.group, total, sums, trajectory.correct, trajectory.actions, tokens, goals
+    )
 
 
-def advantage_shares(rollouts: Iterable[Rollout]) -> dict[str, float]:
+def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
     """The share of each component in the variance of the advantage; they add up to 1, or there are none.
 
     With c_i a component's sum over rollout i minus its group's mean and A_i = sum over components of c_i (GRPO's
@@ -255,14 +257,14 @@ DETECTORS: dict[str, Detector] = {
 }
 
 
-def _groups(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
-    groups: dict[str, list[Rollout]] = defaultdict(list)
+def _groups(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:
+    groups: dict[str, list[RolloutSummary]] = defaultdict(list)
     for rollout in rollouts:
         groups[rollout.group].append(rollout)
     return [g for g in groups.values() if all(math.isfinite(r.total) for r in g)]
 
 
-def _is_flat(group: Sequence[Rollout]) -> bool:
+def _is_flat(group: Sequence[RolloutSummary]) -> bool:
     return max(r.total for r in group) - min(r.total for r in group) <= SAME
 
 
@@ -271,7 +273,7 @@ def _flat_share(batch: Batch) -> float | None:
     return fmean(_is_flat(g) for g in groups) if groups else None
 
 
-def _ids(rollouts: Iterable[Rollout], limits: DiagnosisConfig) -> tuple[str, ...]:
+def _ids(rollouts: Iterable[RolloutSummary], limits: DiagnosisConfig) -> tuple[str, ...]:
     return tuple(r.id for r in rollouts)[: limits.evidence]
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from ..configs.sections.rewards import DiagnosisConfig
 from ..envs.trajectory import Trajectory
 from .breakdown import RewardBreakdown
-from .detectors import DETECTORS, Batch, Detector, Finding, Rollout, rollout_of
+from .detectors import DETECTORS, Batch, Detector, Finding, RolloutSummary, rollout_of
 from .metrics import flat
 
-__all__ = ["Batch", "Diagnosis", "Finding", "Rollout", "batch_of", "rollout_of"]
+__all__ = ["Batch", "Diagnosis", "Finding", "RolloutSummary", "batch_of", "rollout_of"]
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..configs.sections.rewards import Normalization, NormalizationConfig
+from ..configs.sections.rewards import COMPONENTS, Normalization, NormalizationConfig
 from .moments import Moments, merge
 
 

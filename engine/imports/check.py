@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...configs.sections.rewards import DiagnosisConfig
-from ...rewards.detectors import DETECTORS, Batch, Finding, Rollout
+from ...rewards.detectors import DETECTORS, Batch, Finding, RolloutSummary
 from ..runs.query import Query
 from ..runs.reader import RunReader
 from ..runs.types import TrajectoryRow
@@ -78,7 +78,7 @@ def _troubles(reader: RunReader, limits: DiagnosisConfig) -> Iterator[Found]:
 def _batches(reader: RunReader, bad: set[int], rewarded: bool) -> Iterator[tuple[int | None, Batch]]:
     """Batches in order of steps; rollouts of no step are one batch. A rollout whose reward is unknown is not judged."""
     step: int | None = None
-    held: list[Rollout] = []
+    held: list[RolloutSummary] = []
     for row in _pages(reader, Query(sort="step")):
         if held and row.step != step:
             yield step, Batch(step or 0, held)
@@ -97,10 +97,10 @@ def _pages(reader: RunReader, query: Query) -> Iterator[TrajectoryRow]:
         offset += len(rows)
 
 
-def _rollout(row: TrajectoryRow, is_nan: bool) -> Rollout:
+def _rollout(row: TrajectoryRow, is_nan: bool) -> RolloutSummary:
     """A row as detectors see it. Its components stand for what rises; words between calls are no action."""
     total = math.nan if is_nan or row.reward is None else row.reward
     prefix = "component."
     parts = {k.removeprefix(prefix): float(v) for k, v in row.extra.items() if k.startswith(prefix) and v is not None}
     actions = tuple(a for a in row.actions if a != "(text)")
-    return Rollout(row.id, row.group, total, parts or {"reward": total}, row.correct, actions, row.tokens or 0)
+    return RolloutSummary(row.id, row.group, total, parts or {"reward": total}, row.correct, actions, row.tokens or 0)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
-from grpo_tui.rewards.detectors import DETECTORS, Batch, Finding, Rollout, advantage_shares
+from grpo_tui.rewards.detectors import DETECTORS, Batch, Finding, RolloutSummary, advantage_shares
 from grpo_tui.rewards.diagnosis import Diagnosis, batch_of
 
 from .episodes import good
@@ -28,7 +28,7 @@ def batch(
 ) -> Batch:
     """Two groups of four rollouts."""
     rollouts = [
-        Rollout(
+        RolloutSummary(
             f"{step}-{i}",
             f"{step}-g{i // 4}",
             task(i) + coherence(i),
@@ -60,9 +60,9 @@ def test_shares_of_the_advantage_add_up_to_one():
     shares = advantage_shares(batches[0].rollouts)
     assert sum(shares.values()) == pytest.approx(1.0)
     # By hand: one group, task 0/1, coherence 0/2 in the same direction. A = c_task + c_coherence = 3 c_task.
-    simple = [Rollout(str(i), "g", 3.0 * i, {"task": float(i), "coherence": 2.0 * i}) for i in (0, 1)]
+    simple = [RolloutSummary(str(i), "g", 3.0 * i, {"task": float(i), "coherence": 2.0 * i}) for i in (0, 1)]
     assert advantage_shares(simple) == pytest.approx({"task": 1 / 3, "coherence": 2 / 3})
-    assert advantage_shares([Rollout("a", "g", 1.0, {"task": 1.0})]) == {}
+    assert advantage_shares([RolloutSummary("a", "g", 1.0, {"task": 1.0})]) == {}
 
 
 def test_a_component_that_makes_most_of_the_advantage():
