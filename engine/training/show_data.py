@@ -7,6 +7,7 @@ asked for, and the messages are shown as they are.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -47,6 +48,15 @@ def told(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
     if bridge is not None:
         yield ""
         yield from _lengths([*tasks, *held_out], bridge, config)
+
+
+def columns(config: RunConfig) -> str:
+    """The names of the dataset's columns, as a list in JSON. Raises SourceError."""
+    from ..rollouts.sources import read_table
+
+    data = config.data
+    assert data.source is not None
+    return json.dumps(read_table(data.source, name=data.name, split=data.split, revision=data.revision).column_names)
 
 
 def _lengths(tasks: Sequence[dict[str, Any]], bridge: Any, config: RunConfig) -> Iterator[str]:
@@ -90,13 +100,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training.show_data", description=__doc__)
     parser.add_argument("config")
     parser.add_argument("rows", type=int)
+    parser.add_argument("--columns", action="store_true", help="print the columns only, as a list in JSON")
     parser.add_argument("--tokens", action="store_true", help="count in tokens of the configured model")
     given = parser.parse_args(arguments)
     from ...configs import load_config
     from ..launch.life import one_sentence
 
     try:
-        for line in told(load_config(given.config), given.rows, given.tokens):
+        config = load_config(given.config)
+        for line in [columns(config)] if given.columns else told(config, given.rows, given.tokens):
             print(line)
     except Exception as problem:  # whatever a model, a template or a hub raises
         print(one_sentence(problem), file=sys.stderr)

@@ -101,3 +101,30 @@ def test_what_the_users_code_lacks_is_said_by_the_dry_run(cli: Cli, folder: Path
     assert answer.returncode == 1
     assert said in answer.stderr
     assert answer.stderr.count("\n") == 1
+
+
+def test_init_writes_a_configuration_and_a_reward_that_train(cli: Cli, folder: Path):
+    (folder / "rewards.py").unlink()
+    answer = cli("init", "--model", "builtin:tiny", "--dataset", "data.jsonl", "--hardware", "cpu")
+    assert answer.returncode == 0, answer.stderr
+    assert "accuracy    raw" in answer.stdout and "accuracy: said" in answer.stdout
+    assert cli("config", "check", "grpo.yaml").returncode == 0
+    again = cli("init", "--model", "builtin:tiny", "--dataset", "data.jsonl")
+    assert again.returncode == 2 and "--force writes over it" in again.stderr
+
+
+def test_init_without_answers_or_data_says_so(cli: Cli, folder: Path):
+    (folder / "plain.jsonl").write_text('{"prompt": "a"}\n' * 4)
+    answer = cli("init", "--dataset", "plain.jsonl", "--no-check", "--force")
+    assert answer.returncode == 0, answer.stderr
+    assert "def quality(completions" in (folder / "rewards.py").read_text()
+    assert "nobody to ask" in cli("init", "--force").stderr
+    gone = cli("init", "--force", "--dataset", "gone.jsonl")
+    assert gone.returncode == 2 and "there is no file or folder gone.jsonl" in gone.stderr
+
+
+def test_doctor_says_the_memory_of_a_model_from_its_config(cli: Cli):
+    answer = cli("doctor", "--model", "builtin:tiny")
+    assert answer.returncode == 0, answer.stderr
+    assert "million in float32" in answer.stdout and "at the peak, about" in answer.stdout
+    assert "cannot be had" in cli("doctor", "--model", "nobody/nothing", HF_HUB_OFFLINE="1").stderr

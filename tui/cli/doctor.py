@@ -12,11 +12,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 
-from .common import ExitCode, RunsDir, say
+from .common import ExitCode, RunsDir, SetOption, fail, say
 
 HELP = "Check versions, devices, disk and terminal; say what is missing and how to get it."
 
@@ -36,8 +36,23 @@ class Finding:
     cure: str = ""
 
 
-def doctor(runs_dir: RunsDir = None) -> None:
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="Say what memory training this model needs (a hub id, a folder or a preset), and nothing else.",
+            show_default=False,
+        ),
+    ] = None,
+    set_: SetOption = None,
+    runs_dir: RunsDir = None,
+) -> None:
     """Print what was found; ends with 1 when training cannot work as things are."""
+    if model is not None:
+        _memory(model, set_)
+        return
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
 
     missing = 0
@@ -49,6 +64,26 @@ def doctor(runs_dir: RunsDir = None) -> None:
         say(f"{missing} thing{'s' if missing > 1 else ''} missing")
         raise typer.Exit(ExitCode.FAILED)
     say("everything that training needs is here")
+
+
+def _memory(model: str, set_: list[str] | None) -> None:
+    """What the model needs, from its config alone; a process of its own reads it."""
+    from ...configs import Option, presets
+    from ..text import literal
+    from .config import load
+    from .processes import ask
+
+    preset = model.removesuffix(".yaml")
+    if preset in presets():
+        config = load(preset, set_)
+    else:
+        config = load(None, set_, options={"model.base": Option("--model", model)})
+    answer = ask("grpo_tui.engine.policy.memory", config)
+    if answer.problem:
+        fail(literal(answer.problem))
+    say(literal(f"to train {config.model.base} (nothing is downloaded but its config):"))
+    for line in answer.text.splitlines():
+        say(literal(line))
 
 
 def _findings(home: Path) -> Iterator[Finding]:

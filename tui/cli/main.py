@@ -16,6 +16,7 @@ from . import config as cli_config
 from . import data as cli_data
 from . import doctor as cli_doctor
 from . import export as cli_export
+from . import init as cli_init
 from . import inspect as cli_inspect
 from . import online as cli_online
 from . import repair as cli_repair
@@ -39,6 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("train", help=cli_train.HELP)(cli_train.train)
+app.command("init", help=cli_init.HELP)(cli_init.init)
 app.command("inspect", help=cli_inspect.HELP)(cli_inspect.inspect)
 app.command("check", help=cli_check.HELP)(cli_check.check)
 app.command("runs", help=cli_runs.RUNS_HELP)(cli_runs.runs)

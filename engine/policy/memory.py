@@ -1,0 +1,152 @@
+"""`python -m grpo_tui.engine.policy.memory CONFIG`: the memory that a training needs, from the model's config alone.
+
+Only `config.json` is read; the model is built on torch's meta device, which holds no weights. What is added up is said
+part by part, so that a person sees which setting to lower. It is an estimate: allocators keep some more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from ...configs.schema import RunConfig
+
+GIB = 2**30
+OPTIMISER_BYTES = 16
+"""Bytes of a trained parameter: itself, its gradient and Adam's two moments, all in float32."""
+OVERHEAD = GIB
+"""What the CUDA context, kernels and the allocator take besides."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a model decides its memory. adapters: parameters of LoRA on every linear layer but the output's, for each
+    unit of rank; both counts are of parameters."""
+
+    parameters: int
+    adapters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    cached: int
+    """Numbers that the cache of keys and values holds for a token, all layers together."""
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes by part. `training` and `acting` come one after the other; `both` is there all the time."""
+
+    both: dict[str, float]
+    acting: dict[str, float]
+    training: dict[str, float]
+
+    @property
+    def peak(self) -> float:
+        """The larger of the two phases."""
+        return sum(self.both.values()) + max(sum(self.acting.values()), sum(self.training.values()))
+
+
+def shape_of(config: PreTrainedConfig) -> Shape:
+    """The shape of a causal language model. Raises ValueError for a config of another kind."""
+    import torch
+    from torch import nn
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    text = config.get_text_config()
+    output = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output]
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return Shape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        adapters=sum(m.in_features + m.out_features for m in linear),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        cached=2 * text.num_hidden_layers * heads * width,
+        vocabulary=text.vocab_size,
+    )
+
+
+def need(shape: Shape, config: RunConfig) -> Need:
+    """What `config` needs of one device for a model of this shape."""
+    from .token_scores import DENSE_LOGITS
+
+    model, training = config.model, config.training
+    size = 4 if model.dtype == "float32" else 2
+    rows = training.prompts_per_step * training.num_generations
+    length = training.max_trajectory_tokens
+    micro = training.micro_batch_size or max(1, training.micro_batch_tokens // length)
+    tokens = min(micro, rows) * length
+    trained = f"adapters of rank {model.lora.r}, their gradients and optimiser"
+    parameters = shape.adapters * model.lora.r
+    both: dict[str, float] = {
+        f"weights ({shape.parameters / 1e6:,.0f} million in {model.dtype})": shape.parameters * size,
+        trained: parameters * OPTIMISER_BYTES,
+    }
+    if training.beta > 0 or training.beta_mode == "auto":
+        both["the frozen reference's adapters"] = parameters * 4
+    kept = shape.layers * 2 if model.gradient_checkpointing else shape.layers * 16
+    layer = 8 * shape.hidden + 4 * shape.intermediate
+    return Need(
+        both=both,
+        acting={f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * size},
+        training={
+            f"activations of {tokens:,} tokens": tokens * (kept * shape.hidden + 2 * layer) * size,
+            "logits": min(tokens * shape.vocabulary, DENSE_LOGITS) * 4 * 3,
+        },
+    )
+
+
+def told(config: RunConfig) -> Iterator[str]:
+    """The lines to print. Raises ModelLoadError."""
+    from transformers import AutoConfig
+
+    from .models import ModelLoadError, base_source
+
+    source, revision = base_source(config.model)
+    try:
+        shape = shape_of(AutoConfig.from_pretrained(source, revision=revision))
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ModelLoadError(f"the config of {config.model.base} cannot be had: {reason}") from error
+    found = need(shape, config)
+    for name, bytes_ in found.both.items():
+        yield f"{bytes_ / GIB:8.1f} GiB  {name}"
+    for phase, parts in (("while rollouts are made", found.acting), ("in a backward pass", found.training)):
+        for name, bytes_ in parts.items():
+            yield f"{bytes_ / GIB:8.1f} GiB  {phase}: {name}"
+    total = found.peak + OVERHEAD
+    yield (
+        f"{total / GIB:8.1f} GiB  at the peak, about (with 1 GiB for CUDA): {config.training.prompts_per_step} × "
+        f"{config.training.num_generations} rollouts of at most {config.training.max_trajectory_tokens} tokens"
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the parts. 1: the config cannot be had, with one sentence on standard error."""
+    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.policy.memory", description=__doc__)
+    parser.add_argument("config")
+    from ...configs import load_config
+    from ...configs.errors import GrpoTuiError
+
+    try:
+        for line in told(load_config(parser.parse_args(arguments).config)):
+            print(line)
+    except GrpoTuiError as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

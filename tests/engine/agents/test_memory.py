@@ -1,0 +1,86 @@
+"""The memory that a training needs, said from a config alone."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config, SmolLM3Config
+
+from grpo_tui.configs import RunConfig
+from grpo_tui.engine.policy.memory import GIB, need, shape_of
+
+
+def qwen3(hidden: int, intermediate: int, layers: int, heads: int) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=151936,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+    )
+
+
+PUBLISHED: dict[str, tuple[PreTrainedConfig, float]] = {
+    "Qwen3-0.6B": (qwen3(1024, 3072, 28, 16), 0.596e9),
+    "Qwen3-1.7B": (qwen3(2048, 6144, 28, 16), 1.721e9),
+    "Qwen3-4B": (qwen3(2560, 9728, 36, 32), 4.022e9),
+    "Llama-3.2-1B": (
+        LlamaConfig(
+            vocab_size=128256,
+            hidden_size=2048,
+            intermediate_size=8192,
+            num_hidden_layers=16,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=64,
+            tie_word_embeddings=True,
+        ),
+        1.236e9,
+    ),
+    "gemma-3-1b": (
+        Gemma3TextConfig(
+            vocab_size=262144,
+            hidden_size=1152,
+            intermediate_size=6912,
+            num_hidden_layers=26,
+            num_attention_heads=4,
+            num_key_value_heads=1,
+            head_dim=256,
+        ),
+        1.000e9,
+    ),
+    "SmolLM3-3B": (
+        SmolLM3Config(
+            vocab_size=128256,
+            hidden_size=2048,
+            intermediate_size=11008,
+            num_hidden_layers=36,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            tie_word_embeddings=True,
+        ),
+        3.075e9,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_counted_as_published(name: str):
+    config, parameters = PUBLISHED[name]
+    assert shape_of(config).parameters == pytest.approx(parameters, rel=0.002)
+
+
+def test_the_parts_follow_the_settings():
+    shape = shape_of(PUBLISHED["Qwen3-0.6B"][0])
+    base = {"model": {"base": "x/y", "dtype": "bfloat16"}, "training": {"max_trajectory_tokens": 2048}}
+    config = RunConfig.model_validate(base)
+    found = need(shape, config)
+    assert next(iter(found.both.values())) / GIB == pytest.approx(1.11, abs=0.01)
+    # 28 layers x 8 heads x 128 numbers x keys and values x 2 bytes x 2048 tokens x 128 rollouts
+    assert sum(found.acting.values()) == 28 * 8 * 128 * 2 * 2 * 2048 * 128
+    more = config.model_copy(update={"training": config.training.model_copy(update={"num_generations": 16})})
+    assert sum(need(shape, more).acting.values()) == 2 * sum(found.acting.values())
+    full = need(shape, config.model_copy(update={"model": config.model.model_copy(update={"dtype": "float32"})}))
+    assert full.peak > found.peak

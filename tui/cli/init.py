@@ -1,0 +1,190 @@
+"""`grpo-tui init`: four questions, a commented configuration and a file of reward functions, tried at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .common import ExitCode, fail, on_terminal, say
+
+if TYPE_CHECKING:
+    from ...configs import RunConfig
+
+HELP = """Begin with what you have: four questions, then a configuration and reward functions to go on from.
+
+Writes grpo.yaml and (unless you name a function of yours) rewards.py into this folder, and tries both on two rollouts.
+"""
+
+CONFIG, REWARDS = Path("grpo.yaml"), Path("rewards.py")
+MODEL = "Qwen/Qwen3-0.6B"
+ANSWERS = ("answer", "solution", "target", "label", "output", "ground_truth")
+"""Columns that are taken for the right answers, the first that is there."""
+
+
+class Hardware(StrEnum):
+    """What the training runs on."""
+
+    cpu = "cpu"
+    gpu = "gpu"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answers to the four questions. answer: the column of right answers, where there is one."""
+
+    model: str
+    dataset: str
+    reward: str | None
+    hardware: Hardware
+    answer: str | None = None
+
+
+def init(
+    model: Annotated[str | None, typer.Option("--model", help="A hub id, a folder, or builtin:tiny.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="A file, a saved dataset or a hub id.")] = None,
+    reward: Annotated[
+        str | None,
+        typer.Option("--reward", metavar="FUNCTION", help="A function of yours (file.py:name); else one is written."),
+    ] = None,
+    hardware: Annotated[Hardware | None, typer.Option("--hardware", help="cpu or gpu.")] = None,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Try it on two rollouts at the end.")] = True,
+    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+) -> None:
+    """Ask, write, try."""
+    for path in (CONFIG, REWARDS) if reward is None else (CONFIG,):
+        if path.exists() and not force:
+            fail(f"there is a {path} here already; --force writes over it", ExitCode.USAGE)
+    plan = _ask(model, dataset, reward, hardware)
+    plan = _with_answer(plan)
+    if plan.reward is None:
+        REWARDS.write_text(reward_file(plan.answer), encoding="utf-8")
+        say(f"wrote {REWARDS}: what a good answer is, to be made your own")
+    CONFIG.write_text(config_file(plan), encoding="utf-8")
+    say(f"wrote {CONFIG}")
+    if check:
+        from .config import load
+        from .dry_run import dry_run
+
+        dry_run(load(str(CONFIG), None, paths=True))
+    say(f"\ntrain: grpo-tui train {CONFIG} · look at the data: grpo-tui data show {CONFIG}")
+
+
+def _ask(model: str | None, dataset: str | None, reward: str | None, hardware: Hardware | None) -> Plan:
+    """Ask for what no option gave; without a terminal there is nobody to ask."""
+    gpu = Hardware.gpu if shutil.which("nvidia-smi") else Hardware.cpu
+    if not on_terminal():
+        if dataset is None:
+            fail("without a terminal there is nobody to ask: give --dataset (and --model, --reward)", ExitCode.USAGE)
+        return Plan(model or MODEL, dataset, reward, hardware or gpu)
+    if model is None:
+        model = typer.prompt("1 of 4 · which model (a hub id or a folder)", default=MODEL)
+    if dataset is None:
+        dataset = typer.prompt("2 of 4 · which data (a file, a saved dataset or a hub id)")
+    if reward is None:
+        asked = typer.prompt("3 of 4 · your reward function (file.py:name; empty: one is written)", default="")
+        reward = asked.strip() or None
+    if hardware is None:
+        hardware = Hardware(typer.prompt("4 of 4 · cpu or gpu", default=gpu.value, type=Hardware))
+    return Plan(str(model), str(dataset), reward, hardware)
+
+
+def _with_answer(plan: Plan) -> Plan:
+    """The same with the column of right answers. Ends the command when the data cannot be read."""
+    from ..text import literal
+    from .processes import ask
+
+    answer = ask("grpo_tui.engine.training.show_data", _probe(plan), "0", "--columns")
+    if answer.problem:
+        fail(literal(answer.problem), ExitCode.USAGE)
+    columns = json.loads(answer.text)
+    return replace(plan, answer=next((c for c in ANSWERS if c in columns), None))
+
+
+def _probe(plan: Plan) -> RunConfig:
+    """A configuration of the data alone: nothing is scored with it."""
+    from ...configs import Option
+    from .config import load
+
+    options = {"data.source": Option("--dataset", plan.dataset), "mode": Option("init", "sft")}
+    return load(None, None, options=options, paths=True)
+
+
+def reward_file(answer: str | None) -> str:
+    """A reward function to begin with: compares with the column `answer`, or asks to be written."""
+    if answer is None:
+        return '''"""Reward functions: they get the completions of a step as lists of messages, and return scores."""
+
+
+def quality(completions, **kwargs):
+    """No column of the data holds right answers: say here what a good completion is. For now: a short one."""
+    scores = []
+    for completion in completions:
+        text = completion[-1]["content"]
+        scores.append((1.0 - min(len(text), 400) / 400, f"{len(text)} characters"))
+    return scores
+'''
+    return f'''"""Reward functions: they get the completions of a step as lists of messages and the columns of the data
+by name, and return scores. A pair of a score and a sentence is explained on screen; None: it does not apply."""
+
+import re
+
+
+def last_answer(text):
+    """The last number of a text, or without numbers its last line."""
+    numbers = re.findall(r"-?\\d[\\d,]*(?:\\.\\d+)?", text)
+    return numbers[-1].replace(",", "") if numbers else text.strip().splitlines()[-1].lower() if text.strip() else ""
+
+
+def accuracy(completions, {answer}, **kwargs):
+    """1 where the completion ends in the right answer."""
+    scores = []
+    for completion, right in zip(completions, {answer}):
+        said, wanted = last_answer(completion[-1]["content"]), last_answer(str(right))
+        scores.append((float(said == wanted), f"said {{said}}, right is {{wanted}}"))
+    return scores
+'''
+
+
+def config_file(plan: Plan) -> str:
+    """The configuration, with what to look at next in comments."""
+    function = plan.reward or f"rewards.py:{'quality' if plan.answer is None else 'accuracy'}"
+    gpu = plan.hardware is Hardware.gpu
+    text = json.dumps  # a JSON string is a YAML string, whatever stands in it
+    return f"""# Made by `grpo-tui init`. Every key with its meaning: `grpo-tui config show grpo.yaml`.
+mode: rft
+
+model:
+  base: {text(plan.model)}
+  # What memory it needs: grpo-tui doctor --model {plan.model}
+  dtype: {"bfloat16" if gpu else "float32"}
+  device: {"cuda" if gpu else "cpu"}
+  lora: {{r: 32, alpha: 64}}
+
+data:
+  source: {text(plan.dataset)}
+  completions: messages
+  # As the policy reads it: grpo-tui data show grpo.yaml
+  # system_prompt: Think step by step, then answer.
+  # prompt_template: "{{question}} End with the answer alone."
+
+environment:
+  # Functions with TRL's signature and their weights; the first also says what counts as a success.
+  reward_funcs:
+    {text(function)}: 1.0
+  eval_tasks: {128 if gpu else 32}
+
+training:
+  max_steps: {500 if gpu else 50}
+  prompts_per_step: {16 if gpu else 4}
+  num_generations: 8
+  learning_rate: {2e-5 if gpu else 1e-4:.6f}
+  max_turn_tokens: {512 if gpu else 128}
+  max_trajectory_tokens: {2048 if gpu else 512}
+  eval_every: 50
+"""
