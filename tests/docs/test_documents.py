@@ -146,3 +146,16 @@ def test_the_loss_of_contributing_is_found_and_computes(folder: Path):
     now = torch.tensor([[0.0, 1.0]])  # ratios 1 and e: the second is clipped at 1.2
     inputs = LossInputs(now, old, torch.full((1, 2), 2.0), torch.zeros(1, 2), torch.ones(1, 2))
     torch.testing.assert_close(loss(inputs), torch.tensor([[-2.0, -2.4]]))
+
+
+YAML = re.compile(r"```yaml\n(.*?)```", re.S)
+
+
+@pytest.mark.parametrize(
+    ("page", "text"), [(page.name, text) for page in PAGES for text in YAML.findall(page.read_text(encoding="utf-8"))]
+)
+def test_a_configuration_of_the_documents_is_one_that_the_program_takes(page: str, text: str, tmp_path: Path):
+    from grpo_tui.configs import load_config
+
+    (tmp_path / "example.yaml").write_text(text)
+    load_config(tmp_path / "example.yaml")
