@@ -47,12 +47,18 @@ unit: $(VENV)/.ready-test
 	@echo "== tests (pytest, $(WORKERS) at a time; the wheel is built and installed by tests/packaging)"
 	@$(QUICK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not stress" --durations=10
 
-# The ends of the ranges in pyproject.toml, each in an environment of its own: TESTS=tests/cli for a part of them.
+# The ends of the ranges in pyproject.toml, each in an environment of its own. uv finds the versions, pip installs them.
+# TESTS=tests/cli for a part of the tests; LIBRARIES="torch==2.13.0" for versions that shall stay as they are.
 TESTS ?= tests
+EXTRAS := train,parquet,test,reasoning-gym
 test-oldest test-newest: test-%: $(VENV)/.ready-test
-	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(VENV)-$*
-	@$(BIN)/uv pip install --quiet --python $(VENV)-$*/bin/python --upgrade \
-		--resolution $(if $(filter oldest,$*),lowest-direct,highest) -e ".[train,parquet,test,reasoning-gym]" $(LIBRARIES)
+	@echo $(LIBRARIES) | tr ' ' '\n' > $(VENV)-$*.kept
+	@$(BIN)/uv pip compile --quiet --python $(BIN)/python --resolution $(if $(filter oldest,$*),lowest-direct,highest) \
+		--override $(VENV)-$*.kept $(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra)) \
+		--output-file $(VENV)-$*.txt pyproject.toml
+	@$(BIN)/python -m venv $(VENV)-$*
+	@$(VENV)-$*/bin/python -m pip install --disable-pip-version-check --prefer-binary --no-compile --quiet \
+		-c $(VENV)-$*.txt -e ".[$(EXTRAS)]"
 	@$(QUICK) $(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not stress" $(TESTS)
 
 stress: $(VENV)/.ready-test
@@ -85,7 +91,7 @@ $(VENV)/.ready: $(INPUTS) | $(VENV)/bin/python
 	$(call install,.[train])
 
 $(VENV)/.ready-test: $(INPUTS) | $(VENV)/bin/python
-	$(call install,.[train$(comma)parquet$(comma)test$(comma)reasoning-gym])
+	$(call install,.[$(EXTRAS)])
 
 comma := ,
 
