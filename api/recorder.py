@@ -37,8 +37,8 @@ from grpo_tui.engine.runs.writer import RunWriter
 
 log = logging.getLogger(__name__)
 
-WAITING_BATCHES = 64
-"""Batches that may wait to be converted; beyond it the newest are dropped and counted."""
+WAITING_ROWS = 8192
+"""Rollouts that may wait to be converted; beyond it the newest are dropped and counted."""
 
 NOT_GIVEN: Mapping[str, str] = {
     name: "not given to the recorder" for name in ("reward", "advantage", "weight", "components", "group", "tokens")
@@ -80,7 +80,9 @@ class Recorder:
         self._process = process
         self._step = 0
         self._count = 0
-        self._work: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING_BATCHES)
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._work: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
         self._writer.status("running", step=0, total_steps=total_steps)
@@ -90,7 +92,10 @@ class Recorder:
     def rollouts(self, step: int, rollouts: Iterable[RolloutLike]) -> None:
         """The rollouts of a step. What a rollout does not say stays unknown: no number is invented."""
         given = list(rollouts)
-        self.later(lambda: self._store(step, given), len(given))
+        if threading.current_thread() is self._thread:  # from work given to `later`: the end may wait behind it
+            self._store(step, given)
+        else:
+            self.later(lambda: self._store(step, given), len(given))
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Numbers of a step. Names as in docs/recording.md have a place of their own on the dashboard; all can be
@@ -112,11 +117,14 @@ class Recorder:
         self._guarded(lambda: self._writer.progress(phase, done, total))
 
     def later(self, work: Callable[[], None], rows: int = 0) -> None:
-        """Do something on the recorder's own thread; it may be dropped when too much waits."""
-        try:
-            self._work.put_nowait(work)
-        except queue.Full:
+        """Do something with so many rollouts on the recorder's own thread; it is dropped when too much waits."""
+        with self._lock:
+            full = self._waiting + rows > WAITING_ROWS and self._waiting > 0
+            self._waiting += 0 if full else rows
+        if full:
             self._lost(rows, "rollouts came faster than they can be recorded")
+        else:
+            self._work.put((work, rows))
 
     def close(self, *, failed: str | None = None) -> None:
         """Write what waits, and end the run: finished, or crashed with a sentence."""
@@ -166,8 +174,11 @@ class Recorder:
             self._guarded(lambda: self._writer.status("running", step=step, total_steps=self.total_steps))
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+        while (waiting := self._work.get()) is not None:
+            work, rows = waiting
             self._guarded(work)
+            with self._lock:
+                self._waiting -= rows
 
     def _guarded(self, work: Callable[[], Any]) -> None:
         """Whatever goes wrong while recording is said once, and is not the training's."""

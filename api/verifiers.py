@@ -1,0 +1,60 @@
+"""Record rollouts of verifiers (0.4) as they end: `on_complete=grpo_tui.verifiers.on_complete(record)`.
+
+    with Recorder("my-eval") as record:
+        hook = grpo_tui.verifiers.on_complete(record)
+        await asyncio.gather(*(env.run_slot(slot, ctx, semaphore, hook) for slot in env.slots(task, n)))
+
+A trace's nodes become turns; scores, weights, advantages at tokens and token ids come along.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from grpo_tui.engine.imports.format import Origin
+from grpo_tui.engine.imports.formats.verifiers import Episodes
+from grpo_tui.engine.imports.rollout import Rollout
+from grpo_tui.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+_NOWHERE = Origin(Path("verifiers"), Path())
+
+
+class Episode(Protocol):
+    """What is asked of verifiers' `Episode`, a pydantic model."""
+
+    def model_dump_json(self, *, exclude_none: bool = ...) -> str:
+        """The whole episode as JSON text."""
+        ...
+
+
+OnComplete = Callable[[Any], Awaitable[None]]
+
+
+def on_complete(recorder: Recorder, then: OnComplete | None = None, *, step: int = 0) -> OnComplete:
+    """A hook for `run_slot`: records each episode that has ended, then calls `then` (a hook that was there before).
+
+    step: the training step, for episodes that state none.
+    """
+
+    async def record(episode: Episode) -> None:
+        try:
+            text = episode.model_dump_json(exclude_none=True)  # now: the episode may be changed afterwards
+            recorder.later(lambda: _store(recorder, text, step), 1)
+        except Exception as error:
+            log.warning("grpo-tui could not read an episode (%s: %s)", type(error).__name__, error)
+        if then is not None:
+            await then(episode)
+
+    return record
+
+
+def _store(recorder: Recorder, text: str, step: int) -> None:
+    for rollout in Episodes().open(json.loads(text), _NOWHERE):
+        if isinstance(rollout, Rollout):
+            recorder.rollouts(step if rollout.step is None else rollout.step, [rollout])

@@ -1,0 +1,131 @@
+"""Record a training of verl's v1 trainer (0.9): `grpo_tui.verl.attach()` before the trainer is made.
+
+verl looks its trainer up by `trainer.v1.trainer_mode`, and asks what to do by that same name; so the classes in its
+registry are replaced by subclasses of themselves under their own names. Call it in the process that makes the trainer:
+in a script of yours that imports `verl.trainer.main_ppo` and runs its task runner. verl hands rollouts out only where
+`trainer.rollout_data_dir` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from grpo_tui.engine.imports.format import Origin
+from grpo_tui.engine.imports.formats.tables import VERL
+from grpo_tui.engine.imports.rollout import Rollout
+from grpo_tui.recorder import Recorder
+
+_NOWHERE = Origin(Path("verl"), Path())
+
+
+class Recorded:
+    """What stands before one of verl's trainers: it looks at what the trainer writes and logs, and changes nothing."""
+
+    grpo_tui_options: Mapping[str, Any] = {}
+    """For `Recorder`."""
+    _recorder: Recorder | None = None
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """The training; the run ends with it, in whichever way."""
+        recorder = self._recorder = Recorder(**{**_described(self), **self.grpo_tui_options})
+        print(f"grpo-tui records rollouts and metrics in {recorder.run_dir}")
+        with recorder:
+            return super().fit(*args, **kwargs)  # type: ignore[misc] - verl's trainer comes next
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "logger" and self._recorder is not None:  # verl makes it at the beginning of `fit`
+            value = _Logger(value, self._recorder)
+        super().__setattr__(name, value)
+
+    def _dump_generations(
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        gts: Sequence[Any],
+        scores: Sequence[Any],
+        reward_extra_infos_dict: Mapping[str, Sequence[Any]],
+        dump_path: str,
+    ) -> Any:
+        columns = {"input": inputs, "output": outputs, "gts": gts, "score": scores}
+        columns |= {k: v for k, v in reward_extra_infos_dict.items() if len(v) == len(inputs)}
+        split = "eval" if dump_path == _setting(self, "validation_data_dir") else "train"
+        step, recorder = int(getattr(self, "global_steps", 0)), self._recorder
+        if recorder is not None:
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(*map(list, columns.values()), strict=True)]
+            recorder.later(lambda: recorder.rollouts(step, [_rollout(row, step, split) for row in rows]), len(rows))
+        return super()._dump_generations(  # type: ignore[misc]
+            inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path
+        )
+
+
+def attach(registry: MutableMapping[str, type] | None = None, **options: Any) -> None:
+    """Have every trainer of verl's registry recorded; `options` go to `Recorder` (`run`, `runs_dir`, `name`, …)."""
+    found = _registry() if registry is None else registry
+    for name, made in list(found.items()):
+        if not issubclass(made, Recorded):
+            found[name] = type(made.__name__, (Recorded, made), {"grpo_tui_options": options})
+
+
+def _registry() -> MutableMapping[str, type]:
+    import verl.trainer.ppo.v1  # type: ignore[import-not-found]  # noqa: F401 - it registers the trainers
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY  # type: ignore[import-not-found]
+
+    return TRAINER_REGISTRY
+
+
+def _described(trainer: Any) -> dict[str, Any]:
+    """Options that the trainer's configuration gives; nothing where it has other names."""
+    model = getattr(getattr(getattr(trainer, "config", None), "actor_rollout_ref", None), "model", None)
+    steps = getattr(trainer, "total_training_steps", None)
+    return {
+        "run": _setting(trainer, "experiment_name") or None,
+        "environment": _setting(trainer, "project_name") or "",
+        "model": str(getattr(model, "path", "") or ""),
+        "total_steps": steps if isinstance(steps, int) else None,
+    }
+
+
+def _setting(trainer: Any, name: str) -> str:
+    settings = getattr(getattr(trainer, "config", None), "trainer", None)
+    try:
+        found = settings.get(name, None)  # type: ignore[union-attr]
+    except (AttributeError, TypeError):
+        found = getattr(settings, name, None)
+    return str(found) if found else ""
+
+
+class _Logger:
+    """verl's logger, and the record beside it."""
+
+    def __init__(self, inner: Any, recorder: Recorder) -> None:
+        self.inner = inner
+        self.recorder = recorder
+
+    def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> Any:
+        """Numbers to both."""
+        numbers = {METRICS.get(k, k): float(v) for k, v in data.items() if isinstance(v, (int, float))}
+        self.recorder.metrics(int(step), numbers)
+        return self.inner.log(data, step, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+METRICS = {
+    "critic/score/mean": "rewards/total/mean",
+    "actor/kl_loss": "kl/mean",
+    "actor/pg_loss": "train/loss",
+    "actor/grad_norm": "train/grad_norm",
+    "actor/lr": "train/learning_rate",
+    "actor/entropy": "train/entropy",
+    "actor/pg_clipfrac": "train/clip_fraction",
+}
+"""verl's names of numbers that have a place of their own on the dashboard; all others keep verl's name."""
+
+
+def _rollout(row: Mapping[str, Any], step: int, split: str) -> Rollout:
+    plain = {k: v.item() if hasattr(v, "item") else v for k, v in row.items()}
+    return replace(VERL.rollout({**plain, "step": step}, _NOWHERE), split=split)
