@@ -63,12 +63,12 @@ class Stream:
 
 
 ARMS = {
-    "wrong-10": Stream(200, 0, 0.1),
-    "wrong-50": Stream(200, 0, 0.5),
-    "wrong-100": Stream(200, 0, 1.0),
+    "wrong-10": Stream(120, 0, 0.1),
+    "wrong-50": Stream(120, 0, 0.5),
+    "wrong-100": Stream(120, 0, 1.0),
     "repeat-300": Stream(300, 1, 1.0),
     "repeat-500": Stream(500, 1, 1.0),
-    "coalition-300": Stream(300, 2, 1.0),
+    "coalition-200": Stream(200, 2, 1.0),
 }
 
 

@@ -63,7 +63,7 @@ class PowerLoss:
 
     def _ours(self, target: Any, folder: int | None) -> bool:
         number = target if isinstance(target, int) else folder
-        path = Path(os.readlink(f"/proc/self/fd/{number}")) if number is not None else Path(target)
+        path = Path(str(target) if number is None else os.readlink(f"/proc/self/fd/{number}"))
         return path.absolute().is_relative_to(self.root)
 
     def _sync(self, status: os.stat_result) -> None:

@@ -6,13 +6,16 @@ answered, and what is refused, is in `http/`.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ....configs.errors import GrpoTuiError
 from .http.app import Api, Backend, make_app
@@ -24,6 +27,54 @@ from .requests import RequestSource
 START_SECONDS = 10.0
 STOP_SECONDS = 5
 """How long open connections may take to end when the server stops."""
+
+
+HEAD_SECONDS = 20.0
+"""How long a caller may take for the head of a request."""
+
+
+class PatientProtocol(AutoHTTPProtocol):
+    """uvicorn's, which would wait for ever for the rest of a head that comes drop by drop, or not at all."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    cycle: Any
+    """The request in hand: None before the first."""
+    _until: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A caller has come."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Part of a request has come."""
+        super().data_received(data)
+        if not self._in_head():
+            self._forget()
+        elif self._until is None:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The caller has gone."""
+        self._forget()
+        super().connection_lost(exc)
+
+    def _in_head(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait(self) -> None:
+        self._until = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _forget(self) -> None:
+        if self._until is not None:
+            self._until.cancel()
+            self._until = None
+
+    def _give_up(self) -> None:
+        self._until = None
+        if self._in_head() and not self.transport.is_closing():
+            self.transport.close()
 
 
 class ServeError(GrpoTuiError, RuntimeError):
@@ -83,6 +134,8 @@ class AnswerServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            ws="none",
+            http=PatientProtocol,
             proxy_headers=False,  # any caller could name an address
             lifespan="off",
             timeout_graceful_shutdown=STOP_SECONDS,

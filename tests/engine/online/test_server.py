@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from grpo_tui.configs.sections import EnvironmentConfig
+from grpo_tui.engine.online.serve import server
 from grpo_tui.engine.online.serve.answers import Answer
 from grpo_tui.engine.online.serve.http.guard import is_loopback
 from grpo_tui.engine.online.serve.http.schema import Feedback
@@ -324,6 +325,10 @@ WRONG: list[tuple[Any, int, str]] = [
     (b'{"messages": NaN}', 400, "NaN is not JSON"),
     (b"\xff\xfe", 400, "not JSON"),
     ("[" * 9_000, 400, "nested too deeply"),
+    (b'{"task_data": ' + b'{"a":' * 80 + b"1" + b"}" * 81, 400, "nested too deeply"),
+    (b'{"model": "other", "model": "tiny"}', 400, "the key 'model' comes twice"),
+    (b'{"task_data": {"question": "half \\ud83d a face"}}', 400, "lone surrogate"),
+    (b'{"max_tokens": ' + b"9" * 5000 + b"}", 400, "a number has 5000 digits"),
     (b"[1, 2]", 400, "must be a JSON object, not list"),
     ({}, 400, "give messages"),
     ({"messages": []}, 400, "messages is empty"),
@@ -356,6 +361,13 @@ def test_wrong_bodies(world: World, body: Any, status: int, reason: str) -> None
     error = answer.json()["error"]
     assert reason in error["message"] and error["type"] == "invalid_request_error"
     assert len(world.reached) == before
+
+
+def test_text_of_any_language_and_numbers_of_any_size_are_taken(world: World) -> None:
+    body = b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \xc3\xa9"}], "max_tokens": ' + b"9" * 200 + b"}"
+    assert world.post(body).status_code == 200
+    assert world.reached[-1].row.task_data["question"] == "\U0001f600 \u00e9"
+    assert world.reached[-1].sampling.max_tokens == TOKENS
 
 
 @pytest.mark.parametrize(
@@ -452,6 +464,22 @@ def test_who_asks_is_known_by_token_else_by_address_and_no_header_changes_that(w
     said = {"id": "1", "verdict": "wrong", "source": "carl"}
     assert guarded.post(said, "/v1/feedback", authorization="Bearer other").status_code == 200
     assert guarded.backend.sources[-1].startswith("token-1/")
+
+
+def test_who_sends_a_head_drop_by_drop_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.3)
+    world = World(tmp_path)
+    try:
+        with socket.create_connection((world.server.host, world.server.port), timeout=20) as slow:
+            slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127")
+            assert slow.recv(100) == b""
+        with httpx.Client(base_url=world.server.url) as client:  # who waits for an answer is no such caller
+            world.serve.clear()
+            threading.Timer(0.8, world.serve.set).start()
+            assert client.post("/v1/chat/completions", json=ASK).status_code == 200
+            assert client.post("/v1/chat/completions", json=ASK).status_code == 200
+    finally:
+        world.close()
 
 
 def test_open_to_others_only_with_a_token(tmp_path: Path) -> None:

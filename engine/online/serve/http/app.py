@@ -181,6 +181,7 @@ class Api:
             raise HttpProblem(400, str(error)) from error
         prompt = self._measured(request.row.task_data)
         room = self.backend.max_trajectory_tokens
+        max_tokens = None if max_tokens is None else min(max_tokens, room)
         return replace(
             request,
             sampling=Sampling(asked.temperature, max_tokens),

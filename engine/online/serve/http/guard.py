@@ -15,6 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from .problems import HttpProblem
 
+MAX_DEPTH = 64
+MAX_DIGITS = 300
 BODY_SECONDS = 30.0
 """A caller that sends its body slower than this is given up."""
 
@@ -82,15 +84,54 @@ class Guard:
             raise HttpProblem(408, "the body did not arrive in time") from None
         except ClientDisconnect:
             raise HttpProblem(400, "the body ended early") from None
-        try:
-            data = json.loads(body, parse_constant=_no_constant)
-        except RecursionError:
-            raise HttpProblem(400, "the JSON is nested too deeply") from None
-        except ValueError as error:
-            raise HttpProblem(400, f"the body is not JSON: {error}") from None
+        data = parsed(body)
         if not isinstance(data, dict):
             raise HttpProblem(400, f"the body must be a JSON object, not {type(data).__name__}")
         return data
+
+
+def parsed(body: bytes) -> Any:
+    """A body's JSON, which means one thing only: no key twice, no half characters, no depth that breaks a reader.
+
+    Raises HttpProblem.
+    """
+    try:
+        data = json.loads(body, parse_constant=_no_constant, object_pairs_hook=_object, parse_int=_number)
+    except RecursionError:
+        raise HttpProblem(400, "the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise HttpProblem(400, f"the body is not JSON: {error}") from None
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
+        raise HttpProblem(400, f"the JSON is nested too deeply: at most {MAX_DEPTH} levels")
+    if b"\\ud" in body.lower():  # half of a character of two halves, which no text can hold
+        try:
+            json.dumps(data, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise HttpProblem(400, "the body holds half a character (a lone surrogate)") from None
+    return data
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for i, (name, _) in enumerate(pairs) if name in dict(pairs[:i]))
+        raise ValueError(f"the key {twice[:80]!r} comes twice")
+    return found
+
+
+def _number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _depth(data: Any) -> int:
+    """How many lists and objects are nested, without recursion."""
+    depth, level = 0, [data]
+    while level := [v for v in level if isinstance(v, (dict, list))]:
+        depth += 1
+        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v)]
+    return depth
 
 
 def _network(request: Request) -> str:
