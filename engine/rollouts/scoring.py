@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ...rewards.orchestrator import RewardOrchestrator
-from .advantages import AdvantageMethod, GroupAdvantage
-from .advantages.base import Scale, TurnRewards
+from .advantages.base import AdvantageMethod, Scale, TurnRewards
+from .advantages.group import GroupAdvantage
 from .rollout import Group, Rollout
 
 Metrics = dict[str, float | Mapping[str, float]]

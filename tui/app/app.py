@@ -9,6 +9,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,10 +23,10 @@ from ...engine.runs.errors import RecordError
 from ..text import line, literal
 from .bindings import RUNS, helps
 from .data import Reads
-from .destinations import Destination, Runs
+from .destinations import Destination, Further, Runs
 from .inside_textual import OwnOutputApp
 from .remember import Memory
-from .routes import screen_for
+from .routes import FURTHER, screen_for
 from .screens.base import AppScreen
 from .theme import DEFAULT_THEME, THEMES, Palette, textual_themes
 
@@ -149,11 +150,14 @@ class GrpoApp(OwnOutputApp):
         self.action_repaint()
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
-        """The command palette: the key table of the screen, then the themes."""
+        """The command palette: the key table of the screen, further screens of its run, then the themes."""
         view = getattr(screen, "view", "")
         for row in helps(view):
             title = (row.label or row.tells.split(",")[0]).capitalize()
             yield SystemCommand(f"{title}  ({row.shown})", row.tells, _runner(self, screen, row.action))
+        run = getattr(getattr(screen, "destination", None), "run", None)
+        for title in FURTHER if run is not None else ():
+            yield SystemCommand(title, f"Open the screen {title}", partial(self.open, Further(title, run)))
         for name in THEMES:
             yield SystemCommand(f"Theme {name}", f"Use the theme {name}", _chooser(self, name))
 

@@ -147,14 +147,14 @@ def bindings(screen: str) -> list[BindingType]:
     return [
         Binding(key, row.action, row.tells or row.label, show=False)
         for row in TABLE
-        if screen in row.screens and row.tells
+        if _is_of(row, screen) and row.tells
         for key in row.keys.split(",")
     ]
 
 
 def hints(screen: str) -> list[Key]:
     """The keys that the frame shows, the most needed first; keys of the screen before those of everywhere."""
-    rows = [r for r in TABLE if screen in r.screens and r.hint]
+    rows = [r for r in TABLE if _is_of(r, screen) and r.hint]
     seen: set[str] = set()
     kept = []
     for row in sorted(rows, key=lambda r: (r.screens == EVERYWHERE, r.hint)):
@@ -166,4 +166,9 @@ def hints(screen: str) -> list[Key]:
 
 def helps(screen: str) -> list[Key]:
     """The rows of the help screen."""
-    return [r for r in TABLE if screen in r.screens and r.tells]
+    return [r for r in TABLE if _is_of(r, screen) and r.tells]
+
+
+def _is_of(row: Key, screen: str) -> bool:
+    """Whether a screen has this key; one without keys of its own has those of everywhere."""
+    return screen in row.screens or (row.screens == EVERYWHERE and screen not in SCREEN_TITLES)

@@ -69,10 +69,18 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class Further:
+    """A screen of a run that `routes.FURTHER` lists, by its title."""
+
+    title: str
+    run: Path
+
+
+@dataclass(frozen=True)
 class Help:
     """The keys of a screen, by its name in `bindings.py`."""
 
     about: str
 
 
-Destination = Runs | Live | Trajectories | Groups | Stepper | Diff | Compare | Help
+Destination = Runs | Live | Trajectories | Groups | Stepper | Diff | Compare | Further | Help

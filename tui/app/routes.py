@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from .destinations import Compare, Destination, Diff, Groups, Help, Live, Runs, Stepper, Trajectories
+import importlib
+
+from .destinations import Compare, Destination, Diff, Further, Groups, Help, Live, Runs, Stepper, Trajectories
 from .screens.base import AppScreen
 from .shell import Shell
+
+FURTHER: dict[str, tuple[str, str]] = {}
+"""Further screens of a run, by their title in the command palette: file in `screens/` and class, which is made with the
+run's `Reads`."""
 
 
 def screen_for(destination: Destination, shell: Shell) -> AppScreen:
@@ -38,6 +44,9 @@ def screen_for(destination: Destination, shell: Shell) -> AppScreen:
             from .screens.compare import CompareScreen
 
             return CompareScreen(runs)
+        case Further(title, run):
+            module, name = FURTHER[title]
+            return getattr(importlib.import_module(f".screens.{module}", __package__), name)(shell.reads(run))
         case Help(about):
             from .screens.help import HelpScreen
 

@@ -1,26 +1,24 @@
 """From rewards per turn to advantages per token: one file a method.
 
-A method is a subclass of `AdvantageMethod` with one function, `returns`: what is compared within a group. To add one,
-copy `turn.py` and enter the class in `METHODS`; a class in a file of your own needs no entry: name it in the
+A method is a subclass of `AdvantageMethod` with one function, `returns`: what is compared within a group. The one
+called `turn` is `TurnAdvantage` in `turn.py`. To add one, copy that file and enter the name in the configuration's
+`Advantages` (`configs/sections/training.py`); a class in a file of your own needs no entry: name it in the
 configuration as `training.advantages: path/to/file.py:Class`.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import get_args
+
 from ....configs.errors import GrpoTuiError
+from ....configs.sections.training import Advantages
 from ....envs.user_code import UserCodeError, find_class
 from .base import AdvantageMethod
 from .gdpo import Among, GdpoAdvantage
-from .group import GroupAdvantage
-from .reward import RewardAdvantage
-from .turn import TurnAdvantage
 
-METHODS: dict[str, type[AdvantageMethod]] = {
-    "reward": RewardAdvantage,
-    "group": GroupAdvantage,
-    "turn": TurnAdvantage,
-    "gdpo": GdpoAdvantage,
-}
+METHODS: tuple[str, ...] = get_args(Advantages)
+"""Those that come with the package."""
 
 
 class AdvantageError(GrpoTuiError, ValueError):
@@ -28,14 +26,15 @@ class AdvantageError(GrpoTuiError, ValueError):
 
 
 def advantage_method(name: str, among: Among = "group") -> AdvantageMethod:
-    """The method called `name` in `METHODS`, or the class of the user's at `package.module.Class` or `file.py:Class`.
+    """The method of `METHODS` called `name`, or the class of the user's at `package.module.Class` or `file.py:Class`.
 
     among: what `gdpo` compares lower components with. Raises AdvantageError.
     """
     if name == GdpoAdvantage.name:
         return GdpoAdvantage(among)
     if name in METHODS:
-        return METHODS[name]()
+        module = importlib.import_module(f".{name}", __package__)
+        return getattr(module, f"{name.capitalize()}Advantage")()
     if "." not in name:
         raise AdvantageError(f'there are no advantages "{name}": {", ".join(METHODS)}, or file.py:Class')
     try:

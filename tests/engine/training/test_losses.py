@@ -9,7 +9,8 @@ import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from grpo_tui.configs.sections.training import OWN_LOSSES, TRL_LOSSES, TrainingConfig
-from grpo_tui.engine.training.losses import LOSSES, LossError, own_loss
+from grpo_tui.engine.rollouts.advantages import METHODS, advantage_method
+from grpo_tui.engine.training.losses import LossError, own_loss
 from grpo_tui.engine.training.processes import UnsupportedProcessesError, check_supported
 
 from .parts import make_trainer, playback_rows, policy
@@ -53,7 +54,8 @@ def test_reinforce_is_the_gradient_of_an_unclipped_step_on_policy(tmp_path):
 
 
 def test_the_configuration_knows_every_name():
-    assert set(LOSSES) == set(OWN_LOSSES)
+    assert all(callable(own_loss(name)) for name in OWN_LOSSES)
+    assert all(advantage_method(name).name == name for name in METHODS)
     trls = str(GRPOConfig.__dataclass_fields__["loss_type"].metadata["help"])
     assert all(own_loss(name) is None and name in trls for name in TRL_LOSSES)
     assert TrainingConfig(loss_type="mine.py:clipped").loss_type == "mine.py:clipped"

@@ -57,7 +57,8 @@ class AppScreen(Screen[Any]):
 
     def header(self, width: int) -> tuple[Line, Line]:
         """Left and right of the first line."""
-        return Line(self.palette, SCREEN_TITLES[self.view], self.palette.title), Line(self.palette)
+        title = SCREEN_TITLES.get(self.view, self.view)
+        return Line(self.palette, title, self.palette.title), Line(self.palette)
 
     def compose(self) -> ComposeResult:
         """One frame with the panes."""
