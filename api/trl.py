@@ -3,8 +3,8 @@
 Every rollout of every step, with token ids, mask, log-probs where TRL has them, each reward function's value and
 weight, and the advantage. A callback of transformers sees no completions; so the trainer's
 `_generate_and_score_completions` is wrapped on this instance, and what it returns is read, never changed: the training
-is the same to the bit. Where that method is not there, `_logs` is read at the end of each step: the last batch only,
-without tokens. `attach` says which of the two is in use.
+is the same to the bit. Where that is not to be had, other ways are taken in the order of `SOURCES`, and `attach` says
+which one is in use.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import functools
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers import TrainerCallback
@@ -23,6 +25,7 @@ from grpo_tui.engine.imports.formats.trl import METRICS
 from grpo_tui.engine.imports.messages import completion, conversation
 from grpo_tui.engine.imports.rollout import Rollout, Score
 from grpo_tui.recorder import Recorder
+from grpo_tui.trl_fallbacks import ParquetFiles, RewardCalls, is_function
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -30,6 +33,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GENERATE = "_generate_and_score_completions"
+SOURCES = {
+    "generation": "every rollout",
+    "logs": "the last batch of each step, without tokens",
+    "rewards": "what the reward functions are asked and answer, without advantages and tokens",
+    "parquet": "the files of log_completions: the last batch before each log, without weights and tokens",
+}
+"""Where rollouts are read, the best first, and what comes from there."""
 
 
 class Trainer(Protocol):
@@ -53,34 +63,77 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Attached:
-    """What `attach` made. `source`: `generation` (every rollout) or `logs` (the last batch of each step)."""
+    """What `attach` made. `source`: one of `SOURCES`."""
 
     recorder: Recorder
     source: str
+    reader: _Reader
+
+    @property
+    def seconds(self) -> float:
+        """What recording has cost the training's own thread so far."""
+        return self.reader.seconds
 
 
-def attach(trainer: Trainer, recorder: Recorder | None = None, **options: Any) -> Attached:
+def attach(trainer: Trainer, recorder: Recorder | None = None, *, source: str = "", **options: Any) -> Attached:
     """Record what `trainer` does from now on; `options` go to `Recorder` (`run`, `runs_dir`, `name`, …).
 
-    Each process of a distributed training records its own rollouts. Raises nothing of the record's; a trainer without
-    the parts that are read here raises TypeError with what is missing.
+    source: one of `SOURCES`, to take no better one. Each process of a distributed training records its own rollouts.
+    Raises nothing of the record's; a trainer without the parts that are read here raises TypeError saying which.
     """
-    if not hasattr(trainer, "_logs") or not hasattr(trainer, "reward_func_names"):
-        raise TypeError(f"{type(trainer).__name__} is no GRPOTrainer of TRL 1.16: it has no _logs and reward functions")
+    if source and source not in SOURCES:
+        raise ValueError(f"source={source!r}: right would be one of {', '.join(SOURCES)}")
+    source = _best(trainer, source)
     rank = int(trainer.accelerator.process_index)
     if recorder is None:
         recorder = Recorder(**_described(trainer, rank, options))
     reader = _Reader(trainer, recorder, rank)
-    wrapped: Any = getattr(trainer, GENERATE, None)
-    source = "generation" if callable(wrapped) else "logs"
-    if callable(wrapped):
-        setattr(trainer, GENERATE, reader.wrap(wrapped))
-    trainer.add_callback(_Numbers(reader, from_logs=source == "logs"))
+    trainer.add_callback(_Numbers(reader, _begin(trainer, reader, source, rank)))
     _vocabulary(trainer, recorder, rank)
-    what = "every rollout" if source == "generation" else "the last batch of each step, without tokens"
     if rank == 0:
-        print(f"grpo-tui records {what} in {recorder.run_dir}; look with: grpo-tui inspect {recorder.run_dir.name}")
-    return Attached(recorder, source)
+        where = f"{recorder.run_dir}; look with: grpo-tui inspect {recorder.run_dir.name}"
+        print(f"grpo-tui records {SOURCES[source]}, in {where}")
+    return Attached(recorder, source, reader)
+
+
+def _best(trainer: Any, wanted: str) -> str:
+    """The first of `SOURCES` that this trainer has, from the wanted one on. Raises TypeError."""
+    logs = isinstance(getattr(trainer, "_logs", None), Mapping) and hasattr(trainer, "reward_func_names")
+    functions = getattr(trainer, "reward_funcs", ())
+    there = {
+        "generation": logs and callable(getattr(trainer, GENERATE, None)),
+        "logs": logs,
+        "rewards": isinstance(functions, list) and any(map(is_function, functions)),
+        "parquet": bool(getattr(getattr(trainer, "args", None), "log_completions", False)),
+    }
+    order = list(SOURCES)
+    for name in order[order.index(wanted) if wanted else 0 :]:
+        if there[name]:
+            return name
+    raise TypeError(
+        f"{type(trainer).__name__} is no GRPOTrainer of TRL 1.16: it has no _logs and reward functions, and does not "
+        "write completions (log_completions=True)"
+    )
+
+
+def _begin(trainer: Any, reader: _Reader, source: str, rank: int) -> Callable[[TrainerState], None]:
+    """Start reading; what is to be done at the end of each step, and of the training."""
+    if source == "logs":
+        return reader.last_logs
+    if source == "rewards":
+        calls = RewardCalls(reader.recorder, list(trainer.reward_func_names), reader.weights())
+        calls.wrap(trainer.reward_funcs)
+
+        def step_ended(state: TrainerState) -> None:
+            calls.flush()
+            calls.step = int(state.global_step) + 1
+
+        return step_ended
+    if source == "parquet":
+        files = ParquetFiles(reader.recorder, Path(trainer.args.output_dir, "completions"))
+        return lambda state: files.look() if rank == 0 else None
+    setattr(trainer, GENERATE, reader.wrap(getattr(trainer, GENERATE)))
+    return lambda state: None
 
 
 def _described(trainer: Trainer, rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,6 +164,8 @@ class _Reader:
         self.recorder = recorder
         self.rank = rank
         self.batches = 0
+        self.seconds = 0.0
+        """What reading has cost the training's thread."""
 
     def weights(self) -> dict[str, float]:
         """Each reward function's weight by its name."""
@@ -123,10 +178,12 @@ class _Reader:
         @functools.wraps(generate)
         def generate_and_record(inputs: Any) -> dict[str, Any]:
             batch = generate(inputs)
+            begun = time.perf_counter()
             try:
                 self._batch(len(inputs), batch)
             except Exception as error:
                 log.warning("grpo-tui could not read a batch (%s: %s); training goes on", type(error).__name__, error)
+            self.seconds += time.perf_counter() - begun
             return batch
 
         return generate_and_record
@@ -255,9 +312,9 @@ def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
 class _Numbers(TrainerCallback):
     """Hands the trainer's numbers to the recorder, and ends the run with the training."""
 
-    def __init__(self, reader: _Reader, *, from_logs: bool) -> None:
+    def __init__(self, reader: _Reader, step_ended: Callable[[TrainerState], None]) -> None:
         self.reader = reader
-        self.from_logs = from_logs
+        self.step_ended = step_ended
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -266,9 +323,14 @@ class _Numbers(TrainerCallback):
         self.reader.recorder.total_steps = int(state.max_steps)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The fall-back reads here."""
-        if self.from_logs:
-            self.reader.last_logs(state)
+        """The fall-backs read here."""
+        self._read(state)
+
+    def _read(self, state: TrainerState) -> None:
+        try:
+            self.step_ended(state)
+        except Exception as error:
+            log.warning("grpo-tui could not read a step (%s: %s); training goes on", type(error).__name__, error)
 
     def on_log(
         self,
@@ -292,4 +354,6 @@ class _Numbers(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The run has finished."""
+        if not isinstance(getattr(self.step_ended, "__self__", None), _Reader):  # the last logs were read already
+            self._read(state)
         self.reader.recorder.close()

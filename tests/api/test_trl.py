@@ -32,7 +32,7 @@ def short(completions: list[Any], **columns: Any) -> Any:
     return [1.0 / (1 + len(text)) for text in texts]
 
 
-def trainer(folder: Path, model: Any, tokenizer: Any) -> Any:
+def trainer(folder: Path, model: Any, tokenizer: Any, **more: Any) -> Any:
     args = GRPOConfig(
         output_dir=str(folder / "out"),
         max_steps=STEPS,
@@ -48,6 +48,7 @@ def trainer(folder: Path, model: Any, tokenizer: Any) -> Any:
         logging_steps=1,
         save_strategy="no",
         seed=3,
+        **more,
     )
     rows = [{"prompt": f"colour at {i} {i}?", "level": i} for i in range(16)]
     return GRPOTrainer(
@@ -129,6 +130,35 @@ def test_the_numbers_of_the_training_are_charted(trained: Any) -> None:
         assert {"rewards/total/mean", "rewards/raw/letters", "rewards/weight/short", "train/loss"} <= set(names)
         latest = reader.metrics.latest()
     assert latest["rewards/weight/short"] == 0.25
+
+
+@pytest.mark.parametrize("source", ["logs", "rewards", "parquet"])
+def test_what_is_taken_where_generation_cannot_be_wrapped(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(Path(tiny.__file__).parent / "base")
+    set_seed(3)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=2, num_key_value_heads=1, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    made = trainer(tmp_path, Qwen3ForCausalLM(config), tokenizer, log_completions=True)
+    attached = hook.attach(made, run="fallen-back", runs_dir=tmp_path / "runs", source=source)
+    assert attached.source == source
+    assert hook.SOURCES[source] in capsys.readouterr().out, "it says at the start what is recorded"
+    logs = keep_logs(made)
+    made.train()
+    with RunReader(tmp_path / "runs" / "fallen-back") as reader:
+        found = reader.rollouts.page(limit=100)
+        assert len(found) == 8 * STEPS and {r.step for r in found} == set(range(1, STEPS + 1))
+        shown = [reader.bodies.trajectory(r.n) for r in found]
+        said = sorted(t for batch in logs for t in batch["completion"])
+        assert sorted(r.trajectory.steps[0].text for r in shown) == said
+        raw = sorted(v.components["short"].raw for r in shown if r.breakdown for v in r.breakdown.steps if v.components)
+        assert raw == pytest.approx(sorted(v for batch in logs for v in batch["rewards"]["short"]), abs=1e-6)
+        assert all((r.advantage is None) == (source == "rewards") for r in shown)
+        assert all((r.breakdown.total is None) == (source == "parquet") for r in shown if r.breakdown)
+        assert reader.bodies.tokens(1) is None
 
 
 def test_another_trainer_is_refused(tmp_path: Path) -> None:
