@@ -56,7 +56,8 @@ def load_tasks(config: DataConfig, split: str, eval_tasks: int) -> list[Task]:
     if own or eval_tasks == 0:
         return tasks
     held_out = _held_out(tasks, min(eval_tasks, len(tasks) // HOLD_OUT))
-    return [task for task in tasks if (_prompt_key(task) in held_out) == (split == "eval")]
+    side = [task for task in tasks if (_prompt_key(task) in held_out) == (split == "eval")]
+    return side[:eval_tasks] if split == "eval" else side
 
 
 def read_tasks(config: DataConfig, source: str, split: str) -> list[Task]:

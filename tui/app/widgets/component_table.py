@@ -36,10 +36,10 @@ class ComponentTable(Pane):
         self.changed()
 
     def names(self) -> list[str]:
-        """Components that were recorded, in the order people expect."""
+        """Components that were recorded: the user's reward functions as they were named, then the program's own."""
         prefix = "rewards/raw/"
         found = [k[len(prefix) :] for k in self.latest if k.startswith(prefix)]
-        return sorted(found, key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
+        return sorted(found, key=lambda n: _ORDER.index(n) if n in _ORDER else -1)
 
     def values(self, name: str) -> dict[str, float | None]:
         """What a row says. Records before the sums over rollouts were kept have none of the first two."""

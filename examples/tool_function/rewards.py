@@ -1,0 +1,11 @@
+"""What is paid: an answer that says what the tool said."""
+
+
+def says_what_was_read(completions, **kwargs):
+    """1 where the last message repeats what the tool answered before it."""
+    scores = []
+    for completion in completions:
+        read = [m["content"].removeprefix("text ") for m in completion if m["role"] == "tool"]
+        said = completion[-1]["content"]
+        scores.append((float(bool(read) and read[-1] in said), f"read {read}, said {said[-40:]}"))
+    return scores

@@ -1,0 +1,149 @@
+"""What reward functions are given of a rollout, and what becomes of their scores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo_tui.configs.sections import EnvironmentConfig
+from grpo_tui.configs.sections.rewards import DiagnosisConfig, RewardsConfig
+from grpo_tui.engine.rollouts.judging import completions_of, make_judge
+from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
+from grpo_tui.envs.trajectory import Step, Trajectory
+from grpo_tui.rewards.detectors import DETECTORS
+from grpo_tui.rewards.diagnosis import batch_of
+from grpo_tui.rewards.functions import RewardFunctionError
+from grpo_tui.rewards.orchestrator import RewardOrchestrator
+from tests.envs.scripts import ByteAgent
+
+TOOLS = '''
+def add(a: int, b: int) -> int:
+    """
+    Adds.
+
+    Args:
+        a: One.
+        b: Another.
+    """
+    return a + b
+'''
+REWARDS = """
+def right(completions, answer, **kwargs):
+    return [float(c[-1]["content"] == a) for c, a in zip(completions, answer)]
+
+def calls(completions, **kwargs):
+    return [sum("tool_calls" in m for m in c) for c in completions]
+"""
+TASK = {
+    "messages": [{"role": "system", "content": "Add."}, {"role": "user", "content": "2 + 3?"}],
+    "columns": {"answer": "5"},
+    "row": 7,
+    "plain": False,
+}
+
+
+@pytest.fixture
+def rollouts(tmp_path: Path):
+    """Three rollouts of one task: with the tool and right, at once and wrong, with a call that cannot be read."""
+    (tmp_path / "tools.py").write_text(TOOLS)
+    (tmp_path / "mine.py").write_text(REWARDS)
+    turns = [
+        ['so: {"name": "add", "arguments": {"a": 2, "b": 3}}', "5"],
+        ["6"],
+        ["<tool_call>{</tool_call>", "5"],
+    ]
+    agent = ByteAgent(lambda row, turn, seen: turns[row][turn])
+    row = Row("grpo_tui.envs.dataset.DatasetEnv", {"tools": [f"{tmp_path / 'tools.py'}:add"]}, TASK)
+    runner = RolloutRunner(agent, None, 3)
+    weights = {f"{tmp_path / 'mine.py'}:right": 1.0, f"{tmp_path / 'mine.py'}:calls": 0.5}
+    judge = make_judge(EnvironmentConfig(reward_funcs=weights), [row])
+    assert judge is not None
+    return judge, runner.run([row]), [row] * 3
+
+
+def test_completions_are_messages_with_calls_and_what_the_tools_answered(rollouts):
+    _, made, rows = rollouts
+    asked = completions_of(made, rows)
+    assert asked.prompts[0] == TASK["messages"] or "Use the tools" in str(asked.prompts[0])
+    assert asked.completions[0] == [
+        {
+            "role": "assistant",
+            "content": "so:",
+            "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}],
+        },
+        {"role": "tool", "name": "add", "content": "5"},
+        {"role": "assistant", "content": "5"},
+    ]
+    assert asked.completions[1] == [{"role": "assistant", "content": "6"}]
+    assert asked.columns == {"answer": ["5", "5", "5"]}
+    assert asked.rows == ["row 7 of the data"] * 3
+    said = bytes(asked.completion_ids[0]).decode()
+    assert said.startswith("so: {") and said.endswith("5")
+
+
+def test_scores_are_components_on_the_last_step_and_the_first_says_what_is_right(rollouts):
+    judge, made, rows = rollouts
+    trajectories = [r.trajectory for r in judge(made, rows)]
+    assert [t.correct for t in trajectories] == [True, False, True]
+    assert {t.judged_by for t in trajectories} == {"right"}
+    result = RewardOrchestrator.from_config(RewardsConfig(w_curiosity=0, w_coherence=0)).calculate_total_reward(
+        trajectories, [t.correct for t in trajectories]
+    )
+    assert result.component_names == ("right", "calls", "penalty")
+    assert [b.steps[-1].components["calls"].contribution for b in result.breakdowns] == [0.5, 0.0, 0.0]
+    assert [b.total for b in result.breakdowns] == pytest.approx([1.5, 0.0, 0.9])  # an unreadable call costs 0.1
+    assert [p.rule for p in result.breakdowns[2].penalties] == ["unparsable_call"]
+
+
+def test_a_rollout_that_its_environment_failed_has_no_score(rollouts):
+    judge, made, rows = rollouts
+    failed = replace(made[0], trajectory=replace(made[0].trajectory, stop_reason="error", correct=None))
+    done = judge([failed, made[1]], rows[:2])
+    assert done[0].trajectory.steps[-1].scores == () and done[0].trajectory.correct is None
+    assert done[1].trajectory.steps[-1].scores
+
+
+def test_statistics_of_functions_are_saved_and_loaded():
+    config = RewardsConfig.model_validate(
+        {"w_curiosity": 0, "w_coherence": 0, "normalization": {"functions": "zscore"}}
+    )
+
+    def trajectory(i: int, value: float) -> Any:
+        from grpo_tui.envs.trajectory import Score
+
+        step = Step(0, "x", action="ANSWER", scores=(Score("mine", value, 2.0),))
+        return Trajectory(str(i), "dataset", "p", "g", i, "?", (step,), judged_by="mine", correct=True)
+
+    batch = [trajectory(i, float(i)) for i in range(40)]
+    first = RewardOrchestrator.from_config(config)
+    first.calculate_total_reward(batch, [True] * 40)
+    second = RewardOrchestrator.from_config(config)
+    second.load_state(first.state_tensors(), first.state_facts())
+    scored = [o.calculate_total_reward(batch, [True] * 40, update=False).total for o in (first, second)]
+    np.testing.assert_array_equal(scored[0].numpy(), scored[1].numpy())
+    assert float(scored[0].abs().max()) > 1
+
+
+def test_a_function_is_no_distraction_from_the_task(rollouts):
+    judge, made, rows = rollouts
+    trajectories = [r.trajectory for r in judge(made, rows)]
+    result = RewardOrchestrator.from_config(RewardsConfig(w_curiosity=0, w_coherence=0)).calculate_total_reward(
+        trajectories, [t.correct for t in trajectories]
+    )
+    batches = [batch_of(step, trajectories, result.breakdowns, {}) for step in range(4)]
+    limits = DiagnosisConfig(window=4)
+    assert DETECTORS["advantage_share"](batches, limits) == []
+    unknown = [replace(b, rollouts=[replace(r, goals=frozenset()) for r in b.rollouts]) for b in batches]
+    assert [f.subject for f in DETECTORS["advantage_share"](unknown, limits)] == ["right"]
+
+
+def test_a_missing_column_is_said_before_a_rollout_is_made(tmp_path: Path):
+    (tmp_path / "mine.py").write_text("def needs(completions, solution):\n    return [0.0]\n")
+    row = Row("grpo_tui.envs.dataset.DatasetEnv", {}, TASK)
+    with pytest.raises(RewardFunctionError, match="needs `solution`"):
+        make_judge(EnvironmentConfig(reward_funcs={f"{tmp_path / 'mine.py'}:needs": 1.0}), [row])
+    assert make_judge(EnvironmentConfig(), [row]) is None
