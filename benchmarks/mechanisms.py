@@ -49,7 +49,7 @@ ON = {
     "replay": ["training.replay.mode=ssr"],
     "beta": ["training.beta_mode=auto"],
 }
-SUMMED = ["training.advantages=group", "rewards.w_penalty=1", "rewards.anneal_steps=0"]
+SUMMED = ["training.advantages=group", "rewards.w_penalty=1", "training.replay.signal=reward"]
 SHAPED = [*ON["curiosity"], *ON["coherence"], *ON["penalties"], *ON["replay"]]
 PLAIN = [setting for settings in OFF.values() for setting in settings]
 ARMS: dict[str, list[str]] = {
@@ -61,13 +61,13 @@ ARMS: dict[str, list[str]] = {
     "gdpo equals": [*SHAPED, "training.advantages=gdpo", "training.compare_shaping=equals", "rewards.w_penalty=0.1"],
     "annealed": [*SHAPED, *SUMMED, "rewards.anneal_steps=20"],
     "potential": [*SHAPED, *SUMMED, "rewards.shaping=potential", "training.advantages=turn"],
-    **{f"only {name}": [*PLAIN, *SUMMED[:1], *settings] for name, settings in ON.items()},
+    **{f"only {name}": [*PLAIN, "training.replay.signal=reward", *settings] for name, settings in ON.items()},
     **{f"without {name}": settings for name, settings in OFF.items()},
 }
 """What each arm sets, over the default configuration."""
 TASKS: dict[str, list[str]] = {
     "default": [],
-    "long": ['environment.config={"questions": ["bigger", "same_colour"]}'],
+    "long": ["training.replay.signal=reward", 'environment.config={"questions": ["bigger", "same_colour"]}'],
     "loops": ['environment.config={"max_turns": 14}', "training.max_trajectory_tokens=768"],
     "misuse": ['environment.config={"questions": ["colour", "motion"]}'],
     "rare": ['environment.config={"questions": ["shape", "text"]}'],

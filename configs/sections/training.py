@@ -29,6 +29,9 @@ class ReplayConfig(Section):
     mode: Literal["off", "ssr", "dapo"] = "ssr"
     min_group_std: float = Field(default=1e-3, ge=0)
     """A group whose rewards have a smaller standard deviation is filtered out."""
+    signal: Literal["task", "reward"] = "task"
+    """Which rewards those are: `task`, those of task and environment, so that groups which differ in shaping alone are
+    filtered out; `reward`, the whole, for tasks on which hardly any rollout succeeds."""
     capacity: int = Field(default=1024, ge=1)
     """Trajectories that the buffer holds at most; the oldest go first."""
     alpha: float = Field(default=1.0, ge=0)

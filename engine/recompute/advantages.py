@@ -25,6 +25,7 @@ class Advantages:
         self.training = training
         self.report = report
         self.filters = training.replay.mode != "off"
+        self.by_task = self.filters and training.replay.signal == "task"
         if training.advantages not in METHODS:
             report.given["returns that are compared"] = f"{training.advantages} is code of your own, which is not run"
 
@@ -33,10 +34,31 @@ class Advantages:
         carry signal."""
         groups = groups_of(items)
         if self.training.advantages == "gdpo":
-            return self._signal_of(groups, self._parts(groups), replayed)
+            carry = self._parts(groups)
+            return self._signal_of(groups, [self._task_differs(g) for g in groups] if self.by_task else carry, replayed)
         every = [v for group in groups for column in self._columns(group) for _, v in column]
         batch_std = _std(every) if self.training.replay.mode != "dapo" else None
-        return self._signal_of(groups, [self._formulas(group, batch_std) for group in groups], replayed)
+        carry = [self._formulas(group, batch_std) for group in groups]
+        if self.by_task and self.training.advantages in METHODS:
+            carry = [self._task_differs(group) for group in groups]
+        return self._signal_of(groups, carry, replayed)
+
+    def _task_differs(self, group: Sequence[Item]) -> bool:
+        """Whether the rewards of task and environment are a reason to learn from a group."""
+        rewards = [item.unshaped_rewards for item in group if item.scorable]
+        if self.training.advantages == "reward":
+            return any(v != 0 for row in rewards for v in row)
+        columns = [[math.fsum(row) for row in rewards]]
+        if self.training.advantages == "turn":
+            longest = max(map(len, rewards), default=0)
+            columns = [[math.fsum(row[t:]) for row in rewards if t < len(row)] for t in range(longest)]
+        return self._spread(columns)
+
+    def _spread(self, columns: Sequence[Sequence[float]]) -> bool:
+        differ = any(abs(v - math.fsum(c) / len(c)) > ROUNDING for c in columns for v in c)
+        return (
+            differ and max((_std(c) for c in columns), default=0.0) >= self.training.replay.min_group_std * self.filters
+        )
 
     def _signal_of(self, groups: Sequence[Sequence[Item]], carry: Sequence[bool], replayed: int) -> list[Item]:
         """What was trained on; carry: which groups carry signal. Returns the rollouts of those."""
@@ -141,11 +163,7 @@ class Advantages:
                 self.report.same(place, "size of the group", terms[0].size, size)
         if alone:
             return any(v != 0 for column in columns for _, v in column)
-        spread = [[v for _, v in column] for column in columns]
-        differ = any(abs(v - math.fsum(c) / len(c)) > ROUNDING for c in spread for v in c)
-        return (
-            differ and max((_std(c) for c in spread), default=0.0) >= self.training.replay.min_group_std * self.filters
-        )
+        return self._spread([[v for _, v in column] for column in columns])
 
     def _trained_on(self, item: Item, signal: bool, replaced: bool) -> None:
         """What the loss was given, by turn, by token, and as one number; and what the rollout is marked with."""

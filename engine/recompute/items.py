@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...configs.sections.rewards import SHAPED
 from ..runs.query import Query
 from ..runs.reader import RunReader
 from ..runs.types import StoredTokens, TrajectoryRecord, TrajectoryRow, Use
@@ -53,12 +54,23 @@ class Item:
 
     @cached_property
     def turn_rewards(self) -> list[float]:
-        """The reward of each turn; steps behind the last turn that has tokens add to it."""
-        turns, breakdown = len(self.tokens_by_turn), self.record.breakdown
+        """The reward of each turn."""
+        breakdown = self.record.breakdown
         if breakdown is None:
-            totals = [s.reward or 0.0 for s in self.record.trajectory.steps]
-        else:
-            totals = [s.total or 0.0 for s in breakdown.steps]
+            return self._by_turn([s.reward or 0.0 for s in self.record.trajectory.steps])
+        return self._by_turn([s.total or 0.0 for s in breakdown.steps])
+
+    @cached_property
+    def unshaped_rewards(self) -> list[float]:
+        """The same of task and environment alone."""
+        if self.record.breakdown is None:
+            return self.turn_rewards
+        parts = [[v for n, v in s.components.items() if n not in SHAPED] for s in self.record.breakdown.steps]
+        return self._by_turn([sum(v.contribution or 0.0 for v in values) for values in parts])
+
+    def _by_turn(self, totals: list[float]) -> list[float]:
+        """Rewards of steps by turn; those behind the last turn that has tokens add to it."""
+        turns = len(self.tokens_by_turn)
         if not turns:
             return []
         rewards = (totals + [0.0] * turns)[:turns]

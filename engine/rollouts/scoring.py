@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
 
+from ...configs.sections.rewards import SHAPED
 from ...rewards.orchestrator import RewardOrchestrator
 from .advantages.base import AdvantageMethod, Scale, TurnRewards
 from .advantages.group import GroupAdvantage
 from .rollout import Group, Rollout
 
+Signal = Literal["task", "reward"]
 Metrics = dict[str, float | Mapping[str, float]]
 
 
@@ -25,7 +28,8 @@ class Scorer:
     """Scores whole groups of rollouts.
 
     group_size: rollouts per prompt. orchestrator: shaped rewards; without one the environment's own count, as they
-    are. min_group_std: a group whose returns have a smaller standard deviation carries no signal.
+    are. min_group_std: a group whose returns have a smaller standard deviation carries no signal; signal: whether these
+    are the whole returns, or those of task and environment.
     """
 
     group_size: int
@@ -33,6 +37,7 @@ class Scorer:
     method: AdvantageMethod = field(default_factory=GroupAdvantage)
     scale: Scale = "group"
     min_group_std: float = 0.0
+    signal: Signal = "reward"
 
     @property
     def needs_embeddings(self) -> bool:
@@ -74,7 +79,8 @@ class Scorer:
         compared = self.method.compare(batch, self.scale)
         values = compared.advantages().numpy()
         groups = []
-        for g, signal in enumerate(self.method.signal(batch, self.min_group_std).tolist()):
+        judged = batch if self.signal == "reward" else TurnRewards.of([_unshaped(r) for r in rollouts], self.group_size)
+        for g, signal in enumerate(self.method.signal(judged, self.min_group_std).tolist()):
             members = rollouts[g * self.group_size : (g + 1) * self.group_size]
             done = [
                 replace(
@@ -86,6 +92,18 @@ class Scorer:
             ]
             groups.append(Group(tuple(done), bool(signal)))
         return groups
+
+
+def _unshaped(rollout: Rollout) -> Rollout:
+    """The same, with the rewards of task and environment alone."""
+    if rollout.breakdown is None:
+        return rollout
+    steps = [
+        sum(value.contribution or 0.0 for name, value in step.components.items() if name not in SHAPED)
+        for step in rollout.breakdown.steps
+    ]
+    rewards = _by_turn(np.array(steps, np.float32), rollout.turns)
+    return replace(rollout, turn_rewards=rewards, breakdown=None)
 
 
 def _per_step(rollout: Rollout) -> np.ndarray | None:

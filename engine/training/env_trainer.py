@@ -116,6 +116,7 @@ class GRPOEnvTrainer(ResumableTrainer):
                 options.advantages,
                 args.scale_rewards,  # type: ignore[arg-type]
                 options.min_group_std,
+                options.signal,
             ),
             Processes(self.accelerator),
             self.phases,

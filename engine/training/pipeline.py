@@ -23,7 +23,7 @@ from ..rollouts.advantages.base import AdvantageMethod
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
 from ..rollouts.runner import RolloutRunner, Row, parse_row
-from ..rollouts.scoring import Metrics, Scorer
+from ..rollouts.scoring import Metrics, Scorer, Signal
 from ..rollouts.selection import mark, refill, replace_silent
 from .frozen import FrozenPass
 from .phases import PhaseClock
@@ -66,13 +66,15 @@ class Request:
 class RolloutOptions:
     """How rollouts are made and what they are worth.
 
-    advantages: a method of `rollouts.advantages`. min_group_std: groups whose returns differ by less have no signal.
+    advantages: a method of `rollouts.advantages`. min_group_std: groups whose returns differ by less have no signal;
+    signal: whether these are the whole returns, or those of task and environment.
     dynamic_rounds: DAPO's dynamic sampling, so many rounds at most (0: off). placement: where rollouts happen with
     several processes; both give the same result.
     """
 
     advantages: AdvantageMethod = field(default_factory=lambda: advantage_method("group"))
     min_group_std: float = 0.0
+    signal: Signal = "reward"
     dynamic_rounds: int = 0
     placement: Placement = "auto"
 

@@ -128,6 +128,7 @@ def build_trainer(
         options=RolloutOptions(
             advantages=advantage_method(training.advantages, training.compare_shaping),
             min_group_std=replay.min_group_std if replay.mode != "off" else 0.0,
+            signal=replay.signal if replay.mode != "off" else "reward",
             dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
             placement=training.placement,
         ),

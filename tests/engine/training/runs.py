@@ -33,6 +33,8 @@ def make_run(folder: Path, base: Path, **training: Any) -> Path:
         "output_dir": str(folder / "adapters"),
         **training,
     }
+    # A random policy succeeds at nothing: what it can learn from is the shaping.
+    settings["replay"] = {"signal": "reward", **settings.get("replay", {})}
     config = {
         "mode": "rft",
         "seed": 3,
@@ -43,6 +45,7 @@ def make_run(folder: Path, base: Path, **training: Any) -> Path:
             "eval_tasks": 4,
             "config": {"max_turns": 2},
         },
+        "rewards": {"w_curiosity": 0.1, "w_coherence": 0.1, "w_penalty": 1.0},
         "training": settings,
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))

@@ -51,7 +51,7 @@ def recorded(tmp_path_factory) -> Recorded:
         micro_batch_size=4,
     )
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["rewards"] = {"w_environment": 0.5, "normalization": {"penalty": "group"}}
+    config["rewards"] |= {"w_environment": 0.5, "normalization": {"penalty": "group"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(folder) == 0
     with RunReader(folder) as reader:
@@ -94,18 +94,22 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
     ("settings", "rewards"),
     [
         ({"advantages": "turn", "scale_advantages": "batch", "loss_type": "grpo"}, {}),
-        ({"advantages": "reward", "loss_type": "dr_grpo"}, {"components": ["task", "penalty"]}),
+        (
+            {"advantages": "reward", "loss_type": "dr_grpo"},
+            {"components": ["task", "penalty"], "w_curiosity": 0.0, "w_coherence": 0.0},
+        ),
         ({"replay": {"mode": "dapo"}, "scale_advantages": "none"}, {"normalization": {"curiosity": "scale_only"}}),
+        ({"replay": {"signal": "task"}}, {"w_environment": 0.5}),
         ({"advantages": "gdpo"}, {"anneal_steps": 3}),
         ({"advantages": "gdpo", "compare_shaping": "equals", "replay": {"mode": "off"}}, {"shaping": "potential"}),
         ({"replay": {"mode": "off"}, "importance_sampling_level": "sequence", "beta_mode": "fixed", "beta": 0.0}, {}),
     ],
-    ids=["turns", "rewards", "dapo", "gdpo", "equals", "off"],
+    ids=["turns", "rewards", "dapo", "task", "gdpo", "equals", "off"],
 )
 def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], rewards: dict[str, Any]):
     folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0, **settings)
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "rewards": rewards}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({**config, "rewards": config["rewards"] | rewards}))
     assert run(folder) == 0
     with RunReader(folder) as reader:
         report = recompute(reader, read_config(folder))
