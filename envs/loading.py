@@ -1,10 +1,14 @@
-"""Finding an environment's class by the name that a dataset row or a config gives it."""
+"""Finding an environment's class by the name that a dataset row or a config gives it.
+
+`python -m grpo_tui.envs.loading PATH` says on standard error why there is none, and ends with 1.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,3 +70,10 @@ def canonical_config(config: Mapping[str, Any] | None) -> str:
         return json.dumps(config or {}, sort_keys=True, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as problem:
         raise EnvLoadError(f"env_config must be plain JSON: {problem}") from problem
+
+
+if __name__ == "__main__":
+    try:
+        load_env_class(sys.argv[1])
+    except EnvLoadError as problem:
+        sys.exit(" ".join(str(problem).split()))

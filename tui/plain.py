@@ -99,7 +99,8 @@ def _blocks(whole: Whole) -> Iterator[tuple[str, str]]:
             yield "  advantage ", f"{number(advantage, signed=True)} {equation(whole.formula, position, advantage)[0]}"
     yield "", ""
     expected = f", expected {t.expected}" if t.expected is not None else ""
-    yield "", f"{mark(t.correct)} answer {t.answer}{expected}; ended by {t.stop_reason}"
+    ended = f"; ended by {t.stop_reason}" if t.stop_reason else ""
+    yield "", f"{mark(t.correct)} answer {t.answer}{expected}{ended}"
     if record.breakdown is not None or record.unknown:
         total = record.breakdown.total if record.breakdown is not None else None
         advantage = f", advantage {number(record.advantage, signed=True)}" if record.advantage is not None else ""

@@ -36,7 +36,10 @@ def _picture(char: str) -> str | None:
         return "␡"
     category = unicodedata.category(char)
     invisible = (
-        0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF or code in (0x34F, 0x115F, 0x1160, 0x3164, 0xFFA0)
+        0xFE00 <= code <= 0xFE0F
+        or 0xE0100 <= code <= 0xE01EF
+        or 0x1F3FB <= code <= 0x1F3FF  # skin tones: some terminals paint them, others change the character before
+        or code in (0x34F, 0x115F, 0x1160, 0x3164, 0xFFA0)
     )
     if invisible or category in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
         return f"‹{code:04X}›"

@@ -16,8 +16,9 @@ from .errors import FilterError
 from .record import Record
 from .selection import Selection
 
+_VARIANCE = "(avg(reward * reward) - avg(reward) * avg(reward)) * count(reward) / max(1, count(reward) - 1)"  # Bessel's
 _COLUMNS = (
-    "grp, groups.name, min(rows.n), max(step), count(*), avg(reward), avg(reward * reward), sum(correct = 1), "
+    f"grp, groups.name, min(rows.n), max(step), count(*), avg(reward), {_VARIANCE}, sum(correct = 1), "
     "count(correct), sum(penalties), prompts.name, prompts.head"
 )
 _ORDERS = {
@@ -26,7 +27,7 @@ _ORDERS = {
     "size": "count(*)",
     "correct": "avg(correct)",
     "reward": "avg(reward)",
-    "std": "avg(reward * reward) - avg(reward) * avg(reward)",
+    "std": _VARIANCE,
     "penalties": "sum(penalties)",
 }
 GROUP_SORTS = tuple(_ORDERS)
@@ -34,7 +35,8 @@ GROUP_SORTS = tuple(_ORDERS)
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One group. `std` is the population standard deviation of its rewards; a group without spread has no gradient."""
+    """One group. `std` is the standard deviation of its rewards as the advantages divide by it, with n − 1; a group
+    without spread has no gradient."""
 
     id: int
     group: str
@@ -130,8 +132,8 @@ class GroupList:
             params,
         )
         made = []
-        for id_, name, first, step, size, mean, square, correct, labelled, penalties, prompt, head in rows:
-            std = None if mean is None else math.sqrt(max(0.0, square - mean * mean))
+        for id_, name, first, step, size, mean, variance, correct, labelled, penalties, prompt, head in rows:
+            std = None if mean is None else math.sqrt(max(0.0, variance))
             made.append(
                 GroupRow(
                     id_,

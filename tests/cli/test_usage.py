@@ -131,3 +131,19 @@ def test_the_folder_of_runs_may_stand_before_the_command(cli: Cli, tmp_path: Pat
 def test_where_the_app_opens_needs_a_terminal(cli: Cli) -> None:
     said = cli("inspect", "nothing", "--at", "3/2")
     assert said.returncode == 2 and "--at and --live open the app: they need a terminal" in said.stderr
+
+
+def test_checking_a_configuration_loads_the_environment(cli: Cli, tmp_path: Path) -> None:
+    good = cli("config", "check")
+    assert good.returncode == 0 and "good" in good.stdout
+    missing = cli("config", "check", "--set", "environment.class_path=grpo_tui.envs.visual.VisualEnw")
+    assert missing.returncode == 2 and "environment.class_path: " in missing.stderr
+    assert "has no class VisualEnw" in missing.stderr and "Traceback" not in missing.stderr
+    (tmp_path / "mine.py").write_text("import nowhere_to_be_found\n")
+    broken = cli("config", "check", "--set", "environment.class_path=mine.py:Mine")
+    assert broken.returncode == 2 and "nowhere_to_be_found" in broken.stderr and "Traceback" not in broken.stderr
+
+
+def test_live_says_when_nothing_is_recorded(cli: Cli, tmp_path: Path) -> None:
+    said = cli("live")
+    assert said.returncode == 2 and "needs a terminal" in said.stderr

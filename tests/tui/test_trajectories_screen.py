@@ -180,7 +180,7 @@ def test_groups_are_folded_exactly(run: Path) -> None:
             mean = sum(rewards) / len(rewards)
             assert row.size == len(members) == 4
             assert row.mean == pytest.approx(mean)
-            assert row.std == pytest.approx((sum((r - mean) ** 2 for r in rewards) / 4) ** 0.5, abs=1e-6)
+            assert row.std == pytest.approx((sum((r - mean) ** 2 for r in rewards) / 3) ** 0.5, abs=1e-6)
             assert row.correct == sum(bool(m.correct) for m in members)
             assert row.first_n == min(m.n for m in members)
         wrong = reader.rollouts.groups(Query("step>=39 and not correct"))

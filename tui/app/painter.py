@@ -126,7 +126,8 @@ class Painter:
         return pen
 
     def _paint_whole(self, out: list[str], pen: _Pen, x: int, y: int, strip: Strip) -> _Pen:
-        """A piece with characters of two cells or none: terminals disagree about some, so it is sent in one run."""
+        """A piece with characters of two cells or none. Terminals disagree about some, so each part of the piece is
+        put where it belongs, over blanks: what one part takes too much or too little shifts nothing beside it."""
         segments = tuple(Segment(_harmless(text), style) for text, style, _ in strip)
         number = self._whole.get(segments)
         if number is None:
@@ -137,10 +138,17 @@ class Painter:
         if all(cell == number for cell in line[x:end]):
             return pen
         line[x:end] = [number] * strip.cell_length
-        out.append(f"\x1b[{y + 1};{x + 1}H")
+        there = f"\x1b[{y + 1};{x + 1}H"
+        out.append(there)
         for text, style, _ in segments:
             turn, pen = _turn(pen, self._pens[self._numbers_of(style)[0] >> _SHIFT])
-            out += (turn, text)
+            size = cell_len(text)
+            contested = not (text.isascii() or _single(text))
+            out += (turn, " " * size, there, text) if contested else (turn, text)
+            x += size
+            there = f"\x1b[{y + 1};{x + 1}H"
+            if contested and x < self._size[0]:
+                out.append(there)
         return pen
 
     def _cells(self, strip: Strip) -> list[int] | None:

@@ -61,7 +61,7 @@ def end_fields(t: Trajectory) -> list[Field]:
         sign, tone = {True: ("✓ right", "good"), False: ("✗ wrong", "bad"), None: ("answer", "text")}[t.correct]
         fields.append(Field(sign, t.answer, tone))
     elif t.expected is not None or t.error is not None:
-        fields.append(Field("no answer", f"ended by {t.stop_reason}", "warn"))
+        fields.append(Field("no answer", f"ended by {t.stop_reason or 'what was not recorded'}", "warn"))
     if t.expected is not None and t.correct is not True:
         fields.append(Field("expected", t.expected, "good"))
     if t.error:

@@ -43,7 +43,7 @@ RunsDir = Annotated[
 ]
 
 
-def _known_runs(incomplete: str) -> list[str]:
+def known_runs(incomplete: str) -> list[str]:
     """Ids of runs for the shell's completion."""
     from ...engine.launch import list_runs
     from ...engine.runs.paths import runs_dir
@@ -55,9 +55,7 @@ def _known_runs(incomplete: str) -> list[str]:
 
 RunReference = Annotated[
     str,
-    typer.Argument(
-        metavar="RUN", help="A run's id, a unique beginning of it, or `latest`.", autocompletion=_known_runs
-    ),
+    typer.Argument(metavar="RUN", help="A run's id, a unique beginning of it, or `latest`.", autocompletion=known_runs),
 ]
 SetOption = Annotated[
     list[str] | None,

@@ -178,7 +178,8 @@ class DiffPane(Pane):
 
     def _bottom(self, record: TrajectoryRecord, width: int) -> Line:
         p, t = self.palette, record.trajectory
-        text = f"{mark(t.correct)} {t.answer}" if t.answer is not None else f"no answer, ended by {t.stop_reason}"
+        ended = f", ended by {t.stop_reason}" if t.stop_reason else ""
+        text = f"{mark(t.correct)} {t.answer}" if t.answer is not None else f"no answer{ended}"
         return Line(p).add(text, p.outcome(t.correct), cells=width)
 
     @staticmethod

@@ -39,7 +39,9 @@ class Preview(Pane):
         lines.append(line.add("  A ", p.muted).add(fixed(row.advantage, signed=True), p.sign(row.advantage)))
         facts = f"step {number(row.step)} · group {row.group} · rollout {row.rollout} · {row.turns} turns"
         facts += "" if row.tokens is None else f" · {row.tokens} tokens"
-        lines += [Line(p).add(t, p.muted) for t in wrap(f"{facts} · {row.split} · ended by {row.stop_reason}", width)]
+        facts += f" · {row.split}" if row.split else ""
+        facts += f" · ended by {row.stop_reason}" if row.stop_reason else ""
+        lines += [Line(p).add(t, p.muted) for t in wrap(facts, width)]
         if row.penalties:
             lines.append(Line(p).add(f"✗ {row.penalties} penalt{'y' if row.penalties == 1 else 'ies'}", p.warn))
         lines.append(Line(p))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ....engine.runs.types import AdvantageFormula, StepReward, TrajectoryRecord
@@ -80,10 +81,12 @@ class RewardArithmetic(Pane):
     def _components(self, reward: StepReward, width: int) -> list[Line]:
         p = self.palette
         table = [("component", "raw", "norm", "×w", "=")]
+        added = [c.contribution for c in reward.components.values() if c.contribution is not None]
+        places = places_of_sum(added, reward.total) if reward.total is not None else 2
         for name, value in reward.components.items():
             normalised = fixed(value.normalized) if value.normalized != value.raw else "–"
-            table.append((name, fixed(value.raw), normalised, fixed(value.weight), fixed(value.contribution)))
-        table.append(("Σ step", "", "", "", fixed(reward.total)))
+            table.append((name, fixed(value.raw), normalised, fixed(value.weight), fixed(value.contribution, places)))
+        table.append(("Σ step", "", "", "", fixed(reward.total, places)))
         sizes = [max(len(row[i]) for row in table) + 1 for i in range(1, 1 + _NUMBERS)]
         kept = list(range(_NUMBERS))  # the sum is in the last column: raw, norm and weight go first where it is narrow
         while len(kept) > 1 and 4 + sum(sizes[i] for i in kept) > width:
@@ -168,9 +171,16 @@ class RewardArithmetic(Pane):
         return lines
 
 
+def places_of_sum(terms: Sequence[float], total: float) -> int:
+    """With how many decimals, two at least, the rounded terms are seen to add up to the rounded total."""
+    if not all(map(math.isfinite, (*terms, total))):
+        return 2
+    return next((n for n in range(2, 5) if abs(sum(round(t, n) for t in terms) - round(total, n)) < 0.1**n / 2), 4)
+
+
 def summed(terms: Sequence[float], total: float) -> str:
     """`Σ steps = 0.05 − 0.02 = 0.03`, with as many decimals as the sum needs to come out."""
-    places = next((n for n in range(2, 5) if abs(sum(round(t, n) for t in terms) - round(total, n)) < 0.1**n / 2), 4)
+    places = places_of_sum(terms, total)
     added = "".join(
         (f" {MINUS} " if t < 0 else " + ") + fixed(abs(t), places) if i else fixed(t, places)
         for i, t in enumerate(terms)
