@@ -37,8 +37,8 @@ async def test_the_dashboard_s_components_add_up_to_its_total(run: Path, size: t
         lines = [line.plain for line in table.build(table.size.width or 40, 30)]
         head = next(line for line in lines if line.startswith("component"))
         end = head.index("adds") + len("adds")
-        shown = {line.split()[0]: NUMBER.findall(line[:end])[-1] for line in lines if line.split()[:1] and line[:1] != "─"
-                 and (line.split()[0] in names or line.startswith("Σ"))}  # fmt: skip
+        rows = [line[:end] for line in lines if line.split()[:1] and line.split()[0] in (*names, "Σ")]
+        shown = {row.split()[0]: NUMBER.findall(row)[-1] for row in rows}
         parts = [shown[name] for name in names]
         assert sum(map(as_number, parts)) == pytest.approx(
             as_number(shown["Σ"]), abs=sum(unit(text) / 2 for text in (*parts, shown["Σ"]))
@@ -81,7 +81,7 @@ async def test_a_group_has_one_mean_and_one_spread_on_every_screen(run: Path) ->
         rewards = [r.reward or 0.0 for r in rows[group.group]]
         formula = formulas[group.group]
         assert formula is not None
-        term = formula.terms[0][0]
+        term = formula.terms(0)[0]
         assert group.mean == pytest.approx(sum(rewards) / len(rewards)) == pytest.approx(term.mean)
         assert group.std == pytest.approx(term.std), "the number that the advantages were divided by"
     async with running(run.parent, Groups(run)) as app:

@@ -14,6 +14,10 @@ from .line import Line
 from .pane import Pane
 from .penalty import penalty_lines
 
+_PLACES = 4
+"""Decimals of a sum at most."""
+_INEXACT = 1e-5
+"""How far recorded terms may miss their total by rounding alone."""
 _NUMBERS = 4  # columns: raw, normalised, weight, contribution
 
 
@@ -81,11 +85,11 @@ class RewardArithmetic(Pane):
     def _components(self, reward: StepReward, width: int) -> list[Line]:
         p = self.palette
         table = [("component", "raw", "norm", "×w", "=")]
-        added = [c.contribution for c in reward.components.values() if c.contribution is not None]
-        places = places_of_sum(added, reward.total) if reward.total is not None else 2
-        for name, value in reward.components.items():
+        values = list(reward.components.values())
+        added, places = adding_up([c.contribution for c in values], reward.total)
+        for (name, value), adds in zip(reward.components.items(), added, strict=True):
             normalised = fixed(value.normalized) if value.normalized != value.raw else "–"
-            table.append((name, fixed(value.raw), normalised, fixed(value.weight), fixed(value.contribution, places)))
+            table.append((name, fixed(value.raw), normalised, fixed(value.weight), fixed(adds, places)))
         table.append(("Σ step", "", "", "", fixed(reward.total, places)))
         sizes = [max(len(row[i]) for row in table) + 1 for i in range(1, 1 + _NUMBERS)]
         kept = list(range(_NUMBERS))  # the sum is in the last column: raw, norm and weight go first where it is narrow
@@ -94,7 +98,6 @@ class RewardArithmetic(Pane):
         room = width - sum(sizes[i] for i in kept)
         spare = 1 if room >= 14 + len(kept) else 0
         names = max(1, min(16, room - spare * len(kept)))
-        values = list(reward.components.values())
         lines = []
         for at, row in enumerate(table):
             head, total = at == 0, at == len(table) - 1
@@ -171,18 +174,31 @@ class RewardArithmetic(Pane):
         return lines
 
 
-def places_of_sum(terms: Sequence[float], total: float) -> int:
-    """With how many decimals, two at least, the rounded terms are seen to add up to the rounded total."""
-    if not all(map(math.isfinite, (*terms, total))):
-        return 2
-    return next((n for n in range(2, 5) if abs(sum(round(t, n) for t in terms) - round(total, n)) < 0.1**n / 2), 4)
+def adding_up(terms: Sequence[float | None], total: float | None) -> tuple[Sequence[float | None], int]:
+    """The terms rounded so that they are seen to add up to the rounded total, and to how many decimals: two, or up to
+    four where that helps; beyond, those that were rounded furthest the wrong way are moved by the last digit."""
+    known = [t for t in terms if t is not None]
+    if len(known) < len(terms) or total is None or not all(map(math.isfinite, (*known, total))):
+        return terms, 2
+    if abs(sum(known) - total) > _INEXACT * max(1.0, abs(total)):
+        return terms, 2  # something else is in the total
+    for places in range(2, _PLACES + 1):
+        rounded = [round(t, places) for t in known]
+        missing = round((round(total, places) - sum(rounded)) * 10**places)
+        if missing == 0:
+            return rounded, places
+    step = math.copysign(10.0**-_PLACES, missing)
+    for i in sorted(range(len(known)), key=lambda i: (rounded[i] - known[i]) * step)[: abs(missing)]:
+        rounded[i] += step
+    return rounded, _PLACES
 
 
 def summed(terms: Sequence[float], total: float) -> str:
     """`Σ steps = 0.05 − 0.02 = 0.03`, with as many decimals as the sum needs to come out."""
-    places = places_of_sum(terms, total)
+    rounded, places = adding_up(terms, total)
+    shown = [t or 0.0 for t in rounded]
     added = "".join(
         (f" {MINUS} " if t < 0 else " + ") + fixed(abs(t), places) if i else fixed(t, places)
-        for i, t in enumerate(terms)
+        for i, t in enumerate(shown)
     )
     return f"Σ steps = {added} = {fixed(total, places)}"
