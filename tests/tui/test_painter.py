@@ -178,7 +178,7 @@ def test_what_is_more_than_characters_and_colours_is_left_to_textual(segment: Se
 def test_the_last_door_lets_no_control_character_through(text: str) -> None:
     sent = paint(Painter(ColorSystem.TRUECOLOR), (text, STYLES[1]))
     rest = re.sub(r"\x1b\[[0-9;]*[mHC]", "", sent)
-    assert rest == re.sub(r"[\x00-\x1f\x7f-\x9f]", "", text)
+    assert rest.lstrip(" ") == re.sub(r"[\x00-\x1f\x7f-\x9f]", "", text)  # wide characters are put on blanks
 
 
 def test_ever_new_colours_do_not_pile_up() -> None:
