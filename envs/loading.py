@@ -1,6 +1,6 @@
 """Finding an environment's class by the name that a dataset row or a config gives it.
 
-`python -m grpo_tui.envs.loading PATH` says on standard error why there is none, and ends with 1.
+`python -m grpo_tui.envs.loading CONFIG` says on standard error why that of a configuration cannot be loaded.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def canonical_config(config: Mapping[str, Any] | None) -> str:
 
 
 if __name__ == "__main__":
+    from ..configs import load_config
+
     try:
-        load_env_class(sys.argv[1])
+        load_env_class(load_config(sys.argv[1]).environment.class_path)
     except EnvLoadError as problem:
         sys.exit(" ".join(str(problem).split()))

@@ -67,20 +67,12 @@ def _first_prompt(config: RunConfig) -> str:
     return f"cannot be shown: {answer.problem}" if answer.problem else answer.text
 
 
-def _load_environment(class_path: str) -> None:
-    """In a process of its own, because it runs the environment's code."""
-    command = [sys.executable, "-m", "grpo_tui.envs.loading", class_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
-        fail(f"environment.class_path: {why}", ExitCode.USAGE)
-
-
 @app.command()
 def check(config: ConfigArgument = None, set_: SetOption = None) -> None:
     """Check a configuration; every problem is one line with file, line, key and what would be right."""
     loaded = load(config, set_, paths=True)
-    _load_environment(loaded.environment.class_path)
+    if problem := ask("grpo_tui.envs.loading", loaded).problem:
+        fail(f"environment.class_path: {problem}", ExitCode.USAGE)
     name = config or "the default configuration"
     say(f"{name}: good (mode {loaded.mode}, model {loaded.model.base}, environment {loaded.environment.class_path})")
 

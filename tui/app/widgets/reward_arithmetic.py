@@ -182,15 +182,18 @@ def adding_up(terms: Sequence[float | None], total: float | None) -> tuple[Seque
         return terms, 2
     if abs(sum(known) - total) > _INEXACT * max(1.0, abs(total)):
         return terms, 2  # something else is in the total
-    for places in range(2, _PLACES + 1):
-        rounded = [round(t, places) for t in known]
-        missing = round((round(total, places) - sum(rounded)) * 10**places)
-        if missing == 0:
-            return rounded, places
-    step = math.copysign(10.0**-_PLACES, missing)
+    places = 2
+    while (missing := _missing(rounded := [round(t, places) for t in known], total, places)) and places < _PLACES:
+        places += 1
+    step = math.copysign(10.0**-places, missing)
     for i in sorted(range(len(known)), key=lambda i: (rounded[i] - known[i]) * step)[: abs(missing)]:
         rounded[i] += step
-    return rounded, _PLACES
+    return rounded, places
+
+
+def _missing(rounded: Sequence[float], total: float, places: int) -> int:
+    """Units of the last digit between rounded terms and their rounded total."""
+    return round((round(total, places) - sum(rounded)) * 10**places)
 
 
 def summed(terms: Sequence[float], total: float) -> str:
