@@ -30,7 +30,6 @@ class DynamicsModel(nn.Module):
         self.embedding_dim = embedding_dim
         self.action_dim = action_dim
         self.version = 0
-        self.rows_predicted = 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.expand = nn.Linear(embedding_dim + action_dim, hidden)
@@ -48,7 +47,6 @@ class DynamicsModel(nn.Module):
 
     def forward(self, state: Tensor, action: Tensor) -> Tensor:
         """The predicted change, [N, D]."""
-        self.rows_predicted += state.shape[0]
         hidden = nn.functional.gelu(self.expand(torch.cat((state, action), dim=-1)))
         return self.project(hidden)
 
@@ -59,12 +57,6 @@ class DynamicsModel(nn.Module):
     def changed(self) -> None:
         """Say that the weights are other ones now."""
         self.version += 1
-
-    @property
-    def trainable_share(self) -> float:
-        """Trainable parameters / all parameters."""
-        total = sum(p.numel() for p in self.parameters())
-        return sum(p.numel() for p in self.adapters().values()) / total
 
 
 def _largest_rank(inputs: int, hidden: int, outputs: int) -> int:

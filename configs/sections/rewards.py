@@ -314,11 +314,6 @@ class RewardsConfig(Section):
         extra = self.extra_components.get(component)
         return getattr(self.used_normalization, component) if extra is None else extra.normalization
 
-    @property
-    def needs_reference_embeddings(self) -> bool:
-        """Whether those embeddings are to come from the reference pass of the trainer."""
-        return self.needs_embeddings and self.embedder == "reference"
-
 
 def _did_you_mean(value: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(value, list(known), n=1)

@@ -14,8 +14,6 @@ from ..runs.types import NormalizedBy, RewardBreakdown
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
 
-MODES_RUNNING = ("zscore", "scale_only")
-
 
 class Rewards:
     """Checks the rewards of step after step. running: whether statistics were taken from the very rollouts that are

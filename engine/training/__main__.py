@@ -34,10 +34,11 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
 
     from ..runs.control import ControlChannel
     from ..runs.lock import Locked, hold
-    from ..runs.writer import NullWriter, RunWriter
+    from ..runs.writer import open_writer
     from .checkpoints import CheckpointError, Start, find_start, set_aside
 
-    main_process = int(os.environ.get("RANK", "0")) == 0
+    rank = int(os.environ.get("RANK", "0"))
+    main_process = rank == 0
     start, refused = Start(), None
     with contextlib.ExitStack() as held:
         if main_process:  # before anything of the run is touched: another process may be training it
@@ -52,7 +53,7 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
                 set_aside(start.damaged)
         except (CheckpointError, RecordDamaged, OSError) as problem:
             refused = problem
-        writer = RunWriter(run_dir, resume_from_step=start.record_from) if main_process else NullWriter()
+        writer = open_writer(run_dir, rank=rank, resume_from_step=start.record_from)
         control = ControlChannel(run_dir, sigterm=True)
 
         def life() -> bool | None:

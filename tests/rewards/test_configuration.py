@@ -126,7 +126,6 @@ def test_an_embedder_of_the_users_own(tmp_path: Path):
     file = tmp_path / "my_embedder.py"
     file.write_text(EMBEDDER)
     config = RewardsConfig(embedder=f"{file}:Length")
-    assert not config.needs_reference_embeddings
     result = RewardOrchestrator.from_config(config).calculate_total_reward(good(), True)
     assert "curiosity" in result.component_names
     for name, said in {

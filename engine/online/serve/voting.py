@@ -47,23 +47,20 @@ class Vote:
     shares: dict[str, float]
 
 
-def vote(
-    answers: Sequence[str | None], neighbours: Sequence[Neighbour] = (), weights: Sequence[float] | None = None
-) -> Vote:
-    """Vote over the candidates' answers; `weights` (default 1 each) must be ≥ 0.
+def vote(answers: Sequence[str | None], neighbours: Sequence[Neighbour] = ()) -> Vote:
+    """Vote over the candidates' answers, each of which counts 1.
 
     An equal share goes to the answer that came first, for the ensemble's answer: somebody waits for one. A label is
     given only where the others have a unique winner: it is learnt from.
     """
     keys = [canonical(a) for a in answers]
-    candidate_weights = [1.0] * len(keys) if weights is None else [float(w) for w in weights]
     tally: dict[str, float] = defaultdict(float)
     spelling: dict[str, str] = {}
-    for key, answer, weight in zip(keys, answers, candidate_weights, strict=True):
+    for key, answer in zip(keys, answers, strict=True):
         if key is not None and answer is not None:
-            tally[key] += weight
+            tally[key] += 1.0
             spelling.setdefault(key, answer.strip())
-    total = sum(candidate_weights)
+    total = float(len(keys))
     for neighbour in neighbours:
         key = canonical(neighbour.answer)
         if key is not None:
@@ -71,7 +68,7 @@ def vote(
             spelling.setdefault(key, neighbour.answer.strip())
             total += neighbour.weight
     winner = max(tally, key=lambda k: tally[k], default=None)  # max keeps the first of equals
-    labels = tuple(_label(tally, key, weight) for key, weight in zip(keys, candidate_weights, strict=True))
+    labels = tuple(_label(tally, key) for key in keys)
     return Vote(
         answer=None if winner is None else spelling[winner],
         confidence=0.0 if winner is None or total <= 0 else tally[winner] / total,
@@ -83,11 +80,11 @@ def vote(
     )
 
 
-def _label(tally: dict[str, float], own: str | None, weight: float) -> str | None:
+def _label(tally: dict[str, float], own: str | None) -> str | None:
     """The winner without the vote of one candidate; None when nobody else answered or there is a tie."""
     best, label, tied = 0.0, None, False
     for key, votes in tally.items():
-        others = votes - weight if key == own else votes
+        others = votes - 1.0 if key == own else votes
         if others > best + 1e-9:
             best, label, tied = others, key, False
         elif label is not None and abs(others - best) <= 1e-9:

@@ -28,7 +28,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -69,7 +69,6 @@ class Manifest:
     update: int = 0
     copy_of: int | None = None
     created: float = 0.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """JSON, as stored beside the tensors."""
@@ -170,16 +169,13 @@ class SnapshotWriter:
         *,
         update: int = 0,
         copy_of: int | None = None,
-        facts: Mapping[str, Any] | None = None,
     ) -> Manifest:
         """Publish `tensors` as the next version and point to it.
 
         Raises SnapshotError (disk full, folder read-only, …): then the pointer still names the version before.
         """
         try:
-            return self._publish(
-                {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, update, copy_of, facts
-            )
+            return self._publish({k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}, update, copy_of)
         except (OSError, safetensors.SafetensorError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise SnapshotError(
@@ -187,14 +183,7 @@ class SnapshotWriter:
                 f"Version {pointed_version(self.folder)} stays the served one."
             ) from error
 
-    def publish_again(self, version: int, *, facts: Mapping[str, Any] | None = None) -> Manifest:
-        """Publish the content of an older version under a new number: how a bad version is taken back."""
-        with SnapshotReader(self.folder).open(version) as old:
-            return self.publish(old.tensors(), update=old.manifest.update, copy_of=version, facts=facts)
-
-    def _publish(
-        self, tensors: dict[str, Tensor], update: int, copy_of: int | None, facts: Mapping[str, Any] | None
-    ) -> Manifest:
+    def _publish(self, tensors: dict[str, Tensor], update: int, copy_of: int | None) -> Manifest:
         version = self.version + 1
         final = self.folder / file_name(version)
         manifest_final = _manifest_path(self.folder, version)
@@ -222,7 +211,6 @@ class SnapshotWriter:
                         update=update,
                         copy_of=copy_of,
                         created=time.time(),
-                        facts=facts or {},
                     )
                     write_synced(manifest_temporary, manifest.to_bytes())
                 finally:

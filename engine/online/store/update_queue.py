@@ -69,7 +69,6 @@ class QueuedTask:
     """A task as it comes out of the queue. `attempts` counts how often it was taken, this time included; `whole` is
     false when its bytes are not those that were put in."""
 
-    seq: int
     id: str
     policy_version: int
     attempts: int
@@ -175,15 +174,15 @@ class UpdateQueue:
         """The oldest waiting task, now taken; None when there is none."""
         with self._transaction() as db:
             row = db.execute(
-                "SELECT seq, id, policy_version, attempts + 1, payload, checksum FROM tasks WHERE state = 'queued' "
+                "SELECT id, policy_version, attempts + 1, payload, checksum, seq FROM tasks WHERE state = 'queued' "
                 "ORDER BY seq LIMIT 1"
             ).fetchone()
             if row is None:
                 return None
-            db.execute("UPDATE tasks SET state = 'taken', attempts = attempts + 1 WHERE seq = ?", (row[0],))
-            payload, checksum = row[4], row[5]
+            id_, version, attempts, payload, checksum, seq = row
+            db.execute("UPDATE tasks SET state = 'taken', attempts = attempts + 1 WHERE seq = ?", (seq,))
             whole = not checksum or xxhash.xxh3_128_hexdigest(payload) == checksum
-            return QueuedTask(*row[:5], whole=whole)
+            return QueuedTask(id_, version, attempts, payload, whole)
 
     def settle(
         self,

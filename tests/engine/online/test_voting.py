@@ -66,7 +66,9 @@ def test_the_gate() -> None:
     assert "below" in gate(vote(["a", "b", "c"]), 0.5).reason
     assert "no candidate" in gate(vote([None, None]), 0.5).reason
     assert gate(vote(["a", "a", "b"]), 0.5).open
-    assert not gate(vote(["a", "b"]), 0.5).open or vote(["a", "b"]).labels != (None, None)
+    tied = vote(["a", "b"])  # each is labelled by the other: both answers were wrong to somebody
+    assert tied.labels == ("b", "a") and gate(tied, 0.5).open
+    assert not gate(tied, 0.51).open
 
 
 def test_learning_rate_by_the_initial_answer() -> None:
