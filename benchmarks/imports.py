@@ -23,7 +23,7 @@ from pathlib import Path
 import orjson
 import psutil
 
-from benchmarks.app import Session, inspect
+from benchmarks.app import BARE, Session, inspect
 from grpo_tui.engine.imports import cache
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.options import Options
@@ -75,8 +75,15 @@ def memory(session: Session) -> tuple[float, float]:
     return session.process.memory_info().rss / 2**20, others / 2**20
 
 
-def as_a_person(file: Path, state: str, presses: int) -> None:
+def as_a_person(file: Path, state: str, presses: int, *, wait: bool) -> None:
     cache.forget(cache.folder_of(file, Options()))
+    bare = Session([sys.executable, "-c", BARE], state)
+    bare.until("READY")
+    paint = time.perf_counter() - bare.began
+    bare.quiet(0.4)
+    key = statistics.median(1000 * bare.press("L") for _ in range(20))
+    bare.close()
+    print(f"a bare Textual app on this machine now: first paint {paint:.2f} s, a key {key:.0f} ms")
     file.open("rb").read(1 << 20)
     session, paint = opened(file, state)
     print(f"first paint: {paint:.2f} s", flush=True)
@@ -94,7 +101,7 @@ def as_a_person(file: Path, state: str, presses: int) -> None:
     p95 = times[int(0.95 * len(times))]
     print(f"next rollout while the index is made: median {statistics.median(times):.0f} ms, p95 {p95:.0f} ms")
     os.write(session.fd, b"\x1b")
-    while session.process.children(recursive=True):
+    while wait and session.process.children(recursive=True):
         session.quiet(0.2, limit=2.0)
         a, b = memory(session)
         app, indexer = max(app, a), max(indexer, b)
@@ -141,6 +148,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=("lines", "eval"), default="lines")
     parser.add_argument("--kilobytes", type=float, help="of one rollout; 16 for lines, 200 for an eval")
     parser.add_argument("--presses", type=int, default=100)
+    parser.add_argument("--paint-only", action="store_true", help="open it twice, and do not wait for the index")
     parser.add_argument("--folder", type=Path, required=True, help="for the file and its index; kept")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
@@ -155,7 +163,9 @@ def main() -> None:
     state = str(given.folder / "state")
     os.environ["XDG_CACHE_HOME"] = f"{state}/cache"
     print(f"{file}: {file.stat().st_size / 1e9:.1f} GB on {os.cpu_count()} cores, Python {sys.version.split()[0]}")
-    as_a_person(file, state, given.presses)
+    as_a_person(file, state, given.presses, wait=not given.paint_only)
+    if given.paint_only:
+        return
     index_alone(file, state)
     if given.kind == "lines":
         floors(file)

@@ -7,12 +7,12 @@ strongest. Only rows are read, so this costs little at any size; what the record
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...configs.sections.rewards import DiagnosisConfig
-from ...rewards.detectors import DETECTORS, Batch, Finding, RolloutSummary
+from ...rewards.detectors import DETECTORS, SAME, Batch, Finding, RolloutSummary
 from ..runs.query import Query
 from ..runs.reader import RunReader
 from ..runs.types import TrajectoryRow
@@ -22,6 +22,8 @@ WITHOUT_REWARDS = ("action_collapse", "length_collapse")
 """Detectors that ask for no reward."""
 NEEDS_WEIGHTS = ("advantage_share",)
 """Detectors that ask what each component counts in the reward: rows do not hold that."""
+FLAT_SHARE = 0.5
+"""Share of groups without signal that is reported: plain GRPO on a fitting task has fewer."""
 TROUBLE_SHARE = 0.1
 """Share of rollouts with an unreadable call, or with an error, that is reported."""
 
@@ -43,8 +45,11 @@ def findings(reader: RunReader, limits: DiagnosisConfig | None = None) -> list[F
     names = [n for n in DETECTORS if n not in NEEDS_WEIGHTS and (rewarded or n in WITHOUT_REWARDS)]
     kept: dict[tuple[str, str], Found] = {}
     window: deque[Batch] = deque(maxlen=limits.window)
+    signal = _Signal()
     for step, batch in _batches(reader, bad, rewarded):
         window.append(batch)
+        if rewarded:
+            signal.see(batch)
         for name in names:
             for finding in DETECTORS[name](tuple(window), limits):
                 key = (finding.detector, finding.subject)
@@ -54,19 +59,61 @@ def findings(reader: RunReader, limits: DiagnosisConfig | None = None) -> list[F
                 else:
                     kept[key] = replace(before, count=before.count + 1)
     order = {"failure": 0, "warning": 1, "hint": 2, "good": 3}
-    found = [*kept.values(), *_troubles(reader, limits)]
+    found = [*kept.values(), *signal.found(limits), *_troubles(reader, limits)]
     return sorted(found, key=lambda f: (order[f.finding.grade], f.step or 0))
 
 
 _BEST = Query(sort="reward", descending=True)
 
 
+class _Signal:
+    """Groups whose rollouts all have the same reward: their advantages are 0, so nothing is learned from them."""
+
+    def __init__(self) -> None:
+        self.groups = 0
+        self.flat = 0
+        self.evidence: list[str] = []
+
+    def see(self, batch: Batch) -> None:
+        """The groups of one step."""
+        groups: dict[str, list[RolloutSummary]] = defaultdict(list)
+        for rollout in batch.rollouts:
+            if math.isfinite(rollout.total):
+                groups[rollout.group].append(rollout)
+        for members in groups.values():
+            if len(members) > 1:
+                self.groups += 1
+                totals = [r.total for r in members]
+                if max(totals) - min(totals) < SAME:
+                    self.flat += 1
+                    self.evidence += [r.id for r in members[:1]]
+
+    def found(self, limits: DiagnosisConfig) -> Iterator[Found]:
+        """One finding where they are many."""
+        share = self.flat / self.groups if self.groups else 0.0
+        if share > FLAT_SHARE:
+            message = (
+                f"{self.flat:,} of {self.groups:,} groups have one reward for all their rollouts and teach nothing. "
+                "Take tasks that are neither too easy nor too hard, more rollouts a group, or sample such groups anew."
+            )
+            ids = tuple(self.evidence[: limits.evidence])
+            yield Found(Finding("no_signal", message, share, FLAT_SHARE, ids), None, 1)
+
+
 def _troubles(reader: RunReader, limits: DiagnosisConfig) -> Iterator[Found]:
     """Rollouts with calls that cannot be read, or with errors, where they are many."""
     total = reader.rollouts.total()
     for name, filter_, what in (
-        ("unreadable_calls", "unparsed", "hold a call that cannot be read: the tool was never run"),
-        ("errors", "error", "ended in an error or met one: they teach what the failure happened to reward"),
+        (
+            "unreadable_calls",
+            "unparsed",
+            "hold a call that cannot be read, so the tool was never run. Constrain decoding, or penalise it",
+        ),
+        (
+            "errors",
+            "error",
+            "ended in an error or met one. Leave them out: they teach what the failure happened to reward",
+        ),
     ):
         hit = int(reader.rollouts.count(Query(filter=filter_)))
         if total and hit / total > TROUBLE_SHARE:

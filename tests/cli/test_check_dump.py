@@ -1,0 +1,84 @@
+"""`grpo-tui check DUMP`: findings with evidence, for people, for scripts, and as an exit code for CI."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_tui.tui.cli.main import run
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write(path: Path, reward: Any, completion: Any = lambda step, i: f"answer {step} {i}") -> Path:
+    rows = [
+        {
+            "prompt": f"{step}?",
+            "completion": completion(step, i),
+            "reward": reward(step, i),
+            "step": step,
+            "uid": f"g{step}",
+        }
+        for step in range(1, 9)
+        for i in range(8)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def found(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, Any]]]:
+    code = run(["check", str(path), "--json"])
+    return code, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_sound_dump_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "sound.jsonl", lambda step, i: i / 8)
+    code, findings = found(file, capsys)
+    assert code == 0 and not [f for f in findings if f["grade"] in ("warning", "failure")]
+    assert run(["check", str(file)]) == 0
+
+
+def test_groups_without_signal_fail_with_the_rollouts_that_show_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "flat.jsonl", lambda step, i: 1.0)
+    code, findings = found(file, capsys)
+    assert code == 1
+    ids = [id_ for f in findings for id_ in f["trajectories"]]
+    assert ids and all(f["message"] and f["detector"] for f in findings)
+    assert run(["inspect", str(file), "--trajectory", ids[0], "--json"]) == 0, "evidence can be opened"
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["reward"] == 1.0 if "reward" in shown else shown["breakdown"]["total"] == 1.0
+
+
+def test_a_reward_that_is_no_number_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "nan.jsonl", lambda step, i: float("nan") if i == 3 else i / 8)
+    code, findings = found(file, capsys)
+    assert code == 1 and any("nan" in (f["detector"] + f["message"]).lower() for f in findings)
+
+
+def test_calls_that_cannot_be_read_are_told_with_what_helps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = "<tool_call>{look</tool_call>"
+    file = write(tmp_path / "calls.jsonl", lambda step, i: i / 8, lambda step, i: broken if i < 2 else f"{step} {i}")
+    code, findings = found(file, capsys)
+    told = next(f for f in findings if f["detector"] == "unreadable_calls")
+    assert code == 1 and told["value"] == 0.25 and told["trajectories"] and "Constrain" in told["message"]
+
+
+def test_what_is_not_recorded_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "unknown.jsonl", lambda step, i: None)
+    _, findings = found(file, capsys)
+    assert not any("reward" in f["detector"] for f in findings)
+
+
+def test_nothing_to_open_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.bin").write_bytes(b"\x00\x01")
+    assert run(["check", str(tmp_path / "empty.bin")]) not in (0, None)
+    said = capsys.readouterr().err
+    assert len(said.strip().splitlines()) == 1 and "Traceback" not in said
