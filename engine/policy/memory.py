@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from ...configs.schema import RunConfig
 
 GIB = 2**30
-OPTIMISER_BYTES = 16
-"""Bytes of a trained parameter: itself, its gradient and Adam's two moments, all in float32."""
+ADAPTER_BYTES = 16
+"""Bytes of a parameter of an adapter: itself, its gradient and Adam's two moments, all in float32."""
+FULL_BYTES = 12
+"""Bytes that training adds to a weight of the model itself: its gradient and Adam's moments, at most in float32."""
 OVERHEAD = GIB
 """What the CUDA context, kernels and the allocator take besides."""
 
@@ -87,14 +89,19 @@ def need(shape: Shape, config: RunConfig) -> Need:
     length = training.max_trajectory_tokens
     micro = training.micro_batch_size or max(1, training.micro_batch_tokens // length)
     tokens = min(micro, rows) * length
-    trained = f"adapters of rank {model.lora.r}, their gradients and optimiser"
-    parameters = shape.adapters * model.lora.r
+    weights = shape.parameters * size
+    if model.lora is None:
+        trained, state, reference = "gradients and optimiser of all weights", shape.parameters * FULL_BYTES, weights
+    else:
+        adapters = shape.adapters * model.lora.r
+        trained = f"adapters of rank {model.lora.r}, their gradients and optimiser"
+        state, reference = adapters * ADAPTER_BYTES, adapters * 4
     both: dict[str, float] = {
-        f"weights ({shape.parameters / 1e6:,.0f} million in {model.dtype})": shape.parameters * size,
-        trained: parameters * OPTIMISER_BYTES,
+        f"weights ({shape.parameters / 1e6:,.0f} million in {model.dtype})": weights,
+        trained: state,
     }
     if training.beta > 0 or training.beta_mode == "auto":
-        both["the frozen reference's adapters"] = parameters * 4
+        both["the frozen reference"] = reference
     kept = shape.layers * 2 if model.gradient_checkpointing else shape.layers * 16
     layer = 8 * shape.hidden + 4 * shape.intermediate
     return Need(

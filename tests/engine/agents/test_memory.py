@@ -84,3 +84,5 @@ def test_the_parts_follow_the_settings():
     assert sum(need(shape, more).acting.values()) == 2 * sum(found.acting.values())
     full = need(shape, config.model_copy(update={"model": config.model.model_copy(update={"dtype": "float32"})}))
     assert full.peak > found.peak
+    whole = RunConfig.model_validate({**base, "model": {**base["model"], "lora": None}})
+    assert need(shape, whole).both["gradients and optimiser of all weights"] == 12 * shape.parameters

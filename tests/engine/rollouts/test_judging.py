@@ -58,7 +58,7 @@ def rollouts(tmp_path: Path):
     ]
     agent = ByteAgent(lambda row, turn, seen: turns[row][turn])
     row = Row("grpo_tui.envs.dataset.DatasetEnv", {"tools": [f"{tmp_path / 'tools.py'}:add"]}, TASK)
-    runner = RolloutRunner(agent, None, 3)
+    runner = RolloutRunner(agent, None, 3)  # type: ignore[arg-type] - takes the seeds that it is given
     weights = {f"{tmp_path / 'mine.py'}:right": 1.0, f"{tmp_path / 'mine.py'}:calls": 0.5}
     judge = make_judge(EnvironmentConfig(reward_funcs=weights), [row])
     assert judge is not None
