@@ -44,7 +44,9 @@ class CuriosityDrivenRewardModule:
     an exponential average of past adapters minus the present error: what is being learnt, not what is unpredictable
     (Schmidhuber 1991; Oudeyer, Kaplan and Hafner 2007).
 
-    The cache is a true LRU, keyed by the model's version and the whole (s_t, a_t), byte for byte.
+    Equal transitions of a batch are predicted once. Between batches an LRU cache, keyed by the model's version and the
+    whole (s_t, a_t), byte for byte, serves while the model stays as it is, as it does online; in training it learns
+    after every batch, so there nothing is kept.
     """
 
     def __init__(self, embedding_dim: int, config: CuriosityConfig | None = None, *, seed: int = 0) -> None:
@@ -58,6 +60,9 @@ class CuriosityDrivenRewardModule:
         self.cache: LRUCache[_Key, np.ndarray] = LRUCache(self.config.cache_size)
         self._fresh: dict[_Key, np.ndarray] = {}
         self.hits = 0
+        """Transitions of the last batch that the cache had from an earlier one."""
+        self.repeats = 0
+        """Those that were equal to another of the batch."""
         self.lookups = 0
         self.loss: float | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -97,8 +102,13 @@ class CuriosityDrivenRewardModule:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the last batch's transitions that needed no forward pass."""
+        """Share of the last batch's transitions that an earlier batch had brought into the cache."""
         return self.hits / self.lookups if self.lookups else 0.0
+
+    @property
+    def repeat_rate(self) -> float:
+        """Share of the last batch's transitions that were predicted together with an equal one of the batch."""
+        return self.repeats / self.lookups if self.lookups else 0.0
 
     def _predict(self, state: Tensor, action: Tensor, keys: Sequence[str]) -> Tensor:
         """Predicted changes, [M, K, D]: K is 1, or 2 in `progress` mode (now, slow). Equal rows are computed once."""
@@ -112,14 +122,15 @@ class CuriosityDrivenRewardModule:
                 found[pair] = self.cache.get(pair)
                 if found[pair] is None:
                     missing[pair] = i
-        self.lookups, self.hits = len(pairs), len(pairs) - len(missing)
+        self.lookups, self.hits = len(pairs), sum(pair not in missing for pair in pairs)
+        self.repeats = len(pairs) - self.hits - len(missing)
         if missing:
             if len(missing) < len(pairs):
                 chosen = torch.tensor(list(missing.values()))
                 state, action = state[chosen], action[chosen]
             fresh = self._forward(state, action)
             self._fresh = dict(zip(missing, fresh.numpy(), strict=True))
-            if not self.hits:
+            if len(missing) == len(pairs):
                 return fresh
             found |= self._fresh
         return torch.from_numpy(np.stack([found[pair] for pair in pairs]))  # type: ignore[arg-type]

@@ -50,7 +50,12 @@ class CuriosityReward(RewardComponent):
         if module is None:
             return {}
         loss = {} if module.loss is None else {"curiosity/dynamics_loss": module.loss}
-        return {"curiosity/cache_hit_rate": module.hit_rate, "curiosity/version": float(module.model.version), **loss}
+        return {
+            "curiosity/repeat_rate": module.repeat_rate,
+            "curiosity/cache_hit_rate": module.hit_rate,
+            "curiosity/version": float(module.model.version),
+            **loss,
+        }
 
     def state_facts(self) -> dict[str, Any] | None:
         """None before the first batch."""

@@ -151,10 +151,14 @@ def test_a_hit_saves_the_forward_pass():
     first = module.compute(*batch)
     rows = sum(predicted)
     assert rows < 20  # equal (state, action) pairs within a batch are predicted once
-    assert module.hit_rate == pytest.approx(1 - rows / 20)
+    assert module.repeat_rate == pytest.approx(1 - rows / 20)
+    assert module.hit_rate == 0.0  # no earlier batch
     assert torch.equal(module.compute(*batch), first)
     assert sum(predicted) == rows
-    assert module.hit_rate == 1.0
+    assert (module.hit_rate, module.repeat_rate) == (1.0, 0.0)
+    module.update()  # the model learns, as after every batch of a training: what it said before is of no use
+    module.compute(*batch)
+    assert (module.hit_rate, module.repeat_rate) == (0.0, pytest.approx(1 - rows / 20))
 
 
 def test_the_key_is_the_whole_state_and_the_whole_action():
