@@ -22,7 +22,7 @@ QUICK := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=20000 HF_HUB_OFFLINE=1 TOKENIZERS_PARA
 help:
 	@echo "make train    set up and train the tiny policy, about 4 minutes on 2 cores; live view on a terminal"
 	@echo "make test     style, types and tests, about 10 minutes with the first set-up"
-	@echo "make stress   the long forms of the stress tests"
+	@echo "make stress   the long forms of the stress tests, and an hour of mixed load (LOAD_SECONDS=600 for less)"
 	@echo "make bench    the numbers of docs/benchmarks.md, measured again, about an hour; BENCHES=rewards for one of them"
 	@echo "make test-oldest, make test-newest   the tests with the oldest and the newest libraries that are allowed"
 	@echo "make policy   make the built-in tiny policy again from nothing"
@@ -61,8 +61,10 @@ test-oldest test-newest: test-%: $(VENV)/.ready-test
 		-c $(VENV)-$*.txt -e ".[$(EXTRAS)]"
 	@$(QUICK) $(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not stress" $(TESTS)
 
+LOAD_SECONDS ?= 3600
 stress: $(VENV)/.ready-test
 	@$(QUICK) $(BIN)/python -m pytest -m stress $(ARGS)
+	@$(QUICK) $(BIN)/python -m benchmarks.mixed_load --seconds $(LOAD_SECONDS)
 
 bench: $(VENV)/.ready-test
 	@for file in $(BENCHES); do \

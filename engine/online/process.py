@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,10 +17,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..launch.life import live
+from ..launch.life import FAILED, live
 from ..launch.process_logging import set_up_logging
 from ..launch.settings import read_config
 from ..runs.control import ControlChannel
+from ..runs.lock import Locked, hold
 from ..runs.status import process_state
 from ..runs.writer import RunWriter
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 def run_process(name: str, life: str | Life, arguments: list[str] | None = None) -> int:
     """The process `name` of a run, called with RUN_DIR [--resume] [--child]: 0 when finished or stopped, 1 when failed.
+
+    A second one beside a living one is refused before it touches anything of the run; children are not counted.
 
     `life(config, run_dir, writer, control, resume)` returns whether it finished by itself (else it was stopped). Given
     as `module:function` it is imported only once the process has said that it starts: that takes seconds.
@@ -46,15 +50,22 @@ def run_process(name: str, life: str | Life, arguments: list[str] | None = None)
         end_with_parent()
     set_up_logging()
 
-    writer = RunWriter(given.run_dir, process=name)
-    control = ControlChannel(given.run_dir, process=name, sigterm=True)
+    with contextlib.ExitStack() as held:
+        if not given.child:  # a child whose parent was killed may take a moment to end: nothing of the run is its own
+            try:
+                held.enter_context(hold(given.run_dir, name))
+            except Locked as problem:
+                print(f"error: {problem}", file=sys.stderr)
+                return FAILED
+        writer = RunWriter(given.run_dir, process=name)
+        control = ControlChannel(given.run_dir, process=name, sigterm=True)
 
-    def whole_life() -> bool:
-        config = read_config(given.run_dir)
-        whole = _imported(life) if isinstance(life, str) else life
-        return whole(config, given.run_dir, writer, control, given.resume)
+        def whole_life() -> bool:
+            config = read_config(given.run_dir)
+            whole = _imported(life) if isinstance(life, str) else life
+            return whole(config, given.run_dir, writer, control, given.resume)
 
-    return live(writer, name, whole_life)
+        return live(writer, name, whole_life)
 
 
 def _imported(path: str) -> Life:

@@ -25,6 +25,10 @@ class RequestDropped(RuntimeError):
     """A request that is not answered any more: its caller has gone, or its time is over."""
 
 
+class ServerEnds(RequestDropped):
+    """Nothing is answered any more: the run ends."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How a caller wants trajectories sampled; None leaves it to the configuration."""
@@ -158,6 +162,7 @@ class RequestSource:
         self._batch_tokens = batch_tokens
         self._callers: deque[Request] = deque()
         self._words: deque[PersonsWord] = deque()
+        self._ended = False
         self._changed = threading.Condition()
         self.rows_taken = 0
         self.seconds_a_request: float | None = None
@@ -175,8 +180,10 @@ class RequestSource:
         return len(self._callers)
 
     def submit(self, request: Request, *, wait: bool = False) -> None:
-        """Add a caller's request, from any thread. Raises queue.Full, or waits for room."""
+        """Add a caller's request, from any thread. Raises queue.Full, or waits for room; ServerEnds at the end."""
         with self._changed:
+            if self._ended:
+                raise ServerEnds
             if not wait and len(self._callers) >= self._max_waiting:
                 self._drop_gone()
                 if len(self._callers) >= self._max_waiting:
@@ -189,6 +196,16 @@ class RequestSource:
         """No caller comes any more."""
         with self._changed:
             self._open_ended = False
+            self._changed.notify_all()
+
+    def turn_away(self) -> None:
+        """Tell all who wait, and all who come, that the run ends."""
+        with self._changed:
+            self._ended = True
+            for request in self._callers:
+                if request.reply is not None:
+                    request.reply(ServerEnds())
+            self._callers.clear()
             self._changed.notify_all()
 
     def say(self, word: PersonsWord) -> None:

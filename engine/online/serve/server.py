@@ -122,6 +122,7 @@ class AnswerServer:
             self._socket.close()
             raise ServeError(f"{address} cannot be served on: {error.strerror or error}") from error
         self.host, self.port = host, int(self._socket.getsockname()[1])
+        self._source = source
         self._scheme = "http" if certificate is None else "https"
         metrics = ServerMetrics(
             waiting=lambda: source.waiting,
@@ -163,7 +164,8 @@ class AnswerServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Take no more requests, and end."""
+        """Take no more requests, tell those who wait, and end."""
+        self._source.turn_away()
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS + 5)

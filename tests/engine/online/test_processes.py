@@ -18,6 +18,8 @@ from grpo_tui.engine.launch import list_runs, start_run, stop_run
 from grpo_tui.engine.launch.errors import LaunchError
 from grpo_tui.engine.launch.settings import write_config
 from grpo_tui.engine.launch.stop import living, wait_until_gone
+from grpo_tui.engine.online.process import run_process
+from grpo_tui.engine.runs.lock import hold
 from grpo_tui.engine.runs.status import identity, look, process_state, write_json
 
 from .test_online_run import logs, wait_for
@@ -119,3 +121,17 @@ def test_a_process_that_cannot_be_proved_to_be_ours_is_left_alone(leftover: Any)
     write_json(run_dir / "processes" / "worker.launch.json", {"pid": worker.pid, "time": time.time()})
     stop_run(look(run_dir), timeout=1.0, force=True)
     assert worker.poll() is None
+
+
+@pytest.mark.parametrize("name", ["engine", "worker"])
+def test_a_second_process_beside_a_living_one_touches_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    def life(*_: Any) -> bool:
+        raise AssertionError("it must not begin")
+
+    with hold(tmp_path, name):
+        before = sorted(tmp_path.rglob("*"))
+        assert run_process(name, life, [str(tmp_path)]) == 1
+    assert f"another process runs the {name} of run {tmp_path.name}" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before

@@ -533,6 +533,22 @@ def _quietly(world: World, timeout: float) -> None:
         return
 
 
+def test_who_waits_when_the_run_is_stopped_is_told(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.serve.clear()
+    found: list[httpx.Response] = []
+    callers = [threading.Thread(target=lambda: found.append(world.post(ASK))) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    while world.source.waiting < 3:
+        time.sleep(0.01)
+    world.close()
+    for caller in callers:
+        caller.join()
+    assert [r.status_code for r in found] == [503] * 3
+    assert all("is being stopped" in r.json()["error"]["message"] and "retry-after" in r.headers for r in found)
+
+
 def test_a_caller_that_waited_too_long_is_told(tmp_path: Path) -> None:
     made = World(tmp_path)
     made.backend.timeout_s = 0.3

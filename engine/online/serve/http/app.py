@@ -25,7 +25,7 @@ from starlette.routing import Route
 from .....configs.sections import EnvironmentConfig
 from .....envs.base import Env
 from ..answers import Answer, answer_as_json
-from ..requests import Request, RequestDropped, RequestError, RequestSource, Sampling, parse_request
+from ..requests import Request, RequestDropped, RequestError, RequestSource, Sampling, ServerEnds, parse_request
 from .completion import Completion, event
 from .conversation import row_of
 from .guard import Guard
@@ -264,6 +264,8 @@ class Api:
 
         try:
             self.source.submit(replace(request, reply=reply))
+        except ServerEnds:
+            raise _ending() from None
         except queue.Full:
             wait = max(1, math.ceil(self.source.waiting * self._seconds_a_request()))
             raise HttpProblem(
@@ -315,6 +317,8 @@ class Api:
 
     def _checked(self, request: Request, future: asyncio.Future[Answer]) -> Answer:
         error = future.exception()
+        if isinstance(error, ServerEnds):
+            raise _ending()
         if isinstance(error, RequestDropped):
             raise _late(self.backend.timeout_s)
         if isinstance(error, RequestError):
@@ -340,6 +344,10 @@ async def _disconnected(request: HttpRequest) -> None:
 
 def _late(timeout_s: float) -> HttpProblem:
     return HttpProblem(503, f"there was no answer within {timeout_s:g} s; try again later", retry_after_s=5)
+
+
+def _ending() -> HttpProblem:
+    return HttpProblem(503, "the run is being stopped; try again later", retry_after_s=5)
 
 
 def _texts(value: Any) -> Iterator[str]:
