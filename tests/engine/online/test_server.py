@@ -520,6 +520,9 @@ def test_too_many_callers_are_told_when_to_come_back_and_who_goes_is_dropped(tmp
     assert full.status_code == 429 and int(full.headers["Retry-After"]) >= 1
     assert full.json()["error"]["type"] == "rate_limit_error"
     first.join()  # it hangs up
+    until = time.monotonic() + 20
+    while not all(r.cancelled.is_set() for r in list(made.source._callers)) and time.monotonic() < until:
+        time.sleep(0.01)  # that is noticed on another thread
     made.serve.set()
     assert made.post({**ASK, "user": "next"}).status_code == 200
     assert len(made.reached) == 1
