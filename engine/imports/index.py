@@ -33,6 +33,7 @@ VERSION = "2"
 """Of what an index holds; one of another version is made anew."""
 PART_BYTES = 4 << 20
 PART_ROLLOUTS = 512
+PART_SECONDS = 0.1
 _TAIL = 4096
 _GROUPS = 100_000
 _PROBLEMS = 100
@@ -379,6 +380,7 @@ class _Part:
         self._clear()
 
     def _clear(self) -> None:
+        self.began = time.monotonic()
         self.bytes = 0
         self.after: int | None = None
         self.line = 0
@@ -393,7 +395,8 @@ class _Part:
 
     @property
     def full(self) -> bool:
-        return self.bytes >= PART_BYTES or len(self.rows) >= PART_ROLLOUTS
+        large = self.bytes >= PART_BYTES or len(self.rows) >= PART_ROLLOUTS
+        return large or time.monotonic() - self.began > PART_SECONDS  # what is packed takes longer than its bytes say
 
     def problem(self, line: int | None, why: str) -> None:
         self.problems.append((line, why))
