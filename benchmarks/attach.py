@@ -23,7 +23,7 @@ import grpo_tui.trl as hook
 from grpo_tui.engine.policy import tiny
 
 
-def letters(completions: list[str], **columns: object) -> list[float]:
+def letters(completions: list[str], **columns: object) -> list[float | None]:
     return [sum(t.isalpha() for t in text) / max(1, len(text)) for text in completions]
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         )  # fmt: skip
         rows = Dataset.from_list([{"prompt": f"colour at {i} {i}?"} for i in range(64)])
         trainer = GRPOTrainer(
-            model=Qwen3ForCausalLM(config), reward_funcs=[letters], args=args, train_dataset=rows,
+            model=Qwen3ForCausalLM(config), reward_funcs=letters, args=args, train_dataset=rows,
             processing_class=tokenizer,
         )  # fmt: skip
         attached = hook.attach(trainer, run="benchmark", runs_dir=folder)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_tui.envs.agent import AgentTurn, Message
+from grpo_tui.envs.agent import AgentTurn, Message, Seed
 from grpo_tui.envs.trajectory import TokenArrays
 from grpo_tui.envs.visual import VisualEnv
 from grpo_tui.envs.visual.operations import ocr, properties, segment, track, zoom
@@ -123,7 +123,7 @@ class RouteAgent:
         num_rollouts: int = 1,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        seed: int | None = None,
+        seed: Seed = None,
     ) -> RouteAgent:
         self.shows = []
         for row in range(len(self.tasks) * num_rollouts):

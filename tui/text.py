@@ -100,11 +100,14 @@ def cut(text: str, cells: int) -> str:
 
 _NUMBER = re.compile(r"[+\-−]?\d[\d.,]*(?:e[+\-−]?\d+)?[%kMG]?")
 _NUMBER_LENGTH = 24
+_IN_NUMBERS = frozenset("+-−0123456789.,e%kMG")
 
 
 def before_number(text: str, index: int) -> int:
     """`index`, or where the number begins that would be cut in two there: half a number is another number."""
     start = max(0, index - _NUMBER_LENGTH)
+    while start and text[start - 1] in _IN_NUMBERS:
+        start -= 1
     for found in _NUMBER.finditer(text, start, index + _NUMBER_LENGTH):
         if found.start() < index < found.end():
             return found.start()

@@ -47,7 +47,7 @@ class Replay:
             right = None if entry is None else entry.advantage
             self.report.number(place, "advantage of replay", use.advantage, right, tolerance=SINGLE, size=1.0)
         for item in signal:
-            entry = Entry(item.row.id, item.record.policy_version, _magnitude(item), item.record.advantage or 0.0)
+            entry = Entry(item.row.id, item.record.policy_version or 0, _magnitude(item), item.record.advantage or 0.0)
             if entry.magnitude > 0:
                 self.entries.append(entry)
         del self.entries[: max(len(self.entries) - self.config.capacity, 0)]

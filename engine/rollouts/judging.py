@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from transformers import PreTrainedTokenizerBase
+
 from ...configs.sections import EnvironmentConfig
 from ...envs.trajectory import Trajectory
 from ...rewards.functions import Completions, Conversation, Prompt, RewardFunctions
@@ -15,14 +17,22 @@ from .rollout import Rollout
 from .runner import Row
 
 
-def make_judge(config: EnvironmentConfig, rows: Sequence[Row]) -> Judge | None:
+def special_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """What decoding with `skip_special_tokens` leaves out."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return tuple(dict.fromkeys([*tokenizer.all_special_tokens, *added]))
+
+
+def make_judge(config: EnvironmentConfig, rows: Sequence[Row], special_tokens: Sequence[str] = ()) -> Judge | None:
     """The reward functions that `config` names, checked against the columns of `rows`; None where it names none.
 
+    special_tokens: the tokenizer's, which the functions do not see in a completion, as with TRL.
     Raises RewardFunctionError.
     """
     if not config.reward_funcs:
         return None
-    judge = Judge(RewardFunctions.load(config.reward_funcs, config.reward_errors), config.success_score)
+    functions = RewardFunctions.load(config.reward_funcs, config.reward_errors)
+    judge = Judge(functions, config.success_score, tuple(special_tokens))
     judge.check(rows)
     return judge
 
@@ -30,10 +40,11 @@ def make_judge(config: EnvironmentConfig, rows: Sequence[Row]) -> Judge | None:
 @dataclass(frozen=True)
 class Judge:
     """The reward functions of a run. success_score: the score of the first one from which an answer counts as right,
-    where the environment does not know."""
+    where the environment does not know. special_tokens: texts that are left out of completions."""
 
     functions: RewardFunctions
     success_score: float = 1.0
+    special_tokens: tuple[str, ...] = ()
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raise RewardFunctionError when a function needs a column that some row does not have."""
@@ -46,7 +57,7 @@ class Judge:
         Raises RewardFunctionError.
         """
         asked = [i for i, r in enumerate(rollouts) if r.trajectory is not None and _ended(r.trajectory)]
-        completions = completions_of([rollouts[i] for i in asked], [rows[i] for i in asked], step)
+        completions = completions_of([rollouts[i] for i in asked], [rows[i] for i in asked], step, self.special_tokens)
         scores = self.functions.score(completions)
         first = self.functions.functions[0].name if self.functions.functions else ""
         done = list(rollouts)
@@ -68,7 +79,9 @@ class Judge:
         return done
 
 
-def completions_of(rollouts: Sequence[Rollout], rows: Sequence[Row], step: int = 0) -> Completions:
+def completions_of(
+    rollouts: Sequence[Rollout], rows: Sequence[Row], step: int = 0, special_tokens: Sequence[str] = ()
+) -> Completions:
     """What reward functions are given of these rollouts."""
     names = dict.fromkeys(name for row in rows for name in _columns(row.task_data))
     columns = {name: [_columns(row.task_data).get(name) for row in rows] for name in names}
@@ -79,6 +92,7 @@ def completions_of(rollouts: Sequence[Rollout], rows: Sequence[Row], step: int =
         assert trajectory is not None
         plain = bool(row.task_data.get("plain"))
         prompts.append(trajectory.prompt if plain else prompt_messages(trajectory))
+        trajectory = _without(trajectory, special_tokens)
         said.append(trajectory.steps[-1].text if plain else completion_messages(trajectory))
     return Completions(
         prompts,
@@ -117,6 +131,18 @@ def completion_messages(trajectory: Trajectory) -> Conversation:
             role = {"role": "tool", "name": step.action} if called else {"role": "user"}
             messages.append({**role, "content": step.observation})
     return messages
+
+
+def _without(trajectory: Trajectory, special_tokens: Sequence[str]) -> Trajectory:
+    """The same with none of the special tokens in what the agent wrote."""
+
+    def plain(text: str) -> str:
+        for token in special_tokens:
+            text = text.replace(token, "")
+        return text
+
+    steps = tuple(replace(s, text=plain(s.text), thought=plain(s.thought)) for s in trajectory.steps)
+    return replace(trajectory, steps=steps)
 
 
 def _columns(task: Mapping[str, object]) -> Mapping[str, object]:

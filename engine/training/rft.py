@@ -23,7 +23,7 @@ from ..policy.models import load_policy, save_policy
 from ..record.step_recorder import StepRecorder
 from ..rollouts.advantages import advantage_method
 from ..rollouts.dataset import load_rows, to_dataset
-from ..rollouts.judging import make_judge
+from ..rollouts.judging import make_judge, special_texts
 from ..rollouts.prompts import fitting
 from ..rollouts.replay import ReplayBuffer
 from ..runs.control import ControlChannel
@@ -104,7 +104,7 @@ def build_trainer(
     eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     if config.data.source is not None:
         rows, eval_rows = (fitting(r, agent.chat, training, config.data.long_prompts) for r in (rows, eval_rows))
-    judge = make_judge(config.environment, [*rows, *eval_rows])
+    judge = make_judge(config.environment, [*rows, *eval_rows], special_texts(tokenizer))
     orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
     controller = beta_controller(training)
     replay = training.replay

@@ -154,7 +154,9 @@ def test_what_is_taken_where_generation_cannot_be_wrapped(
         shown = [reader.bodies.trajectory(r.n) for r in found]
         said = sorted(t for batch in logs for t in batch["completion"])
         assert sorted(r.trajectory.steps[0].text for r in shown) == said
-        raw = sorted(v.components["short"].raw for r in shown if r.breakdown for v in r.breakdown.steps if v.components)
+        raw = sorted(
+            v.components["short"].raw or 0.0 for r in shown if r.breakdown for v in r.breakdown.steps if v.components
+        )
         assert raw == pytest.approx(sorted(v for batch in logs for v in batch["rewards"]["short"]), abs=1e-6)
         assert all((r.advantage is None) == (source == "rewards") for r in shown)
         assert all((r.breakdown.total is None) == (source == "parquet") for r in shown if r.breakdown)

@@ -51,7 +51,7 @@ def test_set_takes_any_yaml_value():
             "training.learning_rate=1e-4",
         ],
     )
-    assert config.model.lora.target_modules == ["q_proj", "v_proj"]
+    assert config.model.lora is not None and config.model.lora.target_modules == ["q_proj", "v_proj"]
     assert config.environment.config == {"size": 64}
     assert config.model.sft_adapters is None
     assert config.training.learning_rate == 1e-4

@@ -73,7 +73,7 @@ def test_what_one_writes_in_files_of_ones_own_trains(tmp_path: Path):
         for step, reward in zip(record.trajectory.steps, record.breakdown.steps, strict=True):
             value = reward.components["brevity"]
             assert value.raw == pytest.approx(-len(step.text) / 100)
-            assert value.contribution == pytest.approx(0.1 * value.raw)
+            assert value.contribution == pytest.approx(0.1 * (value.raw or 0.0))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_tui.envs.agent import AgentTurn, Message
+from grpo_tui.envs.agent import AgentTurn, Message, Seed
 from grpo_tui.envs.trajectory import TokenArrays
 
 Script = Callable[[int, int, str | None], str]
@@ -30,7 +30,7 @@ class ByteAgent:
         num_rollouts: int = 1,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        seed: int | None = None,
+        seed: Seed = None,
     ) -> ByteSession:
         session = ByteSession([p for p in prompts for _ in range(num_rollouts)], self)
         self.sessions.append(session)

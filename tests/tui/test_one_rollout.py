@@ -115,7 +115,7 @@ async def test_the_vote_and_each_update_are_told_at_every_width(run: Path, width
         lines = learning_lines(app.app.palette, record, Learning([use], found), width)
     assert all(line.width <= width for line in lines)
     text = " ".join(" ".join(line.plain for line in lines).split())
-    for part in ("version 3", "“left”", "given by this rollout", "“right”", "differs", "62 %", "request-3", "open",
+    for part in ("policy v3", "“left”", "given by this rollout", "“right”", "differs", "62 %", "request-3", "open",
                  "confidence 0.62", "update 9", "applied, clipped", "A −0.25", "KL 0.020", "+12 points"):  # fmt: skip
         assert part in text, (part, text)
 

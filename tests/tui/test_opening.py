@@ -176,7 +176,8 @@ def test_no_text_shifts_the_cells_beside_it_in_tmux(tmux: Any, tmp_path: Path) -
     def settled() -> str:
         text = tmux("capture-pane", "-p", "-N")
         time.sleep(0.5)
-        return text if "日本語" in text and text == tmux("capture-pane", "-p", "-N") else ""
+        whole = "日本語" in text and all(text.splitlines())
+        return text if whole and text == tmux("capture-pane", "-p", "-N") else ""
 
     for _ in range(2):
         lines = waited(settled).splitlines()

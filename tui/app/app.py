@@ -156,8 +156,9 @@ class GrpoApp(OwnOutputApp):
             title = (row.label or row.tells.split(",")[0]).capitalize()
             yield SystemCommand(f"{title}  ({row.shown})", row.tells, _runner(self, screen, row.action))
         run = getattr(getattr(screen, "destination", None), "run", None)
-        for title in FURTHER if run is not None else ():
-            yield SystemCommand(title, f"Open the screen {title}", partial(self.open, Further(title, run)))
+        if run is not None:
+            for title in FURTHER:
+                yield SystemCommand(title, f"Open the screen {title}", partial(self.open, Further(title, run)))
         for name in THEMES:
             yield SystemCommand(f"Theme {name}", f"Use the theme {name}", _chooser(self, name))
 

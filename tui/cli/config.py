@@ -70,11 +70,15 @@ def _first_prompt(config: RunConfig) -> str:
 @app.command()
 def check(config: ConfigArgument = None, set_: SetOption = None) -> None:
     """Check a configuration; every problem is one line with file, line, key and what would be right."""
+    from ...engine.launch.trainer import INSTALL, missing
+
     loaded = load(config, set_, paths=True)
-    if problem := ask("grpo_tui.envs.loading", loaded).problem:
+    unread = f"; the environment was not loaded, that takes {INSTALL}" if missing() else ""
+    if not unread and (problem := ask("grpo_tui.envs.loading", loaded).problem):
         fail(f"environment.class_path: {problem}", ExitCode.USAGE)
     name = config or "the default configuration"
-    say(f"{name}: good (mode {loaded.mode}, model {loaded.model.base}, environment {loaded.environment.class_path})")
+    about = f"mode {loaded.mode}, model {loaded.model.base}, environment {loaded.environment.class_path}"
+    say(f"{name}: good ({about}){unread}")
 
 
 @app.command()

@@ -95,7 +95,9 @@ def test_scores_are_components_on_the_last_step_and_the_first_says_what_is_right
     )
     assert result.component_names == ("right", "calls", "penalty")
     assert [b.steps[-1].components["calls"].contribution for b in result.breakdowns] == [0.5, 0.0, 0.0]
-    assert [b.total for b in result.breakdowns] == pytest.approx([1.5, 0.0, 0.9])  # an unreadable call costs 0.1
+    assert [b.total for b in result.breakdowns] == pytest.approx(
+        [1.5, 0.0, 1 - 0.2 * 0.1]
+    )  # an unreadable call costs 0.1
     assert [p.rule for p in result.breakdowns[2].penalties] == ["unparsable_call"]
 
 

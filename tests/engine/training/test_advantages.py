@@ -41,7 +41,7 @@ def turn_rewards(rewards, mask, valid=None) -> TurnRewards:
 
 
 def by_turn(rewards, mask, method, scale: Any = "none", valid=None) -> torch.Tensor:
-    return METHODS[method]().compare(turn_rewards(rewards, mask, valid), scale).advantages().flatten(0, 1)
+    return advantage_method(method).compare(turn_rewards(rewards, mask, valid), scale).advantages().flatten(0, 1)
 
 
 def by_hand(rewards, mask, valid, method, scale):
@@ -93,7 +93,7 @@ def test_reward_advantages_are_the_rewards(batch):
 @given(batches(), st.sampled_from(["group", "turn", "reward"]))
 def test_a_group_without_signal_has_no_advantage_anywhere(batch, method):
     rewards, mask, valid = batch
-    signal = METHODS[method]().signal(turn_rewards(rewards, mask, valid))
+    signal = advantage_method(method).signal(turn_rewards(rewards, mask, valid))
     advantages = by_turn(rewards, mask, method, "none", valid).view(len(signal), -1)
     for group, alive in zip(advantages, signal, strict=True):
         if not alive:
@@ -104,8 +104,8 @@ def test_equal_returns_are_no_signal_and_a_minimum_filters_small_differences():
     rewards = torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0], [1.0], [0.0], [1.0], [0.50], [0.51], [0.50], [0.51]])
     mask = torch.ones_like(rewards, dtype=torch.bool)
     batch = turn_rewards(rewards, mask)
-    assert METHODS["group"]().signal(batch).tolist() == [False, True, True]
-    assert METHODS["group"]().signal(batch, min_std=0.1).tolist() == [False, True, False]
+    assert advantage_method("group").signal(batch).tolist() == [False, True, True]
+    assert advantage_method("group").signal(batch, min_std=0.1).tolist() == [False, True, False]
 
 
 def rollout(turn_ids, agent, group: int = 0, index: int = 0) -> Rollout:
@@ -126,9 +126,9 @@ def test_tokens_carry_the_advantage_of_their_turn(data):
     turn_ids = np.sort(data.draw(hnp.arrays(np.int64, 9, elements=st.integers(-1, turns - 1))))
     agent = data.draw(hnp.arrays(np.bool_, 9))
     row = rollout(turn_ids, agent)
-    spread = METHODS["group"]().per_token(values, row)
+    spread = advantage_method("group").per_token(values, row)
     shaped = dataclasses.replace(row, breakdown=RewardBreakdown("", (), 0.0))
-    single = METHODS["reward"]().per_token(values, shaped)
+    single = advantage_method("reward").per_token(values, shaped)
     last = last_of_turn(row)
     for t in range(9):
         turn = int(turn_ids[t])
@@ -162,7 +162,7 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("grup", "reward, group, turn"),
+        ("grup", "group, turn, reward, gdpo"),
         ("no.such.Method", "there is no module"),
         ("json.JSONDecoder", "AdvantageMethod"),
     ],
@@ -173,4 +173,4 @@ def test_a_method_that_is_none_is_refused_in_one_sentence(name, message):
 
 
 def test_the_configuration_knows_every_method():
-    assert set(get_args(Advantages)) == set(METHODS) == {method.name for method in METHODS.values()}
+    assert set(get_args(Advantages)) == set(METHODS) == {advantage_method(name).name for name in METHODS}

@@ -16,7 +16,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from grpo_tui.configs import RunConfig
 from grpo_tui.engine.record.step_recorder import StepRecorder
-from grpo_tui.engine.rollouts.judging import completions_of
+from grpo_tui.engine.rollouts.judging import completions_of, special_texts
 from grpo_tui.engine.rollouts.rollout import rollouts_of
 from grpo_tui.engine.rollouts.runner import parse_row
 from grpo_tui.engine.runs.reader import RunReader
@@ -41,6 +41,7 @@ def even_rows_only(prompts, completions, number, **kwargs):
 def broken(completions, **kwargs):
     return [1.0 / 0 for c in completions]
 """
+PICKED = (1, 3, 6, 9)
 ROWS = [{"prompt": [{"role": "user", "content": f"start {i}"}], "limit": 4 + i, "number": i} for i in range(12)]
 
 
@@ -89,10 +90,10 @@ def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(tmp_pat
     config = configured(tmp_path, weights)
     config.training.scale_advantages = scale  # type: ignore[assignment]
     trainer, _ = build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
-    rows = [dict(trainer.pipeline.dataset[i]) for i in (3, 6) for _ in range(4)]
+    rows = [dict(trainer.pipeline.dataset[i]) for i in PICKED for _ in range(4)]
     groups, metrics = trainer.pipeline.collect(Request(rows, step=0, reference=False))
     ours = rollouts_of(groups)
-    said = completions_of(ours, [parse_row(r) for r in rows])
+    said = completions_of(ours, [parse_row(r) for r in rows], special_tokens=special_texts(tokenizer()))
 
     def same_completions(prompts: list[Any], _: Any) -> dict[str, Any]:
         assert prompts == list(said.prompts)
@@ -111,7 +112,7 @@ def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(tmp_pat
             output_dir=str(tmp_path / "trl"),
             use_cpu=True,
             bf16=False,
-            per_device_train_batch_size=8,
+            per_device_train_batch_size=4 * len(PICKED),
             num_generations=4,
             reward_weights=list(weights.values()),
             scale_rewards=scale,
@@ -123,7 +124,7 @@ def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(tmp_pat
         processing_class=tokenizer(),
         rollout_func=same_completions,
     )
-    inputs = [ROWS[i] for i in (3, 6) for _ in range(4)]
+    inputs = [ROWS[i] for i in PICKED for _ in range(4)]
     theirs = stock._generate_and_score_completions(inputs)["advantages"]  # type: ignore[arg-type]
     advantages = [float(r.advantages[r.agent_mask][0]) for r in ours if r.advantages is not None]
     np.testing.assert_allclose(advantages, theirs.tolist(), atol=1e-5)
