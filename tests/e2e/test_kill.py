@@ -20,7 +20,6 @@ from grpo_tui.engine.runs.reader import RunReader
 
 from .world import grpo_tui, variables, write_world
 
-KILLS = 20
 STEPS = 400
 ROWS = 16
 """Trajectories of one step: 4 prompts × 4 generations."""
@@ -70,8 +69,9 @@ def assert_whole(run: Path) -> int:
         return last
 
 
+@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.stress)])
 def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(
-    project: Path, model: Path, start_trainer: subprocess.Popen[str]
+    project: Path, model: Path, start_trainer: subprocess.Popen[str], kills: int
 ):
     config = write_world(project, model, max_steps=STEPS, save_every=2)
     run = project / "runs" / "k"
@@ -94,7 +94,7 @@ def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(
     assert start_trainer.stdin is not None and start_trainer.stdout is not None
     assert start_trainer.stdout.readline() == "ready\n"
     chance = random.Random(int.from_bytes(os.urandom(4)))
-    for round in range(KILLS - 1):
+    for round in range(kills - 1):
         newest, damaged = newest_whole(checkpoint_folder(run))
         assert damaged == []
         kept = newest[0] if newest else 0
@@ -120,8 +120,8 @@ def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(
         assert find_run(project / "runs", "k").status == "crashed"
 
     before = last_step(run)
-    print(f"killed {KILLS} times up to step {before}")
+    print(f"killed {kills} times up to step {before}")
     answer = grpo_tui(project, "train", "--resume", "k", "--set", f"training.max_steps={before + 3}")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert assert_whole(run) == before + 3
-    assert before >= KILLS // 2
+    assert before >= kills // 2
