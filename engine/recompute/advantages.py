@@ -77,20 +77,20 @@ class Advantages:
         sums: dict[str, float] = {}
         for group in groups:
             scored = [item for item in group if item.scorable]
-            names = {name: None for item in scored for name in _components(item)}
             carries = False
             for item in scored:
+                names = _components(item)
                 formula = item.record.formula
                 terms = {t.name: t for t in formula.steps[0]} if formula is not None and formula.steps else {}
                 self.report.same(item.place, "terms of the advantage", {*terms} - {"batch"}, {*names})
                 total = 0.0
                 for name in names:
-                    alike = [o for o in scored if name in WHOLE or self._equals(o, item)]
-                    values = [_components(o).get(name, (0.0, 0.0))[1] for o in alike]
-                    value = _components(item).get(name, (0.0, 0.0))[1]
+                    having = [o for o in scored if name in _components(o)]
+                    alike = [o for o in having if name in WHOLE or self._equals(o, item)]
+                    values = [_components(o)[name][1] for o in alike]
+                    weight, value = names[name]
                     mean = math.fsum(values) / len(values) if len(values) > 1 else value
                     std = _std(values)
-                    weight = next(_components(o)[name][0] for o in scored if name in _components(o))
                     total += weight * (value - mean) / (std + EPSILON)
                     carries |= abs(value - mean) > ROUNDING and std >= self.training.replay.min_group_std * self.filters
                     term = terms.get(name)

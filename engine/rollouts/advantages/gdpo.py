@@ -33,11 +33,13 @@ user's reward functions are always compared with the whole group."""
 @dataclass(frozen=True)
 class Part:
     """One component of G groups of N rollouts, all [G, N, 1] float64: its sums over turns, and the mean, the standard
-    deviation and the number (int64) of those that each was compared with."""
+    deviation and the number (int64) of those that each was compared with. there: bool, False for rollouts to which it
+    does not apply: these take part in no mean, and it adds nothing to them."""
 
     name: str
     weight: float
     value: Tensor
+    there: Tensor
     mean: Tensor
     std: Tensor
     size: Tensor
@@ -45,7 +47,7 @@ class Part:
     @property
     def advantages(self) -> Tensor:
         """What the component adds, [G, N, 1]."""
-        return self.weight * (self.value - self.mean) / (self.std + EPSILON)
+        return self.weight * (self.value - self.mean) / (self.std + EPSILON) * self.there
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class ComparedParts:
                 name=p.name,
             )
             for p in self.parts
+            if bool(p.there[group, index])
         ]
         terms.append(AdvantageTerm(0.0, mean, None, int(self.valid.sum()), scaled, "batch"))
         return AdvantageFormula(method, "group", EPSILON, (tuple(terms),))
@@ -107,34 +110,45 @@ class GdpoAdvantage(AdvantageMethod):
     def compare(self, batch: TurnRewards, scale: Scale) -> ComparedParts:
         """Each component beside what it is compared with."""
         parts = []
-        for name, (weight, value) in self._components(batch).items():
+        for name, (weight, value, there) in self._components(batch).items():
             equals = None if name not in LOWER or self.among == "group" else _success(batch)
-            parts.append(Part(name, weight, value, *_among(value, batch.valid[:, :, None], equals)))
+            counted = there & batch.valid[:, :, None]
+            parts.append(Part(name, weight, value, there, *_among(value, counted, equals)))
         return ComparedParts(parts, batch.valid[:, :, None], batch.counted)
 
     def signal(self, batch: TurnRewards, min_std: float = 0.0) -> Tensor:
         """Groups in which some component differs, bool [G]."""
         found = torch.zeros(batch.valid.shape[0], dtype=torch.bool)
         for part in self.compare(batch, "group").parts:
-            differ = ((part.value - part.mean).abs() > ROUNDING) & batch.valid[:, :, None] & (part.std >= min_std)
+            counted = part.there & batch.valid[:, :, None]
+            differ = ((part.value - part.mean).abs() > ROUNDING) & counted & (part.std >= min_std)
             found |= differ.flatten(1).any(1)
         return found
 
-    def _components(self, batch: TurnRewards) -> dict[str, tuple[float, Tensor]]:
-        """Weight and sums over turns, float64 [G, N, 1], of each component that carries weight."""
+    def _components(self, batch: TurnRewards) -> dict[str, tuple[float, Tensor, Tensor]]:
+        """Of each component that carries weight: its weight, its sums over turns, float64 [G, N, 1], and which rollouts
+        have it, bool [G, N, 1]."""
         rewards = [r.breakdown for r in batch.rollouts]
         if not rewards or any(b is None for b in rewards):
-            return {"reward": (1.0, self.returns(batch)[0])}
-        sums: dict[str, list[float]] = {}
+            return {"reward": (1.0, *self.returns(batch))}
+        sums: dict[str, list[float | None]] = {}
         weights: dict[str, float] = {}
         for row, breakdown in enumerate(rewards):
             for step in breakdown.steps:  # type: ignore[union-attr]
                 for name, found in step.components.items():
                     if found.weight and found.normalized is not None:
                         weights[name] = found.weight
-                        sums.setdefault(name, [0.0] * len(rewards))[row] += found.normalized
+                        values = sums.setdefault(name, [None] * len(rewards))
+                        values[row] = (values[row] or 0.0) + found.normalized
         shape = (*batch.valid.shape, 1)
-        return {n: (weights[n], torch.tensor(values, dtype=torch.float64).view(shape)) for n, values in sums.items()}
+        return {
+            name: (
+                weights[name],
+                torch.tensor([v or 0.0 for v in values], dtype=torch.float64).view(shape),
+                torch.tensor([v is not None for v in values]).view(shape),
+            )
+            for name, values in sums.items()
+        }
 
 
 def _among(value: Tensor, valid: Tensor, equals: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

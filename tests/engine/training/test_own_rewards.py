@@ -38,6 +38,10 @@ async def tokens(completion_ids, limit, **kwargs):
 def even_rows_only(prompts, completions, number, **kwargs):
     return [None if n % 2 else float(len(p[-1]["content"]) + len(c)) for p, c, n in zip(prompts, completions, number)]
 
+def digits_where_any(completions, **kwargs):
+    counts = [sum(x.isdigit() for x in c[0]["content"]) for c in completions]
+    return [float(n) if n else None for n in counts]
+
 def broken(completions, **kwargs):
     return [1.0 / 0 for c in completions]
 """
@@ -84,11 +88,21 @@ def without_reasons(function: Any) -> Any:
     return scores
 
 
-@pytest.mark.parametrize("scale", ["group", "none"])
-def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(tmp_path: Path, scale: str):
-    weights = {"vowels": 1.0, "tokens": -0.5, "even_rows_only": 0.1}
+@pytest.mark.parametrize(
+    ("scale", "advantages", "aggregation"),
+    [
+        ("group", "group", "sum_then_normalize"),
+        ("none", "group", "sum_then_normalize"),
+        ("group", "gdpo", "normalize_then_sum"),
+    ],
+)
+def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(
+    tmp_path: Path, scale: str, advantages: str, aggregation: str
+):
+    weights = {"vowels": 1.0, "tokens": -0.5, "even_rows_only": 0.1, "digits_where_any": 0.3}
     config = configured(tmp_path, weights)
     config.training.scale_advantages = scale  # type: ignore[assignment]
+    config.training.advantages = advantages
     trainer, _ = build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
     rows = [dict(trainer.pipeline.dataset[i]) for i in PICKED for _ in range(4)]
     groups, metrics = trainer.pipeline.collect(Request(rows, step=0, reference=False))
@@ -116,6 +130,7 @@ def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(tmp_pat
             num_generations=4,
             reward_weights=list(weights.values()),
             scale_rewards=scale,
+            multi_objective_aggregation=aggregation,
             max_completion_length=32,
             beta=0.0,
             report_to="none",
@@ -126,9 +141,9 @@ def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(tmp_pat
     )
     inputs = [ROWS[i] for i in PICKED for _ in range(4)]
     theirs = stock._generate_and_score_completions(inputs)["advantages"]  # type: ignore[arg-type]
-    advantages = [float(r.advantages[r.agent_mask][0]) for r in ours if r.advantages is not None]
-    np.testing.assert_allclose(advantages, theirs.tolist(), atol=1e-5)
-    assert len(set(advantages)) > 2
+    found = [float(r.advantages[r.agent_mask][0]) for r in ours if r.advantages is not None]
+    np.testing.assert_allclose(found, theirs.tolist(), atol=1e-5)
+    assert len(set(found)) > 2
     for name in weights:
         scores = [next(s.value for s in r.trajectory.steps[-1].scores if s.name == name) for r in ours if r.trajectory]
         logged = np.array(list(stock._logs["rewards"][name]), dtype=float)
