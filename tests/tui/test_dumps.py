@@ -107,14 +107,14 @@ async def test_runs_and_dumps_of_other_frameworks_are_compared(runs: Path) -> No
 async def test_the_header_says_how_far_the_index_is(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "large.jsonl"
     row = json.dumps({"prompt": "p", "completion": "word " * 400, "reward": 1.0, "step": 1})
-    file.write_text(f"{row}\n" * 6000)
+    file.write_text(f"{row}\n" * 30_000)
     opened = open_dump(file)
     assert opened.more
     async with running(runs, Trajectories(opened.folder)) as app:
         seen = ""
-        for _ in range(300):
-            await app.pilot.pause(0.05)
+        for _ in range(3000):
+            await app.pilot.pause(0.01)
             seen += app.text.splitlines()[0]
-            if "of 6,000" in app.text:
+            if "of 30,000" in app.text:
                 break
-        assert "indexing" in seen and "of 6,000" in app.text
+        assert "indexing" in seen and "of 30,000" in app.text

@@ -134,7 +134,8 @@ def tmux(tmp_path: Path) -> Any:
         pytest.skip("tmux is not installed")
     base = ["tmux", "-S", str(tmp_path / "socket"), "-f", "/dev/null"]
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "TERM": "xterm-256color"}
-    environment.pop("TMUX", None)
+    for name in ("TMUX", "COLUMNS", "LINES"):  # where they are set, a program believes them instead of its terminal
+        environment.pop(name, None)
 
     def run(*arguments: str) -> str:
         return subprocess.run([*base, *arguments], env=environment, capture_output=True, text=True, check=True).stdout
