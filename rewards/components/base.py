@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,17 +40,17 @@ Values = tuple[Tensor, Tensor]
 """Raw rewards, float64 [N], and where they are defined, bool [N]."""
 
 
-class RewardComponent:
+class RewardComponent(ABC):
     """One component. To add one, write `compute`; the rest is for components that learn.
 
     A user's own is made with the `options` of its entry in `rewards.extra_components`.
     """
 
+    @abstractmethod
     def compute(self, batch: RewardInputs) -> Values | None:
         """The raw reward of each step, before normalisation and weight; None: nothing can be said about this batch."""
-        raise NotImplementedError
 
-    def update(self) -> None:
+    def update(self) -> None:  # noqa: B027 (most components learn nothing)
         """Learn from the batch that was computed last."""
 
     def metrics(self) -> Mapping[str, float]:
@@ -64,5 +65,5 @@ class RewardComponent:
         """What a resumed run must know, as tensors by flat names."""
         return {}
 
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:  # noqa: B027
         """The inverse of the two above."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -10,7 +11,7 @@ Logs = dict[str, float]
 """The trainer's own numbers of an optimiser step, by TRL's names."""
 
 
-class AfterStep(TrainerCallback):
+class AfterStep(TrainerCallback, ABC):
     """Acts once after each optimiser step: its numbers are known, and its checkpoint is not written yet."""
 
     def on_log(
@@ -25,6 +26,6 @@ class AfterStep(TrainerCallback):
         if logs and "loss" in logs:
             self.after_step(state, control, logs)
 
+    @abstractmethod
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
         """Optimiser step `state.global_step` was made; what is set in `control` is done next."""
-        raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -52,9 +53,9 @@ class StepRecording(AfterStep):
         for observer in self.observers:
             observer(step, values)
 
+    @abstractmethod
     def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
         """Record a step, and return its metrics as recorded."""
-        raise NotImplementedError
 
 
 class GRPORecording(StepRecording):
