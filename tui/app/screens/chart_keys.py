@@ -101,7 +101,7 @@ class ChartKeys(FollowsRun):
         self.chart.smoothing, self.chart.log = view.weight, view.log
         self.chart.panels = view.chart.panels
         names = metrics_of(view.chart.metrics, shown.names)
-        wait = "this metric appears with the first step; m shows the next chart"
+        wait = "appears with the first step; m: next chart"
         self.chart.put(view.heading, series_of(names, curves, shown.latest, self.x), wait)
         why = (
             "KL is not measured: beta is 0" if shown.latest.get("kl/beta") == 0 else "KL appears with the first update"

@@ -88,8 +88,8 @@ class PolicyPanel(Pane):
                 lines.append(self._with_trend(line, name, width))
         if lines:
             return lines
-        when = {"rft": "KL and beta appear with the first update", "sft": "the loss appears with the first step",
-                "online": "appears with the first update"}[self.kind]  # fmt: skip
+        when = {"rft": "with the first update", "sft": "with the first step",
+                "online": "with the first update"}[self.kind]  # fmt: skip
         return [Line(p).add(when, p.faint, cells=width, align="^")]
 
     def _kl(self, width: int) -> list[Line]:

@@ -41,7 +41,7 @@ class SnapshotsPanel(Pane):
                 told.add((event.kind, event.step, event.kind == "snapshot" and event.id))
                 lines.append(line)
         if not lines:
-            why = "none yet; c publishes one now" if self.kind == "online" else "none yet; c saves one now"
+            why = "none yet; c publishes" if self.kind == "online" else "none yet; c saves one"
             lines.append(Line(p).add(why, p.faint, cells=width, align="^"))
         return lines
 
