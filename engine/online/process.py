@@ -31,13 +31,19 @@ if TYPE_CHECKING:
     Life = Callable[[RunConfig, Path, RunWriter, ControlChannel, bool], bool]
 
 
-def run_process(name: str, life: str | Life, arguments: list[str] | None = None) -> int:
+def run_process(
+    name: str,
+    life: str | Life,
+    arguments: list[str] | None = None,
+    niceness: Callable[[RunConfig], int] | None = None,
+) -> int:
     """The process `name` of a run, called with RUN_DIR [--resume] [--child]: 0 when finished or stopped, 1 when failed.
 
     A second one beside a living one is refused before it touches anything of the run; children are not counted.
 
     `life(config, run_dir, writer, control, resume)` returns whether it finished by itself (else it was stopped). Given
-    as `module:function` it is imported only once the process has said that it starts: that takes seconds.
+    as `module:function` it is imported only once the process has said that it starts: that takes seconds. `niceness`
+    is what the process gives way to others by, from before that import on: callers wait for the engine, not for it.
 
     With `--child` the process ends as soon as its standard input does, also while it still imports or loads.
     """
@@ -62,6 +68,9 @@ def run_process(name: str, life: str | Life, arguments: list[str] | None = None)
 
         def whole_life() -> bool:
             config = read_config(given.run_dir)
+            if niceness is not None:
+                with contextlib.suppress(OSError):
+                    os.nice(max(0, niceness(config) - os.nice(0)))
             whole = _imported(life) if isinstance(life, str) else life
             return whole(config, given.run_dir, writer, control, given.resume)
 

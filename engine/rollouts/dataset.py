@@ -9,15 +9,16 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from datasets import Dataset, load_from_disk
+from typing import TYPE_CHECKING, Any
 
 from ...configs.errors import GrpoTuiError
 from ...configs.sections import DataConfig, EnvironmentConfig
 from ...envs.guard import guarded_map
 from ...envs.loading import EnvLoadError, canonical_config, make_env
 from .runner import EnvKey, Row, RowError, parse_row
+
+if TYPE_CHECKING:
+    from datasets import Dataset  # with pandas: a second that a server which reads no dataset does not spend
 
 CHECK_SECONDS = 5.0
 """Tasks of a file are begun once each as a check, for so long; the rest is checked for its form only."""
@@ -108,6 +109,8 @@ def check_rows(raw: Sequence[Mapping[str, Any]], tokenizer: Any = None, source: 
 def to_dataset(rows: Sequence[Row]) -> Dataset:
     """Rows as the table that the trainer walks over. Configs and tasks are JSON text: a table of mappings would give
     every row the keys of all others."""
+    from datasets import Dataset
+
     return Dataset.from_dict(
         {
             "env_class_path": [r.env_class_path for r in rows],
@@ -121,6 +124,8 @@ def _read(source: str, config: EnvironmentConfig) -> list[dict[str, Any]]:
     path = Path(source).expanduser()
     defaults = {"env_class_path": config.class_path, "env_config": config.config}
     if path.is_dir():
+        from datasets import Dataset, load_from_disk
+
         try:
             table = load_from_disk(str(path))
         except Exception as problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from .query import EVERYTHING, Query
 from .record import Record
 from .rollouts import Rollouts
 from .status import look
-from .types import Event, RunInfo
+from .types import Event, RunInfo, StoredTokens, TrajectoryRow
 
 
 class RunReader:
@@ -55,6 +55,30 @@ class RunReader:
         """Facts and status of the run, found by looking at its processes; the step, by looking into the record."""
         info = look(self.run_dir)
         return replace(info, step=max(info.step, self.metrics.last_step()))
+
+    # ------------------------------------------------------ for scripts: what is asked for most, in one call each
+
+    def total(self) -> int:
+        """Number of trajectories; also the number of the last one."""
+        return self.rollouts.total()
+
+    def rows(self, numbers: Sequence[int]) -> list[TrajectoryRow]:
+        """The rows with these numbers, in this order; those that are not there are left out."""
+        return self.rollouts.rows(numbers)
+
+    def tokens(self, id_or_n: str | int) -> StoredTokens | None:
+        """Tokens of one trajectory, or None when they were not recorded. Raises LookupError, RecordDamaged."""
+        return self.bodies.tokens(id_or_n)
+
+    def metric(self, name: str) -> list[tuple[int, float]]:
+        """`[(step, value)]` of a metric, in order of steps."""
+        return self.metrics.points(name)
+
+    def last_step(self) -> int:
+        """The last step of which anything is recorded; 0 before."""
+        return self.metrics.last_step()
+
+    # --------------------------------------------------------------------------------------------------------------
 
     def pending(self, query: Query = EVERYTHING) -> str:
         """What of the record is not there to be read yet, in a few words; empty: all that a query sees is."""

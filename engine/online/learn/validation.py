@@ -8,8 +8,6 @@ labels changed since the last look. The result goes into the queue's file; the w
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -87,8 +85,6 @@ def validate_forever(
 ) -> bool:
     """Validate each candidate that the worker offers, until stopped; it ends with the worker."""
     online = config.online
-    with contextlib.suppress(OSError):
-        os.nice(max(0, online.validation.nice - os.nice(0)))
     torch.set_num_threads(1)
     model, tokenizer = load_serving_policy(config)
     agent = TransformersAgent(

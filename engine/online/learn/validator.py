@@ -7,4 +7,10 @@ import sys
 from ..process import run_process
 
 if __name__ == "__main__":
-    sys.exit(run_process("validation", "grpo_tui.engine.online.learn.validation:validate_forever"))
+    sys.exit(
+        run_process(
+            "validation",
+            "grpo_tui.engine.online.learn.validation:validate_forever",
+            niceness=lambda c: c.online.validation.nice,
+        )
+    )

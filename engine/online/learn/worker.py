@@ -7,4 +7,6 @@ import sys
 from ..process import run_process
 
 if __name__ == "__main__":
-    sys.exit(run_process("worker", "grpo_tui.engine.online.learn.working:work"))
+    sys.exit(
+        run_process("worker", "grpo_tui.engine.online.learn.working:work", niceness=lambda c: c.online.worker_nice)
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -33,8 +32,6 @@ RESTART_S = 10.0
 def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool) -> bool:
     """Update until told to stop; returns False (it never finishes by itself)."""
     online = config.online
-    with contextlib.suppress(OSError):
-        os.nice(online.worker_nice)
     torch.set_num_threads(online.worker_threads)
     torch.manual_seed(config.seed)
     model, _ = load_serving_policy(config)

@@ -230,7 +230,6 @@ class NoCommands:
 
 def test_the_worker_goes_on_when_its_queue_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working, "load_serving_policy", lambda _: (lora_model(), None))
-    monkeypatch.setattr(working.os, "nice", lambda _: 0)
     online = online_config(commit_every=1, snapshot_every=1)
     config: Any = SimpleNamespace(online=online, seed=0, model=SimpleNamespace(base="tiny"))
     told: list[str] = []
