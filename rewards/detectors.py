@@ -56,6 +56,8 @@ class RolloutSummary:
     correct: bool | None = None
     actions: tuple[str, ...] = ()
     tokens: int = 0
+    turns: int | None = None
+    """Turns of the policy, where they are more than its actions; None: as many."""
     goals: frozenset[str] = frozenset()
     """Components that are the task itself: the environment's reward, and the user's reward functions."""
 
@@ -82,7 +84,7 @@ def rollout_of(trajectory: Trajectory, breakdown: RewardBreakdown, tokens: int =
     total = math.nan if breakdown.total is None else breakdown.total
     goals = GOALS | {score.name for step in trajectory.steps for score in step.scores}
     return RolloutSummary(
-        trajectory.id, trajectory.group, total, sums, trajectory.correct, trajectory.actions, tokens, goals
+        trajectory.id, trajectory.group, total, sums, trajectory.correct, trajectory.actions, tokens, goals=goals
     )
 
 
@@ -199,12 +201,12 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     if len(batches) < 3 or not all(b.rollouts for b in batches):
         return []
     by_tokens = all(r.tokens for b in batches for r in b.rollouts)
-    series = [fmean(r.tokens if by_tokens else len(r.actions) for r in b.rollouts) for b in batches]
+    series = [fmean(r.tokens if by_tokens else _turns(r) for r in b.rollouts) for b in batches]
     left = series[-1] / max(series) if max(series) else 1.0
     if left >= limits.length_fall:
         return []
     unit = "tokens" if by_tokens else "turns"
-    shortest = sorted(batches[-1].rollouts, key=lambda r: (r.tokens, len(r.actions)))
+    shortest = sorted(batches[-1].rollouts, key=lambda r: (r.tokens, _turns(r)))
     message = f"trajectories shrank to {series[-1]:.3g} {unit}, {left:.0%} of what they were in {len(series)} steps."
     return [Finding("length_collapse", message, left, limits.length_fall, _ids(shortest, limits))]
 
@@ -255,6 +257,10 @@ DETECTORS: dict[str, Detector] = {
     "groups_without_variance": groups_without_variance,
     "not_finite": not_finite,
 }
+
+
+def _turns(rollout: RolloutSummary) -> int:
+    return len(rollout.actions) if rollout.turns is None else rollout.turns
 
 
 def _groups(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:

@@ -9,6 +9,10 @@ from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecor
 from .format import MINUS, fixed
 
 NOT_RECORDED = "How it was computed was not recorded."
+EPSILON = 1e-4
+"""What GRPO adds to the standard deviation of a group."""
+SAME = 1e-9
+"""A standard deviation below this is none."""
 _EXACT = 1e-4
 """Largest difference, relative to the advantage, at which a form of an older record is taken to be the one used."""
 
@@ -26,24 +30,30 @@ def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> Adva
     fitting = []
     for scale, divisor in (("none", None), ("group", std)):
         terms = [AdvantageTerm(reward, mean, divisor, len(pairs)) for reward, _ in pairs]
-        if all(_same(t.result(1e-4), advantage) for t, (_, advantage) in zip(terms, pairs, strict=True)):
+        if all(_same(t.result(EPSILON), advantage) for t, (_, advantage) in zip(terms, pairs, strict=True)):
             term = AdvantageTerm(total, mean, divisor, len(pairs))
-            fitting.append(AdvantageFormula("group", scale, 1e-4, ((term,),)))
+            fitting.append(AdvantageFormula("group", scale, EPSILON, ((term,),)))
     return fitting[0] if len(fitting) == 1 else None
 
 
-def recomputed(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> str:
-    """The advantage that GRPO would have given, for a record of another program that has none; empty where the rewards
-    of the group are not all known."""
+def recomputed(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> AdvantageTerm | None:
+    """The advantage that GRPO would have given, for a record of another program that has none; None where one is
+    recorded, or the rewards of the group are not all known."""
     total = record.breakdown.total if record.breakdown is not None else None
     rewards = [r.reward for r in group if r.reward is not None]
-    if total is None or len(rewards) < 2 or len(rewards) < len(group):
-        return ""
+    if record.advantage is not None or total is None or len(rewards) < 2 or len(rewards) < len(group):
+        return None
     mean, std = moments(rewards)
-    if std < 1e-9:
+    return AdvantageTerm(total, mean, std, len(rewards))
+
+
+def recomputed_text(term: AdvantageTerm | None) -> str:
+    """The same in words, marked as what it is; empty for None."""
+    if term is None:
+        return ""
+    if not term.std or term.std < SAME:
         return "recomputed: 0, all rewards of the group are equal"
-    term = AdvantageTerm(total, mean, std, len(rewards))
-    return f"recomputed, GRPO's: {_term(term, 1e-4, 2, False)} = {fixed(term.result(1e-4), signed=True)}"
+    return f"recomputed, GRPO's: {_term(term, EPSILON, 2, False)} = {fixed(term.result(EPSILON), signed=True)}"
 
 
 def moments(values: Sequence[float]) -> tuple[float, float]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..engine.runs.types import RunInfo
 
 SPARK = "▁▂▃▄▅▆▇█"
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -76,6 +80,13 @@ def fitted(value: float | None, cells: int, places: int = 2, signed: bool = Fals
 def count(value: int) -> str:
     """A whole number with thousands separated: `1,000,000`."""
     return f"{value:,}"
+
+
+def step_text(run: RunInfo) -> str:
+    """The last step, of how many where that is known; `–` for a dump whose writer names no steps."""
+    if run.mode == "dump" and run.facts.get("last_step") is None and not run.step:
+        return "–"
+    return f"{count(run.step)}/{count(run.total_steps)}" if run.total_steps else count(run.step)
 
 
 def percent(share: float | None, places: int = 0) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..engine.runs.types import AdvantageFormula, Step, StepReward, TrajectoryRecord, TrajectoryRow, Use
-from .advantage import equation, formula_of
+from ..engine.runs.types import AdvantageFormula, AdvantageTerm, Step, StepReward, TrajectoryRecord, TrajectoryRow, Use
+from .advantage import EPSILON, SAME, equation, formula_of, recomputed, recomputed_text
 from .format import mark, number
 from .text import literal, wrap
 
@@ -22,12 +22,16 @@ STATED = ("sum", "turns", "missing")
 
 @dataclass(frozen=True)
 class Whole:
-    """A trajectory beside its number, what updates did with it, and how its advantage was computed (None: unknown)."""
+    """A trajectory beside its number, what updates did with it, and how its advantage was computed (None: unknown).
+
+    `recomputed`: the advantage as GRPO would have it, where none was recorded and the rewards of the group are known.
+    """
 
     n: int
     record: TrajectoryRecord
     uses: Sequence[Use] = ()
     formula: AdvantageFormula | None = None
+    recomputed: AdvantageTerm | None = None
 
 
 def read_whole(reader: RunReader, ref: str | int) -> Whole:
@@ -35,9 +39,9 @@ def read_whole(reader: RunReader, ref: str | int) -> Whole:
     n = reader.bodies.number(ref)
     record = reader.bodies.trajectory(n)
     group: Sequence[TrajectoryRow] = ()
-    if record.formula is None and record.advantage is not None:
+    if record.formula is None and (record.advantage is not None or "advantage" in record.unknown):
         group = [row for here in reader.rollouts.rows([n]) for row in reader.rollouts.group(here.group)]
-    return Whole(n, record, reader.bodies.uses(n, record), formula_of(record, group))
+    return Whole(n, record, reader.bodies.uses(n, record), formula_of(record, group), recomputed(record, group))
 
 
 def trajectory_data(whole: Whole) -> dict[str, Any]:
@@ -50,6 +54,7 @@ def trajectory_data(whole: Whole) -> dict[str, Any]:
         "advantage": record.advantage,
         "step_advantages": list(record.step_advantages),
         "advantage_formula": whole.formula.to_json() if whole.formula is not None else None,
+        "recomputed": _recomputed(whole.recomputed),
         "policy_version": record.policy_version,
         "split": record.split,
         "token_count": record.token_count if record.tokens is None else len(record.tokens),
@@ -57,6 +62,15 @@ def trajectory_data(whole: Whole) -> dict[str, Any]:
         "uses": [use.to_json() for use in whole.uses],
         "served": record.served.to_json() if record.served is not None else None,
     }
+
+
+def _recomputed(term: AdvantageTerm | None) -> dict[str, Any] | None:
+    """What this program computed of another's rewards: no number of the writer's."""
+    if term is None:
+        return None
+    flat = not term.std or term.std < SAME
+    advantage = 0.0 if flat else term.result(EPSILON)
+    return {"advantage": advantage, "group_mean": term.mean, "group_std": term.std, "group_size": term.size}
 
 
 def trajectory_text(whole: Whole) -> str:
@@ -107,6 +121,8 @@ def _blocks(whole: Whole) -> Iterator[tuple[str, str]]:
         yield "", f"reward {number(total)}{advantage}"
         if record.advantage is not None and whole.formula is not None:
             yield "  ", equation(whole.formula, 0, None)[-1]
+    if whole.recomputed is not None:
+        yield "advantage ", recomputed_text(whole.recomputed)
     for what, why in record.unknown.items():
         yield f"{what}: ", why if what in STATED else f"not recorded: {why}"
     yield from _learning(whole)

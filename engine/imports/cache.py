@@ -32,6 +32,8 @@ def describe(
 ) -> None:
     """Say in the index what it is of; `opened`: and that a person opened it now."""
     before = None if opened else read_json(folder / RUN_FILE).get("created")
+    means = facts.get("means")
+    means = means if isinstance(means, dict) and facts.get("last_step") is None else {}  # else each step has its own
     write_json(
         folder / RUN_FILE,
         {
@@ -39,7 +41,13 @@ def describe(
             "mode": "dump",
             "created": before or time.time(),
             "environment": environment,
-            "facts": {**facts, "dump": str(dump), "options": options.to_json()},
+            "step": facts.get("last_step"),
+            "facts": {
+                **facts,
+                "summary": {k: {"last": v, "curve": [], "steps": []} for k, v in means.items()},
+                "dump": str(dump),
+                "options": options.to_json(),
+            },
         },
     )
 

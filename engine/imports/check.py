@@ -150,4 +150,7 @@ def _rollout(row: TrajectoryRow, is_nan: bool) -> RolloutSummary:
     prefix = "component."
     parts = {k.removeprefix(prefix): float(v) for k, v in row.extra.items() if k.startswith(prefix) and v is not None}
     actions = tuple(a for a in row.actions if a != "(text)")
-    return RolloutSummary(row.id, row.group, total, parts or {"reward": total}, row.correct, actions, row.tokens or 0)
+    contributions = parts or {"reward": total}
+    return RolloutSummary(
+        row.id, row.group, total, contributions, row.correct, actions, row.tokens or 0, turns=row.turns
+    )

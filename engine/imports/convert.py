@@ -22,9 +22,10 @@ CLOSE = 1e-4
 """Relative distance up to which an arithmetic is said to give the stated reward: writers keep float32."""
 
 
-def identity(rollout: Rollout) -> tuple[str, str]:
+def identity(rollout: Rollout, scope: str = "") -> tuple[str, str]:
     """Prompt id and group of a rollout. Where the writer names none, equal prompts are one prompt, and its rollouts
-    of one step are a group."""
+    of one step are a group. A group that is called by a number is that of its step: writers count from 0 again.
+    `scope` tells apart groups of one name that are of different writers."""
     prompt_id = rollout.prompt_id
     if not prompt_id:
         digest = hashlib.blake2b(digest_size=6)
@@ -33,11 +34,12 @@ def identity(rollout: Rollout) -> tuple[str, str]:
             digest.update(f"{message.role}\0{message.text}\0".encode("utf-8", "surrogatepass"))
         prompt_id = digest.hexdigest() if rollout.prompt else (rollout.id or "?")
     group = rollout.group
-    if not group:
-        group = prompt_id if rollout.step is None else f"{rollout.step}:{prompt_id}"
+    if not group or (group.isdecimal() and rollout.step is not None):
+        group = group or prompt_id
+        group = group if rollout.step is None else f"{rollout.step}:{group}"
     if rollout.split and rollout.split != "train" and not rollout.group:
         group = f"{rollout.split}:{group}"
-    return prompt_id, group
+    return prompt_id, f"{scope}:{group}" if scope else group
 
 
 def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mapping[str, str]) -> TrajectoryRecord:
@@ -182,7 +184,7 @@ def _prompt_and_rest(rollout: Rollout) -> tuple[Sequence[Message], Sequence[Mess
 def _turns(said: Sequence[Message]) -> tuple[Step, ...]:
     """A step for each message of the policy, with the answers that follow it."""
     starts = [i for i, m in enumerate(said) if m.is_agent]
-    ends = [*starts[1:], len(said)]
+    ends = [*starts[1:], len(said)] if starts else []
     return tuple(
         _step(index, said[start], said[start + 1 : end])
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))

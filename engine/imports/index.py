@@ -29,7 +29,7 @@ from .format import Format, Origin
 from .options import Options
 from .rollout import Amendment, Numbers, Rollout
 
-VERSION = "2"
+VERSION = "3"
 """Of what an index holds; one of another version is made anew."""
 PART_BYTES = 4 << 20
 PART_ROLLOUTS = 512
@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS amendments (
     step INTEGER, advantage REAL, extra TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS amendments_id ON amendments (id);
-CREATE TABLE IF NOT EXISTS seen (format TEXT PRIMARY KEY, documents INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS seen (format TEXT PRIMARY KEY, documents INTEGER NOT NULL, rollouts INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS skipped (id INTEGER PRIMARY KEY, path TEXT NOT NULL, line INTEGER, why TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS measured (step INTEGER PRIMARY KEY, rollouts INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS logged (name TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -81,6 +81,7 @@ class Indexer:
         self.db.execute("PRAGMA cache_size = -32768")
         self.db.execute("PRAGMA wal_autocheckpoint = 4000")
         self._counts: OrderedDict[str, int] = OrderedDict()
+        self._first: str | None = None
         self._uncounted = bool(self.store.last_n())  # whether groups may have rollouts that are not in `_counts`
         self._problems = int(self.db.execute("SELECT count(*) FROM skipped").fetchone()[0])
         if self._meta("index") != VERSION:
@@ -153,7 +154,7 @@ class Indexer:
 
     def summary(self) -> dict[str, object]:
         """What was recognised, what was skipped, what the formats do not carry: for people and for `--json`."""
-        seen = self.db.execute("SELECT format, documents FROM seen ORDER BY documents DESC").fetchall()
+        seen = self.db.execute("SELECT format, documents FROM seen ORDER BY rollouts DESC, documents DESC").fetchall()
         by_name = {f.name: f for f in self.formats}
         skipped = self.db.execute("SELECT path, line, why FROM skipped ORDER BY id LIMIT ?", (_PROBLEMS,)).fetchall()
         count = self._problems
@@ -161,6 +162,8 @@ class Indexer:
             "formats": {name: documents for name, documents in seen},
             "files": int(self.db.execute("SELECT count(*) FROM sources").fetchone()[0]),
             "rollouts": self.store.last_n(),
+            "last_step": self.db.execute("SELECT max(step) FROM rows").fetchone()[0],
+            "means": json.loads(self._meta("means") or "{}"),
             "skipped": [{"file": self._short(path), "line": line, "why": why} for path, line, why in skipped],
             "skipped_in_all": count,
             "not_recorded": {name: dict(by_name[name].unknown) for name, _ in seen if name in by_name},
@@ -168,7 +171,7 @@ class Indexer:
 
     def describe(self, *, opened: bool = False) -> None:
         """Write the summary where the reader of runs finds it; `opened`: a person opened the dump now."""
-        names = [name for (name,) in self.db.execute("SELECT format FROM seen WHERE format <> '(unknown)'")]
+        names = [name for (name,) in self.db.execute("SELECT format FROM seen WHERE rollouts ORDER BY rollouts DESC")]
         cache.describe(self.folder, self.dump, self.options, ", ".join(names), self.summary(), opened=opened)
 
     # Inside
@@ -268,6 +271,13 @@ class Indexer:
         except (DumpError, OSError, KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
             return None
 
+    def scope(self, format_: str) -> str:
+        """What tells the groups of a format apart from those of the dump's first format, which need nothing."""
+        if self._first is None:
+            row = self.db.execute("SELECT format FROM seen WHERE rollouts ORDER BY rowid LIMIT 1").fetchone()
+            self._first = format_ if row is None else row[0]
+        return "" if format_ == self._first else format_
+
     def _position_in_group(self, group: str) -> int:
         """How many rollouts of a group there are so far."""
         known = self._counts.pop(group, None)
@@ -304,14 +314,17 @@ class Indexer:
             self.store.replace_metrics(step, values)
             self.db.execute("INSERT OR REPLACE INTO measured VALUES (?, ?)", (step, size))
         if whole:
+            means = {name: mean for name, mean in self._means(None).items() if mean is not None}
+            self.store.set_meta("means", json.dumps(means))
             self.store.set_meta("measured", last_n)
         self.store.commit()
 
-    def _means(self, step: int) -> dict[str, float | None]:
-        """Of the rollouts of one step."""
+    def _means(self, step: int | None) -> dict[str, float | None]:
+        """Of the rollouts of one step; of all rollouts for None."""
+        where, params = ("rows.step = ?", (step,)) if step is not None else ("1", ())
         reward, right, labelled, turns, tokens = self.db.execute(
-            "SELECT avg(reward), sum(correct = 1), count(correct), avg(turns), avg(tokens) FROM rows WHERE step = ?",
-            (step,),
+            f"SELECT avg(reward), sum(correct = 1), count(correct), avg(turns), avg(tokens) FROM rows WHERE {where}",
+            params,
         ).fetchone()
         means = {
             "rewards/total/mean": reward,
@@ -320,10 +333,10 @@ class Indexer:
             "tokens/total": tokens,
         }
         for name, mean in self.db.execute(
-            "SELECT labels.name, avg(number) FROM labels CROSS JOIN rows CROSS JOIN extras WHERE rows.step = ? "
+            f"SELECT labels.name, avg(number) FROM labels CROSS JOIN rows CROSS JOIN extras WHERE {where} "
             "AND labels.kind = 'extra' AND labels.name GLOB 'component.*' "
             "AND extras.name = labels.id AND extras.n = rows.n GROUP BY 1",
-            (step,),
+            params,
         ):
             means[f"rewards/raw/{name.removeprefix('component.')}"] = mean
         return means
@@ -358,11 +371,13 @@ class Indexer:
         self.store.set_meta("searchable", "0")
         self.store.set_meta("searchable_bytes", "0")
         self.store.set_meta("measured", "")
+        self.store.set_meta("means", "{}")
         self.store.set_meta("index", VERSION)
         self.store.set_meta("epoch", str(time.time_ns()))
         self.store.commit()
         self.store.rollback()  # forget the names that were known
         self._counts.clear()
+        self._first = None
         self._problems = 0
 
 
@@ -389,7 +404,7 @@ class _Part:
         self.numbers: list[Numbers] = []
         self.amendments: list[tuple[Amendment, int, int]] = []
         self.problems: list[tuple[int | None, str]] = []
-        self.seen: dict[str, int] = {}
+        self.seen: dict[str, tuple[int, int]] = {}
         self.ids: set[str] = set()
         self.again: list[tuple[str, Rollout]] = []
 
@@ -411,7 +426,7 @@ class _Part:
             return
         reader = self._format(found.document)
         if reader is None:
-            self.seen[""] = self.seen.get("", 0) + 1
+            self._see("(unknown)", 0)
             if isinstance(found.document, dict) and len(self.strange) < 3:
                 keys = ", ".join(str(k)[:30] for k in list(found.document)[:6])
                 self.strange.append((found.line, f"no format that is known (its keys: {keys}); see --map"))
@@ -420,7 +435,7 @@ class _Part:
         try:
             items = list(reader.open(found.document, self.origin))
             for part, rollout in enumerate(item for item in items if isinstance(item, Rollout)):
-                self._add(rollout, found, part)
+                self._add(rollout, found, part, self.indexer.scope(reader.name))
         except RecursionError:
             del self.rows[rows:], self.places[rows:]
             self.problem(found.line, "it is nested too deeply")
@@ -429,12 +444,16 @@ class _Part:
             del self.rows[rows:], self.places[rows:]
             self.problem(found.line, f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})")
             return
-        self.seen[reader.name] = self.seen.get(reader.name, 0) + 1
+        self._see(reader.name, len(self.rows) - rows)
         for item in items:
             if isinstance(item, Numbers):
                 self.numbers.append(item)
             elif isinstance(item, Amendment):
                 self.amendments.append((item, found.offset, found.length))
+
+    def _see(self, format_: str, rollouts: int) -> None:
+        documents, before = self.seen.get(format_, (0, 0))
+        self.seen[format_] = (documents + 1, before + rollouts)
 
     def _format(self, document: object) -> Format | None:
         """The format of a document: that of the one before where the keys are the same and it knows this one, too."""
@@ -449,7 +468,7 @@ class _Part:
         self.keys = keys
         return self.format
 
-    def _add(self, rollout: Rollout, found: Found, part: int) -> None:
+    def _add(self, rollout: Rollout, found: Found, part: int, scope: str) -> None:
         if rollout.same_as_id and rollout.id:
             if (
                 rollout.id in self.ids
@@ -458,7 +477,7 @@ class _Part:
                 self.again.append((rollout.id, rollout))
                 return
             self.ids.add(rollout.id)
-        named = identity(rollout)
+        named = identity(rollout, scope)
         fallback = f"{self.origin.relative}:{found.line}"
         self.rows.append(
             listed_of(
@@ -495,11 +514,11 @@ class _Part:
                 store.replace_metrics(numbers.step, numbers.values)
             if self.again or self.amendments:  # they may tell steps and components of rollouts that were counted
                 store.set_meta("measured", "")
-            for name, count in self.seen.items():
-                db.execute(
-                    "INSERT INTO seen VALUES (?, ?) ON CONFLICT (format) DO UPDATE SET documents = documents + ?",
-                    (name or "(unknown)", count, count),
-                )
+            db.executemany(
+                "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT (format) DO UPDATE SET "
+                "documents = documents + excluded.documents, rollouts = rollouts + excluded.rollouts",
+                ((name, *counts) for name, counts in self.seen.items()),
+            )
             if self.documents > 1:  # a lone document that nobody knows is a side file, such as settings
                 self.problems += self.strange
                 self.strange.clear()

@@ -158,7 +158,7 @@ def look(run_dir: Path) -> RunInfo:
         model=str(run.get("model") or ""),
         created=number(run.get("created")) or _folder_time(run_dir),
         ended=ended,
-        step=int(number(state.get("step")) or 0),
+        step=int(number(state.get("step")) or number(run.get("step")) or 0),
         total_steps=None if total is None else int(total),
         pid=None if pid is None else int(pid),
         exit_code=None if code is None else int(code),

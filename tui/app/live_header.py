@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..format import ago, count, duration, number, percent, progress
+from ..format import ago, count, duration, number, percent, progress, step_text
 from ..status import status_sign, status_style
 from .live_data import Reading
 from .run_requests import Requests
@@ -70,7 +70,7 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Part]
         parts.append(Part(9, Line(p).add("not learning", p.muted)))
     parts += _inside(p, reading, now)
     step, total = reading.step, info.total_steps
-    steps = Line(p).add(count(step), p.strong)
+    steps = Line(p).add(count(step) if total else step_text(info), p.strong)
     if total:
         steps.add(f"/{count(total)}", p.muted)
     parts += [Part(8, Line(p).add("request" if serving else "step", p.muted)), Part(1, steps, gap=1)]

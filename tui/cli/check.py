@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
 
-from .common import ExitCode, RunsDir, fail, json_line, say, warn
+from .common import ExitCode, Importers, Maps, RunsDir, fail, json_line, say, warn
 
 HELP = """Look for what can go wrong with rewards, in a run or in a dump of another framework.
 
@@ -24,12 +25,8 @@ def check(
     reference: Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")],
     as_json: Annotated[bool, typer.Option("--json", help="One finding a line, as JSON.")] = False,
     again: Annotated[bool, typer.Option("--recompute", help="Compute every recorded number again.")] = False,
-    maps: Annotated[
-        list[str] | None, typer.Option("--map", metavar="ROLE=KEY", help="What a key of a file means.")
-    ] = None,
-    importers: Annotated[
-        list[str] | None, typer.Option("--importer", metavar="FILE.py", help="A format of your own.")
-    ] = None,
+    maps: Maps = None,
+    importers: Importers = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Print findings; the exit code says whether there are any."""
@@ -38,16 +35,12 @@ def check(
     from ...engine.runs.errors import RecordError
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
     from ..text import literal
-    from .dumps import is_path_of_dump, opened_dump
-    from .runs import find
+    from .dumps import run_or_dump
 
     home = resolve_runs_dir(runs_dir)
     if again:
         return recompute_run(reference, as_json, home)
-    if maps or importers or is_path_of_dump(reference, home):
-        info, _ = opened_dump(reference, maps or (), importers or (), whole=True)
-    else:
-        info = find(home, reference)
+    info = run_or_dump(reference, home, maps or (), importers or ())
     try:
         with closing(open_reader(Path(info.path))) as reader:
             found = findings(reader)
@@ -62,7 +55,7 @@ def check(
         where = "" if each.step is None else f"step {each.step}: "
         say(literal(f"{finding.grade}: {where}{finding.message}"))
         for id_ in finding.trajectories:
-            say(literal(f"  grpo-tui inspect {reference} --trajectory {id_}"))
+            say(literal(f"  grpo-tui inspect {quote(reference)} --trajectory {quote(id_)}"))
     if not found and not as_json:
         say(f"nothing found in {total:,} rollouts")
     if any(each.finding.grade in ("warning", "failure") for each in found):

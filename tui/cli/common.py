@@ -57,6 +57,13 @@ RunReference = Annotated[
     str,
     typer.Argument(metavar="RUN", help="A run's id, a unique beginning of it, or `latest`.", autocompletion=known_runs),
 ]
+Maps = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="ROLE=KEY", help="What a key of a file means, e.g. reward=score, group=uid."),
+]
+Importers = Annotated[
+    list[str] | None, typer.Option("--importer", metavar="FILE.py", help="A format of your own (docs/importing.md).")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="One value over the configuration, e.g. training.max_steps=50."),

@@ -11,13 +11,28 @@ from ...engine.imports.opening import Opened, is_dump, open_dump
 from ...engine.imports.readers import open_reader
 from ...engine.runs.types import RunInfo
 from ..text import literal
-from .common import ExitCode, fail
+from .common import ExitCode, fail, warn
 
 
 def is_path_of_dump(reference: str, home: Path) -> bool:
     """Whether a person means a dump and no run: a path that is there, and no run of that id."""
     path = Path(reference).expanduser()
     return is_dump(path) and not (home / reference / "run.json").is_file()
+
+
+def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequence[str]) -> RunInfo:
+    """What a person named to a command that reads rollouts: a run, or a dump, which is indexed whole. What of a dump
+    was skipped is said."""
+    if not (maps or importers or is_path_of_dump(reference, home)):
+        from .runs import find
+
+        missing(reference, home)
+        return find(home, reference)
+    info, dump = opened_dump(reference, maps, importers, whole=True)
+    for text in told(dump.summary):
+        if not text.startswith("not in "):
+            warn(text)
+    return info
 
 
 def opened_dump(
@@ -57,8 +72,9 @@ def told(summary: Mapping[str, Any]) -> list[str]:
     if not summary:
         return []
     formats = {name: n for name, n in summary["formats"].items() if name != "(unknown)"}
+    files = summary["files"]
     lines = [
-        f"{summary['rollouts']:,} rollouts in {summary['files']:,} files: "
+        f"{summary['rollouts']:,} rollouts in {files:,} file{'s' if files != 1 else ''}: "
         + ", ".join(f"{name} ({n:,} documents)" for name, n in formats.items())
     ]
     skipped = summary["skipped"]
@@ -73,7 +89,7 @@ def told(summary: Mapping[str, Any]) -> list[str]:
     return [literal(text) for text in lines]
 
 
-def missing(reference: str) -> None:
+def missing(reference: str, home: Path) -> None:
     """End the command where a path was meant that is not there."""
-    if "/" in reference and not Path(reference).expanduser().exists():
+    if "/" in reference and not Path(reference).expanduser().exists() and not (home / reference).exists():
         fail(f"there is no file or folder {reference}", ExitCode.NOT_FOUND)

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import ExitCode, RunReference, RunsDir, fail, json_line, say
+from .common import ExitCode, Importers, Maps, RunReference, RunsDir, fail, json_line, say
 
 if TYPE_CHECKING:
     from ...engine.runs.reader import RunReader
 
-HELP = "Write the trajectories of a run, with their rewards, to a file."
+HELP = """Write the trajectories of a run, or of a dump of another framework, with their rewards, to a file.
+
+Numbers that were not recorded are null; an advantage computed from the rewards of the group stands under `recomputed`.
+"""
 
 BATCH = 1000
 
@@ -33,16 +36,18 @@ def export(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
     format_: Annotated[Format, typer.Option("--format", help="jsonl or parquet.")] = Format.jsonl,
     filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPR", help="Only those that match.")] = None,
+    maps: Maps = None,
+    importers: Importers = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Write all (or the matching) trajectories; the file appears whole or not at all."""
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from .dumps import run_or_dump
     from .records import opened
-    from .runs import find
 
-    info = find(resolve_runs_dir(runs_dir), run)
     if not out.parent.is_dir():
         fail(f"--out: there is no folder {out.parent}; make it first", ExitCode.USAGE)
+    info = run_or_dump(run, resolve_runs_dir(runs_dir), maps or (), importers or ())
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with opened(info) as reader:
@@ -108,6 +113,9 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
             ("steps", text),
             ("breakdown", text),
             ("advantage_formula", text),
+            ("recomputed", text),
+            ("not_recorded", text),
+            ("extra", text),
             ("uses", text),
             ("served", text),
         ]
@@ -123,6 +131,9 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
                 batch = []
         writer.write_table(pa.Table.from_pylist(batch, schema=schema))
     return count
+
+
+_AS_JSON = ("breakdown", "advantage_formula", "recomputed", "not_recorded", "uses", "served")
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
@@ -141,5 +152,6 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         "penalties": penalties,
         "task": json.dumps(t["task"], default=str),
         "steps": json.dumps(t["steps"], default=str),
-        **{name: json.dumps(row[name], default=str) for name in ("breakdown", "advantage_formula", "uses", "served")},
+        "extra": json.dumps(t.get("extra") or {}, default=str),
+        **{name: json.dumps(row[name], default=str) for name in _AS_JSON},
     }

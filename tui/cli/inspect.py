@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import ExitCode, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
+from .common import ExitCode, Importers, Maps, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
 
 if TYPE_CHECKING:
     from ...engine.runs.query import Query
@@ -49,19 +50,13 @@ def inspect(
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the dashboard for sharing: .html or .svg."),
     ] = None,
-    maps: Annotated[
-        list[str] | None,
-        typer.Option("--map", metavar="ROLE=KEY", help="What a key of a file means, e.g. reward=score, group=uid."),
-    ] = None,
-    importers: Annotated[
-        list[str] | None,
-        typer.Option("--importer", metavar="FILE.py", help="A format of your own (docs/importing.md)."),
-    ] = None,
+    maps: Maps = None,
+    importers: Importers = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Open the app on a run or a dump, or print what scripts ask for."""
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
-    from .dumps import is_path_of_dump
+    from .dumps import is_path_of_dump, missing
     from .records import matching, opened
     from .runs import find
 
@@ -87,6 +82,7 @@ def inspect(
         for text in told(dump.summary) if not as_json else ():
             warn(text)
     else:
+        missing(run, home)
         info = find(home, run)
     if report is not None:
         from .report import write_report
@@ -158,20 +154,29 @@ def _event(event: Any) -> dict[str, Any]:
 
 
 def _print_summary(reader: RunReader, info: RunInfo) -> None:
-    from ..format import number
+    from ..format import number, step_text
     from ..text import literal
 
-    total = f"/{info.total_steps}" if info.total_steps else ""
-    say(f"run {info.id}: {info.status} at step {info.step}{total}, mode {info.mode}, in {info.path}")
-    count = f"{reader.rollouts.total():,} trajectories"
-    say(f"environment {literal(info.environment)}, model {literal(info.model)}, {count}")
+    dump = info.facts.get("dump")
+    name = literal(quote(str(dump or info.id)))
+    step, count = step_text(info), f"{reader.rollouts.total():,} trajectories"
+    if dump:
+        where = f"up to step {step}" if step != "–" else "of no step"
+        say(f"dump {name}: {literal(info.environment)}, {count} {where}")
+        means = ", ".join(f"{literal(k)} {number(v)}" for k, v in (info.facts.get("means") or {}).items())
+        if means:
+            say(f"means over all: {means}")
+    else:
+        say(f"run {name}: {info.status} at step {step}, mode {info.mode}, in {info.path}")
+        say(f"environment {literal(info.environment)}, model {literal(info.model)}, {count}")
     if info.error:
         say(f"error: {literal(info.error.strip().splitlines()[-1])}")
-    for name, value in sorted(reader.metrics.latest().items()):
-        say(f"  {literal(name):44} {number(value)}")
+    for metric, value in sorted(reader.metrics.latest().items()):
+        say(f"  {literal(metric):44} {number(value)}")
     for event in reader.events(kinds=("alert", "eval", "record", "error"), limit=20):
         say(f"  step {event.step}: {literal(event.message)}")
-    say(f"steps and penalties: grpo-tui inspect {info.id} --filter 'penalties>0', then --trajectory ID")
+    what, shown = ("all of them", "''") if dump else ("steps and penalties", "'penalties>0'")
+    say(f"{what}: grpo-tui inspect {name} --filter {shown}, then --trajectory ID")
 
 
 def _row_text(row: Any) -> str:
@@ -192,7 +197,8 @@ def _one(reader: RunReader, info: RunInfo, reference: str, *, as_json: bool) -> 
     try:
         whole = read_whole(reader, reference)
     except LookupError as error:
-        fail(f"{error}; ids are listed by `grpo-tui inspect {info.id} --filter ''`", ExitCode.NOT_FOUND)
+        name = quote(str(info.facts.get("dump") or info.id))
+        fail(f"{error}; ids are listed by `grpo-tui inspect {name} --filter ''`", ExitCode.NOT_FOUND)
     if as_json:
         say(json_line(trajectory_data(whole)))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,24 +53,35 @@ def page(run: RunInfo, picture: str) -> str:
     """One HTML file without scripts and without anything from elsewhere: the picture, the last values, the events."""
     from html import escape
 
-    from ..format import number
+    from ...engine.imports.check import findings
+    from ..format import number, step_text
     from ..text import literal
+    from .dumps import told
     from .records import opened
 
+    dump = run.facts.get("dump")
     with opened(run) as reader:
-        latest = reader.metrics.latest()
+        numbers = {**(run.facts.get("means") or {}), **reader.metrics.latest()}
         events = reader.events(kinds=("alert", "eval", "beta", "snapshot", "checkpoint", "record", "error"), limit=500)
         count = reader.rollouts.total()
+        found = findings(reader) if dump else []
 
-    def cell(text: object) -> str:
-        return f"<td>{escape(literal(str(text)))}</td>"
+    def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+        lines = [f"<tr>{''.join(f'<td>{escape(literal(str(cell)))}</td>' for cell in row)}</tr>" for row in rows]
+        head = "".join(f"<th>{name}</th>" for name in heads)
+        return f"<h2>{title}</h2>\n<table><tr>{head}</tr>{''.join(lines)}</table>\n"
 
-    values = "".join(f"<tr>{cell(name)}{cell(number(value))}</tr>" for name, value in sorted(latest.items()))
-    told = "".join(f"<tr>{cell(e.step)}{cell(e.kind)}{cell(e.message)}</tr>" for e in events)
-    total = f"/{run.total_steps}" if run.total_steps else ""
-    state = f"{run.status} at step {run.step}{total} · {count:,} trajectories"
-    facts = f"{run.mode} · {run.environment} · {run.model} · {state}"
-    title = escape(literal(f"grpo-tui run {run.id}"))
+    state = f"{run.status} at step {step_text(run)} · {count:,} trajectories"
+    facts = " · ".join(t for t in (run.mode, run.environment, run.model, state) if t)
+    title = escape(literal(f"grpo-tui {'dump' if dump else 'run'} {run.id}"))
+    read = "".join(f"<li>{escape(text)}</li>\n" for text in told(run.facts)) if dump else ""
+    tables = f"<h2>What was read</h2>\n<ul>\n{read}</ul>\n" if read else ""
+    if found:
+        rows = ((f.finding.grade, f.step, f.finding.message, ", ".join(f.finding.trajectories)) for f in found)
+        tables += table("Findings", ("grade", "step", "what", "trajectories"), rows)
+    if events:
+        tables += table("Events", ("step", "kind", "what"), ((e.step, e.kind, e.message) for e in events))
+    tables += table("Last values", ("metric", "value"), ((k, number(v)) for k, v in sorted(numbers.items())))
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -85,9 +97,5 @@ td, th {{ text-align: left; padding: .15rem .8rem .15rem 0; border-bottom: 1px s
 <h1>{title}</h1>
 <p>{escape(literal(facts))}</p>
 {picture}
-<h2>Events</h2>
-<table><tr><th>step</th><th>kind</th><th>what</th></tr>{told}</table>
-<h2>Last values</h2>
-<table><tr><th>metric</th><th>value</th></tr>{values}</table>
-</html>
+{tables}</html>
 """

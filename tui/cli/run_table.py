@@ -10,7 +10,7 @@ from ...engine.launch.find import list_runs
 from ...engine.runs.headline import Headline, of_record, of_status
 from ...engine.runs.paths import runs_dir as resolve_runs_dir
 from ...engine.runs.types import RunInfo
-from ..format import ago, number
+from ..format import ago, number, step_text
 from ..text import line
 from .output import json_line, say
 
@@ -53,7 +53,6 @@ def print_runs(runs_dir: Path | None, *, as_json: bool = False) -> None:
     rows: list[tuple[str, ...]] = [HEADS]
     for run in found:
         data = facts(run)
-        step = f"{run.step}/{run.total_steps}" if run.total_steps else str(run.step)
         environment = run.environment.rpartition(".")[2].rpartition(":")[2]
         age = ago(time.time() - run.created) if run.created else "–"
         rows.append(
@@ -63,7 +62,7 @@ def print_runs(runs_dir: Path | None, *, as_json: bool = False) -> None:
                 line(run.mode, 8),
                 line(environment, 24),
                 line(run.model, 28),
-                step,
+                step_text(run),
                 number(data["reward"]),
                 number(data["success"]),
                 age,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.query import EVERYTHING, Query
-from ...advantage import formula_of, recomputed
+from ...advantage import formula_of, recomputed, recomputed_text
 from ...export import export_trajectory
 from ...format import count
 from ...plain import Whole, trajectory_text
@@ -128,7 +128,7 @@ class StepperScreen(AmongRollouts):
         self.group.put(opened.group, self.n, record, step)
         formula = formula_of(record, opened.group) if record is not None else None
         learning = Learning(opened.uses, opened.validations)
-        other = recomputed(record, opened.group) if record is not None and record.advantage is None else ""
+        other = recomputed_text(recomputed(record, opened.group)) if record is not None else ""
         self.reward.put(record, step, formula, learning, other)
         self.frame.refresh_lines()
 

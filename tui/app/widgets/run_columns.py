@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.style import Style
 
 from ....engine.runs.headline import REWARD
-from ...format import ago, count, fitted, percent, trend
+from ...format import ago, fitted, percent, step_text, trend
 from ...status import status_sign, status_style
 from ..run_list import RunRow
 from ..theme import Palette
@@ -23,8 +23,7 @@ def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[Column, ...
         return f"{status_sign(row.info.status)} {row.info.status}", status_style(p, row.info.status)
 
     def steps(row: RunRow) -> Cell:
-        total = row.info.total_steps
-        return (f"{count(row.info.step)}/{count(total)}" if total else count(row.info.step)), p.text
+        return step_text(row.info), p.text
 
     def age(row: RunRow) -> Cell:
         return (ago(now - row.info.created) if row.info.created else "–"), p.muted

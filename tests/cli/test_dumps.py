@@ -1,0 +1,103 @@
+"""What other frameworks wrote, through the commands: exported, reported, listed among the runs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_tui.tui.cli.main import run
+
+PEERS = Path(__file__).parents[1] / "engine" / "imports" / "peer_dumps"
+FOLDERS = sorted(p.name for p in PEERS.iterdir() if p.is_dir() and p.name != "slime")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def exported(dump: Path, out: Path) -> list[dict[str, Any]]:
+    assert run(["export", str(dump), "--out", str(out)]) == 0
+    return [json.loads(text) for text in out.open()]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_sample_is_exported_whole(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = exported(PEERS / folder, tmp_path / "out.jsonl")
+    assert run(["inspect", str(PEERS / folder), "--filter", "", "--json"]) == 0
+    listed = [json.loads(text) for text in capsys.readouterr().out.splitlines() if text.startswith("{")]
+    assert [(r["n"], r["trajectory"]["id"], r["trajectory"]["group"]) for r in rows] == [
+        (r["n"], r["id"], r["group"]) for r in listed
+    ]
+    for row in rows:
+        if row["recomputed"] is not None:
+            assert row["advantage"] is None and "advantage" in row["not_recorded"]
+
+
+def test_an_advantage_that_nobody_wrote_is_recomputed_and_marked(tmp_path: Path):
+    rows = exported(PEERS / "verl" / "rollout", tmp_path / "out.jsonl")
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["trajectory"]["group"]].append(row)
+    for members in groups.values():
+        rewards = [m["breakdown"]["total"] for m in members]
+        if any(r is None or r != r for r in rewards):
+            assert all(m["recomputed"] is None for m in members), "an unknown reward leaves the group unknown"
+            continue
+        mean, std = statistics.fmean(rewards), statistics.stdev(rewards)
+        for member, reward in zip(members, rewards, strict=True):
+            said = member["recomputed"]
+            assert (said["group_mean"], said["group_size"]) == (pytest.approx(mean), 4)
+            assert said["advantage"] == pytest.approx((reward - mean) / (std + 1e-4))
+    recorded = exported(PEERS / "trl", tmp_path / "trl.jsonl")
+    assert all(row["recomputed"] is None and row["advantage"] is not None for row in recorded)
+
+
+def test_a_report_says_what_was_read_and_found(tmp_path: Path):
+    page = tmp_path / "report.html"
+    assert run(["inspect", str(PEERS / "verl" / "rollout"), "--report", str(page)]) == 0
+    text = page.read_text()
+    assert "24 rollouts in 3 files: verl rollouts" in text and "Findings" in text and "unreadable" in text
+    assert "<script" not in text
+
+
+def test_a_dump_says_its_last_step_or_that_it_has_none(capsys: pytest.CaptureFixture[str]):
+    from grpo_tui.engine.imports.cache import recent
+    from grpo_tui.engine.runs.status import look
+    from grpo_tui.tui.app.run_list import RunRow, looked_into
+    from grpo_tui.tui.format import step_text
+
+    last = [json.loads(text)["score"] for text in (PEERS / "verl/rollout/3.jsonl").open()]
+    areal = [json.loads(text)["reward"] for path in PEERS.glob("areal/**/*.jsonl") for text in path.open()]
+    finite = [r for r in areal if r is not None and r == r]
+    known = (("verl/rollout", "3", statistics.fmean(last)), ("areal", "–", statistics.fmean(finite)))
+    for folder, step, reward in (*known, ("mini-swe-agent", "–", None)):
+        assert run(["inspect", str(PEERS / folder), "--json"]) == 0
+        info = look(recent()[0])
+        assert (info.id, step_text(info)) == (Path(folder).name, step)
+        assert looked_into(RunRow(info)).headline.reward == (None if reward is None else pytest.approx(reward))
+
+
+def test_groups_of_one_name_by_two_writers_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    verl = {"input": "user\nq\nassistant\n", "output": "a", "gts": "x", "score": 1.0, "step": 1, "uid": "g"}
+    plain = {"prompt": "q", "completion": "a", "reward": 0.0, "step": 1, "group": "g"}
+    (tmp_path / "a.jsonl").write_text((json.dumps(verl) + "\n") * 2)
+    (tmp_path / "b.jsonl").write_text((json.dumps(plain) + "\n") * 2)
+    numbered = [{**plain, "group": 0, "step": step} for step in (1, 2)]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(r) + "\n" for r in numbered))
+    assert run(["inspect", str(tmp_path), "--filter", "", "--json"]) == 0
+    groups = [json.loads(text)["group"] for text in capsys.readouterr().out.splitlines()]
+    assert groups[0] == groups[1] == "g" and len(set(groups)) == 4, "a group called 0 is that of its step"
+
+
+def test_a_rollout_in_which_nobody_spoke_is_shown(tmp_path: Path):
+    file = tmp_path / "a.jsonl"
+    messages = [{"role": "user", "content": "q"}, {"role": "tool", "content": "t"}]
+    file.write_text(json.dumps({"messages": messages, "reward": 0.0, "step": 1}) + "\n")
+    (row,) = exported(file, tmp_path / "out.jsonl")
+    assert row["trajectory"]["steps"] == []
