@@ -18,6 +18,7 @@ class Message(TypedDict, total=False):
 
     role: str
     content: str
+    tool_call_id: str
     images: list[str]
 
 

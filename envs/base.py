@@ -15,7 +15,7 @@ from .agent import Message
 from .calls import ToolCall, parse_call
 from .explain import explain_calls
 from .tools import ToolSpec
-from .trajectory import Overlay, StepContext
+from .trajectory import Call, Overlay, Score, StepContext
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,7 +51,8 @@ class StepResult:
 
     `produced` are ids of new resources by kind (`{"mask": ("2",)}`): later calls may refer to them. `done` ends the
     rollout; `answer` and `correct` are then the final answer and whether it was right (None: not known). `error`
-    is for a call that the tool could not carry out; the rollout goes on. `images` are pictures that the step made,
+    is for a call that the tool could not carry out; the rollout goes on. `calls` are all calls of the turn with their
+    results, where it had several. `images` are pictures that the step made,
     `mask` and `overlay` what to draw on the picture `on_image` (default: the task's first).
     """
 
@@ -65,6 +66,23 @@ class StepResult:
     overlay: Overlay | None = None
     mask: Picture | None = None
     on_image: Picture | None = None
+    error: str | None = None
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an environment says of a rollout once all rollouts of its task have ended.
+
+    scores: components of the reward, each by its name, for the whole rollout. correct: whether it was right, by
+    `judged_by`, the name of what said so. extra: columns of the record. error: what the environment itself failed in;
+    such a rollout is not trained on.
+    """
+
+    scores: tuple[Score, ...] = ()
+    correct: bool | None = None
+    judged_by: str = ""
+    extra: Mapping[str, float | int | str] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -88,6 +106,8 @@ class Env(ABC):
     """How the environment is called in records; the class's name when empty."""
     tools: tuple[ToolSpec, ...] = ()
     modality: str = "text"
+    answers_misuse: ClassVar[bool] = False
+    """Whether `step` answers calls that do not fit the declared tools itself, as others' environments do."""
 
     def __init__(self, tokenizer: Any = None, **config: Any) -> None:
         if config:
@@ -124,6 +144,14 @@ class Env(ABC):
         if self.tools:
             return explain_calls(self.tools)
         return "" if type(self).parse is not Env.parse else "Everything that you write is taken as your answer."
+
+    def finish(self, states: Sequence[Any]) -> Sequence[Verdict | None]:
+        """Judge the rollouts of one task together, when all have ended; one verdict for each state, in order.
+
+        `states` are those of rollouts that the environment has not failed; some were ended by a limit. None: nothing
+        to add to what the steps said.
+        """
+        return [None] * len(states)
 
     def images(self, state: Any) -> tuple[Picture, ...]:
         """The pictures that the task is about: one for a still, one a frame for a video."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 MAX_CANDIDATES = 64
 """Opening braces that are tried as the start of a call; bounds the work on hostile text."""
+
+MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
+"""With these a model begins a call; a turn that has one and no call that can be read is no answer."""
 
 _DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(name))
 _OPENERS = re.compile(r"(<tool_call>|```(?:json)?)\s*$")
@@ -23,7 +26,8 @@ _OPENERS = re.compile(r"(<tool_call>|```(?:json)?)\s*$")
 class ToolCall:
     """One call as it was understood. `name` is None when none could be read; `error` then says why, in one sentence.
 
-    `text` is the whole turn verbatim; `thought` is what stands before the call.
+    `text` is the whole turn verbatim; `thought` is what stands before the call. `further` are more calls of the same
+    turn, where an environment takes several. `cut`: a limit ended the turn, not the agent.
     """
 
     name: str | None
@@ -31,6 +35,8 @@ class ToolCall:
     text: str = ""
     thought: str = ""
     error: str | None = None
+    further: tuple[ToolCall, ...] = ()
+    cut: bool = False
 
 
 def format_call(name: str, arguments: Mapping[str, Any] | None = None, thought: str = "") -> str:
@@ -41,9 +47,25 @@ def format_call(name: str, arguments: Mapping[str, Any] | None = None, thought: 
 
 def parse_call(text: str) -> ToolCall:
     """Read the first tool call of a turn. Never raises; see `ToolCall.error`."""
-    text = clean_text(text)
+    return next(_calls(clean_text(text)))
+
+
+def parse_calls(text: str) -> ToolCall:
+    """Read all tool calls of a turn: the first, with those that can be read after it as `further`. Never raises."""
+    first, *others = _calls(clean_text(text))
+    return replace(first, further=tuple(call for call in others if call.name is not None))
+
+
+def means_call(call: ToolCall, names: Container[str]) -> bool:
+    """Whether a turn that may also be plain words is a call, or an attempt at one. names: those of the tools."""
+    named = call.name is not None and call.name in names
+    return named or any(marker in call.text for marker in MARKERS) or '"arguments"' in call.text
+
+
+def _calls(text: str) -> Iterator[ToolCall]:
+    """The calls of a turn in their order; where there is none, one that says why."""
     first_problem: str | None = None
-    start, tried = text.find("{"), 0
+    start, tried, found = text.find("{"), 0, False
     while start != -1 and tried < MAX_CANDIDATES:
         tried += 1
         try:
@@ -53,11 +75,13 @@ def parse_call(text: str) -> ToolCall:
             start = text.find("{", start + 1)
             continue
         if "name" in value:
-            return _understand(value, text, _OPENERS.sub("", text[:start].rstrip()).strip())
+            found = True
+            yield _understand(value, text, _OPENERS.sub("", text[:start].rstrip()).strip())
         first_problem = first_problem or 'the JSON object has no "name" of a tool'
         start = text.find("{", end)
-    problem = first_problem or ("empty turn" if not text.strip() else "no JSON object in the turn")
-    return ToolCall(None, {}, text, text.strip(), problem)
+    if not found:
+        problem = first_problem or ("empty turn" if not text.strip() else "no JSON object in the turn")
+        yield ToolCall(None, {}, text, text.strip(), problem)
 
 
 def clean_text(text: str) -> str:

@@ -62,6 +62,8 @@ def _value_problem(argument: Argument, value: Any, context: StepContext) -> str 
         if str(value) not in context.resources.get(argument.refers_to, ()):
             return f"no {argument.refers_to} {_short(value)}"
         return None
+    if argument.type == "any":
+        return None
     wrong_bool = isinstance(value, bool) and argument.type != "boolean"
     if wrong_bool or not isinstance(value, _TYPES[argument.type]):
         return f"{argument.name} must be {argument.type}"

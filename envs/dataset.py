@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .base import StepResult
-from .calls import ToolCall, parse_call
+from .calls import ToolCall, means_call, parse_call
 from .chat import ChatEnv
 from .explain import explain_calls
 from .function_tools import ANSWER, load_tools
-
-MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
-"""With these a model begins a call; a turn that has one and no call that can be read is no answer."""
 
 
 class DatasetEnv(ChatEnv):
@@ -49,8 +46,7 @@ class DatasetEnv(ChatEnv):
         if not self.functions:
             return super().parse(text)
         call = parse_call(text)
-        meant = call.name in self.functions or any(marker in text for marker in MARKERS) or '"arguments"' in text
-        if meant:
+        if means_call(call, self.functions):
             return call
         return ToolCall(ANSWER.name, {"text": text.strip()}, text)
 

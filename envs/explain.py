@@ -21,6 +21,7 @@ EXAMPLES: dict[str, Any] = {
     "array": ["…"],
     "object": {"…": "…"},
     "box": [10, 20, 40, 50],
+    "any": "…",
 }
 """A value of each type, for the example of a call."""
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from .agent import Agent, AgentSession, AgentTurn, Message, Seed, knows
 from .arrays import pad_trajectories, task_id
-from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, env_name
+from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, Verdict, env_name
 from .calls import ToolCall, clean_text
 from .checks import find_problem
 from .explain import with_explanation
 from .guard import Outcome, describe, guarded_map
-from .sound import checked_call, checked_context, checked_pictures, checked_result
+from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .trajectory import Message as Said
 from .trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
 
@@ -48,10 +48,19 @@ class _Rollout:
     images: tuple[str, ...] = ()
     keep_images: bool = False
     seconds: float = 0.0
+    verdict: Verdict = field(default_factory=Verdict)
 
     @property
     def live(self) -> bool:
         return self.stop_reason is None
+
+    def judged(self, verdict: Verdict) -> None:
+        """Take in what the environment said at the end."""
+        self.verdict = verdict
+        if verdict.error is not None:
+            self.stop_reason, self.error = "error", verdict.error
+        elif self.steps:
+            self.steps[-1] = replace(self.steps[-1], scores=(*self.steps[-1].scores, *verdict.scores))
 
     def fail(self, outcome: Outcome[Any], where: str) -> None:
         self.stop_reason = "timeout" if outcome.timed_out else "error"
@@ -160,6 +169,9 @@ class MultiTurnEnv(Env):
             tokens = [session.tokens(row) for row in range(len(rollouts))]
         finally:
             session.close()
+        began = time.perf_counter()
+        self._finish(rollouts, num_rollouts)
+        timings["environment_s"] += time.perf_counter() - began
         self._log_failures(rollouts)
         trajectories = self._trajectories(rollouts, prompts, num_rollouts, step)
         return self._result(rollouts, trajectories, tokens, timings)
@@ -177,7 +189,7 @@ class MultiTurnEnv(Env):
         live, turns = list(acting), list(acting.values())
         acted = time.perf_counter()
         outcomes = guarded_map(
-            lambda pair: self._answer(rollouts[pair[0]], pair[1].text),
+            lambda pair: self._answer(rollouts[pair[0]], pair[1]),
             list(zip(live, turns, strict=True)),
             timeout_s=self.turn_timeout_s,
             workers=self.workers,
@@ -196,12 +208,15 @@ class MultiTurnEnv(Env):
         """Whether the trajectory had no room left for a single token: nothing was written, so there is no step."""
         return turn.stop_reason == "token_limit" and turn.token_span[0] == turn.token_span[1]
 
-    def _answer(self, rollout: _Rollout, text: str) -> _Answer:
+    def _answer(self, rollout: _Rollout, turn: AgentTurn) -> _Answer:
         """Understand a turn and carry it out. Runs under guard: may raise anything, may hang."""
         rollout.call = None
-        rollout.call = call = checked_call(self.parse(text))
+        call = checked_call(self.parse(turn.text))
+        rollout.call = call = replace(call, cut=True) if turn.stop_reason != "stop" else call
         rollout.context = context = self._context(rollout)
-        problem = find_problem(call, self.tools, context) if self.tools else call.error
+        problem = None
+        if not self.answers_misuse:
+            problem = find_problem(call, self.tools, context) if self.tools else call.error
         if problem is not None:
             return _Answer(call, context, StepResult(f"error: {problem}", error=problem))
         return _Answer(call, context, checked_result(self.step(rollout.state, call)))
@@ -257,6 +272,7 @@ class MultiTurnEnv(Env):
                 context=context,
                 reward=float(result.reward),
                 error=None if call.name is None else result.error,
+                calls=result.calls,
             )
         )
         if result.done:
@@ -314,6 +330,27 @@ class MultiTurnEnv(Env):
                 logger.warning("%s could not show its pictures", env_name(self), exc_info=True)
         return state, cleaned, context, pictures
 
+    def _finish(self, rollouts: Sequence[_Rollout], num_rollouts: int) -> None:
+        """Let the environment judge the rollouts of each task together."""
+        if type(self).finish is Env.finish:
+            return
+        groups = [
+            [r for r in rollouts[start : start + num_rollouts] if r.error is None]
+            for start in range(0, len(rollouts), num_rollouts)
+        ]
+        outcomes = guarded_map(
+            lambda group: checked_verdicts(self.finish([r.state for r in group]), len(group)),
+            groups,
+            timeout_s=self.turn_timeout_s,
+            workers=self.workers,
+        )
+        for group, outcome in zip(groups, outcomes, strict=True):
+            for index, rollout in enumerate(group):
+                if outcome.value is None:
+                    rollout.fail(outcome, "finish")
+                elif (verdict := outcome.value[index]) is not None:
+                    rollout.judged(verdict)
+
     def _prompts(self, rollouts: Sequence[_Rollout], num_rollouts: int) -> list[list[Message]]:
         """One prompt a task. A rollout whose prompt differs from its group's could not be compared: it fails."""
         prompts: list[list[Message]] = []
@@ -352,7 +389,7 @@ class MultiTurnEnv(Env):
                         tools=self.tools,
                         answer=rollout.answer,
                         expected=self._expected(rollout.task),
-                        correct=rollout.correct if rollout.stop_reason == "answer" else _wrong(rollout),
+                        correct=_correct(rollout),
                         env_reward=float(sum(s.reward or 0.0 for s in rollout.steps)),
                         modality=rollout.context.modality,
                         images=rollout.images,
@@ -360,6 +397,8 @@ class MultiTurnEnv(Env):
                         error=rollout.error,
                         seconds=rollout.seconds,
                         messages=_said(prompt),
+                        extra=dict(rollout.verdict.extra),
+                        judged_by=rollout.verdict.judged_by,
                     )
                 )
         return trajectories
@@ -433,9 +472,14 @@ class MultiTurnEnv(Env):
         return path
 
 
-def _wrong(rollout: _Rollout) -> bool | None:
-    """A rollout that ran out of turns or tokens did not answer rightly; of a failed one nothing is known."""
-    return None if rollout.error else False
+def _correct(rollout: _Rollout) -> bool | None:
+    """What the verdict or the last step says. A rollout that ran out of turns or tokens did not answer rightly; of a
+    failed one nothing is known."""
+    if rollout.error is not None:
+        return None
+    if rollout.verdict.correct is not None:
+        return rollout.verdict.correct
+    return rollout.correct if rollout.stop_reason == "answer" else False
 
 
 def _said(prompt: Sequence[Message]) -> tuple[Said, ...]:

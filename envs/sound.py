@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import Picture, StepResult
+from .base import Picture, StepResult, Verdict
 from .calls import ToolCall
 from .guard import describe
 from .trajectory import Overlay, StepContext
@@ -85,6 +85,19 @@ def checked_result(result: Any) -> StepResult:
         done=bool(result.done),
         correct=None if result.correct is None else bool(result.correct),
     )
+
+
+def checked_verdicts(verdicts: Any, n: int) -> list[Verdict | None]:
+    """`verdicts` if they are `n` sound ones."""
+    if not isinstance(verdicts, (list, tuple)) or len(verdicts) != n:
+        raise TypeError(f"finish returned {describe(verdicts)}, not a list of {n} verdicts")
+    for verdict in verdicts:
+        if verdict is not None and not isinstance(verdict, Verdict):
+            raise TypeError(f"finish returned {describe(verdict)} among its verdicts")
+        for score in verdict.scores if verdict is not None else ():
+            if score.value is not None and not math.isfinite(score.value):
+                raise ValueError(f"finish gave {score.value} as the score {score.name}")
+    return list(verdicts)
 
 
 def _check_ids(resources: Any, what: str) -> None:

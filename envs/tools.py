@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-ArgumentType = Literal["integer", "number", "string", "boolean", "array", "object", "box"]
-"""`box` is `[x0, y0, x1, y1]` in pixels, `x0 < x1`, `y0 < y1`."""
+ArgumentType = Literal["integer", "number", "string", "boolean", "array", "object", "box", "any"]
+"""`box` is `[x0, y0, x1, y1]` in pixels, `x0 < x1`, `y0 < y1`. `any` is whatever JSON holds: others' tools check it."""
 
 Bound = int | float | str
 """A number, or the name of a fact in the step's context such as `"width"` (then the fact's value is the bound)."""

@@ -7,17 +7,16 @@ score and a sentence that says why. Several functions that are async run at the 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
 import math
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, cast
 
 from ..configs.errors import GrpoTuiError
 from ..configs.sections.environment import function_name
+from ..envs import background
 from ..envs.trajectory import Score
 from ..envs.user_code import UserCodeError, find_module, one_line
 
@@ -271,21 +270,13 @@ async def _awaited(result: Awaitable[object]) -> object:
     return await result
 
 
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """One event loop for the life of the process, on a thread of its own: clients that functions keep belong to it."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="reward functions", daemon=True).start()
-    return loop
-
-
 def _together(waiting: Iterable[Coroutine[object, object, object]]) -> list[object]:
     """The results of all, in order; where one raised, its exception."""
 
     async def gathered() -> list[object]:
         return list(await asyncio.gather(*waiting, return_exceptions=True))
 
-    return asyncio.run_coroutine_threadsafe(gathered(), _loop()).result()
+    return background.wait(gathered())
 
 
 def _shown(value: object) -> str:

@@ -59,6 +59,8 @@ def _limit(argument: Argument, value: Any, context: StepContext) -> str | None:
 
 
 def _has_type(kind: str, value: Any) -> bool:
+    if kind == "any":
+        return True
     if kind == "string":
         return isinstance(value, str)
     if kind == "boolean":

@@ -1,0 +1,191 @@
+"""An environment of `verifiers` as one of ours: its rows are tasks, its conversation the observations."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..agent import Message
+from ..background import wait
+from ..base import Split, StepResult, Verdict
+from ..calls import ToolCall, means_call, parse_calls
+from ..explain import explain_calls
+from ..multi_turn import MultiTurnEnv
+from ..schemas import tool_of_schema
+from ..trajectory import Call
+from ..user_code import one_line
+from .exchange import Exchange, Turn
+from .loading import limitations, load
+from .messages import plain_messages
+from .rubric import TOTAL, RubricParts
+
+logger = logging.getLogger(__name__)
+
+HOLD_OUT = 10
+"""One of so many rows is held out where the environment has no data for evaluation."""
+MAX_TURNS = 64
+"""Turns after which a rollout ends in an environment that sets no limit itself."""
+
+
+@dataclass
+class Rollout:
+    """A rollout's state. When nobody holds it any more, the environment's rollout is given up."""
+
+    exchange: Exchange
+    turns: int = 0
+    _given_up: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._given_up = weakref.finalize(self, self.exchange.give_up)
+
+
+class VerifiersEnv(MultiTurnEnv):
+    """An environment package of `verifiers`: single-turn, multi-turn, tool and stateful tool environments, and groups.
+
+    id: an installed package as `vf.load_environment` takes it, or `file.py:load_environment`. args: what its
+    `load_environment` is given. success_score: the total reward from which a rollout counts as right; None takes the
+    environment's own `pass_threshold`, else 1. Each function of the rubric is a component of the reward by its name and
+    weight; what verifiers only monitors (turns, calls of tools) is a column of the record.
+
+    The tasks are the rows of the environment's dataset. Raises ValueError with what cannot be mapped.
+    """
+
+    name = "verifiers"
+    answers_misuse = True
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        id: str,
+        args: Mapping[str, Any] | None = None,
+        success_score: float | None = None,
+        max_turns: int | None = None,
+        **config: Any,
+    ) -> None:
+        self.id = id
+        self.env = load(id, dict(args or {}))
+        self.has_calls = bool(self.env.tool_defs)
+        own_limit = getattr(self.env, "max_turns", -1)
+        limit = own_limit if isinstance(own_limit, int) and own_limit > 0 else MAX_TURNS
+        super().__init__(tokenizer, max_turns=max_turns or limit, **config)
+        self.tools = tuple(tool_of_schema(t.name, t.description, t.parameters) for t in self.env.tool_defs or ())
+        threshold = getattr(self.env, "pass_threshold", None)
+        self.success_score = success_score if success_score is not None else 1.0 if threshold is None else threshold
+        self.rubric = RubricParts.of(self.env.rubric)
+        special = getattr(tokenizer, "all_special_tokens", None) or ()
+        self._special = tuple(str(token) for token in special)
+        self._rows: dict[str, Any] = {}
+        for limitation in limitations(self.env, self.rubric):
+            logger.warning("%s: %s", id, limitation)
+
+    # ------------------------------------------------------------------------------------------------ tasks
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """At most `n` rows of the environment's dataset, in an order of `seed`.
+
+        Without a dataset for evaluation, one of ten rows of the other is held out. Raises ValueError.
+        """
+        own = self.env.build_eval_dataset() if self.env.eval_dataset_source is not None else None
+        source = "eval" if split == "eval" and own is not None else "train"
+        table = self._table(source)
+        places = range(len(table))
+        if own is None:
+            places = [i for i in places if (_hash(str(table[i]["prompt"])) % HOLD_OUT == 0) == (split == "eval")]
+        chosen = list(places)
+        random.Random(seed).shuffle(chosen)
+        tasks = []
+        for index in chosen[:n]:
+            row = table[index]
+            plain_messages(row["prompt"], f"{self.id}, row {index + 1}")
+            task = {"environment": self.id, "data": source, "row": index + 1}
+            answer = row.get("answer")
+            tasks.append(task | ({"answer": str(answer)} if answer not in (None, "") else {}))
+        return tasks
+
+    def _table(self, source: str) -> Any:
+        if source not in self._rows:
+            table = self.env.build_eval_dataset() if source == "eval" else self.env.build_dataset()
+            if table is None or len(table) == 0:
+                raise ValueError(f"{self.id} has no dataset to train on (`dataset=` of its environment)")
+            self._rows[source] = table
+        return self._rows[source]
+
+    # ------------------------------------------------------------------------------------------------ one rollout
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[Rollout, list[Message]]:
+        """Start the environment's own rollout; the messages are those of its first request for a completion."""
+        row = dict(self._table(task.get("data", "train"))[int(task["row"]) - 1])
+        rollout = Rollout(Exchange(self.env, row))
+        messages = rollout.exchange.next(self.turn_timeout_s)
+        if messages is None:
+            raise ValueError(f"{self.id} ended the rollout before it asked for a completion")
+        return rollout, messages
+
+    def explain(self) -> str:
+        """The tools and the form of a call; nothing without tools: the environment's prompts say all."""
+        if not self.tools:
+            return ""
+        return explain_calls(
+            self.tools,
+            "Use the tools below where they help; when you know the answer, write it in plain words without a call.",
+        )
+
+    def parse(self, text: str) -> ToolCall:
+        """The calls of a turn; everything else is a message without one."""
+        if self.tools:
+            call = parse_calls(text)
+            if call.name is not None and means_call(call, {tool.name for tool in self.tools}):
+                return call
+        return ToolCall("ANSWER", {"text": text.strip()}, text)
+
+    def step(self, state: Rollout, call: ToolCall) -> StepResult:
+        """Hand the turn over; what the environment adds to the conversation is the observation."""
+        state.turns += 1
+        made = () if call.name == "ANSWER" else (call, *call.further)
+        text = call.thought if made else call.text
+        for token in self._special:
+            text = text.replace(token, "")
+        calls = tuple((f"call_{state.turns}_{i}", c.name or "", dict(c.arguments)) for i, c in enumerate(made))
+        state.exchange.answer(Turn(text, calls, call.cut))
+        added = state.exchange.next(self.turn_timeout_s)
+        replies = added if added is not None else state.exchange.last_words()
+        results = {m.get("tool_call_id"): m.get("content", "") for m in replies}
+        said = tuple(Call(name, arguments, key, results.get(key)) for key, name, arguments in calls)
+        observation = "\n".join(m.get("content", "") for m in replies)
+        if added is not None:
+            return StepResult(observation, calls=said if len(said) > 1 else ())
+        return StepResult(observation, done=True, answer=call.text.strip(), calls=said if len(said) > 1 else ())
+
+    def finish(self, states: Sequence[Rollout]) -> list[Verdict]:
+        """End what a limit has cut, and let the rubric score all rollouts of the task together."""
+        ended = [state.exchange.end(self.turn_timeout_s) for state in states]
+        whole = [state for state in ended if not isinstance(state, BaseException)]
+        if whole:
+            wait(_score(self.env.rubric, whole), self.turn_timeout_s)
+        return [self._verdict(state) for state in ended]
+
+    def _verdict(self, state: Any) -> Verdict:
+        if isinstance(state, BaseException):
+            return Verdict(error=f"{self.id} raised {one_line(state)}")
+        if state.get("error") is not None:
+            return Verdict(error=f"{self.id} ended with {one_line(state['error'])}")
+        metrics, reward = dict(state.get("metrics") or {}), float(state.get("reward") or 0.0)
+        scores, columns = self.rubric.scores(metrics, reward)
+        ended = {"stop_condition": str(state["stop_condition"])} if state.get("stop_condition") else {}
+        return Verdict(scores, reward >= self.success_score, scores[0].name if scores else TOTAL, {**columns, **ended})
+
+
+async def _score(rubric: Any, states: list[Any]) -> None:
+    await rubric.score_group(states)
+    for state in states:
+        await rubric.cleanup(state)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha1(text.encode("utf-8", "replace")).digest()[:4], "big")

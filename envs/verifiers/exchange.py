@@ -1,0 +1,154 @@
+"""A rollout of an environment of `verifiers` under way, and what passes between it and the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..agent import Message
+from ..background import loop, submit
+from .library import library
+from .messages import dumped, plain_messages
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the agent wrote in one turn. calls: id, name and arguments of each. cut: a limit ended it."""
+
+    text: str
+    calls: tuple[tuple[str, str, dict[str, Any]], ...] = ()
+    cut: bool = False
+
+
+class Exchange:
+    """An environment's rollout as a coroutine on the loop of others' code, and what passes between it and the agent."""
+
+    def __init__(self, env: Any, row: Mapping[str, Any]) -> None:
+        self._events: queue.Queue[list[Message] | None] = queue.Queue()
+        self._waiting: asyncio.Future[Any] | None = None
+        self._messages: list[dict[str, Any]] = []
+        self._outcome: Any = None
+        self._ended = threading.Event()
+        self._task = submit(self._run(env, row))
+
+    def next(self, timeout_s: float) -> list[Message] | None:
+        """What the environment adds to the conversation before it asks for the next completion; None when it has
+        ended. Raises TimeoutError, and what the environment raised."""
+        try:
+            added = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            self.give_up()
+            raise TimeoutError(f"took longer than {timeout_s:g} s") from None
+        if added is None and isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return added
+
+    def answer(self, turn: Turn) -> None:
+        """Give the completion that was asked for."""
+        loop().call_soon_threadsafe(self._settle, turn)
+
+    def end(self, timeout_s: float) -> Any:
+        """The final state, or the exception that ended the rollout. One that still asks is told that there is no room
+        left, as an inference server tells it."""
+        if not self._ended.is_set():
+            loop().call_soon_threadsafe(self._settle, library().OverlongPromptError("no room for another turn"))
+        if not self._ended.wait(timeout_s):
+            self.give_up()
+            return TimeoutError(f"it took longer than {timeout_s:g} s to end")
+        return self._outcome
+
+    def last_words(self) -> list[Message]:
+        """Messages that the environment added at its end, without asking for more."""
+        state = self._outcome
+        final = state.get("final_env_response") if isinstance(state, Mapping) else None
+        if isinstance(final, str):
+            return [Message(role="user", content=final)]
+        return plain_messages([dumped(m) for m in final], "the last reply") if final else []
+
+    def give_up(self) -> None:
+        """End the environment's rollout, wherever it is."""
+        self._task.cancel()
+
+    async def _run(self, env: Any, row: Mapping[str, Any]) -> None:
+        try:
+            self._outcome = await env.rollout(row, client(self), "policy", {})
+        except BaseException as problem:
+            self._outcome = problem
+        finally:
+            self._ended.set()
+            self._events.put(None)
+
+    async def ask(self, prompt: Sequence[Any]) -> Turn:
+        """The agent's next turn; called by the environment's rollout. Raises ValueError where the conversation cannot
+        be one sequence of tokens."""
+        messages = [dumped(m) for m in prompt]
+        known = len(self._messages)
+        if self._waiting is not None:
+            raise ValueError("the environment asks for two completions at once, which one rollout cannot show")
+        if messages[:known] != self._messages:
+            raise ValueError("the environment changed earlier messages, which one sequence of tokens cannot show")
+        added = plain_messages(messages[known:], "the environment's reply")
+        self._messages = messages
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._events.put(added)
+        try:
+            return await self._waiting
+        finally:
+            self._waiting = None
+
+    def said(self, message: Any) -> None:
+        """The agent's turn as the environment keeps it."""
+        self._messages.append(dumped(message))
+
+    def _settle(self, result: Turn | Exception) -> None:
+        if self._waiting is None or self._waiting.done():
+            return
+        if isinstance(result, Exception):
+            self._waiting.set_exception(result)
+        else:
+            self._waiting.set_result(result)
+
+
+def client(exchange: Exchange) -> Any:
+    """A client of verifiers whose completions come from `exchange`."""
+    types = library().types
+
+    class PolicyClient(library().Client):
+        def setup_client(self, config: Any) -> Any:
+            return config
+
+        async def to_native_tool(self, tool: Any) -> Any:
+            return tool
+
+        async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
+            return messages, {}
+
+        async def get_native_response(self, prompt: Any, *_: Any, **__: Any) -> Any:
+            return await exchange.ask(prompt)
+
+        async def raise_from_native_response(self, response: Any) -> None:
+            """A turn is always a valid response."""
+
+        async def from_native_response(self, response: Turn) -> Any:
+            calls = [types.ToolCall(id=k, name=n, arguments=json.dumps(a)) for k, n, a in response.calls] or None
+            reason = "length" if response.cut else "tool_calls" if calls else "stop"
+            exchange.said(types.AssistantMessage(content=response.text, tool_calls=calls))
+            return types.Response(
+                id=f"turn-{id(response)}",
+                created=int(time.time()),
+                model="policy",
+                message=types.ResponseMessage(
+                    content=response.text, tool_calls=calls, finish_reason=reason, is_truncated=response.cut
+                ),
+            )
+
+        async def close(self) -> None:
+            """Nothing is open."""
+
+    return PolicyClient(None)
