@@ -10,33 +10,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
+from .content import Content, Picture
 from .trajectory import TokenArrays
 
 
 class Message(TypedDict, total=False):
-    """One chat message; `images` are paths, for policies that see."""
+    """One chat message."""
 
     role: str
-    content: str
+    content: Content
     tool_call_id: str
-    images: list[str]
 
 
 @dataclass(frozen=True)
 class AgentTurn:
     """What the agent wrote in one turn. `token_span` is `[start, end)` of its tokens in the row's `TokenArrays`.
 
-    `stop_reason`: `stop` (end-of-turn token or stop string), `turn_limit`, `token_limit` (of the trajectory).
+    `stop_reason`: `stop` (end-of-turn token or stop string), `turn_limit`, `token_limit` (of the trajectory), `refused`
+    (the agent cannot go on with this conversation; `problem` says why).
     """
 
     text: str
     token_span: tuple[int, int]
     stop_reason: str = "stop"
+    problem: str = ""
 
 
 @runtime_checkable
 class AgentSession(Protocol):
-    """A batch of conversations under way. Rows are numbered prompt-major: row = prompt * num_rollouts + rollout."""
+    """A batch of conversations under way. Rows are numbered prompt-major: row = prompt * num_rollouts + rollout.
+
+    One of an agent that sees (`sees`) also has `observe_seen` and `shown`, see `SeeingSession`.
+    """
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
         """Let these rows write their next turn, all together; one `AgentTurn` per row, in order."""
@@ -52,6 +57,21 @@ class AgentSession(Protocol):
 
     def close(self) -> None:
         """Free the KV cache."""
+        ...
+
+
+class SeeingSession(AgentSession, Protocol):
+    """A session of an agent that sees."""
+
+    def observe_seen(
+        self, rows: Sequence[int], observations: Sequence[str], pictures: Sequence[Sequence[Picture]]
+    ) -> None:
+        """As `observe`; pictures[i] are shown with observation i."""
+        ...
+
+    def shown(self, row: int) -> Sequence[Any]:
+        """The images of this row so far, in the order of their tokens; what one is belongs to the agent, but for
+        `turn` (-1: in the prompt), `size` (width and height as the model was shown it) and `tokens`."""
         ...
 
 
@@ -88,3 +108,8 @@ def knows(agent: object, environment: str) -> bool:
     """
     method = getattr(agent, "knows", None)
     return bool(method(environment)) if callable(method) else False
+
+
+def sees(agent: object) -> bool:
+    """Whether an agent is shown pictures: one that is says so with an attribute `sees`."""
+    return bool(getattr(agent, "sees", False))

@@ -7,12 +7,13 @@ together is the business of `MultiTurnEnv`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from .agent import Message
 from .calls import ToolCall, parse_call
+from .content import Picture as Picture
 from .explain import explain_calls
 from .tools import ToolSpec
 from .trajectory import Call, Overlay, Score, StepContext
@@ -34,26 +35,14 @@ class ImageStore(Protocol):
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture that a step can show, made only when somebody keeps it.
-
-    `name` identifies its content: equal names mean equal pixels, so each is saved once. `load` gives uint8
-    [H, W, 3], or [H, W] for a mask (255 = in).
-    """
-
-    name: str
-    load: Callable[[], np.ndarray] = field(compare=False)
-
-
-@dataclass(frozen=True)
 class StepResult:
     """What the environment answers to one call.
 
     `produced` are ids of new resources by kind (`{"mask": ("2",)}`): later calls may refer to them. `done` ends the
     rollout; `answer` and `correct` are then the final answer and whether it was right (None: not known). `error`
     is for a call that the tool could not carry out; the rollout goes on. `calls` are all calls of the turn with their
-    results, where it had several. `images` are pictures that the step made,
-    `mask` and `overlay` what to draw on the picture `on_image` (default: the task's first).
+    results, where it had several. `images` are pictures that the step made: a policy that sees is shown them with the
+    observation. `mask` and `overlay` are what to draw on the picture `on_image` (default: the task's first).
     """
 
     observation: str

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .agent import Message
+from .content import with_text_before
 from .tools import Argument, ToolSpec
 
 EXAMPLES: dict[str, Any] = {
@@ -48,7 +49,7 @@ def with_explanation(messages: Sequence[Message], explanation: str) -> list[Mess
         return list(messages)
     first, rest = messages[0], messages[1:]
     if first.get("role") == "system":
-        return [{**first, "content": f"{explanation}\n\n{first.get('content', '')}"}, *rest]
+        return [{**first, "content": with_text_before(explanation, first.get("content", ""))}, *rest]
     return [{"role": "system", "content": explanation}, *messages]
 
 

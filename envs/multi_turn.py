@@ -11,20 +11,21 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from .agent import Agent, AgentSession, AgentTurn, Message, Seed, knows
+from .agent import Agent, AgentSession, AgentTurn, Message, Seed, SeeingSession, knows, sees
 from .arrays import pad_trajectories, task_id
 from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, Verdict, env_name
 from .calls import ToolCall, clean_text
 from .checks import find_problem
+from .content import Content, checked_content, pictures_of, text_of, with_text_before
 from .explain import with_explanation
 from .guard import Outcome, describe, guarded_map
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .trajectory import Message as Said
-from .trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
+from .trajectory import Overlay, SeenImage, Step, StepContext, TokenArrays, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class _Rollout:
     detail: str = ""
     images: tuple[str, ...] = ()
     keep_images: bool = False
+    answered_with: tuple[Picture, ...] = ()
+    """Pictures of the last answer."""
     seconds: float = 0.0
     verdict: Verdict = field(default_factory=Verdict)
 
@@ -66,6 +69,11 @@ class _Rollout:
         self.stop_reason = "timeout" if outcome.timed_out else "error"
         self.error = f"{where}: {outcome.error}"
         self.detail = outcome.detail
+
+    def refuse(self, problem: str) -> None:
+        """The agent cannot go on with this rollout."""
+        self.stop_reason = "error"
+        self.error = f"{f'step {len(self.steps)}' if self.steps else 'prompt'}: {problem}"
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,8 @@ class MultiTurnEnv(Env):
             raise ValueError(f"prompt_style must be terse or full, not {prompt_style!r}")
         self.prompt_style: PromptStyle | None = prompt_style
         self.style: PromptStyle = prompt_style or "terse"
+        self.sees = False
+        """Whether the policy that acts is shown pictures; known when a trial begins."""
         for option, value in (("max_turns", max_turns), ("workers", workers)):
             if value < 1:
                 raise ValueError(f"{option} must be at least 1, not {value}")
@@ -134,8 +144,9 @@ class MultiTurnEnv(Env):
         padded_token_ids int64, padded_attn_mask int64, padded_agent_mask bool, padded_rewards float32 (a turn's
         reward sits on its last agent token), padded_logprobs float32 (behaviour log-probs, 0 off agent tokens),
         padded_turn_ids int64 (-1 in prompt and padding), all [B * num_rollouts, T]; final_rewards float32
-        [B * num_rollouts], the sum of the environment's rewards; trajectories and tokens, one per row; timings in
-        seconds (generate_s, environment_s).
+        [B * num_rollouts], the sum of the environment's rewards; trajectories and tokens, one per row; images, what the
+        policy was shown in each row (`SeeingSession.shown`; empty for one that does not see); timings in seconds
+        (generate_s, environment_s).
 
         `seed` makes the trial repeatable: one for each task, or one for all.
         `on_progress` is told after each turn how many rollouts have ended, of how many.
@@ -148,12 +159,13 @@ class MultiTurnEnv(Env):
         timings = {"generate_s": 0.0, "environment_s": 0.0}
         asked: PromptStyle = "terse" if knows(agent, env_name(self)) else "full"
         self.style = self.prompt_style or asked
+        self.sees = sees(agent)
         began = time.perf_counter()
         rollouts = self._begin(task_data_list, num_rollouts)
         prompts = self._prompts(rollouts, num_rollouts)
         timings["environment_s"] += time.perf_counter() - began
         if not rollouts:
-            return self._result([], [], [], timings)
+            return self._result([], [], [], [], timings)
 
         began = time.perf_counter()
         session = agent.start(prompts, num_rollouts, tools=None, seed=seed)
@@ -167,6 +179,7 @@ class MultiTurnEnv(Env):
                 if on_progress is not None:
                     on_progress(sum(not rollout.live for rollout in rollouts), len(rollouts))
             tokens = [session.tokens(row) for row in range(len(rollouts))]
+            shown = [_shown(session, row) if self.sees else () for row in range(len(rollouts))]
         finally:
             session.close()
         began = time.perf_counter()
@@ -174,7 +187,12 @@ class MultiTurnEnv(Env):
         timings["environment_s"] += time.perf_counter() - began
         self._log_failures(rollouts)
         trajectories = self._trajectories(rollouts, prompts, num_rollouts, step)
-        return self._result(rollouts, trajectories, tokens, timings)
+        if self.sees:
+            trajectories = [
+                self._with_seen(t, pictures_of(prompts[row // num_rollouts]), shown[row], rollouts[row].keep_images)
+                for row, t in enumerate(trajectories)
+            ]
+        return self._result(rollouts, trajectories, tokens, shown, timings)
 
     # ------------------------------------------------------------------------------------------------ one turn
 
@@ -182,9 +200,15 @@ class MultiTurnEnv(Env):
         self, session: AgentSession, rollouts: list[_Rollout], live: list[int], timings: dict[str, float]
     ) -> None:
         began = time.perf_counter()
-        acting = {row: turn for row, turn in zip(live, session.act(live), strict=True) if not self._is_full(turn)}
+        turns = session.act(live)
+        for row, turn in zip(live, turns, strict=True):
+            if turn.stop_reason == "refused":
+                rollouts[row].refuse(turn.problem)
+        acting = {r: t for r, t in zip(live, turns, strict=True) if rollouts[r].live and not self._is_full(t)}
         for row in live:
-            if row not in acting:  # the last observation left no room for a turn: the rollout ended with it
+            if (
+                row not in acting and rollouts[row].live
+            ):  # the last observation left no room for a turn: the rollout ended with it
                 rollouts[row].stop_reason = "max_tokens"
         live, turns = list(acting), list(acting.values())
         acted = time.perf_counter()
@@ -199,7 +223,12 @@ class MultiTurnEnv(Env):
         answered = time.perf_counter()
         going_on = [row for row in live if rollouts[row].live and len(rollouts[row].steps) < self.max_turns]
         if going_on:
-            session.observe(going_on, [rollouts[row].steps[-1].observation for row in going_on])
+            observations = [rollouts[row].steps[-1].observation for row in going_on]
+            if self.sees:
+                shown = [rollouts[row].answered_with for row in going_on]
+                cast("SeeingSession", session).observe_seen(going_on, observations, shown)
+            else:
+                session.observe(going_on, observations)
         timings["environment_s"] += answered - acted
         timings["generate_s"] += acted - began + time.perf_counter() - answered
 
@@ -219,7 +248,10 @@ class MultiTurnEnv(Env):
             problem = find_problem(call, self.tools, context) if self.tools else call.error
         if problem is not None:
             return _Answer(call, context, StepResult(f"error: {problem}", error=problem))
-        return _Answer(call, context, checked_result(self.step(rollout.state, call)))
+        result = checked_result(self.step(rollout.state, call))
+        if self.sees and result.images:  # here, where an author's code may raise or hang
+            result = replace(result, images=tuple(map(_loaded, result.images)))
+        return _Answer(call, context, result)
 
     def _context(self, rollout: _Rollout) -> StepContext:
         """What the environment says, with the resources that its steps have produced so far."""
@@ -258,6 +290,7 @@ class MultiTurnEnv(Env):
         call, context, result = outcome.value.call, outcome.value.context, outcome.value.result
         for kind, ids in result.produced.items():
             rollout.resources[kind] = (*rollout.resources.get(kind, ()), *map(str, ids))
+        rollout.answered_with = result.images
         images, overlay = self._keep_pictures(rollout, result)
         rollout.steps.append(
             Step(
@@ -311,11 +344,11 @@ class MultiTurnEnv(Env):
         if not isinstance(messages, (list, tuple)) or not messages:
             raise TypeError("reset returned no messages")
         for message in messages:
-            if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
-                raise TypeError('every message of reset must be {"role": str, "content": str}')
+            if not isinstance(message, Mapping) or not isinstance(message.get("content"), (str, list, tuple)):
+                raise TypeError('every message of reset must be {"role": str, "content": str or blocks}')
             if message.get("role") not in ("system", "user", "assistant"):
                 raise ValueError(f"a message of reset has the role {message.get('role')!r}")
-        cleaned: list[Message] = [{**m, "content": clean_text(m.get("content", ""))} for m in messages]
+        cleaned: list[Message] = [{**m, "content": _cleaned(m.get("content", ""))} for m in messages]
         asked = rollout.task.get("system_prompt")
         if isinstance(asked, str) and asked.strip():
             cleaned = _with_system(clean_text(asked), cleaned)
@@ -374,7 +407,7 @@ class MultiTurnEnv(Env):
             prompt_id = task_id(name, group_of[0].task)
             # The random part keeps ids apart when a prompt comes twice in a step, on two ranks or in two evaluations.
             group = f"{step}-{prompt_id[:6]}-{secrets.token_hex(4)}"
-            text = "\n\n".join(m.get("content", "") for m in prompt)
+            text = "\n\n".join(text_of(m.get("content", "")) for m in prompt)
             for number, rollout in enumerate(group_of):
                 trajectories.append(
                     Trajectory(
@@ -425,6 +458,7 @@ class MultiTurnEnv(Env):
         rollouts: Sequence[_Rollout],
         trajectories: list[Trajectory],
         tokens: list[TokenArrays],
+        shown: Sequence[Sequence[Any]],
         timings: dict[str, float],
     ) -> dict[str, Any]:
         return {
@@ -432,6 +466,7 @@ class MultiTurnEnv(Env):
             "final_rewards": np.asarray([t.env_reward for t in trajectories], dtype=np.float32),
             "trajectories": trajectories,
             "tokens": tokens,
+            "images": shown,
             "timings": timings,
         }
 
@@ -454,6 +489,19 @@ class MultiTurnEnv(Env):
             mask_path = self._save(result.mask) if result.mask else None
             overlay = replace(overlay or Overlay(), image=shown, mask_path=mask_path)
         return images, overlay
+
+    def _with_seen(
+        self, trajectory: Trajectory, prompt: Sequence[Picture], shown: Sequence[Any], keep: bool
+    ) -> Trajectory:
+        """The trajectory with what the policy was shown, and where those pictures lie that were kept."""
+        steps = list(trajectory.steps)
+        begun = [s for s in shown if s.turn < 0]
+        paths = [self._save(picture) if keep else None for picture in prompt[: len(begun)]]
+        for index, step in enumerate(steps):
+            seen = [s for s in shown if s.turn == index]
+            kept = step.images if len(step.images) == len(seen) else [None] * len(seen)
+            steps[index] = replace(step, seen=_seen(seen, kept)) if seen else step
+        return replace(trajectory, steps=tuple(steps), seen=_seen(begun, paths))
 
     def _save(self, picture: Picture) -> str | None:
         """Save a picture once and return its path; a picture that cannot be saved costs the picture, not the run."""
@@ -482,15 +530,37 @@ def _correct(rollout: _Rollout) -> bool | None:
     return rollout.correct if rollout.stop_reason == "answer" else False
 
 
+def _shown(session: AgentSession, row: int) -> Sequence[Any]:
+    return cast("SeeingSession", session).shown(row)
+
+
+def _seen(shown: Sequence[Any], paths: Sequence[str | None]) -> tuple[SeenImage, ...]:
+    return tuple(SeenImage(*s.size, s.tokens, path) for s, path in zip(shown, paths, strict=True))
+
+
+def _loaded(picture: Picture) -> Picture:
+    """The same, with its pixels made."""
+    pixels = picture.load()
+    return Picture(picture.name, lambda: pixels)
+
+
+def _cleaned(content: Any) -> Content:
+    """The content without what no tokenizer takes."""
+    checked = checked_content(content)
+    if isinstance(checked, str):
+        return clean_text(checked)
+    return [{**b, "text": clean_text(b["text"])} if b["type"] == "text" else b for b in checked]
+
+
 def _said(prompt: Sequence[Message]) -> tuple[Said, ...]:
     """A prompt of several messages with its roles; of a single one the text says all."""
     if len(prompt) < 2:
         return ()
-    return tuple(Said(m.get("role", ""), m.get("content", "")) for m in prompt)
+    return tuple(Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt)
 
 
 def _with_system(text: str, messages: list[Message]) -> list[Message]:
     """The messages of a task after `text` as system prompt; one that the environment gives stays behind it."""
     if messages and messages[0].get("role") == "system":
-        return [{**messages[0], "content": f"{text}\n\n{messages[0].get('content', '')}"}, *messages[1:]]
+        return [{**messages[0], "content": with_text_before(text, messages[0].get("content", ""))}, *messages[1:]]
     return [Message(role="system", content=text), *messages]

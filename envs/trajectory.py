@@ -67,6 +67,17 @@ class Message:
 
 
 @dataclass(frozen=True)
+class SeenImage:
+    """An image that the policy was shown: width and height in pixels as the model was shown it, how many tokens stood
+    for it, and the file of the picture it was made of (None: not kept)."""
+
+    width: int
+    height: int
+    tokens: int
+    path: str | None = None
+
+
+@dataclass(frozen=True)
 class Score:
     """What one reward function, or one function of an environment's rubric, gave: a component of the reward by its
     name. `value` is None where it does not apply; `why` is its own explanation, if it gave one."""
@@ -87,7 +98,8 @@ class Step:
     the turn with their results where more is known than `action` and `arguments` (those of the first call) can say.
     `reward` is None where none was recorded. `needs_call`: whether a turn without a call is a failure to write one,
     as in this program's environments; in others' records it is mostly an answer. `scores` are those of reward
-    functions; those of a whole rollout are on its last step.
+    functions; those of a whole rollout are on its last step. `seen` are the images that a policy that sees was shown
+    with the answer, and looks at from its next turn on.
     """
 
     index: int
@@ -108,6 +120,7 @@ class Step:
     calls: tuple[Call, ...] = ()
     needs_call: bool = True
     scores: tuple[Score, ...] = ()
+    seen: tuple[SeenImage, ...] = ()
 
     @property
     def label(self) -> str:
@@ -132,7 +145,7 @@ class Trajectory:
     `messages` is the prompt with its roles where there are several; `agent` names who acts in runs with several
     agents; `extra` holds columns of the writer's own, which filters see as `extra.<name>`. `env_reward` is None where
     none was recorded. `judged_by` is the reward function that said whether it is `correct`; empty where the environment
-    did.
+    did. `seen` are the images of the prompt that a policy that sees was shown.
     """
 
     id: str
@@ -158,6 +171,7 @@ class Trajectory:
     agent: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     judged_by: str = ""
+    seen: tuple[SeenImage, ...] = ()
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -176,6 +190,7 @@ class Trajectory:
         kept["steps"] = tuple(_step(s) for s in data.get("steps", ()))
         kept["images"] = tuple(data.get("images", ()))
         kept["messages"] = tuple(Message(**m) for m in data.get("messages", ()))
+        kept["seen"] = tuple(SeenImage(**s) for s in data.get("seen", ()))
         return cls(**kept, tools=tuple(tools))
 
 
@@ -221,6 +236,7 @@ def _step(data: Mapping[str, Any]) -> Step:
     kept["token_span"] = tuple(data.get("token_span", (0, 0)))
     kept["calls"] = tuple(Call(**c) for c in data.get("calls", ()))
     kept["scores"] = tuple(Score(**s) for s in data.get("scores", ()))
+    kept["seen"] = tuple(SeenImage(**s) for s in data.get("seen", ()))
     return Step(**kept)
 
 

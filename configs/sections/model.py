@@ -18,13 +18,17 @@ class LoraSection(Section):
     """Scale: the adapter's output is multiplied by alpha / r."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: str | list[str] = "all-linear"
+    vision: bool = False
+    """Adapters on the vision tower and its projection, too, for a model that takes images; else these are frozen, and
+    what they make of an image is made once."""
 
 
 class ModelConfig(Section):
     """The base model and its adapters."""
 
     base: str = "builtin:tiny"
-    """`builtin:tiny`, a folder, or a hub id such as `Qwen/Qwen3-0.6B`."""
+    """`builtin:tiny`, a folder, or a hub id such as `Qwen/Qwen3-0.6B`. A model that takes images (`builtin:tiny-vl`,
+    `Qwen/Qwen3-VL-2B-Instruct`) is shown the pictures of prompts and tools."""
     revision: str | None = None
     """A commit or tag of a hub model; pin it for repeatable runs."""
     sft_adapters: str | None = "builtin:tiny-sft"
@@ -41,6 +45,11 @@ class ModelConfig(Section):
     lora: LoraSection | None = LoraSection()
     """The adapters that are trained; null: all weights of the model are (full fine-tuning, with `sft_adapters` merged
     into them first)."""
+
+    max_pixels: int | None = Field(default=None, ge=1)
+    """For a model that takes images: larger pictures are scaled down to so many pixels, and cost fewer tokens."""
+    max_images: int | None = Field(default=None, ge=1)
+    """For a model that takes images: a conversation that would have more ends, as one with too many tokens does."""
 
     @field_validator("chat_template_kwargs")
     @classmethod

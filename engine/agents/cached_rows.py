@@ -8,6 +8,7 @@ import torch
 from .decoder import Decoder
 from .history import TokenHistory
 from .row_cache import RowCache
+from .seen_rows import SeenPass, SeenRows
 
 GROWTH = 1.5
 """A cache that is too short becomes so many times as long, so that a long conversation is copied a few times only."""
@@ -17,14 +18,23 @@ class CachedRows:
     """The rows of `history` over a `RowCache`: those that act lie in front, so that a decoding step works on views.
 
     A row is a conversation, a place is where it lies in the cache. num_rollouts: rows of each prompt, one after
-    another; they begin alike. longest: tokens that a row can have at most.
+    another; they begin alike. longest: tokens that a row can have at most. seen: the rows' images, for a model that
+    sees.
     """
 
-    def __init__(self, decoder: Decoder, history: TokenHistory, num_rollouts: int, longest: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        history: TokenHistory,
+        num_rollouts: int,
+        longest: int,
+        seen: SeenRows | None = None,
+    ) -> None:
         self._decoder = decoder
         self._history = history
         self._num_rollouts = num_rollouts
         self._longest = longest
+        self._seen = seen
         self._cache: RowCache | None = None
         self._row_at = np.zeros(0, dtype=np.int64)
         """The row at each place."""
@@ -55,7 +65,11 @@ class CachedRows:
         length: at least one more than the largest position.
         """
         assert self._cache is not None, "`prepare` comes first"
-        return self._decoder.forward(tokens, positions, self._cache, min(length, self._cache.capacity))
+        seen = None
+        if self._seen is not None and self._seen.model.has_own_positions:
+            offsets = torch.as_tensor(self._seen.offsets(self._row_at[: len(tokens)]), device=tokens.device)
+            seen = SeenPass({}, (positions + offsets[:, None]).expand(3, -1, -1))
+        return self._decoder.forward(tokens, positions, self._cache, min(length, self._cache.capacity), seen)
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
         """The cache holds so many tokens of each of these rows now."""
@@ -110,6 +124,10 @@ class CachedRows:
         position = lengths[:, None] - width + np.arange(width)
         position[position < held[:, None]] = -1
         tokens = np.take_along_axis(self._history.ids[order], position.clip(0), axis=1).astype(np.int64)
-        return self._decoder.forward(
-            torch.as_tensor(tokens, device=device), torch.as_tensor(position, device=device), cache, int(lengths.max())
-        )
+        longest, seen = int(lengths.max()), None
+        if self._seen is not None:
+            tokens[position < 0] = self._seen.filler  # padding is never a piece of an image
+        fed = torch.as_tensor(tokens, device=device)
+        if self._seen is not None:
+            seen = self._seen.new_tokens(order, held, fed, position, longest)
+        return self._decoder.forward(fed, torch.as_tensor(position, device=device), cache, longest, seen)

@@ -11,15 +11,20 @@ So any chat model works, and what the agent wrote is never tokenised again: the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, cast
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...configs.errors import GrpoTuiError
 from ...envs.agent import Message
+from ...envs.content import Block, Content, ImageBlock, Picture, TextBlock, pictures_of, text_of, with_text_before
+from ..policy.sight.processor import Encoded, Sight
 
 AGENT, OBSERVATION = "SENTINELAGENTTURN", "SENTINELOBSERVATION"
+NO_PICTURE = Picture("none", lambda: np.zeros((1, 1, 3), np.uint8))
+"""Stands where only the text around a picture is wanted."""
 
 
 class ChatTemplateError(GrpoTuiError, ValueError):
@@ -30,7 +35,8 @@ class ChatBridge:
     """Prompts and bridges of one tokenizer, as token ids.
 
     `stop_ids`: the ids that end an agent's turn. `end_of_turn`: the one that the template itself writes there, or None
-    when its closing text does not begin with an end-of-turn token.
+    when its closing text does not begin with an end-of-turn token. sight: of a model that takes images; the template is
+    then its processor's.
     """
 
     def __init__(
@@ -40,16 +46,19 @@ class ChatBridge:
         stop_ids: Sequence[int] = (),
         observation_role: str = "user",
         template_kwargs: Mapping[str, Any] | None = None,
+        sight: Sight | None = None,
     ):
-        if not getattr(tokenizer, "chat_template", None):
+        template = tokenizer if sight is None else sight.processor
+        if not getattr(template, "chat_template", None):
             raise ChatTemplateError(
                 f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template, so conversations "
                 "cannot be written in it; use a chat (instruct) model, or give it one: model.chat_template: chatml"
             )
         self.tokenizer = tokenizer
+        self.sight = sight
         self.template_kwargs = dict(template_kwargs or {})
-        self._close, self._open = self._cut(observation_role)
-        close = self.encode(self._close)
+        self._around = cache(lambda images: self._cut(observation_role, images))
+        close = self.encode(self._around(0)[0])
         ends = set(stop_ids)
         if tokenizer.eos_token_id is not None:
             ends.add(cast(int, tokenizer.eos_token_id))
@@ -67,7 +76,22 @@ class ChatBridge:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Token ids of the opening messages, up to where the agent begins to write."""
-        return self.encode(self.prompt_text(messages, tools))
+        return self.seen(messages, tools).ids
+
+    def seen(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:
+        """The same with the images that the messages show. Raises SightError when one cannot be shown."""
+        text = self.prompt_text(messages, tools)
+        if self.sight is None:
+            return Encoded(self.encode(text), ())
+        return self.sight.encode(text, pictures_of(messages))
+
+    def answer_seen(self, last_token: int | None, observation: str, pictures: Sequence[Picture]) -> Encoded:
+        """Token ids and images between a turn and the next, when the answer shows `pictures`. Raises SightError."""
+        if self.sight is None or not pictures:
+            return Encoded(list(self.bridge(last_token, observation)), ())
+        close, opening = self._around(len(pictures))
+        tokens, images = self.sight.encode(close + observation + opening, pictures)
+        return Encoded(self._after_own_end(tokens, last_token), images)
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The same as text. A template that knows no system message gets it at the head of the first user's."""
@@ -78,7 +102,8 @@ class ChatBridge:
             if len(messages) < 2 or messages[0].get("role") != "system":
                 raise
             told, first, *rest = messages
-            joined: Message = {**first, "content": f"{told.get('content', '')}\n\n{first.get('content', '')}"}
+            content = with_text_before(text_of(told.get("content", "")), first.get("content", ""))
+            joined: Message = {**first, "content": content}
             return self._render([joined, *rest], **options)
 
     def _bridge(self, last_token: int | None, observation: str) -> tuple[int, ...]:
@@ -86,10 +111,13 @@ class ChatBridge:
 
         A turn that was cut by a limit is closed here; one that the agent ended itself is not closed twice.
         """
-        tokens = self.encode(self._close + observation + self._open)
+        close, opening = self._around(0)
+        return tuple(self._after_own_end(self.encode(close + observation + opening), last_token))
+
+    def _after_own_end(self, tokens: list[int], last_token: int | None) -> list[int]:
         if self.end_of_turn is not None and last_token == self.end_of_turn:
-            tokens = tokens[tokens.index(self.end_of_turn) + 1 :]
-        return tuple(tokens)
+            return tokens[tokens.index(self.end_of_turn) + 1 :]
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The agent's text without the token that ended the turn."""
@@ -97,9 +125,12 @@ class ChatBridge:
         text = self.tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return cast(str, text)
 
-    def _cut(self, role: str) -> tuple[str, str]:
+    def _cut(self, role: str, images: int) -> tuple[str, str]:
+        """What stands between the agent's text and an observation, with signs for so many images, and after it."""
         opening: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": AGENT}]
-        text = self._render([*opening, {"role": role, "content": OBSERVATION}], add_generation_prompt=True)
+        shown: list[Block] = [ImageBlock(type="image", image=NO_PICTURE)] * images
+        content: Content = [*shown, TextBlock(type="text", text=OBSERVATION)] if images else OBSERVATION
+        text = self._render([*opening, {"role": role, "content": content}], add_generation_prompt=True)
         before, agent, rest = text.partition(AGENT)
         close, observation, answer = rest.partition(OBSERVATION)
         if not (before and agent and observation) or AGENT in rest or OBSERVATION in answer:
@@ -110,13 +141,12 @@ class ChatBridge:
         return close, answer
 
     def _render(self, messages: list[Message], **kwargs: Any) -> str:
+        kwargs |= self.template_kwargs
         try:
-            text = self.tokenizer.apply_chat_template(
-                messages,  # type: ignore[arg-type]
-                tokenize=False,
-                **self.template_kwargs,
-                **kwargs,
-            )
+            if self.sight is not None:
+                return self.sight.render(messages, **kwargs)
+            told = [{**m, "content": text_of(m.get("content", ""))} for m in messages]
+            text = self.tokenizer.apply_chat_template(told, tokenize=False, **kwargs)
         except Exception as error:  # templates raise whatever they like (jinja's raise_exception)
             raise ChatTemplateError(f"the chat template refused the conversation: {error}") from error
         return str(text)

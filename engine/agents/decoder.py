@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from transformers.cache_utils import get_layer_types_and_kwargs
 
 from ...configs.errors import GrpoTuiError
 from ..policy.prepared import decoding
+from ..policy.sight.inputs import SeeingModel
 from ..policy.unwrap import base_of, device_of
 from .attention import IMPLEMENTATION as CACHED
 from .row_cache import RowCache
+from .seen_rows import SeenPass
 
 
 class UnsupportedModelError(GrpoTuiError, ValueError):
@@ -36,6 +39,7 @@ class Decoder:
                     "of full or sliding-window attention only"
                 )
             self.windows[kind] = detail.get("sliding_window")
+        self.seeing = SeeingModel.of(self.base)
         self.config = config
         self.num_layers = len(kinds)
         self._last_only = "logits_to_keep" in inspect.signature(self.base.forward).parameters
@@ -54,16 +58,29 @@ class Decoder:
             return ()
         return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, cache: RowCache, kv_length: int) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        cache: RowCache,
+        kv_length: int,
+        seen: SeenPass | None = None,
+    ) -> torch.Tensor:
         """Feed tokens int64 `[n, q]` at positions `[n, q]` (negative: padding, on the left).
 
-        kv_length: at least one more than the largest position. Returns the logits after the last token, `[n, V]`.
+        kv_length: at least one more than the largest position. seen: what images among the tokens bring with them.
+        Returns the logits after the last token, `[n, V]`.
         """
         mask = cache.at(positions, kv_length)
-        keep = {"logits_to_keep": 1} if self._last_only else {}
+        keep: dict[str, Any] = {"logits_to_keep": 1} if self._last_only else {}
+        position_ids = positions.clamp_min(0)
+        if seen is not None:
+            mask = seen.see(mask)
+            keep |= seen.arguments
+            position_ids = position_ids if seen.position_ids is None else seen.position_ids
         output = self.base(
             input_ids=tokens,
-            position_ids=positions.clamp_min(0),
+            position_ids=position_ids,
             attention_mask=self._masks(mask, positions, kv_length),
             past_key_values=cache,
             use_cache=True,

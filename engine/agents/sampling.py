@@ -31,11 +31,15 @@ class SamplingSettings:
 
 
 def sample(
-    logits: torch.Tensor, settings: SamplingSettings, uniform: torch.Tensor | None
+    logits: torch.Tensor,
+    settings: SamplingSettings,
+    uniform: torch.Tensor | None,
+    never: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row by inverting the cumulative distribution.
 
-    logits: `[n, V]`, any float dtype. uniform: float64 `[n]` in [0, 1); may be None when greedy.
+    logits: `[n, V]`, any float dtype. uniform: float64 `[n]` in [0, 1); may be None when greedy. never: int64 `[k]`,
+    tokens that are not drawn; like truncation, this does not change the log-prob that is written down.
     Returns: tokens int64 `[n]` and log-probs float32 `[n]` (see the module's docstring).
     """
     logits = logits.float()
@@ -43,12 +47,13 @@ def sample(
     if not greedy and settings.temperature != 1:
         logits = logits / settings.temperature
     logprobs = logits.log_softmax(-1)
+    drawn = logprobs if never is None else logprobs.index_fill(-1, never, -torch.inf)
     if greedy:
-        tokens = logits.argmax(-1)
+        tokens = drawn.argmax(-1)
     else:
         if uniform is None:
             raise ValueError("sampling at a temperature above 0 needs uniform random numbers")
-        kept = _truncated(logprobs, settings)
+        kept = _truncated(drawn, settings)
         # float64: float32 sums over a large vocabulary lose the tail.
         cumulative = kept.exp().cumsum(-1, dtype=torch.float64)
         target = uniform[:, None] * cumulative[:, -1:]

@@ -9,12 +9,15 @@ import torch
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from ...envs.agent import AgentTurn
+from ...envs.content import Picture
 from ...envs.trajectory import TokenArrays
+from ..policy.sight.processor import Encoded, SightError
 from .cached_rows import CachedRows
 from .chat import ChatBridge
 from .decoder import Decoder
 from .history import TokenHistory
 from .sampling import sample
+from .seen_rows import SeenRows, ShownImage
 from .settings import AgentSettings
 
 COMPACT_BELOW = 0.75
@@ -36,7 +39,7 @@ class TransformersSession:
         decoder: Decoder,
         chat: ChatBridge,
         settings: AgentSettings,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Encoded | SightError],
         num_rollouts: int,
         seeds: Sequence[int],
     ):
@@ -44,11 +47,18 @@ class TransformersSession:
         self.chat = chat
         self.settings = settings
         self.num_rollouts = num_rollouts
-        self.history = TokenHistory([p for p in prompts for _ in range(num_rollouts)])
         rows = len(prompts) * num_rollouts
+        by_row = [p for p in prompts for _ in range(num_rollouts)]
+        self._refused = {row: str(p) for row, p in enumerate(by_row) if isinstance(p, SightError)}
+        begun = [Encoded([chat.stop_ids[0]], ()) if isinstance(p, SightError) else p for p in by_row]
+        self.history = TokenHistory([p.ids for p in begun])
+        self._seen = None
+        if chat.sight is not None and decoder.seeing is not None:
+            self._seen = SeenRows(decoder.seeing, self.history, [p.images for p in begun])
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._exhausted = np.zeros(rows, dtype=bool)
-        self._cached = CachedRows(decoder, self.history, num_rollouts, settings.max_trajectory_tokens)
+        self._cached = CachedRows(decoder, self.history, num_rollouts, settings.max_trajectory_tokens, self._seen)
+        self._never = None if chat.sight is None else torch.tensor(chat.sight.never, device=decoder.device)
         self._stop_ids = torch.tensor(chat.stop_ids, device=decoder.device)
         self._stop_strings = (
             StopStringCriteria(chat.tokenizer, list(settings.stop_strings)) if settings.stop_strings else None
@@ -59,7 +69,19 @@ class TransformersSession:
 
         A row without room for another token writes nothing and stops with `token_limit`.
         """
-        asked = np.asarray(rows, dtype=np.int64)
+        if self._refused:
+            return self._act_without_refused(rows)
+        return self._act(np.asarray(rows, dtype=np.int64))
+
+    def _act_without_refused(self, rows: Sequence[int]) -> list[AgentTurn]:
+        able = [row for row in rows if row not in self._refused]
+        turns = dict(zip(able, self._act(np.asarray(able, dtype=np.int64)), strict=True))
+        for row in set(rows) - set(able):
+            end = int(self.history.length[row])
+            turns[row] = AgentTurn("", (end, end), "refused", self._refused[row])
+        return [turns[row] for row in rows]
+
+    def _act(self, asked: np.ndarray) -> list[AgentTurn]:
         starts = self.history.length[asked]
         self._exhausted[asked[self._room(asked) <= 0]] = True
         able = asked[~self._exhausted[asked]]
@@ -90,6 +112,33 @@ class TransformersSession:
                 self._exhausted[row] = True
             else:
                 self.history.append_observation(row, bridge)
+
+    def observe_seen(
+        self, rows: Sequence[int], observations: Sequence[str], pictures: Sequence[Sequence[Picture]]
+    ) -> None:
+        """As `observe`; pictures[i] are shown with observation i. One that cannot be shown ends its row alone."""
+        assert self._seen is not None, "only a model that sees is shown pictures"
+        for row, observation, shown in zip(rows, observations, pictures, strict=True):
+            if self._exhausted[row] or row in self._refused:
+                continue
+            end = int(self.history.length[row])
+            try:
+                bridge, images = self.chat.answer_seen(int(self.history.ids[row, end - 1]), observation, shown)
+            except SightError as problem:
+                self._refused[row] = str(problem)
+                continue
+            most = self.chat.sight.max_images if self.chat.sight is not None else None
+            too_many = most is not None and len(self._seen.images[row]) + len(images) > most
+            if end + len(bridge) >= self.settings.max_trajectory_tokens or too_many:
+                self._exhausted[row] = True
+                continue
+            self.history.append_observation(row, bridge)
+            if images:
+                self._seen.append(row, images)
+
+    def shown(self, row: int) -> Sequence[ShownImage]:
+        """The images of this row so far, in the order of their tokens."""
+        return () if self._seen is None else self._seen.images[row]
 
     def tokens(self, row: int) -> TokenArrays:
         """Everything of this row so far."""
@@ -135,7 +184,7 @@ class TransformersSession:
 
         for step in range(steps):
             noise = None if uniform is None else uniform[step, column]
-            token, logprob = sample(logits, self.settings.sampling, noise)
+            token, logprob = sample(logits, self.settings.sampling, noise, self._never)
             tokens[step, column] = token
             logprobs[step, column] = logprob
             counts[column] += alive

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ...envs.agent import AgentSession, Message, Seed
 from ...envs.seeds import seed_of
+from ..policy.sight.processor import Encoded, Sight, SightError
 from .chat import ChatBridge
 from .decoder import Decoder
 from .session import TransformersSession
@@ -28,7 +29,8 @@ class TransformersAgent:
 
     The model may be under training: sessions run in eval mode without gradients and leave the mode as it was. The
     weights must not change while a session is open, since its cache belongs to them.
-    `template_kwargs` go to the chat template (`enable_thinking=False` for Qwen3, for example).
+    `template_kwargs` go to the chat template (`enable_thinking=False` for Qwen3, for example). `sight`: the processor
+    of a model that takes images; without it such a model reads text only.
     Raises `ChatTemplateError` or `UnsupportedModelError` for a tokenizer or model that cannot act.
     """
 
@@ -46,6 +48,7 @@ class TransformersAgent:
         device: torch.device | str | None = None,
         observation_role: str = "user",
         template_kwargs: Mapping[str, Any] | None = None,
+        sight: Sight | None = None,
     ):
         if device is not None:
             model.to(device)
@@ -57,10 +60,16 @@ class TransformersAgent:
             stop_ids=self.decoder.stop_ids,
             observation_role=observation_role,
             template_kwargs=template_kwargs,
+            sight=sight,
         )
         self.config = AgentSettings(
             temperature, top_p, top_k, max_turn_tokens, max_trajectory_tokens, tuple(stop_strings)
         )
+
+    @property
+    def sees(self) -> bool:
+        """Whether it is shown pictures."""
+        return self.chat.sight is not None
 
     def knows(self, environment: str) -> bool:
         """Whether the model was taught this environment: its own configuration names those (`known_environments`)."""
@@ -86,10 +95,21 @@ class TransformersAgent:
     ) -> AgentSession:
         """Open a session; see `Agent.start`. Without a seed, one is drawn from torch's global generator.
 
-        `images` of messages are for policies that see; a text policy reads the messages' text only.
+        A policy that sees is shown the pictures of the messages; any other reads a sign in their place.
         """
         if seed is None:
             seed = int(torch.randint(2**62, ()).item())
         seeds = [seed_of(seed, i) for i in range(len(prompts))] if isinstance(seed, int) else seed
-        tokens = [self.chat.prompt(messages, tools) for messages in prompts]
-        return TransformersSession(self.decoder, self.chat, self.config, tokens, num_rollouts, seeds)
+        begun = [self._begin(messages, tools) for messages in prompts]
+        return TransformersSession(self.decoder, self.chat, self.config, begun, num_rollouts, seeds)
+
+    def _begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> Encoded | SightError:
+        """The prompt as tokens and images, or why its rollouts cannot begin."""
+        try:
+            encoded = self.chat.seen(messages, tools)
+        except SightError as problem:
+            return problem
+        most = None if self.chat.sight is None else self.chat.sight.max_images
+        if most is not None and len(encoded.images) > most:
+            return SightError(f"the prompt shows {len(encoded.images)} images, and model.max_images is {most}")
+        return encoded

@@ -14,12 +14,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from ...configs.errors import GrpoTuiError
@@ -27,9 +35,14 @@ from ...configs.sections.model import LoraSection, ModelConfig
 from ..runs.checksums import CHECKSUMS, find_damage
 from . import tiny
 from .activations import checkpoint_activations
+from .sight import loading
+from .sight.inputs import SeeingModel
+from .sight.processor import Sight
+from .sight.tower import apart_from_language
+from .unwrap import base_of
 
-BUILTIN_MODELS = {"builtin:tiny": "base"}
-BUILTIN_ADAPTERS = {"builtin:tiny-sft": "sft"}
+BUILTIN_MODELS = {"builtin:tiny": "base", "builtin:tiny-vl": "seeing/base"}
+BUILTIN_ADAPTERS = {"builtin:tiny-sft": "sft", "builtin:tiny-vl-sft": "seeing/sft"}
 """Names of what ships with the package, and its folder there."""
 
 
@@ -58,13 +71,16 @@ def load_policy(
             model = base = model.merge_and_unload().requires_grad_(True)
     elif trainable and config.lora is not None:
         try:
-            model = get_peft_model(base, lora_config(config.lora))  # type: ignore[assignment]
+            model = get_peft_model(base, lora_config(config.lora, base))  # type: ignore[assignment]
         except ValueError as error:
             raise ModelLoadError(f"model.lora does not fit {config.base}: {_first_line(error)}") from error
     model.to(_device(config))  # type: ignore[arg-type]
     if not trainable:
         model.requires_grad_(False)
         return model.eval(), tokenizer
+    if config.lora is None and SeeingModel.of(base) is not None:
+        for part in apart_from_language(base):  # the vision tower is frozen, or has adapters
+            part.requires_grad_(False)
     if config.gradient_checkpointing:
         checkpoint_activations(base)
     return model.train(), tokenizer
@@ -76,13 +92,17 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
     _check(Path(source))
     disable_progress_bar()  # a log file is no place for it
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        known = AutoConfig.from_pretrained(source, revision=revision)
+        kind = AutoModelForImageTextToText if loading.takes_images(known) else AutoModelForCausalLM
+        model = kind.from_pretrained(
             source,
             revision=revision,
             dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
             attn_implementation=config.attn_implementation,
             use_safetensors=True,  # nothing is unpickled
         )
+        SeeingModel.of(model)  # says what is missing in one that takes images in another way
+        return model
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, and what the hub's client raises
         raise ModelLoadError(_explain_base(config.base, error)) from error
 
@@ -99,6 +119,23 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if config.chat_template is not None:
         tokenizer.chat_template = chat_template(config.chat_template, tokenizer)
     return tokenizer
+
+
+def load_sight(config: ModelConfig, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> Sight | None:
+    """The processor of a policy that takes images; None for a text model. Raises ModelLoadError."""
+    base = base_of(model)
+    if SeeingModel.of(base) is None:
+        return None
+    source, revision = base_source(config)
+    try:
+        sight = loading.load_sight(
+            source, revision, base.config, tokenizer, max_pixels=config.max_pixels, max_images=config.max_images
+        )
+    except Exception as error:
+        raise ModelLoadError(_explain_base(config.base, error, "processor of")) from error
+    if config.chat_template is not None:
+        sight.processor.chat_template = tokenizer.chat_template
+    return sight
 
 
 CHATML = """{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '@END@\n' }}
@@ -123,9 +160,12 @@ def chat_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
         raise ModelLoadError(f"model.chat_template: {name} cannot be read: {error}") from error
 
 
-def lora_config(lora: LoraSection) -> LoraConfig:
-    """The adapters that `model.lora` describes."""
+def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
+    """The adapters that `model.lora` describes; on a vision tower only where it says so."""
+    apart = [] if lora.vision or SeeingModel.of(base) is None else apart_from_language(base)
+    names = [re.escape(name) for name, module in base.named_modules() if any(module is part for part in apart)]
     return LoraConfig(
+        exclude_modules=rf"({'|'.join(names)})(\..*)?" if names else None,
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,

@@ -22,6 +22,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from .activations import decoder_layers
 from .packing import Packing, pack
 from .patches import patched
+from .sight.inputs import SeeingModel
 from .token_scores import score_tokens
 
 IMPLEMENTATION = "grpo_tui_packed"
@@ -90,8 +91,11 @@ class PackedForward:
     def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
         self.model = model
         self.temperature = temperature
+        self.seeing = SeeingModel.of(model)
         self.layers = decoder_layers(model)
         self.short_tail = bool(self.layers) and all(hasattr(self.layers[-1], part) for part in TAIL)
+        if self.seeing is not None and self.seeing.deep_layers >= model.config.get_text_config().num_hidden_layers:
+            self.short_tail = False  # features are added after the last layer, to all tokens
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -121,7 +125,12 @@ class PackedForward:
     def states(self, packing: Packing) -> Tensor:
         """The last hidden states of `packing.kept`, [K, H]: the packed forward without its output layer."""
         body: Any = self.model.base_model
-        output = body(input_ids=packing.token_ids, position_ids=packing.positions, use_cache=False, packing=packing)
+        seen: dict[str, Any] = {}
+        if packing.images and self.seeing is not None:
+            seen["mm_encoder_outputs"] = self.seeing.tower.features(packing.images)
+        output = body(
+            input_ids=packing.token_ids, position_ids=packing.positions, use_cache=False, packing=packing, **seen
+        )
         states = output.last_hidden_state[0]
         return states if self.short_tail else states.index_select(0, packing.kept)
 
@@ -131,7 +140,8 @@ class PackedForward:
         belongs inside too: it runs the layers again."""
         AttentionInterface.register(IMPLEMENTATION, packed_attention)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(patched(self.model.config, "_attn_implementation", IMPLEMENTATION))
+            text = self.model.config.get_text_config(decoder=True)  # not the vision tower's
+            stack.enter_context(patched(text, "_attn_implementation", IMPLEMENTATION))
             if self.short_tail:
                 last = self.layers[-1]
                 stack.enter_context(patched(last, "forward", types.MethodType(_tail, last)))
@@ -142,7 +152,10 @@ class PackedForward:
 
         A model with attention that is not asked for by name, with recurrent layers or with logits that are scaled or
         capped does not; it must keep the padded path. One whose last layer is of another kind loses `short_tail`.
+        Attention both ways over an image is not what blocks of packed attention do.
         """
+        if self.seeing is not None and self.seeing.two_way:
+            return False
         if self.short_tail and _agrees(self, tokens):
             return True
         self.short_tail = False

@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .sight.processor import ModelImage
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,15 @@ class Block:
 class Packing:
     """How B trajectories lie in one packed row of N tokens.
 
-    token_ids, positions: long [1, N]. blocks: the rows of attention; out: long [N], where each packed token's result
+    token_ids: long [1, N]. positions: long [1, N], or [3, 1, N] for a model with positions in time, height and width.
+    blocks: the rows of attention; out: long [N], where each packed token's result
     lies in the results of all blocks, flattened and one after another.
 
     kept: long [K], the packed tokens whose last hidden state is read: the M scored tokens and those before them. Of
     each scored token: before, itself: long [M], places in `kept` of the token before it and of itself; target: long
     [M], its id; row, column: long [M], where it stands in the padded [B, T] (`shape`).
+
+    images: those that stand in the packed row, in the order of their tokens; a shared prompt's once.
     """
 
     token_ids: Tensor
@@ -56,6 +62,7 @@ class Packing:
     row: Tensor
     column: Tensor
     shape: tuple[int, int]
+    images: tuple[ModelImage, ...] = ()
 
     def to(self, device: torch.device | str) -> Packing:
         """The same on `device`."""
@@ -72,14 +79,38 @@ class Packing:
         return out.index_put((self.row, self.column), values)
 
 
-def pack(token_ids: Sequence[np.ndarray], agent_mask: Sequence[np.ndarray], length: int | None = None) -> Packing:
+@dataclass(frozen=True)
+class SeenBatch:
+    """Images of B trajectories: images[i] in the order of their tokens, positions[i]: long [3, T_i] (None: a token's
+    position is its place). image_id: the token that stands for a piece of an image."""
+
+    images: Sequence[Sequence[ModelImage]]
+    image_id: int
+    positions: Sequence[np.ndarray] | None = None
+
+    def between(self, row: int, token_ids: np.ndarray, start: int, end: int) -> list[ModelImage]:
+        """Those of row `row` whose tokens lie in [start, end)."""
+        if not self.images[row]:
+            return []
+        before = int((token_ids[:start] == self.image_id).sum())
+        until = int((token_ids[:end] == self.image_id).sum())
+        ends = np.cumsum([image.tokens for image in self.images[row]])
+        return [image for image, last in zip(self.images[row], ends.tolist(), strict=True) if before < last <= until]
+
+
+def pack(
+    token_ids: Sequence[np.ndarray],
+    agent_mask: Sequence[np.ndarray],
+    length: int | None = None,
+    seen: SeenBatch | None = None,
+) -> Packing:
     """Lay out B trajectories; `length` is T of the padded result (default: the longest trajectory).
 
     token_ids[i]: int [T_i]; agent_mask[i]: bool [T_i], True on the tokens that are scored. A first token is never
-    scored: nothing comes before it.
+    scored: nothing comes before it. seen: their images; prompts are then shared where these are equal, too.
     """
     scored = [np.flatnonzero(mask[1:]) + 1 for mask in agent_mask]
-    prompts, own, prompt_of = _cut(token_ids, scored)
+    prompts, own, prompt_of, firsts = _cut(token_ids, scored, seen)
     blocks, out = _attention(prompts, own, prompt_of)
 
     row = np.repeat(np.arange(len(scored)), [len(columns) for columns in scored])
@@ -100,8 +131,17 @@ def pack(token_ids: Sequence[np.ndarray], agent_mask: Sequence[np.ndarray], leng
         "row": row,
         "column": column,
     }
+    images: list[ModelImage] = []
+    if seen is not None:
+        spans = [(row, 0, int(prompts.lengths[i])) for i, row in enumerate(firsts)]
+        spans += [(row, int(cut[row]), int(cut[row] + own.lengths[row])) for row in range(len(scored))]
+        images = [image for row, start, end in spans for image in seen.between(row, token_ids[row], start, end)]
+        if seen.positions is not None:
+            parts = [seen.positions[row][:, start:end] for row, start, end in spans]
+            arrays["positions"] = np.concatenate(parts, axis=1)[:, None]
     tensors = {name: torch.from_numpy(array.astype(np.int64, copy=False)) for name, array in arrays.items()}
-    return Packing(blocks=blocks, shape=(len(token_ids), length or max(map(len, token_ids))), **tensors)
+    shape = (len(token_ids), length or max(map(len, token_ids)))
+    return Packing(blocks=blocks, shape=shape, images=tuple(images), **tensors)
 
 
 @dataclass(frozen=True)
@@ -123,23 +163,30 @@ class _Pieces:
         return np.arange(len(self.tokens)) - np.repeat(self.starts - self.starts[:1] - offset, self.lengths)
 
 
-def _cut(token_ids: Sequence[np.ndarray], scored: Sequence[np.ndarray]) -> tuple[_Pieces, _Pieces, np.ndarray]:
-    """P different prompts, B rollouts' own tokens up to the last scored one, and whose prompt is which (long [B]).
+def _cut(
+    token_ids: Sequence[np.ndarray], scored: Sequence[np.ndarray], seen: SeenBatch | None
+) -> tuple[_Pieces, _Pieces, np.ndarray, list[int]]:
+    """P different prompts, B rollouts' own tokens up to the last scored one, whose prompt is which (long [B]), and the
+    first rollout of each prompt.
 
     scored[i]: the columns of trajectory i that are scored. One without any is a prompt and nothing else.
     """
     prompts: dict[Hashable, np.ndarray] = {}
     number: dict[Hashable, int] = {}
-    own, prompt_of = [], []
+    own, prompt_of, firsts = [], [], []
     for i, (ids, columns) in enumerate(zip(token_ids, scored, strict=True)):
         cut, end = (columns[0], columns[-1] + 1) if len(columns) else (len(ids), len(ids))
         prompt = np.ascontiguousarray(ids[:cut], dtype=np.int64)
         key = _prompt_key(prompt, i)
-        prompts.setdefault(key, prompt)
+        if seen is not None:
+            key = (key, *(image.key for image in seen.between(i, ids, 0, cut)))
+        if key not in prompts:
+            prompts[key] = prompt
+            firsts.append(i)
         prompt_of.append(number.setdefault(key, len(number)))
         own.append(np.asarray(ids[cut:end], dtype=np.int64))
     first = _Pieces.of(list(prompts.values()), 0)
-    return first, _Pieces.of(own, len(first.tokens)), np.array(prompt_of)
+    return first, _Pieces.of(own, len(first.tokens)), np.array(prompt_of), firsts
 
 
 def _prompt_key(prompt: np.ndarray, row: int) -> Hashable:

@@ -31,9 +31,10 @@ from ...rewards.embedding import pool_step_embeddings
 from .merged import merged_weights
 from .norms import fast_norms
 from .packed import PackedForward
-from .packing import pack
+from .packing import Packing, pack
 from .padded import padded_forward
 from .patches import patched
+from .sight.inputs import Images
 from .token_scores import turn_embeddings
 from .unwrap import base_of, device_of
 
@@ -100,22 +101,37 @@ class PreparedModel:
         token_ids: Sequence[np.ndarray],
         agent_mask: Sequence[np.ndarray],
         turn_ids: Sequence[np.ndarray] | None = None,
+        images: Sequence[Images] | None = None,
     ) -> TokenScores:
         """One forward pass over B rows: the log-probs of the agent's tokens and, with `turn_ids`, embeddings of turns.
 
-        token_ids[i]: int [T_i]; agent_mask[i]: bool [T_i]; turn_ids[i]: int [T_i], -1 in the prompt.
+        token_ids[i]: int [T_i]; agent_mask[i]: bool [T_i]; turn_ids[i]: int [T_i], -1 in the prompt. images[i]: what a
+        model that sees was shown in row i.
         """
         run = self._score_packed if self.packed else self._score_padded
         with merged_weights(self.model), self.autocast():
-            return run(token_ids, agent_mask, turn_ids)
+            return run(token_ids, agent_mask, turn_ids, images)
+
+    def pack(
+        self,
+        token_ids: Sequence[np.ndarray],
+        agent_mask: Sequence[np.ndarray],
+        images: Sequence[Images] | None = None,
+        length: int | None = None,
+    ) -> Packing:
+        """See `packing.pack`; on the model's device."""
+        seeing = self.forward.seeing
+        seen = None if seeing is None or images is None else seeing.batch(token_ids, images)
+        return pack(token_ids, agent_mask, length, seen).to(device_of(self.base))
 
     def _score_packed(
         self,
         token_ids: Sequence[np.ndarray],
         agent_mask: Sequence[np.ndarray],
         turn_ids: Sequence[np.ndarray] | None,
+        images: Sequence[Images] | None,
     ) -> TokenScores:
-        packing = pack(token_ids, agent_mask).to(device_of(self.base))
+        packing = self.pack(token_ids, agent_mask, images)
         with self.forward.attention():
             out = self.model(packing=packing)
         padded = packing.pad(out.logprobs).float().cpu().numpy()
@@ -127,6 +143,7 @@ class PreparedModel:
         token_ids: Sequence[np.ndarray],
         agent_mask: Sequence[np.ndarray],
         turn_ids: Sequence[np.ndarray] | None,
+        images: Sequence[Images] | None,
     ) -> TokenScores:
         """For models that the packed forward does not fit."""
         length = max(len(ids) for ids in token_ids)
@@ -134,7 +151,7 @@ class PreparedModel:
         there = _padded([np.ones(len(t)) for t in token_ids], length, 0)
         agent = _padded(agent_mask, length, 0).bool()
         agent[:, 0] = False  # nothing comes before a first token
-        out = padded_forward(self.model, ids, there, agent, keep_hidden=turn_ids is not None)
+        out = padded_forward(self.model, ids, there, agent, turn_ids is not None, images)
         target = ids[agent].to(out.logits.device)
         chosen = F.log_softmax(out.logits.float() / self.temperature, -1).gather(-1, target[:, None])[:, 0]
         padded = torch.zeros(ids.shape)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from ...configs.sections import TrainingConfig
 from ...envs.agent import Message
+from ...envs.content import text_of
 from .dataset import DataError
 from .runner import Row
 
@@ -34,7 +35,7 @@ def check_template(messages: Sequence[Message], reader: PromptReader, where: str
     """Raise DataError when the chat template leaves a message of the prompt out."""
     text = reader.prompt_text(messages)
     for message in messages:
-        content, role = message.get("content", "").strip(), message.get("role")
+        content, role = text_of(message.get("content", "")).strip(), message.get("role")
         if role != "assistant" and content not in text:
             cure = (
                 "put it into data.prompt_template instead" if role == "system" else "name another model.chat_template"

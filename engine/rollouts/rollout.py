@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ...envs.trajectory import TokenArrays, Trajectory
 from ...rewards.breakdown import AdvantageFormula, RewardBreakdown
+
+if TYPE_CHECKING:
+    from ..policy.sight.processor import ModelImage
 
 Selected = Literal["", "trained", "filtered", "replaced", "unscored"]
 """trained: it is in the step's batch. filtered: its group has no signal. replaced: so it has, and a replayed rollout
@@ -43,7 +46,7 @@ class Rollout:
     policy_version: optimiser steps that the policy had made when it sampled this. replayed: drawn from the replay
     buffer, not sampled for this step; draw_probability: with which probability it was drawn first. id: the
     trajectory's, also where the trajectory itself was left behind. selected: what its own step did with it (see
-    `Selected`; empty before that is decided).
+    `Selected`; empty before that is decided). images: what a policy that sees was shown, in the order of their tokens.
     """
 
     token_ids: np.ndarray
@@ -66,6 +69,7 @@ class Rollout:
     draw_probability: float | None = None
     id: str = ""
     selected: Selected = ""
+    images: tuple[ModelImage, ...] = ()
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])

@@ -39,6 +39,7 @@ def rollouts_from_trial(
     if len(trajectories) != rows or len(final) != rows:
         raise TrialError(f"run_trial: {len(trajectories)} trajectories, {len(final)} final_rewards for {rows} rollouts")
     tokens: Sequence[TokenArrays] | None = result.get("tokens")
+    images: Sequence[Sequence[Any]] = result.get("images") or [()] * rows
     made = []
     for row in range(rows):
         trajectory = trajectories[row]
@@ -54,6 +55,7 @@ def rollouts_from_trial(
                 final_reward=final[row],
                 trajectory=trajectory,
                 policy_version=policy_version,
+                images=tuple(shown.image for shown in images[row]),
             )
         )
     if tokens is not None and any(not _as_padded(r, padded["padded_rewards"][i]) for i, r in enumerate(made)):

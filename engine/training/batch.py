@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..policy.packing import Packing, pack
+from ..policy.packing import Packing
+from ..policy.prepared import PreparedModel
 from ..rollouts.padding import pad_rows
 from ..rollouts.rollout import Rollout
 
@@ -88,17 +89,19 @@ def micro_batches(
     ]
 
 
-def packing_of(batch: Mapping[str, Any]) -> Packing:
+def packing_of(batch: Mapping[str, Any], model: PreparedModel) -> Packing:
     """How the rows of a batch lie in one packed row; from its `rollouts`, or from the tensors where they are alone."""
     ids, attention = batch["prompt_completion_ids"], batch["attention_mask"].bool()
+    images = None
     if "rollouts" in batch:
         rows, masks = [r.token_ids for r in batch["rollouts"]], [r.agent_mask for r in batch["rollouts"]]
+        images = [r.images for r in batch["rollouts"]]
     else:
         lengths = attention.sum(1).tolist()
         agent = (batch["agent_token_mask"].bool() & attention).cpu().numpy()
         rows = [row[:n] for row, n in zip(ids.cpu().numpy(), lengths, strict=True)]
         masks = [row[:n] for row, n in zip(agent, lengths, strict=True)]
-    return pack(rows, masks, ids.shape[1]).to(ids.device)
+    return model.pack(rows, masks, images, ids.shape[1])
 
 
 def without_kl_of_replayed(batch: Batch, logprobs: Tensor) -> None:

@@ -20,6 +20,7 @@ from ...envs.agent import Agent
 from ...envs.base import Env
 from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.packing import Packing
+from ..policy.padded import padded_scores
 from ..policy.prepared import PreparedModel
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import RolloutRunner
@@ -195,7 +196,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         # A packed forward that is checkpointed must still be packed in the backward pass: inside a step it is.
         checkpointing = self.policy.base.is_activation_checkpointing and model.training
         packed = self.packed and (self.policy.in_packed_pass or not checkpointing)
-        self._loss_pass = LossPass(batch, packing_of(batch) if packed else None)
+        self._loss_pass = LossPass(batch, packing_of(batch, self.policy) if packed else None)
         try:
             with self.phases("logprobs"), self._packed_pass(packed):
                 if self.loss is None:
@@ -249,6 +250,18 @@ class GRPOEnvTrainer(ResumableTrainer):
             with self.accelerator.autocast():
                 out = model(packing=loss_pass.packing, entropy_grad=self._entropy_bonus_enabled)
             logprobs, entropy = loss_pass.packing.pad(out.logprobs), loss_pass.packing.pad(out.entropy)
+        elif loss_pass is not None and any(r.images for r in loss_pass.batch.get("rollouts", ())):
+            with self.accelerator.autocast():
+                logprobs, entropy = padded_scores(
+                    model,
+                    self.policy.base,
+                    input_ids,
+                    attention_mask,
+                    loss_pass.batch["agent_token_mask"],
+                    [r.images for r in loss_pass.batch["rollouts"]],
+                    self.temperature,
+                )
+            entropy = entropy if self._entropy_bonus_enabled else entropy.detach()
         else:
             whole = logits_to_keep == input_ids.shape[1]
             logprobs, entropy, aux = super()._get_per_token_logps_and_entropies(

@@ -83,7 +83,8 @@ class FrozenPass:
         for start in range(0, len(rollouts), self.batch_size):
             part = rollouts[start : start + self.batch_size]
             turn_ids = [r.turn_ids for r in part] if embeddings else None
-            scores = model.score([r.token_ids for r in part], [r.agent_mask for r in part], turn_ids)
+            images = [r.images for r in part]
+            scores = model.score([r.token_ids for r in part], [r.agent_mask for r in part], turn_ids, images)
             logprobs += scores.logprobs
             found += scores.embeddings or []
         return TokenScores(logprobs, found if embeddings else None)

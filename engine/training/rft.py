@@ -19,7 +19,7 @@ from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.kl import BetaController
-from ..policy.models import load_policy, save_policy
+from ..policy.models import load_policy, load_sight, save_policy
 from ..record.step_recorder import StepRecorder
 from ..rollouts.advantages import advantage_method
 from ..rollouts.dataset import load_rows, to_dataset
@@ -90,9 +90,11 @@ def build_trainer(
     world = int(os.environ.get("WORLD_SIZE", "1"))
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
+    sight = load_sight(config.model, model, tokenizer)
     agent = TransformersAgent(
         model,
         tokenizer,
+        sight=sight,
         temperature=training.temperature,
         top_p=training.top_p,
         top_k=training.top_k,

@@ -74,11 +74,11 @@ def model(architecture: str, *, attention: str = "sdpa", seed: int = 0, end_bias
         if parameter.dim() > 1:
             parameter.data.mul_(4)
     if end_bias:
-        _make_likelier(made, tok.encode("<|end|>")[0], end_bias)
+        make_likelier(made, tok.encode("<|end|>")[0], end_bias)
     return made.eval()
 
 
-def _make_likelier(made: PreTrainedModel, token: int, bias: float) -> None:
+def make_likelier(made: PreTrainedModel, token: int, bias: float) -> None:
     head = made.get_output_embeddings()
     assert isinstance(head, torch.nn.Linear)
     biased = torch.nn.Linear(head.in_features, head.out_features, bias=True)

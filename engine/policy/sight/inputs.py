@@ -1,0 +1,129 @@
+"""What a forward pass over rows with images is called with, beyond tokens and a mask.
+
+| what | for which models | how it is known |
+|---|---|---|
+| features in the place of image tokens | all | `mm_encoder_outputs` |
+| positions in time, height and width (M-RoPE) | those with `get_rope_index` | the model's own method |
+| attention both ways over an image | those whose forward takes `token_type_ids` | runs of image tokens |
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..packing import SeenBatch
+from ..unwrap import device_of
+from .processor import ModelImage, SightError
+from .tower import VisionTower
+
+Images = Sequence[ModelImage]
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Of one row of T tokens, int64 [3, T], and how much further than its place a token after them stands."""
+
+    values: np.ndarray
+    delta: int
+
+    def at(self, first: int, length: int) -> np.ndarray:
+        """Of the tokens at places [first, first + length), int64 [3, length]."""
+        known = self.values.shape[1]
+        out = np.broadcast_to(np.arange(first, first + length) + self.delta, (3, length)).copy()
+        inside = max(0, min(known - first, length))
+        out[:, :inside] = self.values[:, first : first + inside]
+        return out
+
+
+class SeeingModel:
+    """A vision-language model as this program calls it. image_id: the token that stands for a piece of an image."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.tower = VisionTower(model)
+        self.image_id = int(model.config.image_token_id)
+        self._rope = getattr(model.base_model, "get_rope_index", None)
+        self.two_way = "token_type_ids" in inspect.signature(model.forward).parameters
+
+    @staticmethod
+    def of(model: PreTrainedModel) -> SeeingModel | None:
+        """The one object for a model that takes images; None for a text model."""
+        if not hasattr(model.base_model, "get_image_features"):
+            return None
+        if "mm_encoder_outputs" not in inspect.signature(type(model.base_model).forward).parameters:
+            raise SightError(
+                f"{type(model).__name__} does not take image features that were made before (mm_encoder_outputs)"
+            )
+        if not isinstance(found := getattr(model, "seeing", None), SeeingModel):
+            found = SeeingModel(model)
+            model.seeing = found  # type: ignore[assignment]
+        return found
+
+    @property
+    def deep_layers(self) -> int:
+        """After how many of the first layers features of images are added again."""
+        return len(getattr(self.model.config.vision_config, "deepstack_visual_indexes", None) or ())
+
+    @property
+    def has_own_positions(self) -> bool:
+        """Whether a token's position is more than its place in the row."""
+        return self._rope is not None
+
+    def positions(self, token_ids: np.ndarray, images: Images) -> Positions | None:
+        """Of a row of T tokens; None where positions are places."""
+        if self._rope is None:
+            return None
+        if not images:
+            return Positions(np.zeros((3, 0), np.int64), 0)
+        ids = torch.from_numpy(np.ascontiguousarray(token_ids)).long()[None]
+        wanted = inspect.signature(self._rope).parameters
+        joined = {k: torch.cat([i.inputs[k] for i in images]) for k in images[0].inputs if k in wanted}
+        found, _ = self._rope(ids, mm_token_type_ids=(ids == self.image_id).int(), **joined)
+        values = found[:, 0].numpy()
+        return Positions(values, int(values.max()) + 1 - values.shape[1])
+
+    def runs(self, token_ids: Tensor) -> Tensor:
+        """Which unbroken run of image tokens each token is in, int64 [..., T]; -1 for text."""
+        image = token_ids == self.image_id
+        begins = image & ~torch.nn.functional.pad(image, (1, 0))[..., :-1]
+        return torch.where(image, begins.cumsum(-1) - 1, -1)
+
+    def batch(self, token_ids: Sequence[np.ndarray], images: Sequence[Images]) -> SeenBatch | None:
+        """Rows [T_i] with images[i] for `pack`; None where no row has any."""
+        if not any(images):
+            return None
+        positions = None
+        if self._rope is not None:
+            found = [self.positions(ids, row) for ids, row in zip(token_ids, images, strict=True)]
+            positions = [p.at(0, len(ids)) for p, ids in zip(found, token_ids, strict=True) if p is not None]
+        return SeenBatch(images, self.image_id, positions)
+
+    def padded(self, token_ids: Tensor, images: Sequence[Images]) -> dict[str, Any]:
+        """Arguments of a forward pass over right-padded rows [B, T] with images[i] in row i, in the order of tokens."""
+        everything = [image for row in images for image in row]
+        if not everything:
+            return {}
+        arguments: dict[str, Any] = {"mm_encoder_outputs": self.tower.features(everything)}
+        if self.two_way:
+            arguments["token_type_ids"] = (token_ids == self.image_id).long().to(device_of(self.model))
+        if self._rope is not None:
+            arguments["position_ids"] = self.padded_positions(token_ids.cpu().numpy(), images)
+        return arguments
+
+    def padded_positions(self, token_ids: np.ndarray, images: Sequence[Images]) -> Tensor:
+        """Positions of right-padded rows [B, T], int64 [3, B, T]."""
+        length = token_ids.shape[1]
+        rows = []
+        for ids, row in zip(token_ids, images, strict=True):
+            found = self.positions(ids, row)
+            assert found is not None
+            rows.append(found.at(0, length))
+        return torch.from_numpy(np.stack(rows, 1)).to(device_of(self.model))

@@ -1,0 +1,46 @@
+"""Loading the processor of a vision-language model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import AutoProcessor, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+from .processor import Sight, SightError
+
+
+def takes_images(config: PreTrainedConfig) -> bool:
+    """Whether a model of this configuration is an image-text-to-text model."""
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and getattr(config, "vision_config", None) is not None
+
+
+def load_sight(
+    source: str | Path,
+    revision: str | None,
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_pixels: int | None = None,
+    max_images: int | None = None,
+) -> Sight:
+    """The processor at `source` (a folder or hub id) with this tokenizer. Raises SightError or what loading raises."""
+    try:
+        processor = AutoProcessor.from_pretrained(source, revision=revision)
+    except ImportError:  # its part for videos wants torchvision
+        if type(config) not in PROCESSOR_MAPPING:
+            raise
+        processor = without_video(PROCESSOR_MAPPING[type(config)]).from_pretrained(source, revision=revision)
+    if not isinstance(processor, ProcessorMixin):
+        raise SightError(f"{source} has no processor for images: a {type(processor).__name__} is all that is there")
+    return Sight(processor, tokenizer, config, max_pixels=max_pixels, max_images=max_images)
+
+
+def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
+    """The same processor without its part for videos, which needs torchvision: frames are shown as images."""
+    kept = [name for name in kind.get_attributes() if name != "video_processor"]
+    if len(kept) == len(kind.get_attributes()):
+        return kind
+    members = {"get_attributes": classmethod(lambda cls: kept), "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), members)

@@ -1,0 +1,204 @@
+"""Pictures and text as a vision-language model reads them, by the model's own processor.
+
+Every image goes through the processor alone, so that one that comes again (in each rollout of a group, in each pass) is
+made once, and so that a text with several images is put together from pieces that are known. `Sight.encode` owns the
+agreement between image tokens and pixels: what does not agree is refused with the reason, never trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
+
+from ....configs.errors import GrpoTuiError
+from ....envs.content import Content, Picture, blocks_of
+
+CACHED_BYTES = 256 << 20
+"""Of images that are kept as the processor made them, for the next rollout that shows them."""
+NOT_FOR_THE_TOWER = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+PIXEL_TOKENS = ("image_token_id", "video_token_id", "audio_token_id")
+UNUSED = frozenset({"text_replacement_offsets", "num_crops", "rows", "cols"})
+
+
+class SightError(GrpoTuiError, ValueError):
+    """A picture cannot be shown to the model, or its tokens and its pixels do not agree; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelImage:
+    """One image as the model takes it: equal keys, equal inputs.
+
+    inputs: what the vision tower is called with, batched by one. text: what stands for the image in the prompt. tokens:
+    how many image tokens are in it. size: width and height that the model was shown; original: those of the picture.
+    """
+
+    key: str
+    inputs: Mapping[str, Tensor] = field(repr=False)
+    text: str = field(repr=False)
+    tokens: int
+    size: tuple[int, int]
+    original: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory."""
+        return sum(t.numel() * t.element_size() for t in self.inputs.values())
+
+
+class Encoded(NamedTuple):
+    """Text with images as tokens; the images in the order of their tokens."""
+
+    ids: list[int]
+    images: tuple[ModelImage, ...]
+
+
+class Sight:
+    """A processor of transformers beside its tokenizer. Raises SightError for one that has no sign for an image.
+
+    config: the model's, which says which token stands for a piece of an image. max_pixels: larger pictures are scaled
+    down to so many before the processor sees them. max_images: so many at most in a conversation (None: any number).
+    """
+
+    def __init__(
+        self,
+        processor: ProcessorMixin,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PreTrainedConfig,
+        *,
+        max_pixels: int | None = None,
+        max_images: int | None = None,
+    ) -> None:
+        self.processor = processor
+        self.tokenizer = tokenizer
+        self.max_pixels = max_pixels
+        self.max_images = max_images
+        sign = getattr(processor, "image_token", None)
+        if not isinstance(sign, str) or not hasattr(processor, "replace_image_token"):
+            raise SightError(f"{type(processor).__name__} does not say what stands for an image in a text")
+        self.sign = sign
+        self.image_id = int(config.image_token_id)
+        self.never = tuple(sorted({int(i) for name in PIXEL_TOKENS if (i := getattr(config, name, None)) is not None}))
+        """Tokens that stand for pixels: a policy that wrote one would have shown itself an image that is not there."""
+        self._known: OrderedDict[str, ModelImage] = OrderedDict()
+        self._bytes = 0
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The chat template's text, with a sign for every image."""
+        blocks = [{**message, "content": _plain(message.get("content", ""))} for message in messages]
+        return str(self.processor.apply_chat_template(blocks, tokenize=False, **options))
+
+    def encode(self, text: str, pictures: Sequence[Picture]) -> Encoded:
+        """Tokens of a rendered text whose signs stand for `pictures`, in order.
+
+        Raises SightError when a picture cannot be shown, when the text holds more or fewer signs (somebody wrote one),
+        or when the tokens are not as many as the pixels stand for.
+        """
+        parts = text.split(self.sign)
+        if len(parts) != len(pictures) + 1:
+            raise SightError(
+                f"the text holds {len(parts) - 1} signs for an image ({self.sign}) and there are {len(pictures)} "
+                "images: such a sign stands in a message's own words, or the chat template drops images"
+            )
+        images = tuple(map(self.image, pictures))
+        whole = parts[0] + "".join(image.text + part for image, part in zip(images, parts[1:], strict=True))
+        ids = list(self.tokenizer.encode(whole, add_special_tokens=False))
+        found, expected = ids.count(self.image_id), sum(image.tokens for image in images)
+        if found != expected:
+            raise SightError(
+                f"the text has {found} image tokens and its {len(images)} images stand for {expected}: a message's own "
+                "words hold the model's token for an image"
+            )
+        return Encoded(ids, images)
+
+    def image(self, picture: Picture) -> ModelImage:
+        """A picture as the model takes it. Raises SightError when it cannot be."""
+        try:
+            pixels = picture.load()
+        except Exception as error:  # a picture is the author's code, or a file that may be anything
+            raise SightError(f"the picture {picture.name} cannot be loaded: {error}") from error
+        pixels = _as_rgb(pixels, picture.name)
+        key = hashlib.sha1(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        made = self._make(key, pixels, picture.name)
+        self._known[key] = made
+        self._bytes += made.nbytes
+        while self._bytes > CACHED_BYTES and len(self._known) > 1:
+            self._bytes -= self._known.popitem(last=False)[1].nbytes
+        return made
+
+    def _make(self, key: str, pixels: np.ndarray, name: str) -> ModelImage:
+        shown = scaled_down(Image.fromarray(pixels), self.max_pixels)
+        try:
+            out = self.processor(
+                text=[self.sign], images=[shown], return_text_replacement_offsets=True, return_tensors="pt"
+            )
+        except Exception as error:  # processors raise whatever they like for sizes that they cannot take
+            raise SightError(
+                f"the picture {name} ({shown.width} x {shown.height} pixels) cannot be shown: {error}"
+            ) from error
+        replaced = out.get("text_replacement_offsets")
+        if not replaced or len(replaced[0]) != 1:
+            raise SightError(f"{type(self.processor).__name__} does not say what it puts in the place of an image")
+        text = str(replaced[0][0]["replacement"])
+        tokens = list(self.tokenizer.encode(text, add_special_tokens=False)).count(self.image_id)
+        if tokens == 0:
+            raise SightError(f"the picture {name} became no token")
+        dropped = NOT_FOR_THE_TOWER | UNUSED
+        inputs = {k: v for k, v in out.items() if isinstance(v, Tensor) and k not in dropped}
+        return ModelImage(key, inputs, text, tokens, _shown_size(inputs, self.processor, shown.size), shown_of(pixels))
+
+
+def scaled_down(image: Image.Image, max_pixels: int | None) -> Image.Image:
+    """The image with at most so many pixels and the same proportions."""
+    pixels = image.width * image.height
+    if max_pixels is None or pixels <= max_pixels:
+        return image
+    factor = (max_pixels / pixels) ** 0.5
+    size = max(1, int(image.width * factor)), max(1, int(image.height * factor))
+    return image.resize(size, Image.Resampling.BICUBIC)
+
+
+def shown_of(pixels: np.ndarray) -> tuple[int, int]:
+    """Width and height."""
+    return int(pixels.shape[1]), int(pixels.shape[0])
+
+
+def _shown_size(inputs: Mapping[str, Tensor], processor: Any, size: tuple[int, int]) -> tuple[int, int]:
+    """Width and height of what the tower is given: of the grid of patches, or of the pixels, or of what went in."""
+    grid = inputs.get("image_grid_thw")
+    if grid is not None:
+        patch = int(getattr(processor.image_processor, "patch_size", 1))
+        return int(grid[0, 2]) * patch, int(grid[0, 1]) * patch
+    pixels = inputs.get("pixel_values")
+    return (int(pixels.shape[-1]), int(pixels.shape[-2])) if pixels is not None and pixels.dim() >= 4 else size
+
+
+def _as_rgb(pixels: Any, name: str) -> np.ndarray:
+    """uint8 [H, W, 3]; a mask [H, W] becomes grey."""
+    array = np.asarray(pixels)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size or array.shape[2:] not in ((), (3,)):
+        raise SightError(
+            f"the picture {name} is {array.dtype} {list(array.shape)}; right would be uint8 [height, width, 3]"
+        )
+    return np.ascontiguousarray(np.repeat(array[..., None], 3, axis=2) if array.ndim == 2 else array)
+
+
+def _plain(content: Content) -> list[dict[str, str]]:
+    """Blocks as chat templates of vision-language models read them."""
+    return [{"type": "image"} if b["type"] == "image" else {**b} for b in blocks_of(content)]  # type: ignore[misc]
+
+
+def stack_inputs(images: Sequence[ModelImage]) -> dict[str, Tensor]:
+    """The inputs of several images that fit together, for one call of the tower."""
+    return {name: torch.cat([image.inputs[name] for image in images]) for name in images[0].inputs}

@@ -1,0 +1,152 @@
+"""Image features of a vision-language model: what its vision tower and projection make of pixels.
+
+Equal images are encoded once. While nothing that makes features is trained they are kept from step to step, so that the
+rollouts of a group and the passes over them (acting, reference, loss) share one encoding. While it is trained, features
+without gradient hold as long as the weights and the active adapters stay what they are, and those with gradient are
+made anew in each pass.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+from .processor import ModelImage, SightError, stack_inputs
+
+CACHED_BYTES = 512 << 20
+"""Of features that are kept."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """Of one image: `pooled` [tokens, D] stands for its tokens; `deep` [tokens, D] each is added after early layers."""
+
+    pooled: Tensor
+    deep: tuple[Tensor, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Size in memory."""
+        return sum(t.numel() * t.element_size() for t in (self.pooled, *self.deep))
+
+
+class VisionTower:
+    """The part of `model` that makes image features. encoded: how many images went through it so far."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.body: Any = model.base_model
+        self.encoded = 0
+        self._apart = apart_from_language(model)
+        self._kept: OrderedDict[str, Features] = OrderedDict()
+        self._bytes = 0
+        self._stamp: object = None
+        self._as_tensor = False
+
+    def features(self, images: Sequence[ModelImage]) -> dict[str, BaseModelOutputWithPooling]:
+        """What a forward pass takes as `mm_encoder_outputs` for these images, in the order of their tokens.
+
+        Raises SightError when the tower makes of an image more or fewer features than it has tokens.
+        """
+        by_key = {image.key: image for image in images}
+        trained = [p for p in self._parameters() if p.requires_grad]
+        if trained and torch.is_grad_enabled():
+            found = self._encode(list(by_key.values()))
+        else:
+            self._forget_when_changed(trained)
+            missing = [image for key, image in by_key.items() if key not in self._kept]
+            found = {key: self._kept[key] for key in by_key if key in self._kept}
+            if missing:
+                with torch.inference_mode(False), torch.no_grad():  # a loss may read them, too
+                    made = self._encode(missing)
+                found |= made
+                self._keep(made)
+            for key in self._kept.keys() & found.keys():
+                self._kept.move_to_end(key)
+        rows = [found[image.key] for image in images]
+        pooled = [row.pooled for row in rows]
+        deep = list(zip(*(row.deep for row in rows), strict=True))
+        output: Any = BaseModelOutputWithPooling(
+            pooler_output=torch.stack(pooled) if self._as_tensor else pooled  # type: ignore[arg-type]
+        )
+        if deep:
+            output["deepstack_features"] = deep
+        return {"image": output}
+
+    def _encode(self, images: Sequence[ModelImage]) -> dict[str, Features]:
+        """Features by key; images whose inputs have the same shapes go together."""
+        together: dict[object, list[ModelImage]] = {}
+        for image in images:
+            together.setdefault(tuple((k, tuple(v.shape[1:])) for k, v in image.inputs.items()), []).append(image)
+        found: dict[str, Features] = {}
+        for group in together.values():
+            made = self._call(group)
+            if made is None:  # the tower does not keep them apart: each alone, then
+                made = [one for image in group for one in self._call([image], whole=True) or ()]
+            for image, features in zip(group, made, strict=True):
+                if len(features.pooled) != image.tokens:
+                    raise SightError(
+                        f"an image of {image.size[0]} x {image.size[1]} pixels has {image.tokens} image tokens and "
+                        f"the vision tower makes {len(features.pooled)} features of it"
+                    )
+                found[image.key] = features
+        self.encoded += len(images)
+        return found
+
+    def _call(self, images: Sequence[ModelImage], whole: bool = False) -> list[Features] | None:
+        """Features of each image, or None where they cannot be told apart; whole: all that there is belongs to one."""
+        parameter = next(self._parameters())
+        inputs = {k: v.to(parameter.device) for k, v in stack_inputs(images).items()}
+        out = self.body.get_image_features(**inputs, return_dict=True)
+        self._as_tensor = isinstance(out.pooler_output, Tensor)
+        deep = getattr(out, "deepstack_features", None) or ()
+        if whole:
+            return [Features(_flat(out.pooler_output), tuple(_flat(layer) for layer in deep))]
+        if len(out.pooler_output) != len(images):
+            return None
+        return [
+            Features(pooled.flatten(0, -2), tuple(layer[i] for layer in deep))
+            for i, pooled in enumerate(out.pooler_output)
+        ]
+
+    def _parameters(self) -> Any:
+        return (p for module in self._apart for p in module.parameters())
+
+    def _keep(self, made: dict[str, Features]) -> None:
+        for key, features in made.items():
+            self._kept[key] = features
+            self._bytes += features.nbytes
+        while self._bytes > CACHED_BYTES and len(self._kept) > 1:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+
+    def _forget_when_changed(self, trained: Sequence[nn.Parameter]) -> None:
+        """Nothing is kept over a change of weights or of adapters."""
+        if not trained and self._stamp is None:
+            return
+        layers = (m for module in self._apart for m in module.modules() if isinstance(m, BaseTunerLayer))
+        layer = next(layers, None)
+        adapters = None if layer is None else (tuple(layer.active_adapters), layer.disable_adapters)
+        stamp = (tuple(p._version for p in trained), adapters)
+        if stamp != self._stamp:
+            self._kept.clear()
+            self._bytes, self._stamp = 0, stamp
+
+
+def apart_from_language(model: PreTrainedModel) -> list[nn.Module]:
+    """The parts of a vision-language model beside its language model and output layer: towers and projections."""
+    body: Any = model.base_model
+    language = body.get_decoder()
+    return [child for child in body.children() if child is not language]
+
+
+def _flat(parts: Any) -> Tensor:
+    if isinstance(parts, Tensor):
+        return parts.flatten(0, -2)
+    return torch.cat([part.flatten(0, -2) for part in parts])

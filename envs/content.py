@@ -1,0 +1,92 @@
+"""What a message holds: text, or blocks of text and pictures in the order in which they are read.
+
+A picture is a `Picture`, a frame of a video is one too. A policy that sees reads the blocks; every other reader (text
+policies, the record, reward functions) reads `text_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+IMAGE_SIGN = "[image]"
+"""What stands for a picture where only text is read."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture, made only when somebody wants its pixels.
+
+    `name` identifies its content: equal names mean equal pixels, so each is saved once. `load` gives uint8
+    [H, W, 3], or [H, W] for a mask (255 = in).
+    """
+
+    name: str
+    load: Callable[[], np.ndarray] = field(compare=False)
+
+
+class TextBlock(TypedDict):
+    """Some text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageBlock(TypedDict):
+    """A picture."""
+
+    type: Literal["image"]
+    image: Picture
+
+
+Block = TextBlock | ImageBlock
+Content = str | list[Block]
+
+
+def blocks_of(content: Content) -> list[Block]:
+    """The same as blocks; no text, no block."""
+    if not isinstance(content, str):
+        return content
+    return [TextBlock(type="text", text=content)] if content else []
+
+
+def text_of(content: Content) -> str:
+    """The text alone, with a sign where a picture stands."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(block["text"] if block["type"] == "text" else IMAGE_SIGN for block in content)
+
+
+def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """The pictures of a conversation in the order in which they are read."""
+    contents = [message.get("content", "") for message in messages]
+    return [b["image"] for c in contents if not isinstance(c, str) for b in c if b["type"] == "image"]
+
+
+def with_text_before(text: str, content: Content) -> Content:
+    """The content with a paragraph before it."""
+    if isinstance(content, str):
+        return f"{text}\n\n{content}"
+    return [TextBlock(type="text", text=text), *content]
+
+
+def checked_content(content: Any) -> Content:
+    """`content` if it is text or blocks. Raises TypeError with what is wrong."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)) or not content:
+        raise TypeError('the content of a message must be text or a list of blocks such as {"type": "text", "text": …}')
+    for block in content:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if kind == "text" and isinstance(block["text"], str):
+            continue
+        if kind == "image" and isinstance(block.get("image"), Picture):
+            continue
+        raise TypeError('a block must be {"type": "text", "text": str} or {"type": "image", "image": Picture}')
+    return list(content)

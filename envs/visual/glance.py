@@ -1,0 +1,170 @@
+"""`GlanceEnv`: questions about a small picture that are answered by looking at it, in one turn and without tools.
+
+Only for policies that see. It is what the tiny policy that sees is taught and trained on; its pictures are 48 pixels
+wide, so that one costs nine tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..agent import Message
+from ..base import Demonstrator, Split, StepResult
+from ..calls import ToolCall
+from ..content import ImageBlock, Picture, TextBlock
+from ..multi_turn import MultiTurnEnv
+from ..trajectory import StepContext
+from .clips import clip_of_task
+from .scenes import Background, Scene, SceneOptions, sample_shape
+
+SIDE = 48
+"""Width and height of a picture in pixels."""
+QUESTIONS = ("colour", "shape", "count")
+COLOURS = ("red", "yellow", "green", "cyan", "blue", "purple")
+SHAPES = ("circle", "square", "triangle", "cross")
+COUNTS = (2, 3)
+"""How many shapes a picture may hold."""
+ASKED = {
+    "colour": "colour of the {of}?",
+    "shape": "shape of the {of}?",
+    "count": "how many shapes?",
+    "caption": "what is there?",
+}
+RADII = (6.0, 7.0)
+EVAL_SHARE = 64
+"""Of 256: the scenes whose hash is below are held out."""
+
+
+class GlanceEnv(MultiTurnEnv):
+    """Tasks `{"question": …, "of": …, "answer": …, "scene": …}` about drawn scenes of two or three shapes.
+
+    questions: kinds that are asked, of `QUESTIONS` (`caption` is for teaching). blank: show a grey picture in the
+    place of each, to measure what can be guessed without looking.
+    """
+
+    name = "glance"
+    modality = "image"
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        questions: Sequence[str] = QUESTIONS,
+        blank: bool = False,
+        **config: Any,
+    ) -> None:
+        super().__init__(tokenizer, **{"max_turns": 1, "prompt_style": "terse", **config})
+        unknown = [q for q in questions if q not in ASKED]
+        if unknown or not questions:
+            raise ValueError(f"questions must be some of {', '.join(ASKED)}, not {list(questions)}")
+        self.questions = tuple(questions)
+        self.blank = blank
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """`n` tasks, the kinds of questions in turn; no scene is in both splits."""
+        return [make_task(split, seed, i, self.questions[i % len(self.questions)]) for i in range(n)]
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Message]]:
+        """The picture and the question."""
+        clip = clip_of_task(task, SIDE)
+        if self.blank:
+            picture = Picture("blank.png", lambda: np.full((SIDE, SIDE, 3), 128, np.uint8))
+        else:
+            picture = Picture(f"{clip.key}.png", partial(_still, clip.load))
+        asked = ASKED[task["question"]].format(of=task.get("of", ""))
+        content = [ImageBlock(type="image", image=picture), TextBlock(type="text", text=asked)]
+        return task, [Message(role="user", content=content)]
+
+    def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
+        """The answer ends the rollout."""
+        answer = str(call.arguments["text"])
+        correct = answer.strip().lower() == str(state["answer"])
+        return StepResult("", float(correct), True, answer, correct)
+
+    def images(self, state: Mapping[str, Any]) -> tuple[Picture, ...]:
+        """The picture as it is, also where a blank one is shown."""
+        clip = clip_of_task(state, SIDE)
+        return (Picture(f"{clip.key}.png", partial(_still, clip.load)),)
+
+    def context(self, state: Mapping[str, Any]) -> StepContext:
+        """The size of the picture."""
+        return StepContext("image", {"width": SIDE, "height": SIDE})
+
+    def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
+        """`right`; `neighbour`: of another shape in the picture (one more or less for a number); `guess`: of none."""
+        return ("right",) if task["question"] == "caption" else ("right", "neighbour", "guess")
+
+    def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
+        """Say the answer of a route."""
+        return _Says(_answer_of(task, route, random.Random(f"{route} {seed} {json.dumps(task, sort_keys=True)}")))
+
+
+class _Says:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def next(self, observation: str | None) -> str:
+        """See `Demonstrator`."""
+        return self.text
+
+
+def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, Any]:
+    """Task number `index` of a split; the same arguments give the same one."""
+    rng = random.Random(f"glance {split} {seed} {index}")
+    while True:
+        scene = _scene(rng)
+        content = json.dumps(scene.to_json(), sort_keys=True)
+        if (hashlib.sha1(content.encode()).digest()[0] < EVAL_SHARE) == (split == "eval"):
+            break
+    one = rng.choice(scene.objects)
+    task: dict[str, Any] = {"question": question, "scene": json.loads(content)}
+    match question:
+        case "colour":
+            return task | {"of": one.shape, "answer": one.colour}
+        case "shape":
+            return task | {"of": one.colour, "answer": one.shape}
+        case "count":
+            return task | {"answer": str(len(scene.objects))}
+        case _:
+            ordered = sorted(scene.objects, key=lambda o: o.x)
+            return task | {"answer": ", ".join(f"{o.colour} {o.shape}" for o in ordered)}
+
+
+def _scene(rng: random.Random) -> Scene:
+    """Two or three shapes, each of its own colour and form, upright on a plain background."""
+    options = SceneOptions(COLOURS, SHAPES, RADII, photo_share=0.0)
+    level = rng.randrange(200, 240)
+    scene = Scene(SIDE, SIDE, Background("plain", (level, level, level)), noise=2.0, seed=rng.randrange(2**31))
+    count = rng.choice(COUNTS)
+    kinds = zip(rng.sample(SHAPES, count), rng.sample(COLOURS, count), strict=True)
+    shapes = [replace(sample_shape(rng, options, shape=s, colour=c), angle=0.0) for s, c in kinds]
+    while True:  # the same shapes until they fit, so that each is as frequent as any other
+        places = [tuple(round(rng.uniform(s.reach + 1, SIDE - s.reach - 1), 2) for _ in "xy") for s in shapes]
+        pairs = itertools.combinations(zip(shapes, places, strict=True), 2)
+        if all(math.dist(p, q) > a.reach + b.reach + 1 for (a, p), (b, q) in pairs):
+            return replace(scene, objects=tuple(replace(s, x=x, y=y) for s, (x, y) in zip(shapes, places, strict=True)))
+
+
+def _answer_of(task: Mapping[str, Any], route: str, rng: random.Random) -> str:
+    right, objects = str(task["answer"]), task["scene"]["objects"]
+    if route == "right":
+        return right
+    if task["question"] == "count":
+        return str(sum(COUNTS) - int(right)) if route == "neighbour" else str(rng.choice((1, 4)))
+    key, known = ("colour", COLOURS) if task["question"] == "colour" else ("shape", SHAPES)
+    present = [o[key] for o in objects]
+    return rng.choice([v for v in (present if route == "neighbour" else known) if v != right])
+
+
+def _still(load: Any) -> np.ndarray:
+    return load()[0]

@@ -1,0 +1,197 @@
+"""Learning from images: loss and gradients are TRL's own, and a step encodes each picture once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import get_peft_model
+from torch.nn.functional import pad
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from grpo_tui.configs.sections.model import LoraSection
+from grpo_tui.engine.policy.models import lora_config
+from grpo_tui.engine.policy.sight.inputs import SeeingModel
+from grpo_tui.engine.policy.sight.processor import stack_inputs
+from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
+from grpo_tui.envs.agent import Message
+from grpo_tui.envs.base import StepResult
+from grpo_tui.envs.content import ImageBlock, Picture, TextBlock
+from grpo_tui.envs.multi_turn import MultiTurnEnv
+from tests.engine.agents.seeing_models import agent, model, picture, processor, tokenizer
+
+from .parts import arguments
+
+
+class LookEnv(MultiTurnEnv):
+    """Shows a picture of the task's own size, and another one after each turn; `turns` ends it."""
+
+    broken: ClassVar[set[int]] = set()
+
+    def __init__(self, tokenizer: Any = None, *, turns: int = 1) -> None:
+        super().__init__(tokenizer, max_turns=turns, prompt_style="terse")
+        self.turns = turns
+
+    def reset(self, task: Any) -> Any:
+        n = int(task["index"])
+        shown = ImageBlock(type="image", image=picture(24 + 8 * (n % 3), 32, n))
+        return [n, 0], [
+            Message(role="user", content=[shown, TextBlock(type="text", text="What colour? " * (1 + n % 2))])
+        ]
+
+    def step(self, state: Any, call: Any) -> StepResult:
+        state[1] += 1
+        length = len(str(call.arguments["text"]))
+        images: tuple[Picture, ...] = (picture(32, 24 + 8 * (length % 2), state[0]),)
+        return StepResult("box", float(length % 3), done=state[1] >= self.turns, images=images)
+
+
+def rows(n: int, turns: int = 1) -> list[dict[str, Any]]:
+    config = json.dumps({"turns": turns})
+    path = f"{__name__}.LookEnv"
+    return [{"env_class_path": path, "env_config": config, "task_data": json.dumps({"index": i})} for i in range(n)]
+
+
+def policy(architecture: str, lora: bool, vision: bool = False) -> Any:
+    net: Any = model(architecture, end_bias=2.0)
+    if lora:
+        torch.manual_seed(0)
+        net = get_peft_model(net, lora_config(LoraSection(r=4, vision=vision), net))
+        for name, parameter in net.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+    return net
+
+
+def trainer_of(folder: Any, architecture: str, net: Any, turns: int = 1, packed: bool = True, **changes: Any) -> Any:
+    return GRPOEnvTrainer(
+        agent(architecture, net, max_turn_tokens=6),
+        tokenizer(architecture),
+        args=arguments(folder, **changes),
+        train_dataset=Dataset.from_list(rows(4, turns)),
+        model=net,
+        packed=packed,
+    )
+
+
+def as_trl(batch: Any, rollouts: Any, architecture: str, pad_id: int) -> dict[str, Any]:
+    """The same batch as TRL lays it out: prompts padded on the left, completions on the right, pixels beside them."""
+    ids, attention, agent_mask = (batch[k] for k in ("prompt_completion_ids", "attention_mask", "agent_token_mask"))
+    cuts = [r.prompt_length for r in rollouts]
+    ends = [len(r) for r in rollouts]
+    left, right = max(cuts), max(e - c for e, c in zip(ends, cuts, strict=True))
+
+    def lay(values: torch.Tensor, fill: float) -> tuple[torch.Tensor, torch.Tensor]:
+        before = [pad(v[:c], (left - c, 0), value=fill) for v, c in zip(values, cuts, strict=True)]
+        after = [pad(v[c:e], (0, right - e + c), value=fill) for v, c, e in zip(values, cuts, ends, strict=True)]
+        return torch.stack(before), torch.stack(after)
+
+    prompt_ids, completion_ids = lay(ids, pad_id)
+    prompt_mask, completion_mask = lay(attention, 0)
+    kinds = (
+        torch.cat([prompt_ids, completion_ids], 1)
+        == processor(architecture).tokenizer.convert_tokens_to_ids(
+            {"gemma3": "<image_soft_token>", "llava": "<image>"}.get(architecture, "<|image_pad|>")
+        )
+    ).long()
+    name = {"gemma3": "token_type_ids", "llava": ""}.get(architecture, "mm_token_type_ids")
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+        "tool_mask": lay(agent_mask, 0)[1],
+        "advantages": torch.tensor([r.advantage for r in rollouts]),
+        "num_items_in_batch": agent_mask.sum(),
+        "num_images": [len(r.images) for r in rollouts],
+        **stack_inputs([image for r in rollouts for image in r.images]),
+        **({name: kinds} if name else {}),
+    }
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("architecture", ["qwen3_vl", "gemma3", "llava"])
+def test_loss_and_gradients_of_a_single_turn_with_images_equal_those_of_trl(tmp_path, architecture, lora, packed):
+    net = policy(architecture, lora)
+    ours = trainer_of(tmp_path, architecture, net, packed=packed, per_device_train_batch_size=8)
+    assert ours.packed == (packed and architecture != "gemma3")
+    inputs = [row for row in rows(2) for _ in range(4)]
+    net.train()
+    batch = ours._generate_and_score_completions(inputs)
+    batch["rollouts"] = ours.rollouts.batch
+    stock = GRPOTrainer(
+        model=net,
+        reward_funcs=lambda **_: [0.0],
+        args=arguments(tmp_path / "stock", per_device_train_batch_size=8),
+        train_dataset=Dataset.from_list([{"prompt": "x"}]),
+        processing_class=processor(architecture),
+    )
+    stock.current_gradient_accumulation_steps = 1
+    theirs = as_trl(batch, ours.rollouts.batch, architecture, tokenizer(architecture).pad_token_id)
+    gradients, losses = [], []
+    for compute in (lambda: ours.compute_loss(net, batch), lambda: stock._compute_loss(net, theirs)):
+        net.zero_grad()
+        inner = getattr(net, "get_base_model", lambda: net)()
+        inner.model.rope_deltas = None  # what an earlier pass left there
+        loss = compute()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        gradients.append({n: p.grad.clone() for n, p in net.named_parameters() if p.grad is not None})
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    mine, expected = gradients
+    assert mine.keys() == expected.keys()
+    for name in mine:
+        scale = max(1.0, expected[name].abs().max().item())
+        assert (mine[name] - expected[name]).abs().max().item() <= 1e-5 * scale, name
+    assert max(g.abs().max() for g in expected.values()) > 1e-4
+
+
+@pytest.mark.parametrize("vision", [False, True])
+def test_training_over_several_turns_learns_and_encodes_each_picture_once(tmp_path, vision):
+    net = policy("qwen3_vl", lora=True, vision=vision)
+    trainer = trainer_of(tmp_path, "qwen3_vl", net, turns=3, beta=0.1, max_steps=2)
+    base = net.get_base_model()
+    seeing = SeeingModel.of(base)
+    assert seeing is not None
+    before = {n: p.detach().clone() for n, p in net.named_parameters() if p.requires_grad}
+    trainer.train()
+    rollouts = trainer.rollouts.generated
+    assert {len(r.images) for r in rollouts} == {3}
+    assert not any((r.token_ids[r.agent_mask] == base.config.image_token_id).any() for r in rollouts)
+    if not vision:
+        different = 4 * 3  # of a task: its own, and one of two that its tool shows
+        assert seeing.tower.encoded <= different, "by acting, the reference and the loss of both steps together"
+    changed = [n for n, p in net.named_parameters() if n in before and bool((p != before[n]).any())]
+    assert any("visual" in n for n in changed) == vision
+    assert any("language_model" in n for n in changed)
+
+
+def test_a_picture_that_cannot_be_shown_fails_its_own_rollouts(tmp_path):
+    env = LookEnv(tokenizer("qwen3_vl"))
+    acting = agent("qwen3_vl", max_turn_tokens=4)
+
+    def broken() -> Any:
+        raise ValueError("the file is cut off")
+
+    ordinary = env.reset
+
+    def reset(task: Any) -> Any:
+        state, messages = ordinary(task)
+        if task["index"] == 1:
+            messages[0]["content"][0] = ImageBlock(type="image", image=Picture("x.png", broken))
+        if task["index"] == 2:
+            messages[0]["content"][1] = TextBlock(type="text", text="what is <|image_pad|>?")
+        return state, messages
+
+    env.reset = reset
+    result = env.run_trial([{"index": i} for i in range(4)], acting, 2, seed=0)
+    told = [t.error for t in result["trajectories"]]
+    assert told[0] is None and told[1] is None and told[6] is None
+    assert told[2] == told[3] == "prompt: the picture x.png cannot be loaded: the file is cut off"
+    assert "signs for an image" in str(told[4])
+    seen = result["trajectories"][0].seen
+    assert [(s.width, s.height, s.tokens) for s in seen] == [(24, 32, 12)]
