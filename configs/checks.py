@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from .problems import Problem
-from .schema import DATASET_ENV, RunConfig
+from .schema import BUILTIN_ADAPTERS, DATASET_ENV, RunConfig
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
 """Endings of the files that a dataset can be read from."""
@@ -49,10 +49,10 @@ def _rows(config: RunConfig) -> Iterator[Problem]:
 
 def _adapters(config: RunConfig) -> Iterator[Problem]:
     m = config.model
-    if (m.sft_adapters or "").startswith("builtin:tiny") and m.base != "builtin:tiny":
+    if (m.sft_adapters or "").startswith("builtin:") and m.sft_adapters != BUILTIN_ADAPTERS.get(m.base):
         yield Problem(
             "model.sft_adapters",
-            f"{m.sft_adapters} fits only the built-in policy, but model.base is {m.base}",
+            f"{m.sft_adapters} fits only the built-in policy of its name, but model.base is {m.base}",
             "null to start from the bare base model, or the folder that `--mode sft` wrote",
         )
     if config.mode == "online" and m.lora is None:

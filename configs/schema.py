@@ -21,6 +21,8 @@ from .sections import (
 
 DATASET_ENV = "grpo_tui.envs.dataset.DatasetEnv"
 BUILTIN_MODEL = "builtin:tiny"
+BUILTIN_ADAPTERS = {"builtin:tiny": "builtin:tiny-sft", "builtin:tiny-vl": "builtin:tiny-vl-sft"}
+"""The adapters that each built-in model starts from."""
 
 
 class RunConfig(Section):
@@ -49,14 +51,16 @@ def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults that another key decides, where nothing else is written.
 
     A dataset is read by the environment of conversations; another model does not start from the built-in policy's
-    adapters; and where people bring their own reward functions, these are the reward, with no curiosity or coherence.
+    adapters (another built-in one starts from its own); and where people bring their own reward functions, these are
+    the reward, with no curiosity or coherence.
     """
     data, environment, model = (_written(given, name) for name in ("data", "environment", "model"))
     follows: dict[str, dict[str, Any]] = {"environment": {}, "model": {}, "rewards": {}}
     if data.get("source"):
         follows["environment"]["class_path"] = DATASET_ENV
     if model.get("base", BUILTIN_MODEL) != BUILTIN_MODEL:
-        follows["model"]["sft_adapters"] = None
+        base = model.get("base")
+        follows["model"]["sft_adapters"] = BUILTIN_ADAPTERS.get(base) if isinstance(base, str) else None
     if environment.get("reward_funcs") or data.get("source"):
         follows["rewards"] = {"w_curiosity": 0.0, "w_coherence": 0.0}
     out = dict(given)

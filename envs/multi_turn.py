@@ -535,7 +535,8 @@ def _shown(session: AgentSession, row: int) -> Sequence[Any]:
 
 
 def _seen(shown: Sequence[Any], paths: Sequence[str | None]) -> tuple[SeenImage, ...]:
-    return tuple(SeenImage(*s.size, s.tokens, path) for s, path in zip(shown, paths, strict=True))
+    sized = zip(shown, paths, strict=True)
+    return tuple(SeenImage(width=s.size[0], height=s.size[1], tokens=s.tokens, path=path) for s, path in sized)
 
 
 def _loaded(picture: Picture) -> Picture:

@@ -28,11 +28,14 @@ OVERHEAD = GIB
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a model decides its memory. adapters: parameters of LoRA on every linear layer but the output's, for each
-    unit of rank; both counts are of parameters."""
+    """What of a model decides its memory. adapters: parameters of LoRA on every linear layer of the language model, for
+    each unit of rank; vision: parameters of the vision tower and its projection, which are frozen, and vision_adapters
+    those of LoRA on it. All counts are of parameters."""
 
     parameters: int
     adapters: int
+    vision: int
+    vision_adapters: int
     layers: int
     hidden: int
     intermediate: int
@@ -56,21 +59,29 @@ class Need:
 
 
 def shape_of(config: PreTrainedConfig) -> Shape:
-    """The shape of a causal language model. Raises ValueError for a config of another kind."""
+    """The shape of a causal language model, with the vision tower of one that takes images. Raises ValueError for a
+    config of another kind."""
     import torch
     from torch import nn
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    from .sight.loading import takes_images
+    from .sight.tower import apart_from_language
+
+    sees = takes_images(config)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(config)
     text = config.get_text_config()
     output = model.get_output_embeddings()
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output]
+    apart = {m for part in (apart_from_language(model) if sees else ()) for m in part.modules()}
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not output and m not in apart]
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return Shape(
         parameters=sum(p.numel() for p in model.parameters()),
         adapters=sum(m.in_features + m.out_features for m in linear),
+        vision_adapters=sum(m.in_features + m.out_features for m in apart if isinstance(m, nn.Linear)),
+        vision=sum(p.numel() for m in apart for p in m.parameters(recurse=False)),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -91,9 +102,10 @@ def need(shape: Shape, config: RunConfig) -> Need:
     tokens = min(micro, rows) * length
     weights = shape.parameters * size
     if model.lora is None:
-        trained, state, reference = "gradients and optimiser of all weights", shape.parameters * FULL_BYTES, weights
+        learnt = shape.parameters - shape.vision
+        trained, state, reference = "gradients and optimiser of all weights", learnt * FULL_BYTES, weights
     else:
-        adapters = shape.adapters * model.lora.r
+        adapters = (shape.adapters + shape.vision_adapters * model.lora.vision) * model.lora.r
         trained = f"adapters of rank {model.lora.r}, their gradients and optimiser"
         state, reference = adapters * ADAPTER_BYTES, adapters * 4
     both: dict[str, float] = {

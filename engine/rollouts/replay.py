@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from ..policy.sight.storing import read_images, stored_images
 from .rollout import Rollout
 
 ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages")
@@ -79,11 +80,13 @@ class ReplayBuffer:
             parts = [_or_zeros(getattr(r, name), len(r)) for r in self.entries]
             if parts:
                 arrays[name] = np.concatenate(parts)
-        save_file(arrays, folder / "replay.safetensors")
+        pixels, images = stored_images([r.images for r in self.entries])
+        save_file(arrays | pixels, folder / "replay.safetensors")
         facts = {
             "lengths": [len(r) for r in self.entries],
             "has_ref": [r.ref_logprobs is not None for r in self.entries],
             **{name: [getattr(r, name) for r in self.entries] for name in FACTS},
+            "images": images,
             "random": self._random.bit_generator.state,
         }
         (folder / "replay.json").write_text(json.dumps(facts))
@@ -95,12 +98,14 @@ class ReplayBuffer:
         facts = {NEW_NAMES.get(k, k): v for k, v in facts.items()}
         arrays = {NEW_NAMES.get(k, k): v for k, v in arrays.items()}
         starts = np.concatenate([[0], np.cumsum(facts["lengths"])]).astype(int)
+        shown = read_images(arrays, facts["images"]) if "images" in facts else [()] * len(facts["lengths"])
         self.entries = []
         for i, has_ref in enumerate(facts["has_ref"]):
             part: dict[str, Any] = {name: arrays[name][starts[i] : starts[i + 1]].copy() for name in ARRAYS}
             if not has_ref:
                 part["ref_logprobs"] = None
-            self.entries.append(Rollout(**part, **{name: facts[name][i] for name in FACTS if name in facts}))
+            known = {name: facts[name][i] for name in FACTS if name in facts}
+            self.entries.append(Rollout(**part, **known, images=shown[i]))
         del self.entries[: max(len(self.entries) - self.capacity, 0)]
         self._random.bit_generator.state = facts["random"]
 

@@ -22,6 +22,8 @@ from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.packing import Packing
 from ..policy.padded import padded_scores
 from ..policy.prepared import PreparedModel
+from ..policy.sight.inputs import SeeingModel
+from ..policy.unwrap import base_of
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import RolloutRunner
 from ..rollouts.scoring import Scorer
@@ -78,8 +80,11 @@ class GRPOEnvTrainer(ResumableTrainer):
     ) -> None:
         model = model if model is not None else agent.model  # type: ignore[attr-defined]
         reference = copy_of_policy(model, args.beta)
-        if args.ddp_find_unused_parameters is None:  # every adapter is used in every pass: no search for others
-            args.ddp_find_unused_parameters = False
+        if args.ddp_find_unused_parameters is None:
+            # Every adapter is used in every pass, so there is no search for others; but for those of a vision tower,
+            # which is idle where no row of a batch has an image.
+            seeing = SeeingModel.of(base_of(model))
+            args.ddp_find_unused_parameters = seeing is not None and seeing.tower.trained
         beta, args.beta = args.beta, 0.0 if reference is not None else args.beta  # TRL would load a copy of its own
         super().__init__(
             model=model,  # type: ignore[arg-type]

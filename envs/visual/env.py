@@ -19,6 +19,7 @@ from ..explain import explain_calls
 from ..multi_turn import MultiTurnEnv
 from ..tools import Argument, ToolSpec
 from ..trajectory import Overlay, StepContext
+from . import drawing
 from .cache import ResultCache
 from .clips import Clip, Mask, clip_of_task
 from .disk_cache import TextStore, cache_folder
@@ -185,10 +186,11 @@ class VisualEnv(MultiTurnEnv):
     # ------------------------------------------------------------------------------------------------ rollouts
 
     def reset(self, task: Mapping[str, Any]) -> tuple[VisualState, list[Message]]:
-        """The question, and the kind and size of the picture."""
+        """The question, the kind and size of the picture, and for a policy that sees the picture itself."""
         clip = clip_of_task(task, self.max_side)
-        messages = make_messages(task, clip.width, clip.height, clip.frames, self.style)
-        return VisualState(task, clip), messages
+        state = VisualState(task, clip)
+        shown = self.images(state) if self.sees else None
+        return state, make_messages(task, clip.width, clip.height, clip.frames, self.style, shown)
 
     def explain(self) -> str:
         """The tools, and what coordinates are."""
@@ -206,10 +208,11 @@ class VisualEnv(MultiTurnEnv):
 
     def images(self, state: VisualState) -> tuple[Picture, ...]:
         """The still, or up to `KEPT_FRAMES` frames of a video, evenly spaced with the first and the last."""
-        count = min(state.clip.frames, KEPT_FRAMES)
-        indices = sorted({round(n * (state.clip.frames - 1) / max(1, count - 1)) for n in range(count)})
         # JPEG: a tenth of the time of PNG, and nobody measures on these.
-        return tuple(Picture(f"{state.clip.key}-{n}.jpg", partial(self._frame, state.clip, n)) for n in indices)
+        return tuple(
+            Picture(f"{state.clip.key}-{n}.jpg", partial(self._frame, state.clip, n))
+            for n in _spread(state.clip.frames)
+        )
 
     def step(self, state: VisualState, call: ToolCall) -> StepResult:
         """Carry out one tool."""
@@ -243,6 +246,7 @@ class VisualEnv(MultiTurnEnv):
             produced={"mask": (str(number),)},
             overlay=Overlay(point=(x, y), label=f"mask {number}"),
             mask=_mask_picture(mask),
+            images=(self._drawn_mask(state.clip, mask),) if self.sees else (),
         )
 
     def _properties_step(self, state: VisualState, number: int) -> StepResult:
@@ -263,7 +267,8 @@ class VisualEnv(MultiTurnEnv):
         shown = found.positions if self.style == "full" else (found.positions[0], found.positions[-1])
         places = " to ".join(f"{round(x)} {round(y)}" for x, y in shown)
         overlay = Overlay(path=found.positions, label=found.direction)
-        return StepResult(f"{found.direction}, {places}", overlay=overlay, mask=_mask_picture(mask))
+        images = self._drawn_track(state.clip, mask, found) if self.sees else ()
+        return StepResult(f"{found.direction}, {places}", overlay=overlay, mask=_mask_picture(mask), images=images)
 
     def _zoom_step(self, state: VisualState, box: tuple[int, int, int, int]) -> StepResult:
         clip = state.clip
@@ -273,6 +278,20 @@ class VisualEnv(MultiTurnEnv):
         name = f"{clip.key}-zoom-{'-'.join(map(str, box))}.jpg"
         picture = Picture(name, lambda: zoom.crop(self._frame(clip, 0), box))
         return StepResult(text, images=(picture,), overlay=Overlay(box=box))
+
+    def _drawn_mask(self, clip: Clip, mask: Mask) -> Picture:
+        """The picture with the mask on it."""
+        name = f"{clip.key}-with-{mask.key}.png"
+        return Picture(name, lambda: drawing.with_mask(self._frame(clip, 0), mask.array()))
+
+    def _drawn_track(self, clip: Clip, mask: Mask, found: track.Track) -> tuple[Picture, ...]:
+        """Frames with a cross where the object is in each."""
+
+        def drawn(index: int) -> np.ndarray:
+            return drawing.with_cross(self._frame(clip, index), *found.positions[index])
+
+        name = f"{clip.key}-track-{mask.key}"
+        return tuple(Picture(f"{name}-{n}.png", partial(drawn, n)) for n in _spread(len(found.positions)))
 
     def _answer_step(self, state: VisualState, text: str) -> StepResult:
         answer = text.strip()
@@ -322,6 +341,12 @@ class VisualEnv(MultiTurnEnv):
 
 def _mask_picture(mask: Mask) -> Picture:
     return Picture(f"mask-{mask.key}", lambda: mask.array().astype(np.uint8) * 255)
+
+
+def _spread(frames: int) -> list[int]:
+    """Up to `KEPT_FRAMES` of so many frames, evenly spaced, with the first and the last."""
+    count = min(frames, KEPT_FRAMES)
+    return sorted({round(n * (frames - 1) / max(1, count - 1)) for n in range(count)})
 
 
 def _box(values: Sequence[float]) -> tuple[int, int, int, int]:

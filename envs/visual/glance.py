@@ -29,18 +29,22 @@ from .scenes import Background, Scene, SceneOptions, sample_shape
 
 SIDE = 48
 """Width and height of a picture in pixels."""
-QUESTIONS = ("colour", "shape", "count")
+QUESTIONS = ("colour", "place", "count")
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "purple")
 SHAPES = ("circle", "square", "triangle", "cross")
 COUNTS = (2, 3)
 """How many shapes a picture may hold."""
 ASKED = {
-    "colour": "colour of the {of}?",
-    "shape": "shape of the {of}?",
+    "colour": "colour on the {of}?",
+    "place": "where is {of}?",
     "count": "how many shapes?",
     "caption": "what is there?",
 }
+PLACES = {2: ("left", "right"), 3: ("left", "middle", "right")}
+"""How the shapes of a picture are called, by how many there are, from left to right."""
 RADII = (6.0, 7.0)
+APART = 7.0
+"""Least distance in pixels, from left to right, between the centres of two shapes."""
 EVAL_SHARE = 64
 """Of 256: the scenes whose hash is below are held out."""
 
@@ -126,22 +130,23 @@ def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, A
         content = json.dumps(scene.to_json(), sort_keys=True)
         if (hashlib.sha1(content.encode()).digest()[0] < EVAL_SHARE) == (split == "eval"):
             break
-    one = rng.choice(scene.objects)
+    colours = [shape.colour for shape in scene.objects]
+    places = PLACES[len(colours)]
+    one = rng.randrange(len(colours))
     task: dict[str, Any] = {"question": question, "scene": json.loads(content)}
     match question:
         case "colour":
-            return task | {"of": one.shape, "answer": one.colour}
-        case "shape":
-            return task | {"of": one.colour, "answer": one.shape}
+            return task | {"of": places[one], "answer": colours[one]}
+        case "place":
+            return task | {"of": colours[one], "answer": places[one]}
         case "count":
-            return task | {"answer": str(len(scene.objects))}
+            return task | {"answer": str(len(colours))}
         case _:
-            ordered = sorted(scene.objects, key=lambda o: o.x)
-            return task | {"answer": ", ".join(f"{o.colour} {o.shape}" for o in ordered)}
+            return task | {"answer": ", ".join(colours)}
 
 
 def _scene(rng: random.Random) -> Scene:
-    """Two or three shapes, each of its own colour and form, upright on a plain background."""
+    """Two or three shapes, each of its own colour and form, from left to right on a plain background."""
     options = SceneOptions(COLOURS, SHAPES, RADII, photo_share=0.0)
     level = rng.randrange(200, 240)
     scene = Scene(SIDE, SIDE, Background("plain", (level, level, level)), noise=2.0, seed=rng.randrange(2**31))
@@ -150,8 +155,10 @@ def _scene(rng: random.Random) -> Scene:
     shapes = [replace(sample_shape(rng, options, shape=s, colour=c), angle=0.0) for s, c in kinds]
     while True:  # the same shapes until they fit, so that each is as frequent as any other
         places = [tuple(round(rng.uniform(s.reach + 1, SIDE - s.reach - 1), 2) for _ in "xy") for s in shapes]
+        places.sort()
+        near = any(q[0] - p[0] < APART for p, q in itertools.pairwise(places))
         pairs = itertools.combinations(zip(shapes, places, strict=True), 2)
-        if all(math.dist(p, q) > a.reach + b.reach + 1 for (a, p), (b, q) in pairs):
+        if not near and all(math.dist(p, q) > a.reach + b.reach + 1 for (a, p), (b, q) in pairs):
             return replace(scene, objects=tuple(replace(s, x=x, y=y) for s, (x, y) in zip(shapes, places, strict=True)))
 
 
@@ -161,9 +168,11 @@ def _answer_of(task: Mapping[str, Any], route: str, rng: random.Random) -> str:
         return right
     if task["question"] == "count":
         return str(sum(COUNTS) - int(right)) if route == "neighbour" else str(rng.choice((1, 4)))
-    key, known = ("colour", COLOURS) if task["question"] == "colour" else ("shape", SHAPES)
-    present = [o[key] for o in objects]
-    return rng.choice([v for v in (present if route == "neighbour" else known) if v != right])
+    if task["question"] == "colour":
+        others = [o["colour"] for o in objects] if route == "neighbour" else COLOURS
+    else:
+        others = PLACES[len(objects)] if route == "neighbour" else ("here", "there")
+    return rng.choice([other for other in others if other != right])
 
 
 def _still(load: Any) -> np.ndarray:

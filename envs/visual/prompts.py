@@ -6,11 +6,12 @@ it can. `full` asks in sentences, for models that are told the tools first (`Env
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..agent import Message
 from ..base import PromptStyle
+from ..content import Block, ImageBlock, Picture, TextBlock
 
 TERSE = {
     "colour": "colour at {0}?",
@@ -32,8 +33,16 @@ FULL = {
 }
 
 
-def make_messages(task: Mapping[str, Any], width: int, height: int, frames: int, style: PromptStyle) -> list[Message]:
-    """The messages that a rollout begins with. Raises KeyError for a task that asks nothing."""
+def make_messages(
+    task: Mapping[str, Any],
+    width: int,
+    height: int,
+    frames: int,
+    style: PromptStyle,
+    shown: Sequence[Picture] | None = None,
+) -> list[Message]:
+    """The messages that a rollout begins with. shown: the pictures that a policy that sees looks at, before the words;
+    None for any other. Raises KeyError for a task that asks nothing."""
     kind = "video" if frames > 1 else "image"
     asked = str(task["question"])
     if asked in TERSE and ("points" in task or "box" in task):
@@ -41,7 +50,15 @@ def make_messages(task: Mapping[str, Any], width: int, height: int, frames: int,
         points = [join.join(str(int(v)) for v in p) for p in task.get("points", ())]
         box = join.join(str(int(v)) for v in task.get("box", ()))
         asked = (TERSE if style == "terse" else FULL)[asked].format(*points, box=box)
-    if style == "terse":
-        return [{"role": "user", "content": f"{kind} {width} {height}. {asked}"}]
     size = f"{width} x {height} pixels" + (f", {frames} frames" if frames > 1 else "")
-    return [{"role": "user", "content": f"You cannot see the {kind} ({size}); use the tools on it.\n{asked}"}]
+    if style == "terse":
+        text = f"{kind} {width} {height}. {asked}"
+    elif shown is None:
+        text = f"You cannot see the {kind} ({size}); use the tools on it.\n{asked}"
+    else:
+        some = f" Of its frames you see {len(shown)}." if frames > len(shown) else ""
+        text = f"This is the {kind} ({size}).{some} Use the tools on it to be sure.\n{asked}"
+    if shown is None:
+        return [{"role": "user", "content": text}]
+    blocks: list[Block] = [ImageBlock(type="image", image=picture) for picture in shown]
+    return [{"role": "user", "content": [*blocks, TextBlock(type="text", text=text)]}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoProcessor, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -26,12 +27,14 @@ def load_sight(
     max_images: int | None = None,
 ) -> Sight:
     """The processor at `source` (a folder or hub id) with this tokenizer. Raises SightError or what loading raises."""
+    pinned = {} if revision is None else {"revision": revision}
     try:
-        processor = AutoProcessor.from_pretrained(source, revision=revision)
+        processor: Any = AutoProcessor.from_pretrained(source, **pinned)
     except ImportError:  # its part for videos wants torchvision
         if type(config) not in PROCESSOR_MAPPING:
             raise
-        processor = without_video(PROCESSOR_MAPPING[type(config)]).from_pretrained(source, revision=revision)
+        kind: Any = PROCESSOR_MAPPING[type(config)]
+        processor = without_video(kind).from_pretrained(source, **pinned)
     if not isinstance(processor, ProcessorMixin):
         raise SightError(f"{source} has no processor for images: a {type(processor).__name__} is all that is there")
     return Sight(processor, tokenizer, config, max_pixels=max_pixels, max_images=max_images)

@@ -139,10 +139,9 @@ class Sight:
 
     def _make(self, key: str, pixels: np.ndarray, name: str) -> ModelImage:
         shown = scaled_down(Image.fromarray(pixels), self.max_pixels)
+        process: Any = self.processor
         try:
-            out = self.processor(
-                text=[self.sign], images=[shown], return_text_replacement_offsets=True, return_tensors="pt"
-            )
+            out = process(text=[self.sign], images=[shown], return_text_replacement_offsets=True, return_tensors="pt")
         except Exception as error:  # processors raise whatever they like for sizes that they cannot take
             raise SightError(
                 f"the picture {name} ({shown.width} x {shown.height} pixels) cannot be shown: {error}"

@@ -50,6 +50,11 @@ class VisionTower:
         self._stamp: object = None
         self._as_tensor = False
 
+    @property
+    def trained(self) -> bool:
+        """Whether anything that makes features is."""
+        return any(p.requires_grad for p in self._parameters())
+
     def features(self, images: Sequence[ModelImage]) -> dict[str, BaseModelOutputWithPooling]:
         """What a forward pass takes as `mm_encoder_outputs` for these images, in the order of their tokens.
 

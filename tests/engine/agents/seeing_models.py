@@ -108,7 +108,9 @@ def model(architecture: str, *, seed: int = 0, end_bias: float = 4.0) -> PreTrai
         "eos_token_id": tok.eos_token_id,
         "pad_token_id": tok.pad_token_id,
     }
-    ids = {"image_token_id": tok.convert_tokens_to_ids(SPECIAL[architecture][-2 if "qwen" in architecture else -1])}
+    ids: dict[str, Any] = {
+        "image_token_id": tok.convert_tokens_to_ids(SPECIAL[architecture][-2 if "qwen" in architecture else -1])
+    }
     siglip = {**VISION, "image_size": SIDE, "patch_size": 8}
     if architecture == "qwen3_vl":
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
@@ -177,7 +179,7 @@ def picture(width: int, height: int, seed: int = 0) -> Picture:
     return Picture(f"{width}x{height}-{seed}", lambda: pixels)
 
 
-def _video(tok: PreTrainedTokenizerFast) -> dict[str, int]:
+def _video(tok: PreTrainedTokenizerFast) -> dict[str, Any]:
     names = ("video_token_id", "vision_start_token_id", "vision_end_token_id")
     signs = ("<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     return {name: tok.convert_tokens_to_ids(sign) for name, sign in zip(names, signs, strict=True)}  # type: ignore[misc]

@@ -167,10 +167,10 @@ def test_log_probs_are_exact_with_adapters_and_features_follow_those_on_the_towe
     assert seeing is not None
     images = [shown.image for shown in session.shown(0)][:1]
     with net.disable_adapter():
-        plain = seeing.tower.features(images)["image"].pooler_output[0]
-    adapted_now = seeing.tower.features(images)["image"].pooler_output[0]
-    assert bool((plain != adapted_now).any()) == vision
-    assert adapted_now.requires_grad == vision
+        plain: Any = seeing.tower.features(images)["image"].pooler_output
+    adapted_now: Any = seeing.tower.features(images)["image"].pooler_output
+    assert bool((plain[0] != adapted_now[0]).any()) == vision
+    assert adapted_now[0].requires_grad == vision
 
 
 def test_an_image_token_is_never_written():

@@ -77,7 +77,7 @@ def trainer_of(folder: Any, architecture: str, net: Any, turns: int = 1, packed:
     )
 
 
-def as_trl(batch: Any, rollouts: Any, architecture: str, pad_id: int) -> dict[str, Any]:
+def as_trl(batch: Any, rollouts: Any, architecture: str, pad_id: Any) -> dict[str, Any]:
     """The same batch as TRL lays it out: prompts padded on the left, completions on the right, pixels beside them."""
     ids, attention, agent_mask = (batch[k] for k in ("prompt_completion_ids", "attention_mask", "agent_token_mask"))
     cuts = [r.prompt_length for r in rollouts]

@@ -1,0 +1,34 @@
+"""Images of many rows as named arrays and plain facts, each different one once, for a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from .processor import ModelImage
+
+
+def stored_images(rows: Sequence[Sequence[ModelImage]]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays by name, and what JSON can hold: which row has which images, and what is known of each."""
+    different = {image.key: image for row in rows for image in row}
+    number = {key: n for n, key in enumerate(different)}
+    arrays = {f"image.{number[i.key]}.{k}": v.numpy() for i in different.values() for k, v in i.inputs.items()}
+    facts = [
+        {"key": i.key, "text": i.text, "tokens": i.tokens, "size": i.size, "original": i.original}
+        for i in different.values()
+    ]
+    return arrays, {"rows": [[number[i.key] for i in row] for row in rows], "images": facts}
+
+
+def read_images(arrays: Mapping[str, np.ndarray], stored: Mapping[str, Any]) -> list[tuple[ModelImage, ...]]:
+    """The inverse of `stored_images`. Raises KeyError when something is missing."""
+    images = []
+    for n, facts in enumerate(stored["images"]):
+        start = f"image.{n}."
+        inputs = {k.removeprefix(start): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(start)}
+        sizes = {name: (int(facts[name][0]), int(facts[name][1])) for name in ("size", "original")}
+        images.append(ModelImage(facts["key"], inputs, facts["text"], facts["tokens"], **sizes))
+    return [tuple(images[n] for n in row) for row in stored["rows"]]
