@@ -108,9 +108,8 @@ def model(architecture: str, *, seed: int = 0, end_bias: float = 4.0) -> PreTrai
         "eos_token_id": tok.eos_token_id,
         "pad_token_id": tok.pad_token_id,
     }
-    ids: dict[str, Any] = {
-        "image_token_id": tok.convert_tokens_to_ids(SPECIAL[architecture][-2 if "qwen" in architecture else -1])
-    }
+    image = "<image>" if architecture == "idefics3" else SPECIAL[architecture][-2 if "qwen" in architecture else -1]
+    ids: dict[str, Any] = {"image_token_id": tok.convert_tokens_to_ids(image)}
     siglip = {**VISION, "image_size": SIDE, "patch_size": 8}
     if architecture == "qwen3_vl":
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
@@ -132,7 +131,6 @@ def model(architecture: str, *, seed: int = 0, end_bias: float = 4.0) -> PreTrai
             Qwen2_5_VLConfig(text_config={**text, "rope_parameters": rope}, vision_config=vision, **ids, **_video(tok))
         )
     elif architecture == "idefics3":
-        ids = {"image_token_id": tok.convert_tokens_to_ids("<image>")}
         config = Idefics3Config(
             text_config={**text, "model_type": "llama"}, vision_config=siglip, scale_factor=2, **ids
         )

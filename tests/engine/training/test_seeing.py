@@ -77,7 +77,7 @@ def trainer_of(folder: Any, architecture: str, net: Any, turns: int = 1, packed:
     )
 
 
-def as_trl(batch: Any, rollouts: Any, architecture: str, pad_id: Any) -> dict[str, Any]:
+def as_trl(batch: Any, rollouts: Any, architecture: str, pad_id: Any, image_id: int) -> dict[str, Any]:
     """The same batch as TRL lays it out: prompts padded on the left, completions on the right, pixels beside them."""
     ids, attention, agent_mask = (batch[k] for k in ("prompt_completion_ids", "attention_mask", "agent_token_mask"))
     cuts = [r.prompt_length for r in rollouts]
@@ -91,12 +91,7 @@ def as_trl(batch: Any, rollouts: Any, architecture: str, pad_id: Any) -> dict[st
 
     prompt_ids, completion_ids = lay(ids, pad_id)
     prompt_mask, completion_mask = lay(attention, 0)
-    kinds = (
-        torch.cat([prompt_ids, completion_ids], 1)
-        == processor(architecture).tokenizer.convert_tokens_to_ids(
-            {"gemma3": "<image_soft_token>", "llava": "<image>"}.get(architecture, "<|image_pad|>")
-        )
-    ).long()
+    kinds = (torch.cat([prompt_ids, completion_ids], 1) == image_id).long()
     name = {"gemma3": "token_type_ids", "llava": ""}.get(architecture, "mm_token_type_ids")
     return {
         "prompt_ids": prompt_ids,
@@ -131,7 +126,8 @@ def test_loss_and_gradients_of_a_single_turn_with_images_equal_those_of_trl(tmp_
         processing_class=processor(architecture),
     )
     stock.current_gradient_accumulation_steps = 1
-    theirs = as_trl(batch, ours.rollouts.batch, architecture, tokenizer(architecture).pad_token_id)
+    image_id = ours.policy.base.config.image_token_id
+    theirs = as_trl(batch, ours.rollouts.batch, architecture, tokenizer(architecture).pad_token_id, image_id)
     gradients, losses = [], []
     for compute in (lambda: ours.compute_loss(net, batch), lambda: stock._compute_loss(net, theirs)):
         net.zero_grad()
