@@ -49,6 +49,9 @@ ROLES = (
 """What a key can be mapped to, also on the command line (`--map reward=score`)."""
 
 _COLUMN_TEXT = 400
+_COLUMN_DEPTH = 2
+_COLUMN_ITEMS = 16
+_COLUMNS = 100
 _PLANS = 256
 
 
@@ -241,14 +244,30 @@ def scores(value: object) -> dict[str, Score]:
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that a column can show: numbers, short texts; of lists and objects nothing."""
+    """Values that a column can show: numbers, short texts, a few of them in a list as JSON; what is in an object by
+    its path (`judge.score`)."""
     found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, (bool, int, float)):
-            found[str(name)] = value
-        elif isinstance(value, str) and value:
-            found[str(name)] = value[:_COLUMN_TEXT]
+    _flatten(values, "", found, 0)
     return found
+
+
+def _flatten(values: Mapping[str, Any], prefix: str, found: dict[str, Any], depth: int) -> None:
+    for name, value in values.items():
+        if len(found) >= _COLUMNS:
+            return
+        if isinstance(value, (bool, int, float)):
+            found[f"{prefix}{name}"] = value
+        elif isinstance(value, str):
+            if value:
+                found[f"{prefix}{name}"] = value[:_COLUMN_TEXT]
+        elif isinstance(value, Mapping) and depth < _COLUMN_DEPTH:
+            _flatten(value, f"{prefix}{name}.", found, depth + 1)
+        elif isinstance(value, list) and _is_short(value):
+            found[f"{prefix}{name}"] = (text(value) or "")[:_COLUMN_TEXT]
+
+
+def _is_short(values: Sequence[Any]) -> bool:
+    return 0 < len(values) <= _COLUMN_ITEMS and all(isinstance(v, (bool, int, float, str)) for v in values)
 
 
 def total(value: object) -> float | None:

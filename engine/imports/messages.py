@@ -31,7 +31,7 @@ ROLES = {
 
 _TEXT_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.S)
 _THINK = re.compile(r"\A\s*<think>(.*?)(?:</think>|\Z)", re.S)
-_TOOL_RESPONSE = re.compile(r"\A\s*<tool_response>\n?(.*?)\n?</tool_response>\s*\Z", re.S)
+_TOOL_RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.S)
 _TEMPLATES = (
     re.compile(r"<\|im_start\|>(?P<role>\w+)\n?(?P<text>.*?)(?=<\|im_end\|>|<\|im_start\|>|\Z)(?:<\|im_end\|>)?", re.S),
     re.compile(
@@ -40,6 +40,7 @@ _TEMPLATES = (
         re.S,
     ),
 )
+_RESULTS = ("tool_result", "tool_call_response")
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "</s>", "<|end_of_text|>")
 # Special tokens left out by the decoder: a role alone on its line is what remains of a template.
 _STRIPPED = re.compile(r"(?:\A|\n)(?P<role>system|user|assistant|tool)\n")
@@ -56,7 +57,7 @@ def conversation(value: object) -> tuple[Message, ...]:
     found: list[Message] = []
     for item in listed(value):
         if isinstance(item, Mapping):
-            found.extend(_responses_item(item) or (message(item),))
+            found.extend(_responses_item(item) or _tool_results(item) or (message(item),))
         elif isinstance(item, str):
             found.append(Message("user", item))
     return _joined(found)
@@ -213,10 +214,24 @@ def _read(found: Iterable[Message]) -> tuple[Message, ...]:
     for said in found:
         if said.is_agent:
             said = with_text_calls(said)
-        elif match := _TOOL_RESPONSE.match(said.text):
-            said = replace(said, role="tool", text=match[1])
+        elif responses := _tool_responses(said.text):
+            made += [replace(said, role="tool", text=response) for response in responses]
+            continue
         made.append(said)
     return tuple(made)
+
+
+def _tool_responses(value: str) -> list[str]:
+    """The results of a text that consists of nothing else: one, or one for each of several calls."""
+    found: list[str] = []
+    at = 0
+    while at < len(value):
+        match = _TOOL_RESPONSE.match(value, at)
+        if match is None:
+            return []
+        found.append(match[1])
+        at = match.end()
+    return found
 
 
 def _trimmed(value: str) -> str:
@@ -246,7 +261,7 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
             thoughts.append(text(part.get("reasoning") or part.get("thinking") or part.get("content")) or "")
         elif kind in ("tool_call", "tool_use", "function_call"):
             calls.append(call(part))
-        elif kind in ("tool_call_response", "tool_result"):
+        elif kind in _RESULTS:
             inner = part.get("response", part.get("result", part.get("content")))
             texts.append(_content(inner)[0] if isinstance(inner, (list, Mapping)) else text(inner) or "")
             error = error or ("the tool failed" if part.get("is_error") is True else None)
@@ -274,6 +289,23 @@ def _responses_item(item: Mapping[str, Any]) -> tuple[Message, ...]:
             thought = _content(item.get("summary"))[0] or _content(item.get("content"))[0]
             return (Message("assistant", "", thought=thought),)
     return ()
+
+
+def _tool_results(item: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The results in a message whose content holds them as parts (Anthropic's, GenAI's), each a message of its own,
+    and what else it says; nothing for any other message."""
+    content = item.get("content", item.get("parts"))
+    parts = [p for p in content if isinstance(p, Mapping)] if isinstance(content, list) else []
+    if not any(p.get("type") in _RESULTS for p in parts):
+        return ()
+    found = []
+    for part in parts:
+        if part.get("type") in _RESULTS:
+            id_ = part.get("tool_use_id") or part.get("id") or part.get("tool_call_id") or ""
+            said, _, _, error = _content([part])
+            found.append(Message("tool", said, call_id=str(id_), error=error))
+    rest = [p for p in parts if p.get("type") not in _RESULTS]
+    return (*found, message({**item, "content": rest})) if rest else tuple(found)
 
 
 def _joined(found: Sequence[Message]) -> tuple[Message, ...]:

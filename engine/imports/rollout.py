@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,6 +149,12 @@ def whole(value: object) -> int | None:
     if found is None or not math.isfinite(found) or found != int(found) or abs(found) >= 2**62:
         return None
     return int(found)
+
+
+def summed(counts: Sequence[object]) -> int | None:
+    """The sum of whole numbers of a document; None where one is not known, or there are none."""
+    known = [whole(count) for count in counts]
+    return None if not known or None in known else sum(count or 0 for count in known)
 
 
 def text(value: object) -> str | None:

@@ -62,7 +62,7 @@ def test_a_report_says_what_was_read_and_found(tmp_path: Path):
     page = tmp_path / "report.html"
     assert run(["inspect", str(PEERS / "verl" / "rollout"), "--report", str(page)]) == 0
     text = page.read_text()
-    assert "24 rollouts in 3 files: verl rollouts" in text and "Findings" in text and "unreadable" in text
+    assert "24 rollouts in 3 files: verl rollouts" in text and "Findings" in text and "cannot be read" in text
     assert "<script" not in text
 
 

@@ -77,7 +77,10 @@ def page(run: RunInfo, picture: str) -> str:
     read = "".join(f"<li>{escape(text)}</li>\n" for text in told(run.facts)) if dump else ""
     tables = f"<h2>What was read</h2>\n<ul>\n{read}</ul>\n" if read else ""
     if found:
-        rows = ((f.finding.grade, f.step, f.finding.message, ", ".join(f.finding.trajectories)) for f in found)
+        rows = (
+            (f.finding.grade, "" if f.step is None else f.step, f.finding.message, ", ".join(f.finding.trajectories))
+            for f in found
+        )
         tables += table("Findings", ("grade", "step", "what", "trajectories"), rows)
     if events:
         tables += table("Events", ("step", "kind", "what"), ((e.step, e.kind, e.message) for e in events))

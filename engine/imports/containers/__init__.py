@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import json_file, json_lines, parquet, sqlite, zip_file, zstd_lines
+from . import json_file, json_lines, packed_lines, parquet, sqlite, zip_file, zstd_lines
 from .base import HEAD, Container, DumpError
 
 CONTAINERS: tuple[Container, ...] = (
@@ -12,12 +12,14 @@ CONTAINERS: tuple[Container, ...] = (
     sqlite.Sqlite(),
     zip_file.ZipFile(),
     zstd_lines.ZstdLines(),
+    packed_lines.GzipLines(),
     json_file.JsonFile(),
     json_lines.JsonLines(),
 )
 BY_NAME = {container.name: container for container in CONTAINERS}
 
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _TORCH = "a pickle (torch.save or Python's own): opening it would run code, so grpo-tui never does; write JSON lines"
 
 
@@ -27,6 +29,8 @@ def container_of(path: Path) -> Container | None:
         head = file.read(HEAD)
     if head[:2] in _PICKLES or (head[:4] == b"PK\x03\x04" and _holds_pickle(path)):
         raise DumpError(f"{path}: {_TORCH}")
+    if head[:2] in _UTF_16:
+        raise DumpError(f"{path}: it is text in UTF-16; write it as UTF-8")
     return next((c for c in CONTAINERS if c.detect(head)), None)
 
 

@@ -57,10 +57,17 @@ class Container(Protocol):
         ...
 
 
+MARK = b"\xef\xbb\xbf"
+"""The mark that editors of Windows put before UTF-8."""
+
+
 def loads(data: bytes) -> Any:
     """JSON, NaN and infinity allowed. Raises ValueError, also for what is nested too deeply."""
+    if data[:3] == MARK:
+        data = data[3:]
     try:
-        return orjson.loads(data)
+        document = orjson.loads(data)
+        return _exact(data) if type(document) is dict and _has_huge(document) else document
     except orjson.JSONDecodeError as error:
         # orjson knows no NaN; anything else that it refuses is refused
         if b"NaN" not in data and b"Infinity" not in data and b"\\ud" not in data and b"\\uD" not in data:
@@ -71,6 +78,18 @@ def loads(data: bytes) -> Any:
             raise ValueError("it is nested too deeply") from None
         except ValueError as other:
             raise ValueError(_told(other)) from None
+
+
+def _has_huge(document: dict[str, Any]) -> bool:
+    """Whether a value is a whole number of more than 64 bits: orjson makes a float of it, so ids would lose digits."""
+    return any(type(v) is float and (v >= 2.0**63 or v <= -(2.0**63)) for v in document.values())
+
+
+def _exact(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _told(error: Exception) -> str:

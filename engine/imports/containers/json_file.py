@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .base import DumpError, Found, loads
+from .base import MARK, DumpError, Found, loads
 
 MAX_FILE = 2 << 30
 """Bytes of a file that is read at once."""
+_BLANK = re.compile(r"\s*")
 
 
 class JsonFile:
@@ -60,10 +63,36 @@ def _load(path: Path, size: int, _changed: int) -> tuple[Any, ...]:
     if size > MAX_FILE:
         raise DumpError(f"{path}: one JSON document of {size >> 20} MiB cannot be read at once; write JSON lines")
     try:
-        data = loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        return items_of(path.read_bytes())
     except ValueError as error:
         raise DumpError(f"{path}: {error}") from None
-    return tuple(data) if isinstance(data, list) else (data,)
+
+
+def items_of(data: bytes) -> tuple[Any, ...]:
+    """The items of a list, or the documents that stand one after the other. Raises ValueError for what is no JSON."""
+    try:
+        document = loads(data)
+    except ValueError:
+        found = _one_after_the_other(data)
+        if not found:
+            raise
+        return found
+    return tuple(document) if isinstance(document, list) else (document,)
+
+
+def _one_after_the_other(data: bytes) -> tuple[Any, ...]:
+    """Several pretty-printed documents (as `jq` writes them); nothing where there is anything else between them."""
+    decoder = json.JSONDecoder()
+    text = data.removeprefix(MARK).decode("utf-8", "replace")
+    found: list[Any] = []
+    at = 0
+    try:
+        while (at := _BLANK.match(text, at).end()) < len(text):  # type: ignore[union-attr] - it matches nothing, too
+            document, at = decoder.raw_decode(text, at)
+            found.append(document)
+    except (ValueError, RecursionError):
+        return tuple(found) if len(found) > 1 else ()  # the last one may still be written
+    return tuple(found)
 
 
 def _a_document(line: bytes) -> bool:

@@ -75,7 +75,7 @@ def lines(read: Any, at: int, line: int) -> Iterator[Found]:
     data = b"".join(rest)
     if held and not skipping and data.strip():
         try:
-            document = loads(_without_mark(data, at))
+            document = loads(data)
         except ValueError:
             return
         if isinstance(document, (dict, list)):
@@ -86,10 +86,6 @@ def _one(data: bytes, at: int, line: int, after: int) -> Iterator[Found]:
     if not data or data.isspace():
         return
     try:
-        yield Found(at, len(data), line, after, loads(_without_mark(data, at)))
+        yield Found(at, len(data), line, after, loads(data))
     except ValueError as error:
         yield Found(at, len(data), line, after, problem=str(error))
-
-
-def _without_mark(data: bytes, at: int) -> bytes:
-    return data.removeprefix(b"\xef\xbb\xbf") if at == 0 else data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..format import Format
 from .agents import Atif, MiniSweAgent, OpenTelemetry, Rllm, SweAgent
-from .generic import Columns, Groups, Metrics, Table
+from .generic import Columns, Groups, Metrics, Table, Wrapped
 from .tables import AGENTLIGHTNING, AREAL, GENERIC, OPENENV, SKYRL, VERL
 from .tinker import TinkerSummaries
 from .trainers import Art, Inspect, NemoRl, Trackio, Zipped
@@ -36,5 +36,6 @@ FORMATS: tuple[Format, ...] = (
     Table((*_ROWS, GENERIC)),
     Zipped((*_ROWS, *_LOOSE)),
     *_LOOSE,
+    Wrapped((*_ROWS, *_LOOSE)),
     Metrics(),
 )

@@ -10,7 +10,7 @@ from typing import Any
 from ..format import Origin
 from ..mapped import at, plain, scores
 from ..messages import call, conversation, error_text, message, split
-from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, parsed, text, whole
+from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, parsed, summed, text, whole
 
 _NO_REWARD = "the writer records no reward"
 _NO_ADVANTAGE = "the writer records no advantages"
@@ -86,7 +86,7 @@ class SweAgent:
             if not isinstance(step, Mapping):
                 continue
             action = text(step.get("action")) or ""
-            calls = (call({"name": action.split(maxsplit=1)[0], "arguments": {"command": action.rstrip()}}),)
+            calls = (call({"name": (action.split(maxsplit=1) or [""])[0], "arguments": {"command": action.rstrip()}}),)
             said.append(
                 Message(
                     "assistant",
@@ -146,7 +146,6 @@ class Atif:
         prompt, said = split(messages)
         agent = mapping(document.get("agent"))
         final = mapping(document.get("final_metrics"))
-        counts = [number(final.get(k)) for k in ("total_prompt_tokens", "total_completion_tokens")]
         yield Rollout(
             prompt=prompt,
             completion=said,
@@ -159,7 +158,7 @@ class Atif:
             reward=total,
             components={k: v for k, v in scores(rewards).items() if k != "reward"},
             error=_exception(mapping(result.get("exception_info"))),
-            token_count=None if None in counts else int(sum(c for c in counts if c is not None)),
+            token_count=summed([final.get(k) for k in ("total_prompt_tokens", "total_completion_tokens")]),
             extra=plain(final),
             tools=tuple(t for t in listed(agent.get("tool_definitions")) if isinstance(t, Mapping)),
         )
@@ -279,7 +278,7 @@ def _rllm_messages(steps: list[Any]) -> tuple[tuple[Message, ...], tuple[Message
 
 
 def _of_spans(trace_id: str, spans: list[Mapping[str, Any]]) -> Rollout | None:
-    spans = sorted(spans, key=lambda s: int(number(s.get("startTimeUnixNano")) or 0))
+    spans = sorted(spans, key=lambda s: whole(s.get("startTimeUnixNano")) or 0)
     attributes = [_attributes(s) for s in spans]
     root = next((a for s, a in zip(spans, attributes, strict=True) if not s.get("parentSpanId")), attributes[0])
     messages: tuple[Message, ...] = ()

@@ -113,6 +113,55 @@ class Table:
                     yield from reader.open(part, origin)
 
 
+class Wrapped:
+    """Rollouts in a list inside a document: `{"rollouts": [{…}, …], "step": 3}`, or a list on a line. What stands
+    beside the list is said of each that does not say it itself. A list of messages is one rollout."""
+
+    name = "rollouts in a list"
+    unknown = GENERIC.unknown
+
+    def __init__(self, formats: Iterable[Format]) -> None:
+        self.formats = tuple(formats)
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By the first that is in it."""
+        return next((True for _, _ in self._inner(document, origin)), False)
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """The rollouts, each by the first format that knows it."""
+        for reader, row in self._inner(document, origin):
+            yield from reader.open(row, origin)
+
+    def _inner(self, document: Any, origin: Origin) -> Iterable[tuple[Format, Mapping[str, Any]]]:
+        if isinstance(document, Mapping):
+            key = next((k for k in _LISTS if isinstance(document.get(k), list)), None)
+            rows = document[key] if key is not None else []
+            beside = {k: v for k, v in document.items() if k in _SAID_BESIDE and v is not None}
+        else:
+            rows, beside = document if isinstance(document, list) else [], {}
+            if rows and all(isinstance(r, Mapping) and ("role" in r or "from" in r) for r in rows):
+                rows = [{"messages": rows}]
+        for row in rows:
+            if isinstance(row, Mapping):
+                row = {**beside, **row}
+                if "prompt" in beside and "completion" not in row and "text" in row:
+                    row["completion"] = row["text"]
+                reader = next((f for f in self.formats if f.detect(row, origin)), None)
+                if reader is not None:
+                    yield reader, row
+
+
+_LISTS = (
+    "rollouts", "trajectories", "samples", "episodes", "data", "results", "examples", "records", "items", "rows",
+    "completions", "responses",
+)  # fmt: skip
+"""Keys under which a document holds a list of rollouts."""
+_SAID_BESIDE = frozenset(
+    k for role in ("group", "prompt_id", "step", "prompt", "expected", "env", "model", "split", "policy_version")
+    for k in GENERIC.keys[role] if "." not in k
+)  # fmt: skip
+
+
 class Metrics:
     """One line a step of numbers only: metrics of the run."""
 

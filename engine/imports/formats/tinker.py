@@ -70,7 +70,7 @@ class TinkerSummaries:
             components={k: Score(v) for k, v in components.items() if not k.startswith("stop/")},
             stop=stop,
             error="; ".join(e for e in errors if e) or None,
-            token_count=int(sum(c for c in counts if c is not None)) if counts else None,
+            token_count=None if None in counts or not counts else sum(map(int, filter(None, counts))),
             policy_version=whole(document.get("sampling_client_step")),
             extra=by_group,
         )

@@ -9,7 +9,7 @@ from typing import Any
 from ..format import Origin
 from ..mapped import Mapped, at, mean, plain, scores
 from ..messages import conversation, error_text, split
-from ..rollout import Item, Numbers, Rollout, Score, listed, mapping, number, parsed, text, whole
+from ..rollout import Item, Numbers, Rollout, Score, listed, mapping, number, parsed, summed, text, whole
 from ..tokens import Tokens
 from .tables import GENERIC
 
@@ -256,7 +256,6 @@ def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
             components[name] = Score(number(value))
         answer = answer or (text(score.get("answer")) if isinstance(score, Mapping) else None)
     usage = [mapping(u) for u in mapping(sample.get("model_usage")).values()]
-    counts = [number(u.get("total_tokens")) for u in usage]
     target = sample.get("target")
     limit = mapping(sample.get("limit")).get("type")
     task = text(at(header, "eval.task")) or ""
@@ -280,7 +279,7 @@ def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
         if limit or listed(at(sample, "output.choices"))
         else "",
         error=error_text(sample.get("error")),
-        token_count=int(sum(c for c in counts if c is not None)) if counts and None not in counts else None,
+        token_count=summed([u.get("total_tokens") for u in usage]),
         extra=plain({k: v for k, v in own.items() if k != "step"}),
         seconds=number(sample.get("total_time")) or 0.0,
     )

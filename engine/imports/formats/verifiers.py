@@ -14,7 +14,7 @@ from ..format import Origin
 from ..mapped import at, mean, plain, scores
 from ..messages import completion, conversation, error_text, message
 from ..messages import split as split_messages
-from ..rollout import Amendment, Item, Message, Rollout, Score, listed, mapping, number, text, whole
+from ..rollout import Amendment, Item, Message, Rollout, Score, listed, mapping, number, summed, text, whole
 from ..tokens import Tokens
 
 _NO_ADVANTAGE = "no advantages are written (an evaluation has none; a trainer writes them at tokens or as annotations)"
@@ -153,7 +153,6 @@ class Results:
         }
         counted = {k: v for k, v in metrics.items() if k.startswith("num_") or k.endswith("_calls")}
         usage = mapping(document.get("token_usage"))
-        count = [number(usage.get(k)) for k in ("final_input_tokens", "final_output_tokens")]
         stop = text(document.get("stop_condition")) or ""
         tools = listed(document.get("tool_defs")) or listed(document.get("tools")) or listed(about.get("tools"))
         step = whole(at(document, "info.step"))
@@ -175,7 +174,7 @@ class Results:
             expected=text(document.get("answer")) or None,
             stop=stop or ("truncated" if document.get("is_truncated") else ""),
             error=error_text(document.get("error")),
-            token_count=None if None in count else int(sum(c for c in count if c is not None)),
+            token_count=summed([usage.get(k) for k in ("final_input_tokens", "final_output_tokens")]),
             extra={**plain(mapping(document.get("info"))), **plain(counted)},
             seconds=number(at(document, "timing.total")) or 0.0,
             tools=tuple(t for t in tools if isinstance(t, Mapping)),
@@ -203,7 +202,6 @@ def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin,
     group = text(at(episode, "group.id")) or ""
     name = text(data.get("name")) or text(task.get("key")) or ""
     errors = listed(trace.get("errors")) or listed(episode.get("errors"))
-    usage = number(trace.get("num_total_tokens"))
     return Rollout(
         prompt=tuple(messages[:first]),
         completion=tuple(messages[first:]),
@@ -222,7 +220,7 @@ def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin,
         expected=text(data.get("answer")),
         stop=text(trace.get("stop_condition")) or "",
         error=error_text(errors),
-        token_count=None if usage is None else int(usage),
+        token_count=whole(trace.get("num_total_tokens")),
         tokens=tokens,
         policy_version=whole(at(work, "policy.start")),
         extra={
