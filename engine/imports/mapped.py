@@ -79,8 +79,15 @@ class Mapped:
             isinstance(document, Mapping)
             and all(has(document, key) for key in self.needs)
             and not any(has(document, key) for key in self.never)
-            and (self.first(document, "completion") is not None or self.first(document, "messages") is not None)
+            and (bool(self.needs) or self._says_something(document))
         )
+
+    def _says_something(self, document: Mapping[str, Any]) -> bool:
+        """Whether there is a completion, or the place of one that is null beside its prompt."""
+        plan = self._plan(document)
+        if plan.first(document, "completion") is not None or plan.first(document, "messages") is not None:
+            return True
+        return "completion" in plan.roles and plan.first(document, "prompt") is not None
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """One rollout."""

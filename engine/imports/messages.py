@@ -57,6 +57,8 @@ def conversation(value: object) -> tuple[Message, ...]:
     found: list[Message] = []
     for item in listed(value):
         if isinstance(item, Mapping):
+            if isinstance(item.get("message"), Mapping):  # a choice of a completion: its message is what was said
+                item = item["message"]
             found.extend(_responses_item(item) or _tool_results(item) or (message(item),))
         elif isinstance(item, str):
             found.append(Message("user", item))

@@ -7,7 +7,6 @@ by unpacking from the beginning; the stream that was read last is kept, so going
 from __future__ import annotations
 
 import gzip
-import io
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -145,7 +144,7 @@ class GzipLines(PackedLines):
 
     def unpacked(self, file: Any) -> Any:
         """A stream of the text."""
-        return io.BufferedReader(gzip.GzipFile(fileobj=file, mode="rb"), _SKIP)  # type: ignore[arg-type]
+        return gzip.GzipFile(fileobj=file, mode="rb")
 
 
 def _key(path: Path) -> tuple[Path, int, int]:
@@ -163,7 +162,7 @@ def _limited(stream: Any) -> Any:
 
     def read(size: int) -> bytes:
         nonlocal left
-        data = stream.read(size)
+        data = stream.read1(size)  # what there is: a whole block would be lost with the damage behind its beginning
         left -= len(data)
         if left < 0:
             raise DumpError("it unpacks to more than 16 GiB")

@@ -65,16 +65,16 @@ class Columns:
         assert key is not None
         known = {k for keys in self.single.keys.values() for k in keys}
         size = len(document[key])
+        numbers = {name for name, value in document.items() if _is_numbers(value, size)}
         for i in range(size):
             row: dict[str, Any] = {}
             for name, value in document.items():
                 one = value[i] if isinstance(value, list) and len(value) == size else value
+                is_number = name in numbers
                 name = _singular(name) if name not in known else name
-                column = isinstance(value, list) and len(value) == size
-                is_number = not isinstance(one, (bool, str)) and number(one) is not None
                 # a column called as one of our words (`correct`) that holds floats is a reward function's
                 taken = name in known and name not in self.single.keys.get("correct", ())
-                row[f"reward_{name}" if column and is_number and not taken else name] = one
+                row[f"reward_{name}" if is_number and not taken else name] = one
             yield self.single.rollout(row, origin)
 
 
@@ -145,7 +145,7 @@ class Wrapped:
             if isinstance(row, Mapping):
                 row = {**beside, **row}
                 if "prompt" in beside and "completion" not in row and "text" in row:
-                    row["completion"] = row["text"]
+                    row["completion"] = row.pop("text")
                 reader = next((f for f in self.formats if f.detect(row, origin)), None)
                 if reader is not None:
                     yield reader, row
@@ -215,6 +215,14 @@ def _is_column(value: Any, size: int) -> bool:
     if not isinstance(value, list) or len(value) != size:
         return False
     return all(isinstance(v, str) for v in value) or all(isinstance(v, list) for v in value)
+
+
+def _is_numbers(value: Any, size: int) -> bool:
+    """Whether a column holds numbers; where one is not known it is null or the text "NaN"."""
+    if not isinstance(value, list) or len(value) != size:
+        return False
+    known = [v for v in value if v is not None]
+    return bool(known) and all(v == "NaN" or (isinstance(v, (int, float)) and not isinstance(v, bool)) for v in known)
 
 
 def _singular(name: str) -> str:

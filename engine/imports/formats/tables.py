@@ -151,7 +151,7 @@ GENERIC_KEYS: dict[str, tuple[str, ...]] = {
     "step": ("step", "global_step", "training_step", "iteration", "metadata.step", "info.step"),
     "prompt": ("prompt", "input", "question", "query", "instruction", "problem", "prompt_text"),
     "completion": ("completion", "response", "output", "generation", "completion_text", "generated_text"),
-    "messages": ("messages", "conversations", "conversation", "trajectory", "chat"),
+    "messages": ("messages", "conversations", "conversation", "messages_and_choices", "trajectory", "chat"),
     "reward": ("reward", "score", "rewards", "total_reward", "return"),
     "advantage": ("advantage", "advantages"),
     "expected": ("answer", "ground_truth", "gts", "target", "solution", "label", "reference"),

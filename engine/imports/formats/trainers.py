@@ -244,16 +244,21 @@ def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
     about = {**mapping(at(header, "eval.metadata")), **mapping(header.get("metadata"))}
     own = mapping(sample.get("metadata"))
     step = next((s for k in ("step", "training_step") if (s := whole(own.get(k, about.get(k)))) is not None), None)
-    components, answer, correct = {}, None, None
+    components: dict[str, Score] = {}
+    said_otherwise: dict[str, Any] = {}
+    answer, correct = None, None
     for name, score in mapping(sample.get("scores")).items():
         value = score.get("value") if isinstance(score, Mapping) else score
         if isinstance(value, Mapping):
-            components.update({f"{name}.{k}": v for k, v in scores(value).items()})
+            graded = {k: _LETTERS.get(v, v) if isinstance(v, str) else v for k, v in value.items()}
+            components.update({f"{name}.{k}": v for k, v in scores(graded).items()})
         elif isinstance(value, str) and value in _LETTERS:
             components[name] = Score(_LETTERS[value])
             correct = value == "C" if value in "CI" else correct
-        else:
+        elif value is None or number(value) is not None:
             components[name] = Score(number(value))
+        else:  # words, or a list: no part of a reward
+            said_otherwise[name] = value
         answer = answer or (text(score.get("answer")) if isinstance(score, Mapping) else None)
     usage = [mapping(u) for u in mapping(sample.get("model_usage")).values()]
     target = sample.get("target")
@@ -280,7 +285,7 @@ def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
         else "",
         error=error_text(sample.get("error")),
         token_count=summed([u.get("total_tokens") for u in usage]),
-        extra=plain({k: v for k, v in own.items() if k != "step"}),
+        extra=plain({**said_otherwise, **{k: v for k, v in own.items() if k != "step"}}),
         seconds=number(sample.get("total_time")) or 0.0,
     )
 

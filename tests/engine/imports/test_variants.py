@@ -1,0 +1,250 @@
+"""Other files of the same writers: other shapes, optional fields, packings; and samples that were damaged at random."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_tui.engine.imports.containers import DumpError, container_of
+from grpo_tui.engine.imports.convert import identity, listed_of, record_of
+from grpo_tui.engine.imports.dump import FORMATS, files_of, format_of
+from grpo_tui.engine.imports.format import Origin
+from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.imports.rollout import Rollout
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.types import TrajectoryRecord
+from grpo_tui.engine.runs.zstd import zstd_compress
+from grpo_tui.tui.plain import Whole, trajectory_data, trajectory_lines
+
+Open = Callable[[Path | str], RunReader]
+PEERS = Path(__file__).parent / "peer_dumps"
+VERL = {"input": "user\nq\nassistant\n", "output": "a", "gts": "x", "score": 0.5, "step": 1}
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+
+
+def whole(reader: RunReader) -> list[TrajectoryRecord]:
+    return [reader.bodies.trajectory(row.n) for row in reader.rollouts.page(limit=100)]
+
+
+def opened_text(path: Path, opened: Open, data: str | bytes, name: str = "a") -> list[TrajectoryRecord]:
+    (path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+    return whole(opened(path / name))
+
+
+def one(path: Path, opened: Open, document: Any) -> TrajectoryRecord:
+    (record,) = opened_text(path, opened, json.dumps(document) + "\n")
+    return record
+
+
+LINE = (json.dumps(VERL) + "\n").encode()
+PRETTY = json.dumps(VERL, indent=2) + "\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(gzip.compress(LINE * 2), id="gzip"),
+        pytest.param(gzip.compress(LINE) + gzip.compress(LINE), id="gzip, two members"),
+        pytest.param(zstd_compress(LINE * 2), id="zstd"),
+        pytest.param(gzip.compress(json.dumps([VERL, VERL], indent=1).encode()), id="one document in gzip"),
+        pytest.param(b"\xef\xbb\xbf" + LINE + LINE, id="mark"),
+        pytest.param((LINE * 2).replace(b"\n", b"\r\n"), id="crlf"),
+        pytest.param((LINE * 2).rstrip(b"\n"), id="no newline at the end"),
+        pytest.param(json.dumps([VERL, VERL], indent=2), id="pretty list"),
+        pytest.param(PRETTY + PRETTY, id="pretty documents"),
+        pytest.param(json.dumps([VERL, VERL]) + "\n[]\n", id="a list on a line"),
+        pytest.param(json.dumps({"rollouts": [VERL, VERL], "count": 2}), id="a list in a document"),
+    ],
+)
+def test_however_rollouts_are_packed_they_open(data: str | bytes, tmp_path: Path, opened: Open):
+    records = opened_text(tmp_path, opened, data)
+    assert [r.trajectory.env_reward for r in records] == [0.5, 0.5]
+    assert [r.trajectory.prompt for r in records] == ["q", "q"]
+    assert all(not r.trajectory.extra for r in records)
+
+
+def test_a_damaged_gzip_keeps_what_stands_before(tmp_path: Path, opened: Open):
+    packed = gzip.compress(b"".join(json.dumps({**VERL, "output": str(i) * 99}).encode() + b"\n" for i in range(4000)))
+    (tmp_path / "a").write_bytes(packed[: len(packed) // 2])
+    reader = opened(tmp_path / "a")
+    assert reader.rollouts.total() > 0 and "damaged" in reader.info().facts["skipped"][0]["why"]
+    reader.bodies.trajectory(1)
+
+
+def test_bodies_in_gzip_are_read_forward_and_back(tmp_path: Path, opened: Open):
+    lines = b"".join(json.dumps({**VERL, "gts": str(i)}).encode() + b"\n" for i in range(50))
+    (tmp_path / "a").write_bytes(gzip.compress(lines))
+    reader = opened(tmp_path / "a")
+    for n in (1, 2, 50, 3, 3, 49):
+        assert reader.bodies.trajectory(n).trajectory.expected == str(n - 1)
+
+
+def test_text_in_utf_16_is_said(tmp_path: Path):
+    (tmp_path / "a").write_bytes(LINE.decode().encode("utf-16"))
+    with pytest.raises(DumpError, match="UTF-8"):
+        open_dump(tmp_path / "a", whole=True)
+
+
+def test_ids_of_more_than_64_bits_keep_their_digits(tmp_path: Path, opened: Open):
+    ids = [2**100, 2**100 + 1]
+    (tmp_path / "a").write_text("".join(json.dumps({**VERL, "uid": i}) + "\n" for i in ids))
+    assert [r.group for r in opened(tmp_path / "a").rollouts.page()] == [f"1:{i}" for i in ids]
+
+
+def test_results_of_parallel_calls_in_flat_text_are_each_calls_own(tmp_path: Path, opened: Open):
+    calls = "".join(f'<tool_call>\n{{"name": "{n}", "arguments": {{}}}}\n</tool_call>\n' for n in "fg")
+    answers = "".join(f"<tool_response>\n{n}!\n</tool_response>\n" for n in "fg")
+    said = f"{calls}<|im_end|>\n<|im_start|>user\n{answers}<|im_end|>\n<|im_start|>assistant\ndone<|im_end|>"
+    record = one(tmp_path, opened, {**VERL, "output": said})
+    assert [(c.name, c.result) for c in record.trajectory.steps[0].calls] == [("f", "f!"), ("g", "g!")]
+
+
+def test_results_out_of_order_and_in_parts_go_to_their_calls(tmp_path: Path, opened: Open):
+    def call(i: str) -> dict[str, Any]:
+        return {"id": i, "type": "function", "function": {"name": i, "arguments": "{}"}}
+
+    openai = [
+        {"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [call("f"), call("g")]},
+        {"role": "tool", "tool_call_id": "g", "content": "G"},
+        {"role": "tool", "tool_call_id": "f", "content": [{"type": "text", "text": "F"}]},
+    ]
+    anthropic = [
+        {"role": "user", "content": "q"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": i, "name": i, "input": {}} for i in ("f", "g")],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "g", "content": "G"},
+                {"type": "tool_result", "tool_use_id": "f", "content": [{"type": "text", "text": "F"}]},
+                {"type": "text", "text": "go on"},
+            ],
+        },
+    ]
+    for messages in (openai, anthropic):
+        (step,) = one(tmp_path, opened, {"messages": messages}).trajectory.steps
+        assert [(c.name, c.result) for c in step.calls] == [("f", "F"), ("g", "G")]
+    assert "go on" in step.observation
+
+
+def test_what_is_null_is_unknown_and_keeps_its_row(tmp_path: Path, opened: Open):
+    skyrl = {"input_prompt": "q", "output_response": None, "score": None}
+    plain = {"prompt": "q", "completion": None, "reward": None}
+    for document in (skyrl, plain):
+        record = one(tmp_path, opened, document)
+        assert record.trajectory.steps == () and record.breakdown is None and "advantage" in record.unknown
+
+
+def test_columns_in_objects_and_short_lists_can_be_filtered(tmp_path: Path, opened: Open):
+    from grpo_tui.engine.runs.query import Query
+
+    (tmp_path / "a").write_text(json.dumps({**VERL, "judge": {"score": 4, "by": {"name": "x"}}, "tags": ["a"]}) + "\n")
+    reader = opened(tmp_path / "a")
+    assert len(reader.rollouts.page(Query(filter="extra.judge.score>3"))) == 1
+    assert reader.rollouts.page()[0].extra == {"judge.score": 4, "judge.by.name": "x", "tags": '["a"]'}
+
+
+def test_a_batch_of_columns_with_nan_as_text_and_null(tmp_path: Path, opened: Open):
+    batch = {"prompt": ["p", "p", "p"], "completion": ["a", "b", "c"], "acc": [1.0, None, "NaN"], "step": ["2"] * 3}
+    records = opened_text(tmp_path, opened, json.dumps(batch) + "\n")
+    raw = [r.breakdown.steps[-1].components["acc"].raw for r in records if r.breakdown]
+    assert raw[:2] == [1.0, None] and raw[2] != raw[2]
+
+
+def test_several_agents_of_an_episode_are_rollouts_of_their_own(tmp_path: Path, opened: Open):
+    nodes = [{"parent": None if not i else i - 1, "message": m, "sampled": i == 1} for i, m in enumerate(CHAT)]
+    traces = [{"id": n, "agent": {"name": n}, "nodes": nodes, "rewards": {}} for n in ("planner", "solver")]
+    records = opened_text(tmp_path, opened, json.dumps({"id": "e", "env": {"id": "x"}, "traces": traces}) + "\n")
+    assert [r.trajectory.agent for r in records] == ["planner", "solver"]
+    assert all("reward" in r.unknown for r in records), "no component has a score"
+
+
+def test_scores_of_inspect_that_are_no_numbers_are_columns(tmp_path: Path, opened: Open):
+    scores = {"m": {"value": "C"}, "d": {"value": {"p": 0.5, "r": "I"}}, "words": {"value": "well done"}}
+    sample = {"id": 1, "epoch": 1, "input": "q", "target": "a", "messages": CHAT, "scores": scores}
+    log = {"version": 2, "status": "success", "eval": {"task": "t", "model": "m"}, "samples": [sample]}
+    record = one(tmp_path, opened, log)
+    assert record.breakdown is not None
+    assert {k: v.raw for k, v in record.breakdown.steps[-1].components.items()} == {"m": 1.0, "d.p": 0.5, "d.r": 0.0}
+    assert record.trajectory.extra["words"] == "well done" and record.trajectory.correct is True
+
+
+def test_choices_and_groups_with_objects(tmp_path: Path, opened: Open):
+    art = {"messages_and_choices": [CHAT[0], {"finish_reason": "stop", "index": 0, "message": CHAT[1]}], "reward": 1.0}
+    assert one(tmp_path, opened, art).trajectory.steps[0].text == "a"
+    group = {"prompt": "q", "step": 3, "completions": [{"text": "a", "reward": 1}, {"text": "b", "reward": 0}]}
+    records = opened_text(tmp_path, opened, json.dumps(group) + "\n")
+    assert [(r.trajectory.steps[0].text, r.trajectory.env_reward) for r in records] == [("a", 1.0), ("b", 0.0)]
+
+
+@cache
+def samples() -> list[tuple[str, Any, Origin]]:
+    """One document of each shape of each sample."""
+    found = {}
+    for folder in sorted(p for p in PEERS.iterdir() if p.is_dir() and p.name != "slime"):
+        for file in files_of(folder):
+            container = container_of(file)
+            for each in container.open(file) if container is not None else ():
+                origin = Origin(file, folder)
+                reader = format_of(each.document, origin, FORMATS)
+                if reader is not None and len(json.dumps(each.document, default=str)) < 40_000:
+                    found.setdefault((folder.name, reader.name), (reader.name, each.document, origin))
+    return list(found.values())
+
+
+def paths(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*before, key)
+        yield from paths(value[key], (*before, key))
+
+
+DROPPED = object()
+VALUES = (
+    DROPPED, None, 5, -1.5, "x", "NaN", "", [], {}, [1, 2], {"a": 1}, True, [None], [{}], {"a": None}, 10**30, [["x"]],
+    '{"a": 1}', "[1]", float("nan"), float("inf"), "\ud800", "\x1b[31m",
+)  # fmt: skip
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    if len(path) == 1 and new is DROPPED:
+        copy.pop(path[0])
+    else:
+        copy[path[0]] = changed(value[path[0]], path[1:], new)
+    return copy
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_a_sample_with_fields_changed_is_still_read(data: st.DataObject):
+    """Keys dropped, types changed: what is left is read, and nothing is raised on the way to the screen."""
+    _, document, origin = data.draw(st.sampled_from(samples()))
+    for _ in range(data.draw(st.integers(1, 3))):
+        places = list(paths(document)) if isinstance(document, (dict, list)) else []
+        if not places:
+            break
+        document = changed(document, data.draw(st.sampled_from(places)), data.draw(st.sampled_from(VALUES)))
+    reader = format_of(document, origin, FORMATS)
+    for item in reader.open(document, origin) if reader is not None else ():
+        if isinstance(item, Rollout):
+            row = listed_of(item, identity(item), fallback_id="f", index=0)
+            record = record_of(item, fallback_id="f", index=0, unknown=reader.unknown if reader else {})
+            assert (row.reward is None) == (record.breakdown is None or record.breakdown.total is None)
+            assert len(row.labels) == len(record.trajectory.steps)
+            if item.tokens is not None:
+                item.tokens()
+            assert "\x1b" not in "".join(trajectory_lines(Whole(1, record)))
+            json.dumps(trajectory_data(Whole(1, record)), default=str)
