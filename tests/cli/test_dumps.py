@@ -69,7 +69,7 @@ def test_a_report_says_what_was_read_and_found(tmp_path: Path):
 def test_a_dump_says_its_last_step_or_that_it_has_none(capsys: pytest.CaptureFixture[str]):
     from grpo_tui.engine.imports.cache import recent
     from grpo_tui.engine.runs.status import look
-    from grpo_tui.tui.app.run_list import RunRow, looked_into
+    from grpo_tui.tui.cli.run_table import facts
     from grpo_tui.tui.format import step_text
 
     last = [json.loads(text)["score"] for text in (PEERS / "verl/rollout/3.jsonl").open()]
@@ -80,7 +80,7 @@ def test_a_dump_says_its_last_step_or_that_it_has_none(capsys: pytest.CaptureFix
         assert run(["inspect", str(PEERS / folder), "--json"]) == 0
         info = look(recent()[0])
         assert (info.id, step_text(info)) == (Path(folder).name, step)
-        assert looked_into(RunRow(info)).headline.reward == (None if reward is None else pytest.approx(reward))
+        assert facts(info)["reward"] == (None if reward is None else pytest.approx(reward))
 
 
 def test_groups_of_one_name_by_two_writers_are_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
