@@ -4,7 +4,7 @@
 
 VENV ?= .venv
 ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 BENCHES ?= environment rewards record app grpo_step success replay online serving
 
 # Compiled where it is imported and kept: pip would spend as long on compiling all of torch as on the rest of its work,
@@ -21,7 +21,7 @@ QUICK := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=20000 HF_HUB_OFFLINE=1 TOKENIZERS_PARA
 
 help:
 	@echo "make train    set up and train the tiny policy, about 4 minutes on 2 cores; live view on a terminal"
-	@echo "make test     style, types and tests, about 10 minutes with the first set-up"
+	@echo "make test     style, types and tests, about 12 minutes with the first set-up"
 	@echo "make stress   the long forms of the stress tests, and an hour of mixed load (LOAD_SECONDS=600 for less)"
 	@echo "make bench    the numbers of docs/benchmarks.md, measured again, about an hour; BENCHES=rewards for one of them"
 	@echo "make test-oldest, make test-newest   the tests with the oldest and the newest libraries that are allowed"
@@ -31,7 +31,9 @@ help:
 train: $(VENV)/.ready
 	@$(BIN)/grpo-tui train $(ARGS)
 
-test: lint types unit
+# Types beside the tests: a test often waits, and pyright needs one core.
+test: lint
+	@$(MAKE) --no-print-directory -j2 types unit
 	@echo "make test: all good"
 
 lint: $(VENV)/.ready-test

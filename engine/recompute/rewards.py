@@ -78,7 +78,7 @@ class Rewards:
             if "task" in values:
                 outcome = trajectory.correct if trajectory.correct is not None else trajectory.env_reward
                 if trajectory.correct is None and self.config.w_environment:
-                    outcome = 0.0
+                    outcome = float(outcome or 0.0) - sum(s.reward or 0.0 for s in trajectory.steps)
                 self.report.number(place, "raw task", values["task"], float(outcome or 0.0) if i == last else None)
             if "environment" in values:
                 self.report.number(place, "raw environment", values["environment"], float(step.reward or 0.0))

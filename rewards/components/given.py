@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from ...configs.sections.rewards import RewardsConfig
 from .base import RewardComponent, RewardInputs, Values
 
 
 class TaskReward(RewardComponent):
-    """Correctness, on the last step. Without a known answer: the environment's own total, unless `environment` carries
-    that already."""
+    """Correctness, on the last step. Without a known answer: the environment's own total, less what `environment`
+    carries already."""
 
     def __init__(self, config: RewardsConfig) -> None:
-        self.own_total_counts = not config.w_environment
+        self.steps_count_elsewhere = config.w_environment > 0
 
     def compute(self, batch: RewardInputs) -> Values | None:
         """A trajectory without steps has no place for a reward; where reward functions judge, their scores stand for
@@ -22,9 +27,11 @@ class TaskReward(RewardComponent):
             return None
         values = torch.zeros(len(batch.steps), dtype=torch.float64)
         outcomes: list[float] = []
+        own_rewards = iter(batch.env_rewards)
         for trajectory, correct in zip(batch.trajectories, batch.correctness, strict=True):
+            of_steps = sum(islice(own_rewards, len(trajectory.steps)))
             if trajectory.steps:
-                own = float(trajectory.env_reward or 0.0) if self.own_total_counts else 0.0
+                own = float(trajectory.env_reward or 0.0) - (of_steps if self.steps_count_elsewhere else 0.0)
                 outcomes.append(own if correct is None else float(correct))
         values[batch.last] = torch.tensor(outcomes, dtype=torch.float64)
         judged = torch.tensor([bool(t.judged_by) for t in batch.trajectories for _ in t.steps], dtype=torch.bool)
@@ -32,16 +39,31 @@ class TaskReward(RewardComponent):
 
 
 class EnvironmentReward(RewardComponent):
-    """The environment's own reward of each step."""
+    """The environment's own reward of each step, but not of a last step whose correctness is known: there `task` says
+    what the step is worth, and most environments say the same once more."""
 
     def __init__(self, config: RewardsConfig) -> None:
         self.counts = config.w_environment > 0
+        self.seen = False
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """Nothing without a weight: what does not count is not shown as a component."""
-        if not self.counts:
-            return None
-        return torch.tensor(list(batch.env_rewards), dtype=torch.float64), torch.ones_like(batch.last)
+        """Nothing without a weight, or before the environment gave a first reward: what does not count is not shown."""
+        judged = torch.tensor(
+            [c is not None for t, c in zip(batch.trajectories, batch.correctness, strict=True) for _ in t.steps],
+            dtype=torch.bool,
+        )
+        defined = ~(batch.last & judged)
+        values = torch.tensor(list(batch.env_rewards), dtype=torch.float64)
+        self.seen = self.seen or bool(values[defined].any())
+        return (values, defined) if self.counts and self.seen else None
+
+    def state_facts(self) -> dict[str, Any]:
+        """Whether the environment has ever given a reward."""
+        return {"seen": self.seen}
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """The inverse."""
+        self.seen = bool(facts["seen"])
 
 
 class PenaltyReward(RewardComponent):

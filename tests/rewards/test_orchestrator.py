@@ -119,7 +119,7 @@ def test_where_each_component_lands():
     at = [set(s.components) for s in result.breakdowns[0].steps]
     assert at[0] == {"environment", "curiosity", "penalty"}  # no step before it: no coherence
     assert at[1] == {"environment", "curiosity", "coherence", "penalty"}
-    assert at[2] == {"task", "environment", "coherence", "penalty"}  # no next state: no curiosity
+    assert at[2] == {"task", "coherence", "penalty"}  # no next state: no curiosity; correctness says what it is worth
     assert result.breakdowns[0].steps[2].components["task"].raw == 1.0
     last = result.component_names.index("curiosity")
     assert result.raw[0, 2, last] == 0
@@ -130,13 +130,38 @@ def test_where_each_component_lands():
 def test_the_task_reward_is_correctness_a_score_or_the_environments_total():
     config = RewardsConfig(w_curiosity=0, w_coherence=0, w_penalty=0)
 
-    def task(correctness, w_environment: float = 0.0) -> float:
+    def task(correctness, w_environment: float = 1.0, of_steps: float = 0.0) -> float:
         weighted = config.model_copy(update={"w_environment": w_environment})
-        result = score(weighted, [good(env_reward=0.8)], [correctness], None)
+        steps = tuple(dataclasses.replace(s, reward=of_steps) for s in good().steps)
+        found = dataclasses.replace(good(env_reward=0.8), steps=steps)
+        result = score(weighted, [found], [correctness], None)
         return known(result.breakdowns[0].steps[-1].components["task"].raw)
 
     assert [task(True), task(False), task(0.25), task(None)] == [1.0, 0.0, 0.25, 0.8]
-    assert task(None, w_environment=1.0) == 0.0  # the environment's own component carries it
+    assert task(None, of_steps=0.2) == pytest.approx(0.2)  # 0.8 less what the environment's own component carries
+    assert task(None, w_environment=0.0, of_steps=0.2) == 0.8
+
+
+@given(
+    st.lists(st.lists(st.floats(-2, 2), min_size=1, max_size=4), min_size=1, max_size=5),
+    st.lists(st.sampled_from([None, True, False, 0.5]), min_size=5, max_size=5),
+)
+def test_nothing_that_the_environment_paid_is_lost_and_correctness_is_not_paid_twice(paid, known_answers):
+    """By default: earlier steps as the environment paid them; the last one by correctness, where that is known."""
+    config = RewardsConfig(w_curiosity=0, w_coherence=0, w_penalty=0)
+    trajectories = [
+        dataclasses.replace(
+            good(env_reward=sum(rewards)),
+            id=str(i),
+            steps=tuple(dataclasses.replace(good().steps[0], index=t, reward=r) for t, r in enumerate(rewards)),
+        )
+        for i, rewards in enumerate(paid)
+    ]
+    answers = known_answers[: len(paid)]
+    result = score(config, trajectories, answers, None)
+    for rewards, correct, breakdown in zip(paid, answers, result.breakdowns, strict=True):
+        expected = [*rewards[:-1], rewards[-1] if correct is None else float(correct)]
+        assert [step.total for step in breakdown.steps] == pytest.approx(expected, abs=1e-6)
 
 
 def test_one_trajectory_without_a_list():

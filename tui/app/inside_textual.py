@@ -74,6 +74,13 @@ class OwnOutputApp(App[None]):
         self.post_display_hook()
         return True
 
+    def send(self, text: str) -> None:
+        """Send escape codes to the terminal in the order in which they were given: updates of the screen wait in
+        Textual's own thread, and bytes written past it would land in the middle of one."""
+        if self._driver is not None and self.is_running:
+            self._driver.write(text)
+            self._driver.flush()
+
     def fatal(self, error: BaseException) -> None:
         """A mistake of this program ends the app."""
         raise RuntimeError(f"{type(self).__name__} does not say how it ends")

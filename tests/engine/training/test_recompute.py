@@ -51,7 +51,7 @@ def recorded(tmp_path_factory) -> Recorded:
         micro_batch_size=4,
     )
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["rewards"] |= {"w_environment": 0.5, "normalization": {"penalty": "group"}}
+    config["rewards"] |= {"normalization": {"penalty": "group"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(folder) == 0
     with RunReader(folder) as reader:
@@ -64,7 +64,6 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
     for kind in (
         "penalties",
         "raw task",
-        "raw environment",
         "raw penalty",
         "weight of coherence",
         "normalised curiosity",
@@ -99,7 +98,7 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
             {"components": ["task", "penalty"], "w_curiosity": 0.0, "w_coherence": 0.0},
         ),
         ({"replay": {"mode": "dapo"}, "scale_advantages": "none"}, {"normalization": {"curiosity": "scale_only"}}),
-        ({"replay": {"signal": "task"}}, {"w_environment": 0.5}),
+        ({"replay": {"signal": "task"}}, {}),
         ({"advantages": "gdpo"}, {"anneal_steps": 3}),
         ({"advantages": "gdpo", "compare_shaping": "equals", "replay": {"mode": "off"}}, {"shaping": "potential"}),
         ({"replay": {"mode": "off"}, "importance_sampling_level": "sequence", "beta_mode": "fixed", "beta": 0.0}, {}),
@@ -115,6 +114,28 @@ def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], r
         report = recompute(reader, read_config(folder))
     assert [str(w) for w in report.wrong] == []
     assert report.total > 500
+
+
+def test_what_the_environment_pays_comes_out_again_too(tmp_path):
+    folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["environment"]["class_path"] = f"{Path(__file__).with_name('paying_env.py')}:PayingEnv"
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(folder) == 0
+    with RunReader(folder) as reader:
+        report = recompute(reader, read_config(folder))
+        steps = [(step, list(items)) for step, items in steps_of(reader)]
+        paid = [(step, i, item) for step, items in steps for i, item in enumerate(items) if pays(item)]
+        assert [str(w) for w in report.wrong] == [] and report.compared["raw environment"] and paid
+        step, index, chosen = paid[0]
+        changed = change("record.breakdown.steps.0.components.environment.raw")(chosen)
+        dict(steps)[step][index] = changed
+        assert recompute_steps(steps, metrics_of(reader), read_config(folder)).wrong
+
+
+def pays(item: Item) -> bool:
+    steps = item.record.breakdown.steps  # type: ignore[union-attr]
+    return "environment" in steps[0].components and bool(steps[0].components["environment"].raw)
 
 
 # -- one number changed at a time, in memory -------------------------------------------------------------------------
@@ -157,7 +178,7 @@ def left_out(item: Item) -> bool:
 
 
 STEP = "record.breakdown.steps.0"
-SHAPED, NORMALISED = ("environment", "penalty", "curiosity"), ("curiosity", "coherence", "penalty")
+SHAPED, NORMALISED = ("penalty", "curiosity"), ("curiosity", "coherence", "penalty")
 VALUE = ("raw", "normalized", "weight", "contribution")
 CHANGES: list[tuple[str, Any, Callable[[Item], bool]]] = [
     ("record.trajectory.correct", True, any_item),

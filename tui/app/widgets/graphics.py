@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def cell_pixels() -> tuple[int, int]:
     return 10, 20
 
 
-def make(wanted: Kind) -> Widget:
-    """A widget of textual-image for this protocol; its `image` takes a PIL image."""
+def make(wanted: Kind, send: Callable[[str], None]) -> Widget:
+    """A widget of textual-image for this protocol; its `image` takes a PIL image. send: writes to the terminal."""
     from textual_image import _terminal
 
     # Importing the package asks the terminal questions, whose answers the running app would take for keys.
@@ -69,6 +70,10 @@ def make(wanted: Kind) -> Widget:
         from textual_image.widget import SixelImage, TGPImage
     finally:
         sys.__stdout__ = real  # type: ignore[misc]
+    from textual_image.renderable import tgp
+
+    # Pictures in kitty's protocol are written when they are drawn, past the app; see `OwnOutputApp.send`.
+    tgp.sys = SimpleNamespace(__stdout__=_ThroughTheApp(send))  # type: ignore[assignment]
     return TGPImage(id="graphic") if wanted == "kitty" else SixelImage(id="graphic")
 
 
@@ -95,7 +100,8 @@ class Picture:
                 self._widget.display = False
             return
         if self._widget is None:
-            self._widget = make(self._kind)
+            app: Any = self._screen.app
+            self._widget = make(self._kind, app.send)
             self._screen.mount(self._widget)
         widget = self._widget
         across, down = self._pane.cell or (10, 20)
@@ -104,6 +110,16 @@ class Picture:
         widget.styles.offset = (region.x + (region.width - width) // 2, region.y)
         widget.image = picture  # type: ignore[attr-defined]
         widget.display = True
+
+
+class _ThroughTheApp:
+    """Stands in for standard output where textual-image writes pictures."""
+
+    def __init__(self, send: Callable[[str], None]) -> None:
+        self.write = send
+
+    def flush(self) -> None:
+        """Nothing waits here."""
 
 
 class _NoTerminal:
