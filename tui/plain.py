@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..engine.runs.notes import Note
 from ..engine.runs.types import AdvantageFormula, AdvantageTerm, Step, StepReward, TrajectoryRecord, TrajectoryRow, Use
 from .advantage import EPSILON, SAME, equation, formula_of, recomputed, recomputed_text
 from .format import mark, number
@@ -32,6 +33,7 @@ class Whole:
     uses: Sequence[Use] = ()
     formula: AdvantageFormula | None = None
     recomputed: AdvantageTerm | None = None
+    note: Note | None = None
 
 
 def read_whole(reader: RunReader, ref: str | int) -> Whole:
@@ -41,7 +43,9 @@ def read_whole(reader: RunReader, ref: str | int) -> Whole:
     group: Sequence[TrajectoryRow] = ()
     if record.formula is None and (record.advantage is not None or "advantage" in record.unknown):
         group = [row for here in reader.rollouts.rows([n]) for row in reader.rollouts.group(here.group)]
-    return Whole(n, record, reader.bodies.uses(n, record), formula_of(record, group), recomputed(record, group))
+    note = reader.notes.read().get(record.trajectory.id)
+    uses, formula = reader.bodies.uses(n, record), formula_of(record, group)
+    return Whole(n, record, uses, formula, recomputed(record, group), note)
 
 
 def trajectory_data(whole: Whole) -> dict[str, Any]:
@@ -54,6 +58,7 @@ def trajectory_data(whole: Whole) -> dict[str, Any]:
         "advantage": record.advantage,
         "step_advantages": list(record.step_advantages),
         "advantage_formula": whole.formula.to_json() if whole.formula is not None else None,
+        "note": whole.note.to_json() if whole.note is not None else None,
         "recomputed": _recomputed(whole.recomputed),
         "policy_version": record.policy_version,
         "split": record.split,
@@ -90,6 +95,8 @@ def _blocks(whole: Whole) -> Iterator[tuple[str, str]]:
     record = whole.record
     t = record.trajectory
     yield "", f"{t.id}  {t.env}  group {t.group}  rollout {t.rollout}  {record.split}"
+    if whole.note is not None:
+        yield "note     ", whole.note.text
     yield "prompt   ", t.prompt
     rewards = {s.step: s for s in record.breakdown.steps} if record.breakdown is not None else {}
     for position, step in enumerate(t.steps):

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from .errors import FilterError
 from .labels import BITS, OVERFLOW, Labels
 from .learning import BIT, LEARNED_FROM, MARKS
+from .notes import Note
 from .schema import ADDED, FLAG_AGREES, FLAG_DISAGREES, FLAG_ERROR, FLAG_NAN, FLAG_SENT, FLAG_UNPARSED
 from .search import match_expression
 
@@ -52,7 +54,9 @@ CLOSED = "closed"
 """As `gate:closed`: every reason for which a request was not learnt from."""
 NAMES = {"group": ("grp", "groups"), "prompt": ("prompt", "prompts")}
 TEXTS = ("text", "agent", "observation", "answer")
-KEYS = (*LABELS, *NAMES, "id", *TEXTS)
+NOTES = ("note", "label")
+"""What people put on rollouts (`notes.py`): `note:copied`, `label:hack`, `note:*` for any."""
+KEYS = (*LABELS, *NAMES, "id", *TEXTS, *NOTES)
 
 OWN_COLUMNS = ("extra.", "component.")
 """Columns of a record's own: `extra.difficulty>3`, `component.format=0.5`, `extra.source:web*`."""
@@ -62,6 +66,7 @@ HELP = (
     f"flags: {', '.join(FLAGS)}; "
     f"names: {', '.join(k + ':' for k in (*LABELS, *NAMES, 'id'))} (* matches anything); "
     f"words: {', '.join(k + ':' for k in TEXTS)}; "
+    f"notes of people: note: (a word of it, * for any), label:; "
     f"columns of the record's own: extra.NAME, component.NAME; joined by and, or, not, ( )"
 )
 
@@ -84,6 +89,7 @@ class Compiled:
 class _Build:
     names: Labels
     columns: frozenset[str]
+    said: Callable[[], Iterable[Note]]
     params: list[object] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -107,11 +113,12 @@ class Expression:
     text: str
     node: _Node | None
 
-    def compile(self, names: Labels, columns: frozenset[str]) -> Compiled:
-        """The condition for one record, whose `rows` have these columns; empty SQL for an empty filter."""
+    def compile(self, names: Labels, columns: frozenset[str], said: Callable[[], Iterable[Note]] = tuple) -> Compiled:
+        """The condition for one record, whose `rows` have these columns; empty SQL for an empty filter. `said`: what
+        people noted in this run."""
         if self.node is None:
             return Compiled("")
-        build = _Build(names, columns)
+        build = _Build(names, columns, said)
         sql = self.node(build)
         return Compiled(sql, tuple(build.params), tuple(build.notes))
 
@@ -286,6 +293,8 @@ class _Parser:
         if key == "id":
             op = "GLOB" if "*" in text else "="
             return lambda b: _bound(b, f"(n IN (SELECT n FROM cards WHERE id {op} ?))", text)
+        if key in NOTES:
+            return lambda b: _noted(b, key, text)
         quoted = text if '"' in text or "*" in text else f'"{text}"'
         expression = match_expression(quoted if key == "text" else f"{key}:{quoted}")
         return lambda b: _bound(b, "(n IN (SELECT rowid FROM search WHERE search MATCH ?))", expression)
@@ -363,6 +372,23 @@ def _label(build: _Build, key: str, text: str) -> str:
         inside = f"SELECT n FROM overflow WHERE label IN ({','.join('?' * len(rest))})"
         parts.append(f"(({column} & ?) != 0 AND n IN ({inside}))")
     return "(" + " OR ".join(parts) + ")"
+
+
+def _noted(build: _Build, key: str, text: str) -> str:
+    """Condition for rollouts on which a person put a note that holds a text, or a label of a name."""
+    wanted = text.lower()
+
+    def fits(note: Note) -> bool:
+        if key == "label":
+            return any(fnmatch.fnmatchcase(label.lower(), wanted.removeprefix("#")) for label in note.labels)
+        return fnmatch.fnmatchcase(note.text.lower(), f"*{wanted}*")
+
+    ids = [note.id for note in build.said() if fits(note)]
+    if not ids:
+        build.notes.append(f"no note of this run has {key} {text!r}")
+        return "(0)"
+    condition = "(n IN (SELECT n FROM cards WHERE id IN (SELECT value FROM json_each(?))))"
+    return _bound(build, condition, json.dumps(ids))
 
 
 def resolve(known: dict[str, int], text: str) -> list[int]:

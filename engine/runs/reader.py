@@ -10,6 +10,7 @@ from typing import Any
 
 from .bodies import Bodies
 from .metrics import Metrics
+from .notes import Notes
 from .query import EVERYTHING, Query
 from .record import Record
 from .rollouts import Rollouts
@@ -79,6 +80,11 @@ class RunReader:
         return self.metrics.last_step()
 
     # --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def notes(self) -> Notes:
+        """What people said of its rollouts."""
+        return self._record.notes
 
     def pending(self, query: Query = EVERYTHING) -> str:
         """What of the record is not there to be read yet, in a few words; empty: all that a query sees is."""

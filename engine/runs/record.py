@@ -15,6 +15,7 @@ from .connection import Connection
 from .errors import RecordDamaged
 from .health import shortfall
 from .labels import Labels
+from .notes import Notes
 from .paths import DATABASE
 from .schema import columns_of, version
 from .types import SCHEMA_VERSION
@@ -31,6 +32,8 @@ class Record:
         """Queries that met a damaged part so far."""
         self.columns: frozenset[str] = frozenset()
         """Columns that the record holds: an older one lacks those that were added since (`schema.ADDED`)."""
+        self.notes = Notes(run_dir)
+        """What people said of its rollouts."""
         self._connection: Connection | None = None
         self._labels: Labels | None = None
         self._open()

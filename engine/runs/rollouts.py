@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from . import filters, histogram, rows, search
 from .errors import FilterError
 from .groups import GroupList
+from .notes import Note
 from .query import EVERYTHING, Query
 from .record import Record
 from .selection import Selection
@@ -105,12 +106,15 @@ class Rollouts:
     def filter_notes(self, filter: str) -> tuple[str, ...]:
         """Names in a filter that this record does not hold, each with the nearest that it does."""
         labels = self._record.labels()
-        return () if labels is None else filters.parse(filter).compile(labels, self._record.columns).notes
+        return () if labels is None else filters.parse(filter).compile(labels, self._record.columns, self._notes).notes
 
     def names(self, kind: str) -> list[str]:
         """Recorded names of a kind: `action`, `penalty`, `env`, `split` or `stop`."""
         labels = self._record.labels()
         return [] if labels is None else list(labels.of_kind(kind))
+
+    def _notes(self) -> Iterable[Note]:
+        return self._record.notes.read().values()
 
     def covered(self, selection: Selection) -> int:
         """What a view depends on besides the rows; a record's own texts come with them."""
@@ -121,7 +125,7 @@ class Rollouts:
         labels = self._record.labels()
         if labels is None:
             return None
-        compiled = expression.compile(labels, self._record.columns)
+        compiled = expression.compile(labels, self._record.columns, self._notes)
         return Selection(compiled.sql, compiled.params, match)
 
     def _view(self, query: Query) -> View | None:

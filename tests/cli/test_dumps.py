@@ -101,3 +101,26 @@ def test_a_rollout_in_which_nobody_spoke_is_shown(tmp_path: Path):
     file.write_text(json.dumps({"messages": messages, "reward": 0.0, "step": 1}) + "\n")
     (row,) = exported(file, tmp_path / "out.jsonl")
     assert row["trajectory"]["steps"] == []
+
+
+def test_a_note_is_written_listed_exported_and_filtered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    dump = PEERS / "verl" / "rollout"
+    assert run(["note", str(dump), "3", "#hack copied \x1b[31m"]) == 0
+    capsys.readouterr()
+    assert run(["note", str(dump), "--json"]) == 0
+    (said,) = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert (said["text"], said["labels"]) == ("#hack copied \x1b[31m", ["hack"])
+    assert run(["note", str(dump)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+    notes = {row["n"]: row["note"] for row in exported(dump, tmp_path / "out.jsonl") if row["note"] is not None}
+    assert notes.keys() == {3} and notes[3]["labels"] == ["hack"]
+    capsys.readouterr()
+    assert run(["inspect", str(dump), "--filter", "label:hack", "--json"]) == 0
+    assert [json.loads(text)["n"] for text in capsys.readouterr().out.splitlines()] == [3]
+    assert run(["note", str(dump), "3", ""]) == 0
+    assert run(["note", str(dump), "999", "x"]) == 3
+    capsys.readouterr()
+    assert run(["note", str(dump)]) == 0 and capsys.readouterr().out == ""

@@ -98,6 +98,7 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "t", "t", "tokens", "tokens", "Tokens by agent mask, log-prob, advantage: again for the next", 3),
     Key((STEP,), "d", "d", "diff", "diff", "Compare with another rollout of the group, or of the prompt", 4),
     Key((STEP,), "c", "c", "conversation", "conversation", "The whole conversation in one scroll, or one step", 7),
+    Key((STEP,), "m", "m", "note", "note", "Put a note on the trajectory; words with # are labels to filter by"),
     Key((STEP,), "P", "P", "prompt", "prompt", "Show or hide the whole prompt and the task"),
     Key((STEP,), "i", "i", "image", "image", "Show or hide the image of the step", 9),
     Key((STEP,), "I", "I", "image_size", "", "Make the image larger or smaller"),

@@ -114,6 +114,7 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
             ("breakdown", text),
             ("advantage_formula", text),
             ("recomputed", text),
+            ("note", text),
             ("not_recorded", text),
             ("extra", text),
             ("uses", text),
@@ -133,7 +134,7 @@ def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
     return count
 
 
-_AS_JSON = ("breakdown", "advantage_formula", "recomputed", "not_recorded", "uses", "served")
+_AS_JSON = ("note", "breakdown", "advantage_formula", "recomputed", "not_recorded", "uses", "served")
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from . import export as cli_export
 from . import init as cli_init
 from . import inspect as cli_inspect
 from . import live as cli_live
+from . import note as cli_note
 from . import online as cli_online
 from . import repair as cli_repair
 from . import runs as cli_runs
@@ -45,6 +46,7 @@ app.command("init", help=cli_init.HELP)(cli_init.init)
 app.command("inspect", help=cli_inspect.HELP)(cli_inspect.inspect)
 app.command("live", help=cli_live.HELP)(cli_live.live)
 app.command("check", help=cli_check.HELP)(cli_check.check)
+app.command("note", help=cli_note.HELP)(cli_note.note)
 app.command("runs", help=cli_runs.RUNS_HELP)(cli_runs.runs)
 app.command("stop", help=cli_runs.STOP_HELP)(cli_runs.stop)
 app.command("online", help=cli_online.HELP)(cli_online.online)

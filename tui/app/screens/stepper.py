@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....engine.runs.errors import RecordError
+from ....engine.runs.notes import Note
 from ....engine.runs.query import EVERYTHING, Query
 from ...advantage import formula_of, recomputed, recomputed_text
 from ...export import export_trajectory
@@ -116,6 +117,8 @@ class StepperScreen(AmongRollouts):
                 self.frame.replan()
         self.text.image_note = self.image.note if record is not None else ""
         self.text.find = self.conversation.find = self.find
+        note = self._note()
+        self.text.note = note.text if note is not None else ""
         self.text.put(record, step, opened.problem, self.cursor.match)
         if self._body == "conversation":
             self.conversation.put(record, step, self.cursor.match)
@@ -228,11 +231,34 @@ class StepperScreen(AmongRollouts):
         if self.cursor.record is not None:
             self.shell.open(Diff(self.reads.path, self.n))
 
+    def action_note(self) -> None:
+        """Say something of this trajectory, or change what was said."""
+        record = self.cursor.record
+        if record is None:
+            return
+        id_ = record.trajectory.id
+        note = self._note()
+        hint = "#words are labels: filter with label:NAME or note:WORD · an empty text takes it back"
+
+        def put(text: str) -> None:
+            try:
+                self.reads.now.notes.put(id_, text)
+            except OSError as error:
+                self.say(f"The note cannot be written: {error.strerror}.", "error")
+            self.show_rollout()
+
+        ask(self, "Note on this trajectory", note.text if note is not None else "", put, hint=hint)
+
+    def _note(self) -> Note | None:
+        record = self.cursor.record
+        return None if record is None else self.reads.now.notes.read().get(record.trajectory.id)
+
     def _whole(self) -> Whole | None:
         opened = self.cursor.opened
         if opened.record is None:
             return None
-        return Whole(opened.n, opened.record, opened.uses, formula_of(opened.record, opened.group))
+        formula, other = formula_of(opened.record, opened.group), recomputed(opened.record, opened.group)
+        return Whole(opened.n, opened.record, opened.uses, formula, other, self._note())
 
     def shown_text(self) -> str:
         """The whole trajectory as plain text, for pager and editor."""

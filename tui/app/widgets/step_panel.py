@@ -27,6 +27,8 @@ class StepPanel(Pane):
         self.match: Match | None = None
         self.whole_prompt = False
         self.image_note = ""
+        self.note = ""
+        """What a person said of the trajectory."""
         self.problem = ""
         self._match_line: int | None = None
 
@@ -62,6 +64,7 @@ class StepPanel(Pane):
         self._match_line = None
         lines: list[Line | Later] = []
         lines += [Line(p).add(t, p.bad) for t in wrap(self.problem, width)] if self.problem else []
+        lines += [Line(p).add(t, p.accent) for t in wrap(f"✎ {self.note}", width)] if self.note else []
         if self.record is not None:
             self._lay(lines, self.record.trajectory, StepLines(p, width, self.find), height)
         return Lines(lines)

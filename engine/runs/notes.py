@@ -1,0 +1,117 @@
+"""Notes and labels that a person puts on rollouts: one line each, kept beside the run.
+
+Notes of a dump of another framework lie in the user's data folder, because its index is thrown away when it is stale
+and nothing of ours lies beside the user's files. A note belongs to a rollout's id. The file only grows: the last word
+on an id counts, an empty text takes a note back, and a line that was torn off costs only itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .paths import RUN_FILE
+from .status import read_json
+
+NOTES_FILE = "notes.jsonl"
+MAX_TEXT = 4000
+"""Characters of one note."""
+_LABEL = re.compile(r"(?:\A|(?<=\s))#([\w.:/-]+)")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a person said of a rollout. Words that begin with `#` are its labels."""
+
+    id: str
+    text: str
+    by: str = ""
+    time: float = 0.0
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """`("hack",)` of `#hack the answer was copied`."""
+        return tuple(dict.fromkeys(_LABEL.findall(self.text)))
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is exported."""
+        return {"text": self.text, "labels": list(self.labels), "by": self.by, "time": self.time}
+
+
+class Notes:
+    """The notes of one run; `read` looks again when the file has changed."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = place_of(run_dir)
+        self._seen: tuple[int, int] | None = None
+        self._notes: dict[str, Note] = {}
+
+    def read(self) -> Mapping[str, Note]:
+        """The notes by the rollout's id; what cannot be read is left out."""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            self._seen, self._notes = None, {}
+            return self._notes
+        seen = (stat.st_size, stat.st_mtime_ns)
+        if seen != self._seen:
+            self._notes = _parsed(self.path)
+            self._seen = seen
+        return self._notes
+
+    def put(self, id_: str, text: str) -> None:
+        """Say something of a rollout; an empty text takes it back. Raises OSError."""
+        said = " ".join(text.split())[:MAX_TEXT]
+        line = {"id": id_, "text": said, "by": _user(), "time": time.time()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:  # one write: two people do not tear each other's lines
+            file.write(json.dumps(line).encode() + b"\n")
+
+
+def place_of(run_dir: Path) -> Path:
+    """The file of a run's notes; of a dump, `$XDG_DATA_HOME/grpo-tui/notes/<name>-<digest>.jsonl`."""
+    run = read_json(run_dir / RUN_FILE)
+    facts = run.get("facts")
+    dump = facts.get("dump") if run.get("mode") == "dump" and isinstance(facts, dict) else None
+    if not isinstance(dump, str):
+        return run_dir / NOTES_FILE
+    home = os.environ.get("XDG_DATA_HOME")
+    base = Path(home) if home else Path.home() / ".local" / "share"
+    digest = hashlib.blake2b(dump.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return base / "grpo-tui" / "notes" / f"{Path(dump).name[:80]}-{digest}.jsonl"
+
+
+def _parsed(path: Path) -> dict[str, Note]:
+    found: dict[str, Note] = {}
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return found
+    for line in lines:
+        try:
+            said = json.loads(line)
+            note = Note(said["id"], said["text"], str(said.get("by") or ""), float(said.get("time") or 0.0))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+        if not isinstance(note.id, str) or not isinstance(note.text, str):
+            continue
+        found.pop(note.id, None)
+        if note.text:
+            found[note.id] = note
+    return found
+
+
+def _user() -> str:
+    import getpass  # here: reading notes needs none of it
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return ""

@@ -1,0 +1,53 @@
+"""`grpo-tui note`: what a person says of a rollout, and all that was said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .common import ExitCode, RunsDir, fail, json_line, say
+
+HELP = """Put a note on a trajectory, or list the notes of a run or a dump.
+
+Words that begin with # are labels: grpo-tui note RUN ID "#hack it copied the answer". An empty text takes it back.
+Notes are kept beside the run (of a dump: in ~/.local/share/grpo-tui/notes), are exported, and can be asked for:
+--filter 'label:hack', --filter 'note:copied'.
+"""
+
+
+def note(
+    reference: Annotated[str, typer.Argument(metavar="RUN_OR_DUMP", help="A run, or a file or folder of rollouts.")],
+    trajectory: Annotated[str | None, typer.Argument(metavar="[ID]", help="The trajectory: its id or number.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(metavar="[TEXT]", help="One line; without it the note is shown.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One note a line, as JSON.")] = False,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Write or show notes."""
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from ..text import literal
+    from .dumps import run_or_dump
+    from .records import opened
+
+    info = run_or_dump(reference, resolve_runs_dir(runs_dir), (), ())
+    with opened(info) as reader:
+        wanted = None
+        if trajectory is not None:
+            try:
+                (row,) = reader.rollouts.rows([reader.bodies.number(trajectory)])
+            except (LookupError, ValueError) as error:
+                fail(str(error), ExitCode.NOT_FOUND)
+            wanted = row.id
+        if wanted is not None and text is not None:
+            try:
+                reader.notes.put(wanted, text)
+            except OSError as error:
+                fail(f"the note cannot be written to {Path(reader.notes.path)}: {error.strerror}")
+            return
+        for found in reader.notes.read().values():
+            if wanted in (None, found.id):
+                said = json_line({"id": found.id, **found.to_json()}) if as_json else f"{found.id}  {found.text}"
+                say(said if as_json else literal(said))
