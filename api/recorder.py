@@ -28,6 +28,7 @@ from grpo_tui.engine.imports.convert import record_of
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.tables import GENERIC
 from grpo_tui.engine.imports.rollout import Rollout
+from grpo_tui.engine.launch.alerts import alert_sender
 from grpo_tui.engine.runs.masking import mask
 from grpo_tui.engine.runs.paths import RUN_FILE, new_run_id
 from grpo_tui.engine.runs.paths import runs_dir as resolve_runs_dir
@@ -76,7 +77,7 @@ class Recorder:
         """Rollouts that could not be recorded."""
         self._told = False
         self._facts(name, environment, model, config, first=process == "training")
-        self._writer = RunWriter(self.run_dir, process=process)
+        self._writer = RunWriter(self.run_dir, process=process, alerts=alert_sender(self.run_dir))
         self._process = process
         self._step = 0
         self._count = 0

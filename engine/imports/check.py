@@ -93,8 +93,7 @@ class _Signal:
         share = self.flat / self.groups if self.groups else 0.0
         if share > FLAT_SHARE:
             message = (
-                f"{self.flat:,} of {self.groups:,} groups have one reward for all their rollouts and teach nothing. "
-                "Take tasks that are neither too easy nor too hard, more rollouts a group, or sample such groups anew."
+                f"{self.flat:,} of {self.groups:,} groups have one reward for all their rollouts and teach nothing."
             )
             ids = tuple(self.evidence[: limits.evidence])
             yield Found(Finding("no_signal", message, share, FLAT_SHARE, ids), None, 1)
@@ -107,12 +106,12 @@ def _troubles(reader: RunReader, limits: DiagnosisConfig) -> Iterator[Found]:
         (
             "unreadable_calls",
             "unparsed",
-            "hold a call that cannot be read, so the tool was never run. Constrain decoding, or penalise it",
+            "hold a call that cannot be read, so the tool was never run",
         ),
         (
             "errors",
             "error",
-            "ended in an error or met one. Leave them out: they teach what the failure happened to reward",
+            "ended in an error or met one",
         ),
     ):
         hit = int(reader.rollouts.count(Query(filter=filter_)))

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..launch.alerts import alert_sender
 from ..launch.life import FAILED, live
 from ..launch.process_logging import set_up_logging
 from ..launch.settings import read_config
@@ -63,7 +64,7 @@ def run_process(
             except Locked as problem:
                 print(f"error: {problem}", file=sys.stderr)
                 return FAILED
-        writer = RunWriter(given.run_dir, process=name)
+        writer = RunWriter(given.run_dir, process=name, alerts=alert_sender(given.run_dir))
         control = ControlChannel(given.run_dir, process=name, sigterm=True)
 
         def whole_life() -> bool:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .images import image_path
 from .null_writer import NullWriter, Values
@@ -25,6 +25,9 @@ from .paths import PROCESSES, RUN_FILE
 from .sink import Item, Sink, explain
 from .status import ENDED, HEARTBEAT_SECONDS, identity, read_json, write_json
 from .types import EventKind, RunStatus, TrajectoryRecord, Use
+
+if TYPE_CHECKING:
+    from .alerting import AlertSender
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class RunWriter:
     `processes/<process>.json`. Two processes of a run may each have a writer. `resume_from_step` removes what was
     recorded after that step before anything is added. `on_trouble` is called with one sentence, from the record's
     thread, when the record gets into trouble and again when it is well. `queue_bytes` is about how much may wait.
+    `alerts` sends what is wrong to where the person wants it.
     """
 
     def __init__(
@@ -55,11 +59,13 @@ class RunWriter:
         process: str = "training",
         on_trouble: Callable[[str], None] | None = None,
         queue_bytes: int = QUEUE_BYTES,
+        alerts: AlertSender | None = None,
     ) -> None:
         self.run_dir = Path(run_dir)
         self.process = process
         self._on_trouble = on_trouble
         self._limit = queue_bytes
+        self._alerts = alerts
         self._queue: deque[Item] = deque()
         self._bytes = 0
         self._gathering = threading.local()
@@ -105,6 +111,8 @@ class RunWriter:
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
         """Something that happened; `message` is one sentence for a person. Secrets in `data` are masked."""
         self._put(Item("event", (kind, str(message), int(step), time.time(), data), 256 + len(str(message))))
+        if self._alerts is not None and os.getpid() == self._pid:
+            self._alerts.event(kind, str(message), int(step), data)
 
     @contextmanager
     def together(self, **positions: int) -> Iterator[None]:
@@ -146,6 +154,8 @@ class RunWriter:
                 self._state["ended"] = time.time()
             self._state_dirty = True
             self._condition.notify_all()
+        if status == "crashed" and error and self._alerts is not None:
+            self._alerts.event("error", error.strip().splitlines()[-1], int(self._state["step"]), {})
         if status in ENDED:
             self.flush(timeout=10.0)
 
@@ -206,6 +216,8 @@ class RunWriter:
             self._closing = True
             self._condition.notify_all()
         self._thread.join(timeout)
+        if self._alerts is not None:
+            self._alerts.close()
 
     def _put(self, item: Item) -> None:
         if os.getpid() != self._pid:  # a forked data loader has no thread to write with

@@ -32,6 +32,7 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
     began = time.perf_counter()
     set_up_logging()
 
+    from ..launch.alerts import alert_sender
     from ..runs.control import ControlChannel
     from ..runs.lock import Locked, hold
     from ..runs.writer import open_writer
@@ -53,7 +54,8 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
                 set_aside(start.damaged)
         except (CheckpointError, RecordDamaged, OSError) as problem:
             refused = problem
-        writer = open_writer(run_dir, rank=rank, resume_from_step=start.record_from)
+        alerts = alert_sender(run_dir) if main_process else None
+        writer = open_writer(run_dir, rank=rank, resume_from_step=start.record_from, alerts=alerts)
         control = ControlChannel(run_dir, sigterm=True)
 
         def life() -> bool | None:

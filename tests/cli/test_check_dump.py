@@ -68,7 +68,7 @@ def test_calls_that_cannot_be_read_are_told_with_what_helps(tmp_path: Path, caps
     file = write(tmp_path / "calls.jsonl", lambda step, i: i / 8, lambda step, i: broken if i < 2 else f"{step} {i}")
     code, findings = found(file, capsys)
     told = next(f for f in findings if f["detector"] == "unreadable_calls")
-    assert code == 1 and told["value"] == 0.25 and told["trajectories"] and "Constrain" in told["message"]
+    assert code == 1 and told["value"] == 0.25 and told["trajectories"] and "Constrain" in told["remedy"]
 
 
 def test_what_is_not_recorded_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

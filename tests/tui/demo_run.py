@@ -251,7 +251,7 @@ def make_run(
             beta *= 1.2
             writer.event(
                 "alert", "reward rises, success does not: coherence makes 61 % of the advantage's variance", step=step,
-                detector="reward_hacking", value=0.61, threshold=0.5,
+                detector="reward_without_success", subject="coherence", value=0.61, threshold=0.5,
                 trajectories=[r.trajectory.id for r in records[:5]],
             )  # fmt: skip
         writer.metrics(step, values)

@@ -76,6 +76,7 @@ async def test_an_alert_opens_its_evidence(run: Path) -> None:
         assert "→ 5 trajectories" in app.text
         await app.click("reward rises, success does not", 3)
         assert app.view == "live" and "enter opens 5 trajectories" in app.text, "the first click tells it in full"
+        assert "what helps:" in app.text
         await app.click("reward rises, success does not", 3)
         assert app.view == "trajectories" and "1 of 5" in app.text
         await app.press("escape")

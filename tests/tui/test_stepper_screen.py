@@ -231,3 +231,17 @@ async def test_the_penalty_can_be_read_at_every_size(run: Path, size: tuple[int,
         for _ in range(12):
             seen += await app.press("j")
         assert "missing prerequisite" in seen and "mask 7" in seen and "SEGMENT_OBJECT_AT" in seen
+
+
+async def test_a_note_is_put_on_a_trajectory_shown_and_filtered_by(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "noted", steps=2)
+    async with running(run.parent, Stepper(run, "5")) as app:
+        await app.press("m")
+        await app.press("number_sign")
+        await app.type("hack copied the answer")
+        text = await app.press("enter")
+        assert "✎ #hack copied the answer" in text
+        assert "✎" not in await app.press("L")
+        assert "✎ #hack" in await app.press("H")
+    with RunReader(run) as reader:
+        assert [r.n for r in reader.rollouts.page(Query("label:hack"))] == [5]

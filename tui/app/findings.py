@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...engine.runs.control import Asked
+from ...engine.runs.remedies import remedy_of
 from ...engine.runs.types import Event
 from .live_data import Reading
 
@@ -25,6 +26,11 @@ class Found:
     first: int = 0
     last: int = 0
     times: int = 1
+
+    @property
+    def remedy(self) -> str:
+        """What helps against it; empty where nothing general is known."""
+        return "" if self.grade in ("asked", "good") else remedy_of(self.event.data)
 
     @property
     def trajectories(self) -> tuple[str, ...]:

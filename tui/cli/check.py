@@ -34,6 +34,7 @@ def check(
     from ...engine.imports.readers import open_reader
     from ...engine.runs.errors import RecordError
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from ...engine.runs.remedies import remedy
     from ..text import literal
     from .dumps import run_or_dump
 
@@ -50,10 +51,13 @@ def check(
     for each in found:
         finding = each.finding
         if as_json:
-            say(json_line({**vars(finding), "step": each.step, "steps": each.count}))
+            helps = remedy(finding.detector, finding.subject)
+            say(json_line({**vars(finding), "remedy": helps, "step": each.step, "steps": each.count}))
             continue
         where = "" if each.step is None else f"step {each.step}: "
         say(literal(f"{finding.grade}: {where}{finding.message}"))
+        if helps := remedy(finding.detector, finding.subject):
+            say(literal(f"  what helps: {helps}"))
         for id_ in finding.trajectories:
             say(literal(f"  grpo-tui inspect {quote(reference)} --trajectory {quote(id_)}"))
     if not found and not as_json:

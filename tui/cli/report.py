@@ -54,6 +54,7 @@ def page(run: RunInfo, picture: str) -> str:
     from html import escape
 
     from ...engine.imports.check import findings
+    from ...engine.runs.remedies import remedy
     from ..format import number, step_text
     from ..text import literal
     from .dumps import told
@@ -77,11 +78,11 @@ def page(run: RunInfo, picture: str) -> str:
     read = "".join(f"<li>{escape(text)}</li>\n" for text in told(run.facts)) if dump else ""
     tables = f"<h2>What was read</h2>\n<ul>\n{read}</ul>\n" if read else ""
     if found:
-        rows = (
-            (f.finding.grade, "" if f.step is None else f.step, f.finding.message, ", ".join(f.finding.trajectories))
-            for f in found
-        )
-        tables += table("Findings", ("grade", "step", "what", "trajectories"), rows)
+        rows = [
+            (f.grade, "" if step is None else step, f.message, remedy(f.detector, f.subject), ", ".join(f.trajectories))
+            for f, step in ((each.finding, each.step) for each in found)
+        ]
+        tables += table("Findings", ("grade", "step", "what", "what helps", "trajectories"), rows)
     if events:
         tables += table("Events", ("step", "kind", "what"), ((e.step, e.kind, e.message) for e in events))
     tables += table("Last values", ("metric", "value"), ((k, number(v)) for k, v in sorted(numbers.items())))

@@ -99,6 +99,9 @@ class Alerts(Pane):
             for t in wrap(" ".join(texts[1:]), width - 4, _LONGEST)
             if t
         ]
+        if found.remedy:
+            helps = wrap(f"what helps: {found.remedy}", width - 4, _LONGEST)
+            lines += [Line(p).gap(min(4, width - 1)).add(t, p.accent) for t in helps if t]
         if ids:
             opens = Line(p).gap(min(4, width - 1))
             opens.offer(Line(p).add("enter", p.key).add(f" opens {end.plain.removeprefix(' → ')}", p.muted), width)

@@ -1,0 +1,59 @@
+"""What helps against a finding, by the detector that made it: one sentence or two, beside the finding wherever it is
+shown, printed or sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+REMEDIES: Mapping[str, str] = {
+    "advantage_share": (
+        "Lower the weight of {subject}, or normalise it; look whether the task's own reward differs within the groups."
+    ),
+    "reward_without_success": (
+        "Read the wrong rollouts with the highest reward (they are the evidence) and lower the weight of {subject}, or "
+        "reward only what the task asks for."
+    ),
+    "action_collapse": (
+        "Raise the sampling temperature or the KL weight, and penalise repeated calls; look whether the reward pays "
+        "for this one action."
+    ),
+    "entropy_collapse": (
+        "Lower the learning rate, raise the KL weight or the upper clip bound (`epsilon_high`), or sample at a higher "
+        "temperature."
+    ),
+    "length_collapse": (
+        "Look whether short answers are rewarded or long ones cut: a length penalty, a token limit, or a loss that is "
+        "averaged over sequences."
+    ),
+    "groups_without_variance": (
+        "Take tasks that succeed sometimes, sample more rollouts a group, or fill their places (`replay`)."
+    ),
+    "no_signal": (
+        "Take tasks that are neither too easy nor too hard, more rollouts a group, or sample such groups anew "
+        "(dynamic sampling)."
+    ),
+    "not_finite": (
+        "Open the rollouts: a reward function divided by zero or met an empty answer. Return a number, or None where "
+        "it does not apply; of a metric, lower the learning rate or clip the gradient."
+    ),
+    "unreadable_calls": (
+        "Constrain decoding to the format of calls, show an example in the prompt, or penalise what cannot be read."
+    ),
+    "errors": "Leave such rollouts out of the loss, or mend the tool: they teach what the failure happened to reward.",
+    "kl_limit": "Lower the learning rate, or raise `online.kl.limit` if such a step is wanted.",
+    "validation": "Look at the labels of the last updates; raise the confidence that the gate asks for.",
+    "update_worker": "Read logs/worker.log; `grpo-tui online --resume RUN` starts it again where it was.",
+    "serving": "Read logs/engine.log.",
+}
+
+
+def remedy(detector: str, subject: str = "") -> str:
+    """What helps against what a detector found; empty where nothing general is known."""
+    return REMEDIES.get(detector, "").replace("{subject}", subject or "it")
+
+
+def remedy_of(data: Mapping[str, Any]) -> str:
+    """The same of an event's data: what its writer said helps (`remedy`), else by its detector."""
+    said = data.get("remedy")
+    return said if isinstance(said, str) else remedy(str(data.get("detector") or ""), str(data.get("subject") or ""))
