@@ -8,13 +8,18 @@ from typing import Any
 from .agent import Message
 from .base import StepResult
 from .calls import ToolCall
+from .content import Block, Content
 from .multi_turn import MultiTurnEnv
+from .pictures import picture_of
 
 ROLES = ("system", "user", "assistant")
 
 
 class ChatEnv(MultiTurnEnv):
     """Tasks `{"messages": [{"role": "user", "content": "…"}], "answer": "…"}`; `answer` is optional.
+
+    Content is text, or blocks: `{"type": "text", "text": "…"}` and `{"type": "image", "image": "file.png"}` (or a data
+    URL in the place of the file), which a policy that sees is shown.
 
     There is no tool: what the policy writes is the answer. With a known `answer` it is right when the two are equal
     apart from blanks and case, and the reward is then 1.
@@ -33,9 +38,11 @@ class ChatEnv(MultiTurnEnv):
         for number, message in enumerate(messages):
             if not isinstance(message, Mapping) or message.get("role") not in ROLES:
                 raise ValueError(f"messages[{number}] must have a role of {', '.join(ROLES)}")
-            if not isinstance(message.get("content"), str):
-                raise ValueError(f"messages[{number}].content must be text")
-        return task, [Message(role=m["role"], content=m["content"]) for m in messages]
+            if not isinstance(message.get("content"), (str, list)):
+                raise ValueError(f"messages[{number}].content must be text or a list of blocks")
+        return task, [
+            Message(role=m["role"], content=_content(m["content"], f"messages[{n}]")) for n, m in enumerate(messages)
+        ]
 
     def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
         """The answer ends the rollout."""
@@ -43,3 +50,21 @@ class ChatEnv(MultiTurnEnv):
         expected = self.expected(state)
         correct = None if expected is None else " ".join(text.lower().split()) == " ".join(expected.lower().split())
         return StepResult("", reward=float(bool(correct)), done=True, answer=text, correct=correct)
+
+
+def _content(given: str | list[Any], where: str) -> Content:
+    """Text as it is; blocks with their pictures found. Raises ValueError."""
+    if isinstance(given, str):
+        return given
+    blocks: list[Block] = []
+    for block in given:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        value = block.get(kind) if isinstance(kind, str) else None
+        if kind not in ("text", "image") or not isinstance(value, str):
+            raise ValueError(
+                f'{where}: a block must be {{"type": "text", "text": …}} or {{"type": "image", "image": …}}'
+            )
+        blocks.append(
+            {"type": "text", "text": value} if kind == "text" else {"type": "image", "image": picture_of(value)}
+        )
+    return blocks

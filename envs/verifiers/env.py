@@ -14,6 +14,7 @@ from ..agent import Message
 from ..background import wait
 from ..base import Split, StepResult, Verdict
 from ..calls import ToolCall, means_call, parse_calls
+from ..content import text_of
 from ..explain import explain_calls
 from ..multi_turn import MultiTurnEnv
 from ..schemas import tool_of_schema
@@ -155,9 +156,9 @@ class VerifiersEnv(MultiTurnEnv):
         state.exchange.answer(Turn(text, calls, call.cut))
         added = state.exchange.next(self.turn_timeout_s)
         replies = added if added is not None else state.exchange.last_words()
-        results = {m.get("tool_call_id"): m.get("content", "") for m in replies}
+        results = {m.get("tool_call_id"): text_of(m.get("content", "")) for m in replies}
         said = tuple(Call(name, arguments, key, results.get(key)) for key, name, arguments in calls)
-        observation = "\n".join(m.get("content", "") for m in replies)
+        observation = "\n".join(text_of(m.get("content", "")) for m in replies)
         if added is not None:
             return StepResult(observation, calls=said if len(said) > 1 else ())
         return StepResult(observation, done=True, answer=call.text.strip(), calls=said if len(said) > 1 else ())

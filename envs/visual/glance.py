@@ -29,14 +29,13 @@ from .scenes import Background, Scene, SceneOptions, sample_shape
 
 SIDE = 48
 """Width and height of a picture in pixels."""
-QUESTIONS = ("colour", "place", "count")
+QUESTIONS = ("colour", "count")
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "purple")
 SHAPES = ("circle", "square", "triangle", "cross")
 COUNTS = (2, 3)
 """How many shapes a picture may hold."""
 ASKED = {
     "colour": "colour on the {of}?",
-    "place": "where is {of}?",
     "count": "how many shapes?",
     "caption": "what is there?",
 }
@@ -137,8 +136,6 @@ def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, A
     match question:
         case "colour":
             return task | {"of": places[one], "answer": colours[one]}
-        case "place":
-            return task | {"of": colours[one], "answer": places[one]}
         case "count":
             return task | {"answer": str(len(colours))}
         case _:
@@ -168,10 +165,7 @@ def _answer_of(task: Mapping[str, Any], route: str, rng: random.Random) -> str:
         return right
     if task["question"] == "count":
         return str(sum(COUNTS) - int(right)) if route == "neighbour" else str(rng.choice((1, 4)))
-    if task["question"] == "colour":
-        others = [o["colour"] for o in objects] if route == "neighbour" else COLOURS
-    else:
-        others = PLACES[len(objects)] if route == "neighbour" else ("here", "there")
+    others = [o["colour"] for o in objects] if route == "neighbour" else COLOURS
     return rng.choice([other for other in others if other != right])
 
 

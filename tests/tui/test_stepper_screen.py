@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.types import SeenImage
+from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.tui.advantage import equation
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.format import fixed
@@ -163,6 +168,33 @@ async def test_the_mask_the_box_and_the_point_are_drawn_on_the_image(run: Path) 
     assert masked.getpixel((2, 120)) == plain.getpixel((2, 120)), "and nothing else"
     boxed = compose(run, image, second, (192, 128))
     assert boxed.getpixel((int(second.box[0] * 2), int(second.box[1] * 2) + 10)) == LINE_COLOR
+
+
+async def test_what_a_policy_that_sees_looked_at_stands_beside_the_image_with_its_cost(
+    run: Path, tmp_path: Path
+) -> None:
+    with RunReader(run) as reader:
+        record = reader.bodies.trajectory(find(run, "turns=3"))
+    first, *rest = record.trajectory.steps
+    image = record.trajectory.images[0]
+    folder = tmp_path / "seen"
+    shutil.copytree(run / "images", folder / "images")
+    Image.new("RGB", (40, 40), (0, 0, 255)).save(folder / "images" / "crop.png")
+    seeing = replace(
+        record.trajectory,
+        seen=(SeenImage(96, 64, 24, image),),
+        steps=(replace(first, seen=(SeenImage(40, 40, 25, "images/crop.png"),)), *rest),
+    )
+    writer = RunWriter(folder)
+    writer.trajectories(1, [replace(record, trajectory=seeing)])
+    writer.close()
+    async with running(tmp_path, Stepper(folder, "1"), size=(140, 44)) as app:
+        assert "96 × 64 pixels, 24 tokens" in app.text and "40 × 40 pixels, 25 tokens" in app.text
+        assert app.screen.image.seen == image and app.screen.image.natural == (round(96 * 2.04), 64)
+        text = await app.press("l")
+        assert app.screen.image.seen == "images/crop.png"
+        assert "beside it what the policy saw: 40 x 40 pixels, 25 tokens" in text
+        assert app.screen.image.natural == (round(96 * 1.04 + 64), 64)
 
 
 async def test_prompt_panes_and_scrolling(run: Path) -> None:

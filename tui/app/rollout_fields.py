@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...engine.runs.types import Call, Step, Trajectory
+from ...engine.runs.types import Call, SeenImage, Step, Trajectory
 from ..text import FIELD_LIMIT
 
 _VALUE = 24
@@ -29,6 +29,7 @@ class Field:
 def prompt_fields(trajectory: Trajectory, limit: int | None = None, task: bool = False) -> list[Field]:
     """The prompt, and the task's own fields."""
     fields = [Field("prompt", trajectory.prompt, "muted", limit, "P shows all")]
+    fields += _seen_field(trajectory.seen)
     if task and trajectory.task:
         fields.append(Field("task", "\n".join(f"{k}: {v}" for k, v in trajectory.task.items()), "muted"))
     return fields
@@ -49,6 +50,7 @@ def step_fields(step: Step) -> list[Field]:
         fields.append(Field("action", call_text(step, FIELD_LIMIT), "accent"))
     if step.observation and not step.calls:
         fields.append(Field("observation", step.observation))
+    fields += _seen_field(step.seen)
     if step.error:
         fields.append(Field("✗ error", step.error, "bad"))
     return fields
@@ -76,6 +78,12 @@ def fields_at(trajectory: Trajectory, step: int) -> list[Field]:
     if step < len(steps):
         fields += step_fields(steps[step])
     return fields + (end_fields(trajectory) if step >= len(steps) - 1 else [])
+
+
+def _seen_field(seen: Sequence[SeenImage]) -> list[Field]:
+    """The images that a policy that sees was shown here, and what they cost."""
+    told = [f"{image.width} × {image.height} pixels, {image.tokens} tokens" for image in seen]
+    return [Field("saw", "\n".join(told), "muted")] if told else []
 
 
 def _call_fields(step: Step) -> list[Field]:

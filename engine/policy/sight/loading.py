@@ -27,7 +27,7 @@ def load_sight(
     max_images: int | None = None,
 ) -> Sight:
     """The processor at `source` (a folder or hub id) with this tokenizer. Raises SightError or what loading raises."""
-    pinned = {} if revision is None else {"revision": revision}
+    pinned: dict[str, Any] = {} if revision is None else {"revision": revision}
     try:
         processor: Any = AutoProcessor.from_pretrained(source, **pinned)
     except ImportError:  # its part for videos wants torchvision

@@ -74,7 +74,7 @@ def build(
     Raises RuntimeError when the files would be larger than `LARGEST`.
     """
     set_seed(seed)
-    clock = _Clock()
+    clock = Clock()
     env = VisualEnv()
     tasks = VisualEnv(questions=PRACTICE).make_tasks("train", lessons, seed)
     # What the environment says is only known by playing it, which takes a tokenizer: first one of bytes, then the real
@@ -104,7 +104,7 @@ def build(
 
     adapted = _adapt(model, habit_lessons, habit_steps, seed)
     clock("adapters", f"{sum(p.numel() for p in adapted.parameters() if p.requires_grad):,} parameters")
-    _save_adapters(output / "sft", adapted)
+    save_adapters(output / "sft", adapted)
     report |= {f"sft {k}": v for k, v in evaluate(adapted, tokenizer, env, seed, held_out).items()}
     clock("evaluation", "")
 
@@ -174,20 +174,24 @@ def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerF
     tokenizer.save_pretrained(folder)
 
 
-def _save_adapters(folder: Path, model: PeftModel) -> None:
+def save_adapters(folder: Path, model: PeftModel, base: str = "builtin:tiny") -> None:
+    """Write adapters that say which built-in base they are for."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
     config = json.loads((folder / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = "builtin:tiny"
+    config["base_model_name_or_path"] = base
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-class _Clock:
+class Clock:
+    """Prints how long each part of a build took."""
+
     def __init__(self) -> None:
         self.last = time.perf_counter()
 
     def __call__(self, phase: str, note: str) -> None:
+        """A part has ended."""
         now = time.perf_counter()
         print(f"{phase:15}{now - self.last:6.1f} s  {note}", flush=True)
         self.last = now

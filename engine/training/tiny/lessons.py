@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 from ....envs.trajectory import TokenArrays
+from ...policy.sight.inputs import Images, SeeingModel
+from ...policy.unwrap import base_of
 
 BUCKET = 16
 """Batches are cut out of this many batches' worth of lessons sorted by length, so that little is padding."""
@@ -24,8 +26,10 @@ def teach(
     learning_rate: float = 3e-3,
     muon_learning_rate: float | None = None,
     seed: int = 0,
+    images: Sequence[Images] | None = None,
 ) -> float:
-    """Train what requires a gradient; returns the mean loss of the last 50 steps.
+    """Train what requires a gradient; returns the mean loss of the last 50 steps. images[i]: what lesson i shows, for a
+    model that sees.
 
     AdamW throughout, or, with `muon_learning_rate`, Muon for the matrices inside the layers: the base learns to copy
     in about half the steps with it. The rates warm up, stay, and fall to a fiftieth over the second half.
@@ -46,10 +50,14 @@ def teach(
     trained = [p for group in optimisers for part in group.param_groups for p in part["params"]]
     model.train()
     recent: list[float] = []
+    seeing = None if images is None else SeeingModel.of(base_of(model))
     batches = _batches(lessons, batch_size, random.Random(seed))
     for _ in range(steps):
-        batch = next(batches)
-        logits = model(**{k: batch[k] for k in ("input_ids", "attention_mask")}).logits[:, :-1]
+        batch, chosen = next(batches)
+        given = {k: batch[k] for k in ("input_ids", "attention_mask")}
+        if seeing is not None and images is not None:
+            given |= seeing.padded(batch["input_ids"], [images[i] for i in chosen])
+        logits = model(**given).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -62,8 +70,10 @@ def teach(
     return sum(recent) / max(len(recent), 1)
 
 
-def _batches(lessons: Sequence[TokenArrays], size: int, rng: random.Random) -> Iterator[dict[str, torch.Tensor]]:
-    """For ever: every lesson once an epoch, neighbours in length together."""
+def _batches(
+    lessons: Sequence[TokenArrays], size: int, rng: random.Random
+) -> Iterator[tuple[dict[str, torch.Tensor], list[int]]]:
+    """For ever: every lesson once an epoch, neighbours in length together; a batch, and which lessons are in it."""
     while True:
         order = list(range(len(lessons)))
         rng.shuffle(order)
@@ -73,7 +83,7 @@ def _batches(lessons: Sequence[TokenArrays], size: int, rng: random.Random) -> I
             ready += [part[i : i + size] for i in range(0, len(part), size)]
         rng.shuffle(ready)
         for chosen in ready:
-            yield _collate([lessons[i] for i in chosen])
+            yield _collate([lessons[i] for i in chosen]), chosen
 
 
 def _collate(lessons: Sequence[TokenArrays]) -> dict[str, Any]:

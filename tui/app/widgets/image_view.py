@@ -7,7 +7,7 @@ pixels instead. Decoding and drawing happen in a thread, and only for an image t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 
-from ....engine.runs.types import Overlay, Trajectory
+from ....engine.runs.types import Overlay, SeenImage, Trajectory
 from .line import Line
 from .pane import Pane
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _KEPT = 24
+GAP = 0.04
 _RAMP = " ·:-=+*#%@"
 MASK_COLOR = (255, 196, 0)
 LINE_COLOR = (255, 64, 96)
@@ -78,6 +79,43 @@ def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, in
     return picture
 
 
+def natural_size(run: Path, source: str) -> tuple[int, int]:
+    """Width and height of an image of a run. Raises as `compose`."""
+    from PIL import Image
+
+    file = resolve(run, source)
+    if file is None:
+        raise ValueError(f"it is outside the run's folder ({source})")
+    with Image.open(file) as opened:
+        return opened.size
+
+
+def together(sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """Width and height of images of these sizes beside each other, as high as the first, `GAP` of its width apart."""
+    width, height = sizes[0]
+    more = sum(GAP * width + w * height / h for w, h in sizes[1:])
+    return round(width + more), height
+
+
+def beside(left: Image, right: Image) -> Image:
+    """Two images of one height in one."""
+    from PIL import Image
+
+    gap = max(1, round(GAP * left.width))
+    both = Image.new("RGB", (left.width + gap + right.width, left.height))
+    both.paste(left, (0, 0))
+    both.paste(right, (left.width + gap, 0))
+    return both
+
+
+def seen_at(trajectory: Trajectory, step: int) -> SeenImage | None:
+    """The image that a policy that sees was shown last before it took a step."""
+    for earlier in reversed(trajectory.steps[:step]):
+        if earlier.seen:
+            return earlier.seen[-1]
+    return trajectory.seen[-1] if trajectory.seen else None
+
+
 def half_blocks(picture: Image) -> list[list[Segment]]:
     """Two pixels a cell: the upper as foreground of `▀`, the lower as background."""
     width, height = picture.size
@@ -118,7 +156,8 @@ def shades(picture: Image) -> list[list[Segment]]:
 
 
 class ImagePane(Pane):
-    """`source` is the image to show, or empty when the step has none."""
+    """`source` is the image to show, or empty when the step has none; `seen` is the file of the image that the policy
+    looked at in the step, shown beside it."""
 
     pad = 0
     title = "image"
@@ -127,6 +166,7 @@ class ImagePane(Pane):
         super().__init__(name)
         self.run = Path()
         self.source = ""
+        self.seen = ""
         self.overlay: Overlay | None = None
         self.note = ""
         self.natural = (4, 3)
@@ -139,7 +179,8 @@ class ImagePane(Pane):
         self.on_picture: Callable[[], None] = lambda: None
 
     def put(self, run: Path, trajectory: Trajectory, step: int) -> None:
-        """The image that a step shows: the one it drew on, the one it answered with, else the task's."""
+        """The image that a step shows: the one it drew on, the one it answered with, else the task's. Where a policy
+        that sees looked at one that was kept, that stands beside it."""
         self.run = run
         overlay, source = None, ""
         if trajectory.steps:
@@ -147,11 +188,16 @@ class ImagePane(Pane):
             overlay = shown.overlay
             source = (overlay.image if overlay else None) or (shown.images[0] if shown.images else "")
         source = source or (trajectory.images[0] if trajectory.images else "")
-        if (source, overlay) == (self.source, self.overlay):
+        looked_at = seen_at(trajectory, step)
+        seen = (looked_at.path or "") if looked_at is not None else ""
+        if (source, overlay, seen) == (self.source, self.overlay, self.seen):
             return
-        self.source, self.overlay = source, overlay
+        self.source, self.overlay, self.seen = source or seen, overlay, seen if source else ""
         self.note = ""
         self.title = f"image {overlay.label}".strip() if overlay and overlay.label else "image"
+        if looked_at is not None:
+            beside = "beside it what the policy saw" if self.seen else "the policy saw"
+            self.note = f"{beside}: {looked_at.width} x {looked_at.height} pixels, {looked_at.tokens} tokens"
         self._ask()
 
     def rows_for(self, width: int) -> int:
@@ -172,7 +218,7 @@ class ImagePane(Pane):
             self._problem = f"the image {self.source} is missing"
             self.changed()
             return
-        key = (self.source, self.overlay, self.size, self.app.no_color)
+        key = (self.source, self.overlay, self.size, self.app.no_color, self.seen)
         kept = self._made.get(key)
         if kept is not None:
             self._take(kept)
@@ -186,16 +232,16 @@ class ImagePane(Pane):
         made: Any = None
         problem = ""
         try:
-            file = resolve(self.run, self.source)
-            if file is None:
-                raise ValueError(f"it is outside the run's folder ({self.source})")
-            with Image.open(file) as opened:
-                natural = opened.size
+            sizes = [natural_size(self.run, source) for source in (self.source, self.seen) if source]
+            natural = together(sizes)
             width, height = self.size
             across, down = self.cell or (1, 2)
             scale = min(across * width / natural[0], down * height / natural[1])
-            size = (max(1, int(natural[0] * scale)), max(2, int(natural[1] * scale) // 2 * 2))
-            picture = compose(self.run, self.source, self.overlay, size)
+            tall = max(2, int(natural[1] * scale) // 2 * 2)
+            wide = [max(1, int(w * natural[1] / h * scale)) for w, h in sizes]
+            picture = compose(self.run, self.source, self.overlay, (wide[0], tall))
+            if self.seen:
+                picture = beside(picture, compose(self.run, self.seen, None, (wide[1], tall)))
             if self.cell is not None:
                 made = picture
             else:
@@ -208,7 +254,7 @@ class ImagePane(Pane):
         self.app.call_from_thread(self._done, key, made, problem)
 
     def _done(self, key: tuple[object, ...], made: Any, problem: str) -> None:
-        if key[:3] != (self.source, self.overlay, self.size):
+        if (*key[:3], key[4]) != (self.source, self.overlay, self.size, self.seen):
             return
         if made is not None:
             self._made[key] = made

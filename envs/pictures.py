@@ -1,0 +1,79 @@
+"""Pictures out of files and data URLs, which may be anything: broken, huge, animated, in any colour space.
+
+What can be shown is shown (an animation by its first frame, transparency on white); anything else raises ValueError
+with the reason, so that it costs the rollout that asked for it and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from .content import Picture
+
+MAX_PIXELS = 40_000_000
+"""Of one picture; more is refused before a pixel is decoded."""
+MAX_BYTES = 64 << 20
+"""Of one file or data URL."""
+
+
+def picture_of(source: str, folder: Path | None = None) -> Picture:
+    """The picture in a file (relative to `folder`), or in a `data:image/…;base64,` URL.
+
+    Raises ValueError for what is neither; what is wrong with the content is said when its pixels are wanted.
+    """
+    if source.startswith("data:"):
+        content = _decoded(source)
+        return Picture(f"{hashlib.sha1(content).hexdigest()}.png", lambda: read_pixels(content, "the picture"))
+    if "://" in source:
+        raise ValueError(f"pictures are files or data URLs here, not {source[:60]}")
+    path = (folder or Path()) / Path(source).expanduser()
+    try:
+        stat = path.stat()
+    except (OSError, ValueError) as problem:
+        raise ValueError(f"there is no picture {path}") from problem
+    if stat.st_size > MAX_BYTES:
+        raise ValueError(f"{path} has {stat.st_size:,} bytes; a picture may have {MAX_BYTES:,}")
+    stamp = hashlib.sha1(f"{path.resolve()} {stat.st_mtime_ns} {stat.st_size}".encode()).hexdigest()
+    return Picture(f"{stamp}.png", lambda: read_pixels(path.read_bytes(), str(path)))
+
+
+def read_pixels(content: bytes, name: str) -> np.ndarray:
+    """uint8 [H, W, 3] of an encoded picture. Raises ValueError with what is wrong with it."""
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"it has {image.width} x {image.height} pixels; at most {MAX_PIXELS:,} are read")
+            upright = ImageOps.exif_transpose(image)
+            return np.asarray(_as_rgb(upright), dtype=np.uint8)
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as problem:
+        raise ValueError(f"{name} cannot be read as a picture: {problem}") from problem
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I") or image.mode == "F":  # 16 bits and more: to the range of 8
+        values = np.asarray(image, dtype=np.float64)
+        top = max(float(values.max(initial=0)), 255.0)
+        return Image.fromarray((values.clip(0) * (255.0 / top)).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        clear = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
+    return image.convert("RGB")
+
+
+def _decoded(url: str) -> bytes:
+    head, comma, data = url.partition(",")
+    if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise ValueError("a data URL of a picture must begin with data:image/…;base64,")
+    if len(data) > MAX_BYTES * 4 // 3:
+        raise ValueError(f"the data URL is longer than {MAX_BYTES:,} bytes")
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as problem:
+        raise ValueError(f"the data URL is not base64: {problem}") from problem
