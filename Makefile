@@ -25,7 +25,7 @@ help:
 	@echo "make stress   the long forms of the stress tests, and an hour of mixed load (LOAD_SECONDS=600 for less)"
 	@echo "make bench    the numbers of docs/benchmarks.md, measured again, about an hour; BENCHES=rewards for one of them"
 	@echo "make test-oldest, make test-newest   the tests with the oldest and the newest libraries that are allowed"
-	@echo "make policy   make the built-in tiny policy again from nothing"
+	@echo "make policy   make the built-in tiny policies again from nothing"
 	@echo "make defaults write configs/training_params.yaml from the schema"
 
 train: $(VENV)/.ready
@@ -77,6 +77,7 @@ bench: $(VENV)/.ready-test
 
 policy: $(VENV)/.ready
 	@$(BIN)/python -m grpo_tui.engine.training.tiny.build $(ARGS)
+	@$(BIN)/python -m grpo_tui.engine.training.tiny.seeing
 
 defaults: $(VENV)/.ready
 	@$(BIN)/python -m grpo_tui.configs.writing

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -92,9 +92,12 @@ class MultiTurnEnv(Env):
     take. workers: threads that slow calls may spread over (`guard.guarded_map`); 1 if `step` must never run twice at
     once. image_store: where pictures go; without one none are made. image_tasks: how many tasks of a trial keep
     their pictures (all rollouts of those tasks): an evaluation of hundreds of tasks need not fill the disk.
+    needs_sight: whether tasks can be answered by a policy alone that is shown pictures.
     prompt_style: `full` puts the tools and the form of a call before what `reset` says (`explain`), `terse` does not;
     None leaves it to the agent: `terse` for one that knows this environment (`Agent.knows`), `full` for any other.
     """
+
+    needs_sight: ClassVar[bool] = False
 
     def __init__(
         self,

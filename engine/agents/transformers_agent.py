@@ -100,10 +100,12 @@ class TransformersAgent:
         if seed is None:
             seed = int(torch.randint(2**62, ()).item())
         seeds = [seed_of(seed, i) for i in range(len(prompts))] if isinstance(seed, int) else seed
-        begun = [self._begin(messages, tools) for messages in prompts]
+        begun = [self.begin(messages, tools) for messages in prompts]
         return TransformersSession(self.decoder, self.chat, self.config, begun, num_rollouts, seeds)
 
-    def _begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> Encoded | SightError:
+    def begin(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Encoded | SightError:
         """The prompt as tokens and images, or why its rollouts cannot begin."""
         try:
             encoded = self.chat.seen(messages, tools)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from ...configs.sections import TrainingConfig
 from ...envs.agent import Message
 from ...envs.content import text_of
+from ...envs.multi_turn import MultiTurnEnv
+from ..policy.sight.processor import Encoded, SightError
 from .dataset import DataError
 from .runner import Row
+
+CHECKED_ROWS = 8
+"""Of whose images that is asked."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +76,51 @@ def fitting(
     if len(kept) < len(rows):
         logger.info("left out %d of %d prompts: longer than %d tokens", len(rows) - len(kept), len(rows), limit)
     return kept
+
+
+class SeeingReader(Protocol):
+    """A policy whose prompts may hold images (`engine.agents.TransformersAgent`)."""
+
+    @property
+    def sees(self) -> bool:
+        """Whether it is shown pictures."""
+        ...
+
+    def begin(self, messages: Sequence[Message]) -> Encoded | SightError:
+        """A prompt as tokens and images, or why its rollouts cannot begin."""
+        ...
+
+
+def check_images(rows: Sequence[Row], environment: Callable[[Row], Any], agent: SeeingReader, limit: int) -> None:
+    """Raise DataError when the first tasks show what the policy cannot see, or so much that no answer fits.
+
+    limit: tokens that a prompt with its answer may have.
+    """
+    until = time.monotonic() + CHECK_SECONDS / 4
+    for number, row in enumerate(rows[:CHECKED_ROWS]):
+        env = environment(row)
+        if getattr(env, "needs_sight", False) and not agent.sees:
+            raise DataError(
+                f"{row.env_class_path} asks about pictures that it shows, and model.base takes no images: name a model "
+                "that does, such as builtin:tiny-vl"
+            )
+        if not agent.sees or not isinstance(env, MultiTurnEnv) or time.monotonic() > until:
+            return
+        env.sees = True
+        try:
+            _, messages = env.reset(row.task_data)
+        except Exception:  # a malformed task fails its own rollouts, and says so there
+            continue
+        begun = agent.begin(messages)
+        if isinstance(begun, SightError):
+            raise DataError(f"task {number}: {begun}") from begun
+        if len(begun.ids) + 1 >= limit:
+            seen = sum(image.tokens for image in begun.images)
+            raise DataError(
+                f"task {number}: its prompt has {len(begun.ids)} tokens, {seen} of them for {len(begun.images)} "
+                f"images; with its answer it may have {limit} (training.max_trajectory_tokens): raise that, or have "
+                "pictures scaled down with model.max_pixels"
+            )
 
 
 def _where(row: Row) -> str:

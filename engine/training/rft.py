@@ -24,7 +24,7 @@ from ..record.step_recorder import StepRecorder
 from ..rollouts.advantages import advantage_method
 from ..rollouts.dataset import load_rows, to_dataset
 from ..rollouts.judging import make_judge, special_texts
-from ..rollouts.prompts import fitting
+from ..rollouts.prompts import check_images, fitting
 from ..rollouts.replay import ReplayBuffer
 from ..runs.control import ControlChannel
 from ..runs.writer import RecordWriter
@@ -138,6 +138,7 @@ def build_trainer(
         prepare_env=prepare,
         loss=own_loss(training.loss_type),
     )
+    check_images(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
     trainer.runner.judge = judge
     trainer.keep_checkpoints = training.keep_checkpoints
     trainer.state_parts.append(

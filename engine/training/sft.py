@@ -18,6 +18,8 @@ from trl.trainer.sft_trainer import SFTTrainer
 from ...configs.schema import RunConfig
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.models import load_policy, save_policy
+from ..policy.sight.inputs import SeeingModel
+from ..policy.unwrap import base_of
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
 from ..rollouts.runner import RolloutRunner, Row
@@ -26,7 +28,7 @@ from ..runs.writer import RecordWriter
 from .callbacks import Schedule, run_callbacks
 from .callbacks.recording import SFTRecording
 from .checkpoints import Start, checkpoint_folder, replacing
-from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
+from .demonstrations import Demonstration, DemonstrationError, always, play_demonstrations, read_conversations
 from .phases import StepClock
 from .resumable import Resumable
 from .run import begin_at, when_there_is_room
@@ -58,6 +60,11 @@ def run_sft(
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
     recorder.event("phase", "loading the model and the demonstrations", name="loading")
     model, tokenizer = load_policy(config.model, adapters=None, trainable=True)
+    if SeeingModel.of(base_of(model)) is not None:
+        raise DemonstrationError(
+            f"{config.model.base} takes images, and demonstrations here are words alone; name adapters that were "
+            "taught elsewhere in model.sft_adapters, or begin with --mode rft"
+        )
     recorder.vocabulary(tokenizer)
     agent = TransformersAgent(
         model,

@@ -57,6 +57,7 @@ class GlanceEnv(MultiTurnEnv):
 
     name = "glance"
     modality = "image"
+    needs_sight = True
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ def load_sight(
     pinned: dict[str, Any] = {} if revision is None else {"revision": revision}
     try:
         processor: Any = AutoProcessor.from_pretrained(source, **pinned)
-    except ImportError:  # its part for videos wants torchvision
+    except (ImportError, OSError):  # its part for videos wants torchvision, or was never saved
         if type(config) not in PROCESSOR_MAPPING:
             raise
         kind: Any = PROCESSOR_MAPPING[type(config)]

@@ -12,18 +12,25 @@ from peft import get_peft_model
 from torch.nn.functional import pad
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from grpo_tui.configs.sections.model import LoraSection
-from grpo_tui.engine.policy.models import lora_config
+from grpo_tui.configs.sections.model import LoraSection, ModelConfig
+from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.policy.models import load_policy, load_sight, lora_config
 from grpo_tui.engine.policy.sight.inputs import SeeingModel
 from grpo_tui.engine.policy.sight.processor import stack_inputs
+from grpo_tui.engine.rollouts.dataset import DataError
+from grpo_tui.engine.rollouts.prompts import check_images
+from grpo_tui.engine.rollouts.runner import Row
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.content import ImageBlock, Picture, TextBlock
 from grpo_tui.envs.multi_turn import MultiTurnEnv
+from grpo_tui.envs.visual.glance import GlanceEnv
 from tests.engine.agents.seeing_models import agent, model, picture, processor, tokenizer
 
 from .parts import arguments
+from .parts import policy as words
+from .parts import tokenizer as text_tokenizer
 
 
 class LookEnv(MultiTurnEnv):
@@ -191,3 +198,37 @@ def test_a_picture_that_cannot_be_shown_fails_its_own_rollouts(tmp_path):
     assert "signs for an image" in str(told[4])
     seen = result["trajectories"][0].seen
     assert [(s.width, s.height, s.tokens) for s in seen] == [(24, 32, 12)]
+
+
+def test_a_task_that_cannot_fit_or_be_seen_is_said_before_training():
+    path, config = "grpo_tui.envs.visual.glance.GlanceEnv", json.dumps({})
+    env = GlanceEnv()
+    tasks = [Row(path, json.loads(config), task) for task in env.make_tasks("train", 2, 0)]
+    acting = agent("qwen3_vl")
+    check_images(tasks, lambda row: env, acting, 512)
+    with pytest.raises(DataError, match=r"36 of them for 1 images; with its answer it may have 40"):
+        check_images(tasks, lambda row: env, acting, 40)
+    acting.chat.sight.max_images = 0
+    with pytest.raises(DataError, match=r"shows 1 images, and model.max_images is 0"):
+        check_images(tasks, lambda row: env, acting, 512)
+    blind = TransformersAgent(words(), text_tokenizer())
+    with pytest.raises(DataError, match=r"model\.base takes no images"):
+        check_images(tasks, lambda row: env, blind, 512)
+
+
+def test_the_built_in_policy_that_sees_answers_from_the_picture_and_has_a_habit_to_lose():
+    tasks = GlanceEnv().make_tasks("eval", 48, 5)
+
+    def success(adapters: str | None, blank: bool = False, temperature: float = 0.0) -> float:
+        config = ModelConfig(base="builtin:tiny-vl", sft_adapters=adapters)
+        net, words_of = load_policy(config, adapters=adapters, trainable=False)
+        acting = TransformersAgent(
+            net, words_of, sight=load_sight(config, net, words_of), temperature=temperature, max_turn_tokens=8
+        )
+        trajectories = GlanceEnv(blank=blank).run_trial(tasks, acting, 1, seed=0)["trajectories"]
+        assert [(s.width, s.height, s.tokens) for s in trajectories[0].seen] == [(48, 48, 9)]
+        return sum(bool(t.correct) for t in trajectories) / len(tasks)
+
+    assert success(None) > 0.9
+    assert success(None, blank=True) < 0.6
+    assert 0.05 < success("builtin:tiny-vl-sft", temperature=1.0) < 0.6
