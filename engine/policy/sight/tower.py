@@ -9,7 +9,7 @@ made anew in each pass.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,9 @@ from .processor import ModelImage, SightError, stack_inputs
 
 CACHED_BYTES = 512 << 20
 """Of features that are kept."""
+
+AT_ONCE = 64 << 20
+"""Bytes of pixels that go through the tower together, so that its activations stay small beside the weights."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class VisionTower:
         for image in images:
             together.setdefault(tuple((k, tuple(v.shape[1:])) for k, v in image.inputs.items()), []).append(image)
         found: dict[str, Features] = {}
-        for group in together.values():
+        for group in (part for alike in together.values() for part in _parts(alike)):
             made = self._call(group)
             if made is None:  # the tower does not keep them apart: each alone, then
                 made = [one for image in group for one in self._call([image], whole=True) or ()]
@@ -149,6 +152,18 @@ def apart_from_language(model: PreTrainedModel) -> list[nn.Module]:
     body: Any = model.base_model
     language = body.get_decoder()
     return [child for child in body.children() if child is not language]
+
+
+def _parts(images: Sequence[ModelImage]) -> Iterator[list[ModelImage]]:
+    """The images in parts that go through the tower at once."""
+    part: list[ModelImage] = []
+    for image in images:
+        if part and sum(i.nbytes for i in part) + image.nbytes > AT_ONCE:
+            yield part
+            part = []
+        part.append(image)
+    if part:
+        yield part
 
 
 def _flat(parts: Any) -> Tensor:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen3Config, SmolLM3Config
+from transformers import (
+    Gemma3TextConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen3Config,
+    Qwen3VLConfig,
+    SmolLM3Config,
+)
 
-from grpo_tui.configs import RunConfig
-from grpo_tui.engine.policy.memory import GIB, need, shape_of
+from grpo_tui.configs import RunConfig, load_config
+from grpo_tui.engine.policy.memory import GIB, OVERHEAD, need, shape_of
 
 
 def qwen3(hidden: int, intermediate: int, layers: int, heads: int) -> Qwen3Config:
@@ -63,6 +71,45 @@ PUBLISHED: dict[str, tuple[PreTrainedConfig, float]] = {
         ),
         3.075e9,
     ),
+    "Qwen3-VL-2B": (
+        Qwen3VLConfig(
+            text_config={
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "intermediate_size": 6144,
+                "num_hidden_layers": 28,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20]},
+            },
+            vision_config={
+                "depth": 24,
+                "hidden_size": 1024,
+                "intermediate_size": 4096,
+                "out_hidden_size": 2048,
+                "deepstack_visual_indexes": [5, 11, 17],
+            },
+            tie_word_embeddings=True,
+        ),
+        2.1275e9,
+    ),
+    "Qwen2.5-VL-3B": (
+        Qwen2_5_VLConfig(
+            text_config={
+                "vocab_size": 151936,
+                "hidden_size": 2048,
+                "intermediate_size": 11008,
+                "num_hidden_layers": 36,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+            },
+            vision_config={"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 2048},
+            tie_word_embeddings=True,
+        ),
+        3.7546e9,
+    ),
 }
 
 
@@ -86,3 +133,16 @@ def test_the_parts_follow_the_settings():
     assert full.peak > found.peak
     whole = RunConfig.model_validate({**base, "model": {**base["model"], "lora": None}})
     assert need(shape, whole).both["gradients and optimiser of all weights"] == 12 * shape.parameters
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "gib"), [("qwen3_vl_2b", "Qwen3-VL-2B", 22), ("qwen2.5_vl_3b", "Qwen2.5-VL-3B", 74)]
+)
+def test_presets_that_see_fit_their_gpu_and_adapters_on_the_tower_cost_more(preset, name, gib):
+    shape, config = shape_of(PUBLISHED[name][0]), load_config(preset)
+    found = need(shape, config)
+    assert (found.peak + OVERHEAD) / GIB < gib
+    assert config.model.lora is not None and not config.model.lora.vision
+    lora = config.model.lora.model_copy(update={"vision": True})
+    seeing = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+    assert need(shape, seeing).peak > found.peak
