@@ -25,6 +25,8 @@ from .processor import ModelImage, SightError
 from .tower import VisionTower
 
 Images = Sequence[ModelImage]
+KNOWN_POSITIONS = 4096
+"""Of so many beginnings of conversations the positions are kept."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class SeeingModel:
         self.model = model
         self.tower = VisionTower(model)
         self.image_id = int(model.config.image_token_id)
+        self._positions: dict[tuple[object, ...], Positions] = {}
         self._rope = getattr(model.base_model, "get_rope_index", None)
         self.two_way = "token_type_ids" in inspect.signature(model.forward).parameters
 
@@ -83,7 +86,18 @@ class SeeingModel:
             return None
         if not images:
             return Positions(np.zeros((3, 0), np.int64), 0)
-        ids = torch.from_numpy(np.ascontiguousarray(token_ids)).long()[None]
+        # What comes after the last image is counted on from there, so rows that begin alike share the answer.
+        begun = np.ascontiguousarray(token_ids[: int(np.flatnonzero(token_ids == self.image_id)[-1]) + 1], np.int64)
+        key = (begun.tobytes(), *(image.key for image in images))
+        if key not in self._positions:
+            if len(self._positions) >= KNOWN_POSITIONS:
+                self._positions.clear()
+            self._positions[key] = self._ask_positions(begun, images)
+        return self._positions[key]
+
+    def _ask_positions(self, token_ids: np.ndarray, images: Images) -> Positions:
+        assert self._rope is not None
+        ids = torch.from_numpy(token_ids)[None]
         wanted = inspect.signature(self._rope).parameters
         joined = {k: torch.cat([i.inputs[k] for i in images]) for k in images[0].inputs if k in wanted}
         found, _ = self._rope(ids, mm_token_type_ids=(ids == self.image_id).int(), **joined)
