@@ -6,9 +6,10 @@ process gets the real ones in its environment; `read_config` puts them back.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,14 @@ def read_config(run_dir: Path | str) -> RunConfig:
 
 
 def write_config(config: RunConfig, run_dir: Path) -> dict[str, str]:
-    """Write `config.yaml` without secrets; returns the environment variables that carry them to the processes.
+    """Write `config.yaml` without secrets; returns what `rendered` says of them. Raises LaunchError, OSError."""
+    text, secrets = rendered(config)
+    replace_file(run_dir / CONFIG_FILE, text)
+    return secrets
+
+
+def rendered(config: RunConfig) -> tuple[bytes, dict[str, str]]:
+    """`config.yaml` without secrets, and the environment variables that carry them to the processes.
 
     Raises LaunchError when a secret is masked already (a resumed run): it has to be given again.
     """
@@ -58,8 +66,31 @@ def write_config(config: RunConfig, run_dir: Path) -> dict[str, str]:
     masked = mask(data)
     secrets = [(path, value) for path, value in _leaves(data) if _get(masked, path) != value]
     shown = RunConfig.model_validate(masked) if secrets else config
-    replace_file(run_dir / CONFIG_FILE, to_yaml(shown).encode())
-    return {SECRETS_VARIABLE: json.dumps(secrets)} if secrets else {}
+    return to_yaml(shown).encode(), {SECRETS_VARIABLE: json.dumps(secrets)} if secrets else {}
+
+
+def config_checksum(data: bytes) -> str:
+    """What run.json keeps of each `config.yaml`: a flipped digit of a learning rate is no error to any reader."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def config_damage(run_dir: Path, known: Collection[object]) -> str | None:
+    """One sentence when `config.yaml` is none of those that the launcher wrote, by their checksums; None when it is.
+
+    Of a run that was started before checksums were kept, nothing is known.
+    """
+    path = run_dir / CONFIG_FILE
+    if not known:
+        return None
+    try:
+        if config_checksum(path.read_bytes()) in known:
+            return None
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return (
+        f"{path} is not as it was written when the run was last started: it is damaged, or was changed by hand. Put it "
+        "back and change values by --set KEY=VALUE; if it is right as it is, delete config_checksums from run.json"
+    )
 
 
 def _leaves(data: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:

@@ -19,7 +19,7 @@ from ..runs.durable import make_folder, replace_file, sync_folder
 from ..runs.health import damage
 from ..runs.lock import Locked, hold
 from ..runs.masking import mask
-from ..runs.paths import LOGS, PROCESSES, RUN_FILE, new_run_id
+from ..runs.paths import CONFIG_FILE, LOGS, PROCESSES, RUN_FILE, new_run_id
 from ..runs.status import ENDED, look, process_names, process_state, read_json
 from ..runs.types import SCHEMA_VERSION, RunInfo
 from . import trainer
@@ -27,7 +27,7 @@ from .children import spawn
 from .errors import LaunchError
 from .facts import gather
 from .find import find_run
-from .settings import write_config
+from .settings import config_checksum, config_damage, rendered
 from .stop import wait_until_gone
 
 if TYPE_CHECKING:
@@ -76,8 +76,7 @@ def _started(
     stdout: int | IO[bytes] | None,
 ) -> RunInfo:
     try:
-        secrets = write_config(config, run_dir)
-        _write_facts(config, run_dir, num_processes, resumed=not made)
+        secrets = _write_settings(config, run_dir, num_processes, resumed=not made)
         control.clear(run_dir)
         (run_dir / LOGS).mkdir(exist_ok=True)
         modules = ONLINE_MODULES if config.mode == "online" else MODULES
@@ -133,6 +132,9 @@ def _prepare_resume(run_dir: Path) -> None:
     info = look(run_dir)
     if info.status not in ENDED:
         raise LaunchError(f"run {info.id} is {info.status} (pid {info.pid}): stop it first, or watch it with inspect")
+    known = read_json(run_dir / RUN_FILE).get("config_checksums")
+    if problem := config_damage(run_dir, known if isinstance(known, list) else ()):
+        raise LaunchError(problem)
     if names := wait_until_gone(run_dir, ENDING_SECONDS):
         pid = process_state(run_dir, names[0]).get("pid")
         raise LaunchError(
@@ -146,7 +148,24 @@ def _prepare_resume(run_dir: Path) -> None:
         (run_dir / PROCESSES / f"{name}.json").unlink(missing_ok=True)
 
 
-def _write_facts(config: RunConfig, run_dir: Path, num_processes: int, *, resumed: bool) -> None:
+def _write_settings(config: RunConfig, run_dir: Path, num_processes: int, *, resumed: bool) -> dict[str, str]:
+    """Write run.json and config.yaml; returns the environment variables with the secrets.
+
+    run.json comes first and knows the checksum of the configuration that is there, too: killed in between, the run can
+    be gone on with.
+    """
+    text, secrets = rendered(config)
+    checksums = {config_checksum(text)}
+    with contextlib.suppress(OSError):
+        checksums.add(config_checksum((run_dir / CONFIG_FILE).read_bytes()))
+    _write_facts(config, run_dir, num_processes, sorted(checksums), resumed=resumed)
+    replace_file(run_dir / CONFIG_FILE, text)
+    return secrets
+
+
+def _write_facts(
+    config: RunConfig, run_dir: Path, num_processes: int, config_checksums: list[str], *, resumed: bool
+) -> None:
     old = read_json(run_dir / RUN_FILE) if resumed else {}
     facts: dict[str, Any] = {**gather(), "num_processes": num_processes}
     if resumed:
@@ -160,6 +179,7 @@ def _write_facts(config: RunConfig, run_dir: Path, num_processes: int, *, resume
         "environment": mask(_environment(config)),
         "model": mask(config.model.base),
         "schema_version": SCHEMA_VERSION,
+        "config_checksums": config_checksums,
         "facts": facts,
     }
     replace_file(run_dir / RUN_FILE, json.dumps(data, default=str, indent=1).encode())

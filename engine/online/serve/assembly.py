@@ -71,7 +71,10 @@ def serve(
         log.warning("%s", message)
 
     with contextlib.ExitStack() as closing:  # what is opened first is closed last
-        queue = UpdateQueue(folder.queue, limit=online.queue_limit, on_mended=problem)
+        # Two connections: reading must not wait for a write that a stopped worker holds up.
+        written = UpdateQueue(folder.queue, limit=online.queue_limit, on_mended=problem)
+        closing.callback(written.close)
+        queue = UpdateQueue(folder.queue, on_mended=log.warning)
         closing.callback(queue.close)
         wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)
         closing.callback(wandb.close)
@@ -102,7 +105,7 @@ def serve(
             follower=follower,
             keeper=RecordKeeper(writer, queue, online.kl, sinks=[wandb], tokens=config.logging.record_tokens),
             queue=queue,
-            enqueuer=Enqueuer(queue, tell=problem),
+            enqueuer=Enqueuer(written, tell=problem),
             control=control,
             writer=writer,
             run_dir=run_dir,

@@ -116,6 +116,20 @@ def test_one_that_does_not_stop_in_time_is_said_to_go_on_and_can_be_forced(start
     assert not psutil.pid_exists(run.pid or 0) or psutil.Process(run.pid).status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_configuration_that_was_damaged_is_not_gone_on_with(start_small):
+    run = until(lambda i: i.status == "crashed", start_small("dies early"))
+    path = Path(run.path) / "config.yaml"
+    whole = path.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", whole.replace(b"seed: 0", b"seed: 8", 1)):
+        assert damaged != whole
+        path.write_bytes(damaged)
+        with pytest.raises(LaunchError, match=r"config\.yaml is not as it was written"):
+            start_small("dies early", resume=run.id)
+        assert path.read_bytes() == damaged
+    path.write_bytes(whole)
+    until(lambda i: i.status == "crashed", start_small("dies early", resume=run.id))
+
+
 def test_going_on_with_a_stopped_run(start_small, runs_dir: Path):
     run = start_small("goes on")
     until(lambda i: i.step > 3, run)

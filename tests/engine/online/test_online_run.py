@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -87,10 +89,10 @@ def test_stopped_resumed_and_asked_over_http(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     run_dir = Path(start_run(config, runs_dir=runs, run_id="two").path)
 
-    def ask(count: int) -> list[dict[str, Any]]:
+    def ask(count: int, timeout: float = 60) -> list[dict[str, Any]]:
         address = wait_for(lambda: _address(run_dir), "the address")
         body = {"messages": [{"role": "user", "content": "what is it?"}]}
-        return [httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60).json() for _ in range(count)]
+        return [httpx.post(f"{address}/v1/chat/completions", json=body, timeout=timeout).json() for _ in range(count)]
 
     answers = ask(10)
     assert all(a["choices"][0]["message"]["content"] in ("0", "1", "2") for a in answers)
@@ -99,13 +101,17 @@ def test_stopped_resumed_and_asked_over_http(tmp_path: Path) -> None:
     paused = control.request(run_dir, "pause")
     assert "paused" in wait_for(lambda: control.outcome(run_dir, paused, "worker"), "an answer to pause")
     assert ask(1)  # serving goes on
+    with contextlib.closing(sqlite3.connect(OnlineFolder(run_dir).queue, isolation_level=None)) as held:
+        held.execute("BEGIN IMMEDIATE")  # as a worker that was stopped inside a transaction holds it
+        assert all(a["choices"] for a in ask(3, timeout=20))
+        held.execute("ROLLBACK")
     version = pointed_version(run_dir / "snapshots")
     assert stop_run(look(run_dir), timeout=60).status == "stopped", logs(run_dir)
     updates = UpdateQueue(OnlineFolder(run_dir).queue).get("update")
 
     start_run(config, runs_dir=runs, resume="two")
     again = ask(4)
-    assert [a["grpo_tui"]["request"] for a in again] == [12, 13, 14, 15]
+    assert [a["grpo_tui"]["request"] for a in again] == [15, 16, 17, 18]
     assert again[-1]["grpo_tui"]["policy_version"] >= (version or 0) - 1
     wait_for(lambda: UpdateQueue(OnlineFolder(run_dir).queue).depth() == 0, "the queue to be used up")
     assert stop_run(look(run_dir), timeout=60).status == "stopped", logs(run_dir)

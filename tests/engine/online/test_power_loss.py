@@ -17,7 +17,7 @@ import torch
 
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch import start
-from grpo_tui.engine.launch.settings import read_config, write_config
+from grpo_tui.engine.launch.settings import config_damage, read_config
 from grpo_tui.engine.online.learn.worker_state import read_state, write_state
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter
 from grpo_tui.engine.online.store.update_queue import Settled, UpdateQueue
@@ -138,15 +138,16 @@ def test_what_a_run_is_begun_and_resumed_with(tmp_path: Path, monkeypatch: pytes
 
     def judge(disk: Path) -> None:
         if begun:
-            assert read_config(disk / "runs" / "one").seed in (1, 2)
-            assert read_json(disk / "runs" / "one" / "run.json")["mode"] == "rft"
+            folder = disk / "runs" / "one"
+            facts = read_json(folder / "run.json")
+            assert read_config(folder).seed in (1, 2) and facts["mode"] == "rft"
+            assert config_damage(folder, facts["config_checksums"]) is None
 
     instants = Instants(tmp_path, monkeypatch, judge)
     run_dir = start._made(instants.root / "runs", "one")
     for seed in (1, 2):
         config = RunConfig.model_validate({"seed": seed})
-        write_config(config, run_dir)
-        start._write_facts(config, run_dir, 1, resumed=begun)
+        start._write_settings(config, run_dir, 1, resumed=begun)
         begun = True
         instants.look()
     assert instants.judged > 30

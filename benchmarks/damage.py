@@ -1,0 +1,416 @@
+"""Damage to every file of a run: `python -m benchmarks.damage [--run training|online] [--files GLOB] [--seconds 480]`.
+
+A training and a learning server are killed half-way. Each file that they left is then, in turn, in a copy of the run,
+truncated, emptied, deleted, or has bytes flipped at its beginning, middle or end; the run is listed, inspected,
+exported and gone on with by the real commands, and what came of it is judged from the files:
+
+- a training that goes on must end with bitwise the adapters, and the rows, of one that nobody disturbed;
+- a server that goes on must answer all its requests, keep every whole version as it was and never point to an older
+  one, use no update number and learn from no task twice, and move no weight further than a few updates can;
+- rows that were recorded before may be missing, and a run may be refused, only if a sentence says so;
+- nobody is shown a traceback, or told of "a fault in grpo-tui".
+
+`--folder` keeps both runs and what was found, so that the command can be called again and again: cases that are in its
+`rows.jsonl` are not tried again. `--table` prints them all as a table. Exit code 1 when something was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from benchmarks import forked
+
+TRAINING = (
+    *("training.max_steps=6", "training.save_every=2", "training.prompts_per_step=2", "training.num_generations=4"),
+    *("training.keep_checkpoints=2", "environment.eval_tasks=0", "environment.train_tasks=32"),
+    "training.output_dir=adapters",
+)
+ONLINE = (
+    *("online.samples=3", "online.snapshot_every=2", "online.commit_every=2", "online.min_confidence=0.0"),
+    *("online.batch_requests=2", "online.poll_interval_s=0.05", "online.validation.enabled=false"),
+    "online.requests=requests.jsonl",
+)
+STEPS, SERVED, MORE = 6, 10, 8
+FARTHEST = 0.05
+"""How far a few updates may move a weight (the largest is about 0.2)."""
+LIMIT_S = 120.0
+WRONG = re.compile(r"Traceback|fault in grpo-tui|Error: ")
+
+
+def _flipped(at: float) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        start = min(int(at * len(data)), max(0, len(data) - 16))
+        data[start : start + 16] = bytes(b ^ 0xA5 for b in data[start : start + 16])
+        path.write_bytes(data)
+
+    return spoil
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "emptied": lambda path: os.truncate(path, 0),
+    "deleted": lambda path: path.unlink(),
+    "first bytes": _flipped(0.0),
+    "middle bytes": _flipped(0.5),
+    "last bytes": _flipped(1.0),
+}
+
+
+@dataclass
+class Row:
+    """One case. `outcome` in a few words; `said`: what was told that a whole run is not; `wrong`: broken promises."""
+
+    run: str
+    file: str
+    damage: str
+    outcome: str = ""
+    said: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+# ------------------------------------------------------------------------------------------------------- the two runs
+
+
+def make_training(folder: Path) -> None:
+    """`whole`: six steps; `runs/base`: the same, killed after the fifth."""
+    for name in ("whole", "base"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        options = ["--headless", "--run-id", "base", "--runs-dir", "runs", *_set(TRAINING)]
+        process = forked.command(["train", *options], folder / name, folder / f"{name}.log")
+        if name == "whole":
+            _ended(process)
+        else:
+            _kill_when(folder / name / "runs" / "base", "training", lambda status: int(status.get("step") or 0) >= 5)
+            _ended(process)
+
+
+def make_online(folder: Path) -> None:
+    """`runs/base`: a server with two versions at least, killed after it has answered ten requests."""
+    from grpo_tui.envs.visual import VisualEnv
+
+    base = folder / "base"
+    base.mkdir(parents=True, exist_ok=True)
+    tasks = VisualEnv().make_tasks("train", SERVED + MORE, seed=0)
+    lines = [json.dumps({"id": f"ask-{i}", "task_data": task}) for i, task in enumerate(tasks)]
+    (base / "requests.jsonl").write_text("\n".join(lines) + "\n")
+    options = ["--headless", "--run-id", "base", "--runs-dir", "runs", *_set(ONLINE)]
+    process = forked.command(["online", *options], base, folder / "base.log")
+    run_dir = base / "runs" / "base"
+    _kill_when(run_dir, "engine", lambda status: int(status.get("step") or 0) >= SERVED and _updates(run_dir) >= 6)
+    _ended(process)
+
+
+def _set(settings: tuple[str, ...]) -> list[str]:
+    return [part for s in settings for part in ("--set", s)]
+
+
+def _kill_when(run_dir: Path, name: str, due: Callable[[dict[str, Any]], bool]) -> None:
+    until = time.monotonic() + 300
+    while time.monotonic() < until:
+        status = _json(run_dir / "processes" / f"{name}.json")
+        if status.get("status") == "running" and due(status):
+            for process in ("engine", "worker", "training"):
+                with contextlib.suppress(OSError, KeyError):
+                    os.kill(int(_json(run_dir / "processes" / f"{process}.json")["pid"]), signal.SIGKILL)
+            return
+        time.sleep(0.01)
+    raise SystemExit(f"the run {run_dir} did not come as far as it should")
+
+
+def _ended(process: Any, seconds: float = 300.0) -> int | None:
+    """The exit code; None when it had to be ended."""
+    import subprocess
+
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def _updates(run_dir: Path) -> int:
+    with contextlib.suppress(OSError):
+        return len((run_dir / "update_contribution.jsonl").read_bytes().splitlines())
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------------- one case
+
+
+class Case:
+    """A copy of a run in which one file is damaged."""
+
+    def __init__(self, kind: str, source: Path, folder: Path, usual: set[str]) -> None:
+        self.kind, self.source, self.folder, self.usual = kind, source, folder, usual
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(source, folder, symlinks=True)
+        self.run_dir = folder / "runs" / "base"
+        self.log = folder / "said.log"
+        self.lines: list[str] = []
+
+    def command(self, *arguments: str) -> int | None:
+        """Run a command to its end; what it says is in `lines`."""
+        self.log.unlink(missing_ok=True)
+        code = _ended(forked.command([*arguments, "--runs-dir", "runs"], self.folder, self.log), LIMIT_S)
+        if code is None:
+            forked.end_all(self.log)
+        self.lines += self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return code
+
+    def go_on(self) -> int | None:
+        """Resume the run by the command that it was started by."""
+        if self.kind == "training":
+            return self.command("train", "--headless", "--resume", "base")
+        return self.command("online", "--headless", "--resume", "base", "--set", f"online.max_requests={SERVED + MORE}")
+
+    def said(self) -> list[str]:
+        """Lines that no undamaged run says."""
+        return list(dict.fromkeys(line for line in self.lines if line.strip() and _plain(line) not in self.usual))
+
+
+def _plain(line: str) -> str:
+    """A line without its numbers and what only some runs measure."""
+    return re.sub(r"[\d.,]+", "#", re.sub(r"\s+", " ", line)).strip()
+
+
+def look_at(case: Case) -> list[str]:
+    """What a person does first: list, inspect, export. Returns what went wrong."""
+    wrong = []
+    for arguments in (["runs"], ["inspect", "base"], ["export", "base", "--format", "jsonl", "--out", "out.jsonl"]):
+        code = case.command(*arguments)
+        if code not in (0, 1, 2, 3):
+            wrong.append(f"`{arguments[0]}` ended with {code}")
+    return wrong
+
+
+def judge_training(case: Case, row: Row) -> None:
+    """Go on with a training, and compare with the one that nobody disturbed."""
+    whole = case.source.parent / "whole"
+    before = _rows(case.run_dir)
+    code = case.go_on()
+    if code not in (0, None) and any("grpo-tui repair" in line for line in case.lines):
+        case.command("repair", "base")
+        row.outcome = "refused; after `repair` "
+        code = case.go_on()
+    if code == 0:
+        same = (case.folder / "adapters" / "adapter_model.safetensors").read_bytes() == (
+            whole / "adapters" / "adapter_model.safetensors"
+        ).read_bytes()
+        lost = _rows(whole / "runs" / "base") - _rows(case.run_dir)
+        row.outcome += f"goes on, {'the same adapters' if same else 'OTHER ADAPTERS'}"
+        row.outcome += f", {lost} rows lost" if lost else ""
+        if not same:
+            row.wrong.append("other adapters")
+        if lost and not case.said():
+            row.wrong.append(f"{lost} rows lost without a word")
+    else:
+        row.outcome += "refused" if code is not None else "HANGS"
+        if code is None:
+            row.wrong.append("it hangs")
+        if not any(line.startswith("error: ") or "crashed" in line for line in case.lines):
+            row.wrong.append("refused without a sentence")
+        lost = before - _rows(case.run_dir)
+        if lost > 0:
+            row.wrong.append(f"refused, and {lost} rows are gone")
+
+
+def judge_online(case: Case, row: Row) -> None:
+    """Go on with a server, and compare with what it had been."""
+    base = case.source / "runs" / "base"
+    had, newest = _versions(base), _pointed(base)
+    rows = _rows(base)
+    code = case.go_on()
+    if code not in (0, None) and any("grpo-tui repair" in line for line in case.lines):
+        case.command("repair", "base")
+        row.outcome = "refused; after `repair` "
+        code = case.go_on()
+    if code != 0:
+        row.outcome += "refused" if code is not None else "HANGS"
+        if code is None:
+            row.wrong.append("it hangs")
+        if not any(line.startswith("error: ") or "crashed" in line for line in case.lines):
+            row.wrong.append("refused without a sentence")
+        return
+    have = _versions(case.run_dir)
+    row.outcome += f"goes on, version {newest} to {_pointed(case.run_dir)}"
+    if _pointed(case.run_dir) < newest:
+        row.wrong.append("the version went back")
+    if changed := [v for v in had.keys() & have.keys() if had[v] != have[v] and f".v{v}." not in row.file]:
+        row.wrong.append(f"versions {changed} changed")
+    if (far := _distance(base, newest, case.run_dir)) > FARTHEST:
+        row.wrong.append(f"a weight moved by {far:.2f}")
+    lost = rows + 3 * MORE - _rows(case.run_dir)
+    row.outcome += f", {lost} rows lost" if lost > 0 else ""
+    if lost > 0 and not case.said():
+        row.wrong.append(f"{lost} rows lost without a word")
+    learnt = [u for line in _lines(case.run_dir / "update_contribution.jsonl") if (u := _parsed(line))]
+    for what in ("update", "experience"):
+        values = [u[what] for u in learnt]
+        if len(values) != len(set(values)):
+            row.wrong.append(f"{what} twice in update_contribution.jsonl")
+
+
+def _lines(path: Path) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return path.read_bytes().splitlines()
+    return []
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _rows(run_dir: Path) -> int:
+    from grpo_tui.engine.runs.reader import RunReader
+
+    with RunReader(run_dir) as reader:
+        return (
+            reader.rollouts.count().value if hasattr(reader.rollouts.count(), "value") else int(reader.rollouts.count())
+        )
+
+
+def _versions(run_dir: Path) -> dict[int, str]:
+    import xxhash
+
+    from grpo_tui.engine.online.store.snapshots import file_name, published_versions
+
+    folder = run_dir / "snapshots"
+    return {v: xxhash.xxh3_128_hexdigest((folder / file_name(v)).read_bytes()) for v in published_versions(folder)}
+
+
+def _pointed(run_dir: Path) -> int:
+    from grpo_tui.engine.online.store.snapshots import pointed_version
+
+    return pointed_version(run_dir / "snapshots") or 0
+
+
+def _distance(base: Path, version: int, run_dir: Path) -> float:
+    """How far the newest whole version is from one of the undamaged run, in its largest weight."""
+    from grpo_tui.engine.online.store.snapshots import SnapshotReader
+
+    with SnapshotReader(base / "snapshots").open(version) as snapshot:
+        old = {n: t.clone() for n, t in snapshot.tensors().items()}
+    found = SnapshotReader(run_dir / "snapshots").newer_than(0)
+    if found is None:
+        return float("inf")
+    with found:
+        return max(float((t - old[n]).abs().max()) for n, t in found.tensors().items())
+
+
+# --------------------------------------------------------------------------------------------------------------- all
+
+
+def files_of(run_dir: Path) -> list[str]:
+    """Every file of a run; of its pictures, one."""
+    found = sorted(str(p.relative_to(run_dir)) for p in run_dir.rglob("*") if p.is_file() and p.stat().st_size)
+    pictures = [f for f in found if f.startswith("images/")]
+    return [f for f in found if f not in pictures[1:]]
+
+
+def cases(kind: str, source: Path) -> Iterator[tuple[str, str, Callable[[Path], Any]]]:
+    """File, damage, and what does it."""
+    for file in files_of(source / "runs" / "base"):
+        for damage, spoil in DAMAGE.items():
+            yield file, damage, lambda run_dir, f=file, s=spoil: s(run_dir / f)
+
+
+def usual_lines(kind: str, source: Path, folder: Path) -> set[str]:
+    """What commands say of the run when nothing is damaged. SystemExit when even that goes wrong."""
+    kept = folder / f"{kind}.usual.json"
+    if kept.exists():
+        return set(json.loads(kept.read_text()))
+    case, row = Case(kind, source, folder / "case", set()), Row(kind, "nothing", "")
+    wrong = look_at(case)
+    JUDGES[kind](case, row)
+    if wrong or row.wrong:
+        raise SystemExit(f"the undamaged {kind}: {wrong + row.wrong} {row.outcome}\n" + "\n".join(case.lines))
+    usual = sorted({_plain(line) for line in case.lines})
+    kept.write_text(json.dumps(usual))
+    return set(usual)
+
+
+JUDGES = {"training": judge_training, "online": judge_online}
+MAKERS = {"training": make_training, "online": make_online}
+
+
+def tried(kind: str, folder: Path, given: argparse.Namespace, until: float) -> int:
+    """Try what was not tried yet; returns how many cases were wrong."""
+    source = folder / kind / "base"
+    if not (folder / kind / "made").exists():
+        shutil.rmtree(folder / kind, ignore_errors=True)
+        MAKERS[kind](folder / kind)
+        (folder / kind / "made").touch()
+    usual, wrong = usual_lines(kind, source, folder), 0
+    done = {(r["run"], r["file"], r["damage"]) for r in _found(folder)}
+    for file, damage, spoil in cases(kind, source):
+        if time.monotonic() > until:
+            break
+        if (kind, file, damage) in done or not fnmatch(file, given.files) or not fnmatch(damage, given.damage):
+            continue
+        began, row = time.monotonic(), Row(kind, file, damage)
+        case = Case(kind, source, folder / "case", usual)
+        spoil(case.run_dir)
+        row.wrong += look_at(case)
+        JUDGES[kind](case, row)
+        row.said = case.said()
+        row.wrong += [f"said {line.strip()!r}" for line in case.lines if WRONG.search(line)]
+        row.seconds = time.monotonic() - began
+        with (folder / "rows.jsonl").open("a") as out:
+            out.write(json.dumps(asdict(row)) + "\n")
+        wrong += bool(row.wrong)
+        forked.end_all(case.log)
+        print(f"{'WRONG ' + str(row.wrong) if row.wrong else 'ok':8} {file} {damage}: {row.outcome}", flush=True)
+        for line in row.said[:6]:
+            print(f"         | {line.strip()[:240]}", flush=True)
+    return wrong
+
+
+def _found(folder: Path) -> list[dict[str, Any]]:
+    return [found for line in _lines(folder / "rows.jsonl") if (found := _parsed(line))]
+
+
+def main() -> int:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", choices=sorted(MAKERS), action="append")
+    parser.add_argument("--files", default="*", help="which files, as a pattern")
+    parser.add_argument("--damage", default="*", help=", ".join(DAMAGE))
+    parser.add_argument("--seconds", type=float, default=480, help="no further case is begun after this")
+    parser.add_argument("--folder", type=Path, required=True)
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    forked.load()
+    until = time.monotonic() + given.seconds
+    return int(sum(tried(kind, folder, given, until) for kind in given.run or MAKERS) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
