@@ -1,0 +1,38 @@
+"""What the worker did, as wandb gets it: its own axis, since several updates may belong to one request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import wandb
+
+from grpo_tui.configs.sections.logging import LoggingConfig
+from grpo_tui.configs.sections.online import KLConfig
+from grpo_tui.engine.online.serve.record_keeper import RecordKeeper
+from grpo_tui.engine.online.store.update_queue import UpdateQueue
+from grpo_tui.engine.record.wandb_sink import WandbSink
+from grpo_tui.engine.runs.writer import RunWriter
+
+from ...rewards.wandb_file import history
+
+
+def test_each_update_is_a_point_of_its_own_in_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    problems: list[str] = []
+    sink = WandbSink(LoggingConfig(wandb="offline"), tmp_path, run_id="ab12", on_problem=problems.append)
+    queue, writer = UpdateQueue(tmp_path / "queue.sqlite"), RunWriter(tmp_path / "run", process="engine")
+    keeper = RecordKeeper(writer, queue, KLConfig(), sinks=[sink])
+    journal = [{"kind": "update", "update": n, "request": 1 + n // 4, "beta": n / 100, "kl": 0.0} for n in range(1, 13)]
+    queue.settle([], journal)
+    assert keeper.copy_journal() == 12
+    keeper.metrics(5, {"online/success": 1.0})
+    writer.close()
+    sink.close()
+    wandb.teardown()
+
+    [file] = tmp_path.glob("wandb/offline-run-*/run-ab12.wandb")
+    rows = list(history(file).values())
+    points = [(row["online/updates"], row["online/current_beta"]) for row in rows if "online/current_beta" in row]
+    assert points == [(n, n / 100) for n in range(1, 13)] and problems == []
+    assert [row["online/request"] for row in rows if "online/success" in row] == [5]
