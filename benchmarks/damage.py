@@ -23,18 +23,20 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import forked
 
 TRAINING = (
-    *("training.max_steps=6", "training.save_every=2", "training.prompts_per_step=2", "training.num_generations=4"),
+    *("training.max_steps=8", "training.save_every=4", "training.prompts_per_step=2", "training.num_generations=4"),
     *("training.keep_checkpoints=2", "environment.eval_tasks=0", "environment.train_tasks=32"),
     "training.output_dir=adapters",
 )
@@ -43,7 +45,7 @@ ONLINE = (
     *("online.batch_requests=2", "online.poll_interval_s=0.05", "online.validation.enabled=false"),
     "online.requests=requests.jsonl",
 )
-STEPS, SERVED, MORE = 6, 10, 8
+SERVED, MORE = 10, 8
 FARTHEST = 0.05
 """How far a few updates may move a weight (the largest is about 0.2)."""
 LIMIT_S = 120.0
@@ -87,7 +89,7 @@ class Row:
 
 
 def make_training(folder: Path) -> None:
-    """`whole`: six steps; `runs/base`: the same, killed after the fifth."""
+    """`whole`: eight steps; `base`: the same, killed after the fifth, between two checkpoints."""
     for name in ("whole", "base"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         options = ["--headless", "--run-id", "base", "--runs-dir", "runs", *_set(TRAINING)]
@@ -160,21 +162,39 @@ def _updates(run_dir: Path) -> int:
 # ---------------------------------------------------------------------------------------------------------- one case
 
 
+@dataclass(frozen=True)
+class Trouble:
+    """What happens to a run: `spoil` before it is gone on with, `during` while it is; `user`: who tries to."""
+
+    file: str
+    damage: str
+    spoil: Callable[[Path], Any]
+    during: Callable[[Path], None] | None = None
+    user: int | None = None
+
+
 class Case:
     """A copy of a run in which one file is damaged."""
 
-    def __init__(self, kind: str, source: Path, folder: Path, usual: set[str]) -> None:
+    def __init__(self, kind: str, source: Path, folder: Path, usual: set[str], trouble: Trouble | None = None) -> None:
         self.kind, self.source, self.folder, self.usual = kind, source, folder, usual
+        self.trouble = trouble or Trouble("nothing", "", lambda _: None)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(source, folder, symlinks=True)
         self.run_dir = folder / "runs" / "base"
         self.log = folder / "said.log"
         self.lines: list[str] = []
+        self.trouble.spoil(self.run_dir)
 
-    def command(self, *arguments: str) -> int | None:
+    def command(self, *arguments: str, during: Callable[[Path], None] | None = None) -> int | None:
         """Run a command to its end; what it says is in `lines`."""
         self.log.unlink(missing_ok=True)
-        code = _ended(forked.command([*arguments, "--runs-dir", "runs"], self.folder, self.log), LIMIT_S)
+        self.log.touch(0o666)
+        self.log.chmod(0o666)
+        process = forked.command([*arguments, "--runs-dir", "runs"], self.folder, self.log, self.trouble.user)
+        if during is not None:
+            during(self.run_dir)
+        code = _ended(process, LIMIT_S)
         if code is None:
             forked.end_all(self.log)
         self.lines += self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
@@ -183,8 +203,9 @@ class Case:
     def go_on(self) -> int | None:
         """Resume the run by the command that it was started by."""
         if self.kind == "training":
-            return self.command("train", "--headless", "--resume", "base")
-        return self.command("online", "--headless", "--resume", "base", "--set", f"online.max_requests={SERVED + MORE}")
+            return self.command("train", "--headless", "--resume", "base", during=self.trouble.during)
+        more = ["--set", f"online.max_requests={SERVED + MORE}"]
+        return self.command("online", "--headless", "--resume", "base", *more, during=self.trouble.during)
 
     def said(self) -> list[str]:
         """Lines that no undamaged run says."""
@@ -193,7 +214,7 @@ class Case:
 
 def _plain(line: str) -> str:
     """A line without its numbers and what only some runs measure."""
-    return re.sub(r"[\d.,]+", "#", re.sub(r"\s+", " ", line)).strip()
+    return re.sub(r"[\d.,:]+( (s|min|h)\b)?", "#", re.sub(r"\s+", " ", line)).strip()
 
 
 def look_at(case: Case) -> list[str]:
@@ -333,11 +354,65 @@ def files_of(run_dir: Path) -> list[str]:
     return [f for f in found if f not in pictures[1:]]
 
 
-def cases(kind: str, source: Path) -> Iterator[tuple[str, str, Callable[[Path], Any]]]:
-    """File, damage, and what does it."""
+def troubles(kind: str, source: Path) -> Iterator[Trouble]:
+    """Each damage to each file, then what happens to several, and to none."""
     for file in files_of(source / "runs" / "base"):
         for damage, spoil in DAMAGE.items():
-            yield file, damage, lambda run_dir, f=file, s=spoil: s(run_dir / f)
+            yield Trouble(file, damage, lambda run_dir, f=file, s=spoil: s(run_dir / f))
+    for name in WHOLE[kind]:
+        yield Trouble(name, "all deleted", lambda run_dir, n=name: _deleted(run_dir, n))
+    yield Trouble("the folder", "read-only", lambda _: None, user=NOBODY)
+    yield Trouble("the clock", "set back by a day", _aged)
+    for process in PROCESSES[kind]:
+        yield Trouble(f"the process {process}", "SIGSTOP, SIGCONT", lambda _: None, partial(_pause, process))
+
+
+WHOLE = {
+    "training": ("record.sqlite*", "checkpoints", "processes", "logs", "images"),
+    "online": (
+        "record.sqlite*",
+        "online",
+        "online/state",
+        "online/queue.sqlite*",
+        "snapshots",
+        "processes",
+        "update_*",
+    ),
+}
+PROCESSES = {"training": ("training",), "online": ("worker", "engine")}
+NOBODY = 65534
+PAUSE_S = 3.0
+
+
+def _deleted(run_dir: Path, pattern: str) -> None:
+    for path in run_dir.glob(pattern):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _aged(run_dir: Path) -> None:
+    """Every time in the run's files a day in the future, as after a clock that was set back."""
+    for path in run_dir.rglob("*.json"):
+        if "checkpoints" not in path.parts and "snapshots" not in path.parts:
+            values = json.loads(path.read_bytes())
+            later = {k: v + 86_400 for k, v in values.items() if isinstance(v, float) and v > 1e9}
+            path.write_text(json.dumps(values | later))
+    with contextlib.closing(sqlite3.connect(run_dir / "record.sqlite")) as db, db:
+        for table in ("events", "steps"):
+            db.execute(f"UPDATE {table} SET time = time + 86400")
+
+
+def _pause(process: str, run_dir: Path) -> None:
+    """Stop a process for some seconds once it runs."""
+    old, until = _json(run_dir / "processes" / f"{process}.json").get("pid"), time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        status = _json(run_dir / "processes" / f"{process}.json")
+        if status.get("status") == "running" and status.get("pid") not in (None, old):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(status["pid"]), signal.SIGSTOP)
+                time.sleep(PAUSE_S)
+                os.kill(int(status["pid"]), signal.SIGCONT)
+            return
+        time.sleep(0.01)
 
 
 def usual_lines(kind: str, source: Path, folder: Path) -> set[str]:
@@ -368,14 +443,14 @@ def tried(kind: str, folder: Path, given: argparse.Namespace, until: float) -> i
         (folder / kind / "made").touch()
     usual, wrong = usual_lines(kind, source, folder), 0
     done = {(r["run"], r["file"], r["damage"]) for r in _found(folder)}
-    for file, damage, spoil in cases(kind, source):
+    for trouble in troubles(kind, source):
         if time.monotonic() > until:
             break
+        file, damage = trouble.file, trouble.damage
         if (kind, file, damage) in done or not fnmatch(file, given.files) or not fnmatch(damage, given.damage):
             continue
         began, row = time.monotonic(), Row(kind, file, damage)
-        case = Case(kind, source, folder / "case", usual)
-        spoil(case.run_dir)
+        case = Case(kind, source, folder / "case", usual, trouble)
         row.wrong += look_at(case)
         JUDGES[kind](case, row)
         row.said = case.said()
@@ -391,6 +466,29 @@ def tried(kind: str, folder: Path, given: argparse.Namespace, until: float) -> i
     return wrong
 
 
+def table(folder: Path) -> str:
+    """All cases as a table of Markdown: equal outcomes of one file in one row."""
+    kept: dict[tuple[str, ...], list[str]] = {}
+    for row in _found(folder):
+        file = re.sub(r"\d+-\d+\.[0-9a-f]{32}|[0-9a-f]{16}(?=-\d)", "…", row["file"])
+        outcome = re.sub(r", version \d+ to \d+", "", row["outcome"]) + "".join(f"; WRONG: {w}" for w in row["wrong"])
+        kept.setdefault((row["run"], file, outcome, _sentence(row["said"])), []).append(row["damage"])
+    lines = ["| run | file | damage | what happens | what is said |", "|---|---|---|---|---|"]
+    for (run, file, outcome, sentence), damages in kept.items():
+        every = len(damages) == len(DAMAGE)
+        said = sentence.replace("|", "\\|")
+        lines.append(f"| {run} | {file} | {'any' if every else ', '.join(damages)} | {outcome} | {said} |")
+    return "\n".join(lines)
+
+
+def _sentence(said: list[str]) -> str:
+    """The line that says most about the damage, without what differs from damage to damage."""
+    rated = [line for line in said if re.search(r"damag|los[st]|missing|error|cannot|no such|not as|whole|gone", line)]
+    text = re.sub(r"^(error: |! )?(step \d+: )?", "", min(rated, key=len)).strip() if rated else ""
+    text = re.sub(r"/\S*/runs/base/", "", text)
+    return re.sub(r"\(.*?\)|\d+-\d+\.[0-9a-f]{32}", "…", text)
+
+
 def _found(folder: Path) -> list[dict[str, Any]]:
     return [found for line in _lines(folder / "rows.jsonl") if (found := _parsed(line))]
 
@@ -403,8 +501,12 @@ def main() -> int:
     parser.add_argument("--damage", default="*", help=", ".join(DAMAGE))
     parser.add_argument("--seconds", type=float, default=480, help="no further case is begun after this")
     parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="only print what was found")
     given = parser.parse_args()
     folder = given.folder.resolve()
+    if given.table:
+        print(table(folder))
+        return int(any(row["wrong"] for row in _found(folder)))
     folder.mkdir(parents=True, exist_ok=True)
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     forked.load()

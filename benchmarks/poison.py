@@ -1,4 +1,4 @@
-"""Poisoned streams: `python -m benchmarks.poison [--arms repeat-300,wrong-100] [--set '{"online": {…}}']`.
+"""Poisoned streams: `python -m benchmarks.poison [--arms repeat-300,wrong-100] [--folder DIR --seconds 300]`.
 
 A policy from a short offline training serves and learns from labels that are forced wrong: 10, 50 or 100 % of a
 stream of different requests, one request again and again, two requests in turn. Each stream once with the guards of
@@ -18,8 +18,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from grpo_tui.engine.online.store.snapshots import SnapshotReader
 from grpo_tui.engine.rollouts.dataset import load_rows
 from grpo_tui.engine.rollouts.evaluation import evaluate
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
+from grpo_tui.engine.training.checkpoints import load_rewards, save_rewards
 from grpo_tui.rewards import RewardOrchestrator
 
 GUARDS_OFF: dict[str, Any] = {"validation": {"enabled": False}, "repeat_window": 1, "source_share": 1.0}
@@ -85,12 +86,20 @@ class PoisonedEngine(InferenceEngine):
 
 
 @dataclass
-class Served:
-    """Success of what answered, in the order of time, and the most that it was below the best before it."""
+class Progress:
+    """How far a stream has come, and the success of what answered: a stream may be served in several parts."""
 
+    request: int = 1
+    measured: int = -1
+    """The update of the version that was measured last."""
+    waited: int = 0
+    back: int = 0
+    seconds: float = 0.0
+    other_start: float = 0.0
     best: float = 0.0
-    success: list[float] = field(default_factory=list)
     drop: float = 0.0
+    """The most that a version that answered was below the best before it."""
+    success: list[float] = field(default_factory=list)
 
     def add(self, success: float) -> None:
         """One more version that answers."""
@@ -99,9 +108,16 @@ class Served:
         self.drop = max(self.drop, self.best - success)
 
 
-def run(arm: str, guards: bool, adapters: str, lag: int, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Serve one stream to its end."""
+def run(
+    arm: str, guards: bool, adapters: str, lag: int, settings: dict[str, Any], folder: Path, until: float
+) -> dict[str, Any] | None:
+    """Serve one stream to its end, or go on with it; None when the time was over before that.
+
+    Between two parts the worker is left as by a kill after a commit; the statistics of rewards are kept beside it.
+    """
     began = time.monotonic()
+    kept = folder / "progress.json"
+    progress = Progress(**json.loads(kept.read_text())) if kept.exists() else Progress()
     stream = ARMS[arm]
     online = {
         "adapters": adapters,
@@ -123,7 +139,6 @@ def run(arm: str, guards: bool, adapters: str, lag: int, settings: dict[str, Any
         PolicyUpdater(learning_model, config.online), paths, config.online, base_model="tiny", tell=told.append
     )
     follower = WeightFollower(served_model, SnapshotReader(paths.snapshots), poll_s=1.0)
-    served, measured, waited = Served(), -1, 0
 
     def success(tasks: Sequence[Row]) -> float:
         """Greedy success of what serves now."""
@@ -134,50 +149,62 @@ def run(arm: str, guards: bool, adapters: str, lag: int, settings: dict[str, Any
 
     def look(*, last: bool = False) -> None:
         """Serve the newest version, and measure it when it is another one, some updates on."""
-        nonlocal measured
         follower.look()
         follower.swap()
         update = SnapshotReader(paths.snapshots).manifest(follower.version).update if follower.version else 0
-        if measured < 0 or (update != measured and (guards or last or update >= measured + EVERY_UPDATES)):
-            measured = update
-            served.add(success(own_rows))
+        before = progress.measured
+        if before < 0 or (update != before and (guards or last or update >= before + EVERY_UPDATES)):
+            progress.measured = update
+            progress.add(success(own_rows))
             print(
-                f"{arm}: update {worker.updater.update}, version {follower.version} at {served.success[-1]:.2f}",
+                f"{arm}: update {worker.updater.update}, version {follower.version} at {progress.success[-1]:.2f}",
                 file=sys.stderr,
                 flush=True,
             )
 
+    if kept.exists():
+        load_rewards(engine.orchestrator, folder)
     look()
-    other_start = success(other_rows)
-    numbers = iter(range(1, stream.requests + 1))
+    if not kept.exists():
+        progress.other_start = success(other_rows)
+    numbers = iter(range(progress.request, stream.requests + 1))
     while batch := [Request(rows[(n - 1) % len(rows)], number=n) for n in islice(numbers, BATCH)]:
         for item in engine.learn(engine.answer(batch, follower.version)):
             if item.task is not None:
                 worker.queue.put(item.task.id, item.task.to_bytes(), item.task.policy_version)
         while worker.step():
-            waited = waited + 1 if guards and worker.queue.get("candidate") is not None else 0
-            if guards and waited > lag:
+            progress.waited = progress.waited + 1 if guards and worker.queue.get("candidate") is not None else 0
+            if guards and progress.waited > lag:
                 validate_next(validator, paths, worker.queue)
                 worker.validate()
-                waited = 0
+                progress.waited = 0
         look()
+        if time.monotonic() > until:
+            worker.commit()
+            worker.abandon()
+            progress.request = batch[-1].number + 1
+            progress.back += sum("learning goes back" in message for message in told)
+            progress.seconds += time.monotonic() - began
+            save_rewards(engine.orchestrator, folder)
+            kept.write_text(json.dumps(asdict(progress)))
+            return None
     look(last=True)
     row = {
         "arm": arm,
         "guards": guards,
         "updates": worker.updater.update,
         "rejected": len(worker.queue.tasks("rejected")),
-        "back": sum("learning goes back" in message for message in told),
+        "back": progress.back + sum("learning goes back" in message for message in told),
         "versions": worker.writer.version,
-        "start": served.success[0],
-        "best": served.best,
-        "lowest": min(served.success),
-        "end": served.success[-1],
-        "drop": served.drop,
-        "other_start": other_start,
+        "start": progress.success[0],
+        "best": progress.best,
+        "lowest": min(progress.success),
+        "end": progress.success[-1],
+        "drop": progress.drop,
+        "other_start": progress.other_start,
         "other_end": success(other_rows),
         "beta": worker.updater.beta.beta,
-        "seconds": time.monotonic() - began,
+        "seconds": progress.seconds + time.monotonic() - began,
     }
     worker.close()
     return row
@@ -224,25 +251,52 @@ def main() -> None:
     parser.add_argument("--offline-steps", type=int, default=20)
     parser.add_argument("--adapters", help="a policy to begin with, in place of an offline training")
     parser.add_argument("--set", default="{}", help="JSON merged into the configuration")
+    parser.add_argument(
+        "--folder", type=Path, help="keep the policy and the rows here; rows that are there are not made"
+    )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no further stream is begun after this")
     given = parser.parse_args()
-    settings = {"seed": given.seed, **json.loads(given.set)}
-    worst = 0.0
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        adapters = given.adapters or offline(folder, given.offline_steps, given.seed, {})
-        print(
-            f"{'stream':<15}{'guards':<8}{'updates':>8}{'undone':>8}{'back':>6}{'versions':>9}"
-            f"{'start':>8}{'best':>7}{'lowest':>8}{'end':>6}{'drop':>7}   other tasks: start, end      s",
-            flush=True,
-        )
-        for arm in given.arms.split(","):
-            for guards in (g == "on" for g in given.guards.split(",")):
-                row = run(arm, guards, adapters, given.lag, settings, folder / f"{arm}-{guards}")
-                print(_line(row), flush=True)
-                worst = max(worst, row["drop"]) if guards else worst
+        rows = list(_rows(given, given.folder or Path(name)))
+    print(_HEAD, *(_line(row) for row in rows), sep="\n")
+    worst = max((row["drop"] for row in rows if row["guards"]), default=0.0)
     print(
         f"largest drop below the best validated with guards: {100 * worst:.1f} points (required: {100 * REQUIRED:.0f})"
     )
+
+
+def _rows(given: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows that are asked for: kept ones, and those that there is time for."""
+    until = time.monotonic() + given.seconds
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / f"rows-{given.seed}.jsonl"
+    known = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    settings = {"seed": given.seed, **json.loads(given.set)}
+    for arm in given.arms.split(","):
+        for guards in (g == "on" for g in given.guards.split(",")):
+            row = next((r for r in known if (r["arm"], r["guards"]) == (arm, guards)), None)
+            if row is None and time.monotonic() < until:
+                run_dir = folder / f"{arm}-{'on' if guards else 'off'}-{given.seed}"
+                row = run(arm, guards, _policy(given, folder), given.lag, settings, run_dir, until)
+                if row is not None:
+                    with kept.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+            if row is not None:
+                yield row
+
+
+def _policy(given: argparse.Namespace, folder: Path) -> str:
+    """The adapters to begin with, made once."""
+    made = folder / f"adapters-{given.seed}"
+    if given.adapters is None and not made.exists():
+        offline(folder, given.offline_steps, given.seed, {})
+    return given.adapters or str(made)
+
+
+_HEAD = (
+    f"{'stream':<15}{'guards':<8}{'updates':>8}{'undone':>8}{'back':>6}{'versions':>9}{'start':>8}{'best':>7}"
+    f"{'lowest':>8}{'end':>6}{'drop':>7}   other tasks: start, end      s"
+)
 
 
 def _line(row: dict[str, Any]) -> str:

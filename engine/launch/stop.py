@@ -87,9 +87,9 @@ def _pids(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
         if _goes_on(run_dir, name, process_state(run_dir, name)):
             continue
         states = [process_state(run_dir, name), read_json(run_dir / PROCESSES / f"{name}.launch.json")]
-        pairs = [(s.get("pid"), s.get("started")) for s in states if not is_elsewhere(s)]
-        # Without its start time nothing proves that a pid is still that process: such a one is never signalled.
-        alive = list(dict.fromkeys(int(pid) for pid, started in pairs if pid and started and is_alive(pid, started)))
+        known = [(s.get("pid"), s.get("started"), s.get("born")) for s in states if not is_elsewhere(s)]
+        # Without its start nothing proves that a pid is still that process: such a one is never signalled.
+        alive = list(dict.fromkeys(int(pid) for pid, *start in known if pid and is_alive(pid, *start)))
         found.extend((name, pid) for pid in (alive[:1] if own else alive))
     return found
 

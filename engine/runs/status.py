@@ -63,25 +63,43 @@ def here() -> str:
 
 
 def identity(pid: int | None = None) -> dict[str, Any]:
-    """A process as it can be recognised later: pid, start time in seconds since the epoch, and where it is."""
+    """A process as it can be recognised later: pid, start time in seconds since the epoch, and where it is.
+
+    On Linux also `born`, the start in ticks since the machine's start: setting the clock shifts the start times of all
+    processes, and not this.
+    """
     import psutil
 
     process = psutil.Process(pid)
-    return {"pid": process.pid, "started": process.create_time(), "where": here()}
+    found = {"pid": process.pid, "started": process.create_time(), "where": here()}
+    born = _born(process.pid)
+    return found if born is None else {**found, "born": born}
 
 
-def is_alive(pid: int | None, started: float | None) -> bool:
+def _born(pid: int) -> str | None:
+    """`<boot> <ticks>` of a process on Linux, None elsewhere or when there is no such process."""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {ticks}"
+    except (OSError, IndexError):
+        return None
+
+
+def is_alive(pid: int | None, started: float | None, born: object = None) -> bool:
     """Whether that very process exists here and is not a zombie.
 
-    A pid alone names whichever process has it now: without the start time nothing is proved, and the answer is no.
+    A pid alone names whichever process has it now: without its start nothing is proved, and the answer is no.
     """
-    if not pid or started is None:
+    if not pid or (started is None and born is None):
         return False
     import psutil  # here: a list of runs that have all ended needs no processes
 
     try:
         process = psutil.Process(pid)
-        if abs(process.create_time() - started) > 1.5:
+        now = None if born is None else _born(pid)
+        if now is not None and now != born:
+            return False
+        if now is None and (started is None or abs(process.create_time() - started) > 1.5):
             return False
         return process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError, OverflowError):
@@ -97,7 +115,8 @@ def process_state(run_dir: Path, name: str) -> dict[str, Any]:
     """What is known of one process of a run: its own words over those of its launcher, plus `alive`."""
     launched = read_json(run_dir / PROCESSES / f"{name}.launch.json")
     own = read_json(run_dir / PROCESSES / f"{name}.json")
-    if (number(own.get("time")) or 0) < (number(launched.get("time")) or 0):
+    same = own.get("born") is not None and own.get("born") == launched.get("born")
+    if not same and (number(own.get("time")) or 0) < (number(launched.get("time")) or 0):
         own = {}  # words of the process before a resume
     launcher_alive = _lives(launched)
     return {
@@ -112,8 +131,8 @@ def _lives(state: Mapping[str, Any]) -> bool:
     """Look at the process; one on another machine counts as alive while its status file is kept fresh."""
     if not is_elsewhere(state):
         pid = number(state.get("pid"))
-        return is_alive(None if pid is None else int(pid), number(state.get("started")))
-    return time.time() - (number(state.get("time")) or 0) < SILENT_SECONDS
+        return is_alive(None if pid is None else int(pid), number(state.get("started")), state.get("born"))
+    return abs(time.time() - (number(state.get("time")) or 0)) < SILENT_SECONDS
 
 
 def process_names(run_dir: Path) -> list[str]:
@@ -197,7 +216,7 @@ def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus
         return cast(RunStatus, said), error
     if state.get("stop_requested") and said == "starting":
         return "stopped", error  # it was told to end while it was loading
-    if not state.get("pid") and time.time() - (number(run.get("created")) or 0) < STARTING_SECONDS:
+    if not state.get("pid") and abs(time.time() - (number(run.get("created")) or 0)) < STARTING_SECONDS:
         return "starting", error
     return "crashed", error or (_ending(state.get("exit_code")) if state.get("pid") else "the process never started")
 

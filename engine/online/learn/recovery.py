@@ -1,7 +1,10 @@
 """Where a worker goes on: the newest whole thing that is there, and never below a number that was used.
 
-What counts is the state that the queue names. When that is damaged, or the queue itself was lost, the newest whole
-state or snapshot takes its place, whichever holds more updates. Nothing is deleted here.
+What counts is the state that the queue names. When that is damaged, or the queue or its last commits were lost, the
+newest whole state or snapshot takes its place, whichever holds more updates. Nothing is deleted here.
+
+The update logs are written after the queue has committed: a queue that knows of fewer updates than they do has lost
+commits (SQLite takes what is left of a damaged log for all there was). What they name is not learnt from again.
 """
 
 from __future__ import annotations
@@ -30,23 +33,28 @@ class Recovered:
 def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, logged: Mapping[str, int]) -> Recovered:
     """Bring `updater` to where the run was left. `logged`: what the last line of the update logs says."""
     named: str | None = queue.get("state")
+    counted = int(queue.get("update", 0))
     trouble: list[str] = []
-    if named is not None:
+    unusable: str | None = None
+    if named is not None and counted < logged["update"]:
+        trouble.append(f"The update queue has lost its last commits: it knows of {counted} updates.")
+    elif named is not None:
         try:
             _load(updater, *read_state(folder.state / named))
             return Recovered(named)
         except (StateError, KeyError, ValueError) as error:
             trouble.append(str(error))
+            unusable = named
     elif queue.get("update") is None and (states(folder.state) or logged["update"]):
         trouble.append("The update queue was lost, and with it the tasks that waited.")
-    known = max(int(queue.get("update", 0)), logged["update"])
+    known = max(counted, logged["update"])
     snapshot = SnapshotReader(folder.snapshots, trouble.append).newer_than(0)
     if named is None and not trouble and snapshot is None:
         return Recovered(None)
     state = None
     for update, name in states(folder.state):
         # A state above what the queue counted was never committed; without a queue there is nothing it could repeat.
-        if name == named or (named is not None and update > known):
+        if name == unusable or (named is not None and update > known):
             continue
         try:
             found = read_state(folder.state / name)

@@ -98,6 +98,7 @@ class UpdateWorker:
         self._state_name = found.state
         if found.message is not None:
             self.tell(found.message)
+        self._settle_what_is_logged(logged["update"])
         if found.state is not None and found.state == self.queue.get("state"):
             prune_states(self.folder.state, found.state, keep=self._candidate_state())
         guard = self.queue.get("guard")
@@ -108,6 +109,17 @@ class UpdateWorker:
         self._unlogged = self.queue.journal(limit=1_000_000)
         self._write_logs()
         self._recover_snapshots(max(int(self.queue.get("published", 0)), logged["version"]))
+
+    def _settle_what_is_logged(self, logged: int) -> None:
+        """A queue that has lost its last commits holds tasks that were learnt from: the logs name them."""
+        counted = int(self.queue.get("update", 0))
+        if counted >= logged:
+            return
+        known = self.logs.experiences(after=counted)
+        waiting = [name for name, _ in self.queue.tasks("queued") if name in known]
+        reason = "it is in the update logs"
+        settled = [Settled(name, "applied" if known[name] else "rejected", reason) for name in waiting]
+        self.queue.settle(settled, meta={"update": logged, "state": self._state_name})
 
     def _recover_snapshots(self, used: int) -> None:
         """See that a whole version is published whose number is not below any that was used."""

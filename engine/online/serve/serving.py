@@ -58,7 +58,12 @@ class Serving:
 
     def __post_init__(self) -> None:
         recorded = {n: recorded_position(self.run_dir, n) or 0 for n in (REQUEST_POSITION, ROW_POSITION)}
-        self.answered = max(int(self.queue.get("request", 0)), recorded[REQUEST_POSITION])
+        queued = int(self.queue.get("request", 0))
+        self.answered = max(queued, recorded[REQUEST_POSITION])
+        if queued < recorded[REQUEST_POSITION] and self.config.updates:
+            missing = f"{queued + 1}" if self.answered == queued + 1 else f"{queued + 1} to {self.answered}"
+            lost = f"What was to be learnt from request {missing} is not in the update queue: it was killed or damaged."
+            self.keeper.event("record", lost)
         self.heard = 0
         self.source.skip(max(int(self.queue.get("row", 0)), recorded[ROW_POSITION]))
         self._kept = 0.0

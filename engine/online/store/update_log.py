@@ -6,6 +6,7 @@ its journal number, so that after a crash a half-written last line is cut off an
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -43,6 +44,17 @@ class UpdateLogs:
                 keys = {"update": "update", "request": "request", "version": "published_version"}
                 return found | {k: int(values.get(v) or 0) for k, v in keys.items()}
         return {**found, "update": 0, "request": 0, "version": 0}
+
+    def experiences(self, *, after: int) -> dict[str, bool]:
+        """Tasks of updates above number `after`, as whole lines name them; False for those that were taken back."""
+        found: dict[str, bool] = {}
+        with contextlib.suppress(FileNotFoundError), open(self.contribution, "rb") as file:
+            for line in file:
+                if _contribution_number(line) is not None:
+                    values = json.loads(line)
+                    if int(values.get("update") or 0) > after:
+                        found[str(values.get("experience"))] = values.get("rejected") is None
+        return found
 
     def append(self, rows: Sequence[JournalRow]) -> None:
         """Append the lines of `rows` that are not there yet, and wait until they are on the disk.

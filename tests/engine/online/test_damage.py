@@ -148,6 +148,33 @@ def test_state_and_queue_gone_the_newest_snapshot_is_the_truth(
     assert any("The update queue was lost" in m and f"from snapshot {version}" in m for m in run.told)
 
 
+@pytest.mark.parametrize("commits", [1, 2])
+def test_a_queue_that_lost_its_last_commits_repeats_nothing(tmp_path: Path, commits: int) -> None:
+    """SQLite takes what is left of a damaged log for all there was: the queue of some commits ago."""
+    run = Run(tmp_path / "run")
+    run.put(8)
+    run.work(6 - 2 * commits)
+    run.worker.queue.close()
+    older = run.folder.queue.read_bytes()
+    run.abandon()
+    run.work(2 * commits)
+    learnt, version = run.weights(), pointed_version(run.folder.snapshots) or 0
+    run.worker.abandon()
+    run.folder.queue.write_bytes(older)
+    run.worker = run.start()
+    assert torch.equal(run.weights(), learnt)
+    assert any("The update queue has lost its last commits" in m for m in run.told)
+    run.abandon()  # what was found is settled: nothing is told or lost again
+    assert sum("has lost its last commits" in m for m in run.told) == 1
+    while run.worker.step():
+        pass
+    run.worker.close()
+    assert [r["experience"] for r in run.contributions()] == [f"request-{i}" for i in range(8)]
+    assert [r["update"] for r in run.contributions()] == list(range(1, 9))
+    assert dict(UpdateQueue(run.folder.queue).counts()) == {"applied": 8}
+    assert (pointed_version(run.folder.snapshots) or 0) >= version
+
+
 def test_a_task_whose_bytes_changed_is_not_learnt_from(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.put(2)

@@ -44,6 +44,10 @@ def test_running_is_believed_only_while_the_process_lives(run_dir: Path):
 
 def test_another_process_with_the_same_pid_is_not_the_run(run_dir: Path):
     mine = identity()
+    announce(run_dir, status="running", **mine | {"started": mine["started"] + 3600})  # the clock was set back since
+    assert look(run_dir).status == "running"
+    announce(run_dir, status="running", **mine | {"born": "another boot 1"})
+    assert look(run_dir).status == "crashed"
     announce(run_dir, status="running", pid=mine["pid"], started=mine["started"] - 100)
     assert look(run_dir).status == "crashed"
     announce(run_dir, status="running", **mine)
