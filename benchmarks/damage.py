@@ -348,10 +348,19 @@ def _distance(base: Path, version: int, run_dir: Path) -> float:
 
 
 def files_of(run_dir: Path) -> list[str]:
-    """Every file of a run; of its pictures, one."""
+    """Every file of a run; of its pictures, and of each checkpoint and version that newer ones stand before, one."""
     found = sorted(str(p.relative_to(run_dir)) for p in run_dir.rglob("*") if p.is_file() and p.stat().st_size)
-    pictures = [f for f in found if f.startswith("images/")]
-    return [f for f in found if f not in pictures[1:]]
+    kept: dict[str, str] = {}
+    for file in found:
+        kind = re.sub(r"images/.*", "images/", file)
+        older = re.match(r"checkpoints/checkpoint-(\d+)/", file)
+        if older and int(older[1]) < max(int(p.name.split("-")[1]) for p in run_dir.glob("checkpoints/checkpoint-*")):
+            kind = older[0]
+        version = re.search(r"\.v(\d+)\.(\w+)$", file)
+        if version and int(version[1]) < _pointed(run_dir):
+            kind = f"older.{version[2]}"
+        kept.setdefault(kind, file)
+    return sorted(kept.values())
 
 
 def troubles(kind: str, source: Path) -> Iterator[Trouble]:

@@ -118,6 +118,7 @@ keys = st.sampled_from(
         "status",
         "pid",
         "started",
+        "born",
         "where",
         "time",
         "step",
