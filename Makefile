@@ -52,7 +52,7 @@ unit: $(VENV)/.ready-test
 # The ends of the ranges in pyproject.toml, each in an environment of its own. uv finds the versions, pip installs them.
 # TESTS=tests/cli for a part of the tests; LIBRARIES="torch==2.13.0" for versions that shall stay as they are.
 TESTS ?= tests
-EXTRAS := train,parquet,test,reasoning-gym,verifiers
+EXTRAS := train,parquet,test,reasoning-gym,verifiers,mcp,openenv,textarena,gymnasium
 test-oldest test-newest: test-%: $(VENV)/.ready-test
 	@echo $(LIBRARIES) | tr ' ' '\n' > $(VENV)-$*.kept
 	@$(BIN)/uv pip compile --quiet --python $(BIN)/python --resolution $(if $(filter oldest,$*),lowest-direct,highest) \

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from .problems import Problem
 from .schema import BUILTIN_ADAPTERS, DATASET_ENV, RunConfig
+from .sections.environment import MCP
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
 """Endings of the files that a dataset can be read from."""
@@ -132,7 +133,7 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
     if config.model.chat_template not in (None, "chatml"):
         named.append(("model.chat_template", config.model.chat_template))
     functions = [("environment.reward_funcs", path) for path in config.environment.reward_funcs]
-    functions += [("environment.tools", path) for path in config.environment.tools]
+    functions += [("environment.tools", path) for path in config.environment.tools if not path.startswith(MCP)]
     for key, path in functions:
         file, colon, _ = path.rpartition(":")
         if colon:

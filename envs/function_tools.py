@@ -10,8 +10,9 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any, Protocol, cast, get_args
 
+from ..configs.sections.environment import MCP
 from .base import StepResult
 from .loading import EnvLoadError
 from .tools import Argument, ArgumentType, ToolSpec
@@ -53,14 +54,39 @@ class FunctionTool:
         return StepResult(text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]} … ({len(text)} characters)")
 
 
-def load_tools(paths: Sequence[str]) -> tuple[FunctionTool, ...]:
-    """The functions that `paths` name (`file.py:name`, `package.module.name`). Raises EnvLoadError."""
-    tools = tuple(map(load_tool, paths))
+class Tool(Protocol):
+    """What `DatasetEnv` calls."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What it is declared as."""
+        ...
+
+    def run(self, arguments: Mapping[str, Any]) -> StepResult:
+        """Call it."""
+        ...
+
+
+def load_tools(paths: Sequence[str]) -> tuple[Tool, ...]:
+    """The functions that `paths` name (`file.py:name`, `package.module.name`), and the tools of MCP servers (`mcp:…`).
+
+    Raises EnvLoadError.
+    """
+    tools: list[Tool] = []
+    for path in paths:
+        if path.startswith(MCP):
+            from .mcp import load_mcp_tools
+
+            tools += load_mcp_tools(path)
+        else:
+            tools.append(load_tool(path))
     names = [tool.spec.name for tool in tools]
     for name in names:
         if names.count(name) > 1:
             raise EnvLoadError(f"two tools are called {name}; rename one, for the policy calls them by name")
-    return tools
+    if ANSWER.name in names:
+        raise EnvLoadError(f"a tool is called {ANSWER.name}, which is what ends a task; rename it")
+    return tuple(tools)
 
 
 def load_tool(path: str) -> FunctionTool:
@@ -72,8 +98,6 @@ def load_tool(path: str) -> FunctionTool:
     function = getattr(module, name, None)
     if not callable(function) or inspect.isclass(function):
         raise EnvLoadError(f'environment.tools: "{path}": {module.__name__} has no function {name}')
-    if name == ANSWER.name:
-        raise EnvLoadError(f'environment.tools: "{path}": {name} is what ends a task; rename it')
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise EnvLoadError(f'tool "{path}": a policy cannot give `{parameter}`; declare each argument by name')

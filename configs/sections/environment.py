@@ -12,6 +12,10 @@ from .base import Section
 _FUNCTION = re.compile(r"(?:[^:]+\.py:[A-Za-z_]\w*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)")
 
 
+MCP = "mcp:"
+"""What the name of an MCP server begins with."""
+
+
 class EnvironmentConfig(Section):
     """The environment and its data.
 
@@ -33,8 +37,9 @@ class EnvironmentConfig(Section):
     """Reward functions with TRL's signature and their weights, such as `rewards.py:accuracy: 1.0`. Each is a component
     of the reward by its own name; the first also says what counts as a success (`success_score`)."""
     tools: list[str] = Field(default_factory=list)
-    """Python functions that the policy may call in a dataset's tasks, such as `tools.py:search`: type hints and
-    docstring declare them. A turn without a call is then the answer."""
+    """What the policy may call in a dataset's tasks: Python functions such as `tools.py:search`, which type hints and
+    docstring declare, and MCP servers, by a command (`mcp:python server.py`) or an address
+    (`mcp:http://127.0.0.1:9000/mcp`). A turn without a call is then the answer."""
     success_score: float = 1.0
     """The score of the first reward function from which an answer counts as right, where the environment itself does
     not know."""
@@ -47,7 +52,12 @@ class EnvironmentConfig(Section):
     @classmethod
     def _tools(cls, value: list[str]) -> list[str]:
         for path in value:
-            check_function(path)
+            if not path.startswith(MCP):
+                check_function(path)
+            elif not path.removeprefix(MCP).strip():
+                raise ValueError(
+                    f'{path!r} names no server: write "mcp:python server.py" or "mcp:http://127.0.0.1:9000/mcp"'
+                )
         return value
 
     @field_validator("reward_funcs", mode="before")

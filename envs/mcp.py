@@ -1,0 +1,163 @@
+"""Tools of an MCP server (Model Context Protocol): `pip install 'grpo-tui[mcp]'`.
+
+`environment.tools: ["mcp:python server.py"]` starts a server and talks to it over its standard input and output;
+`"mcp:http://127.0.0.1:9000/mcp"` connects to one that runs. All its tools are declared; all rollouts share one session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..configs.sections.environment import MCP
+from .background import submit, wait
+from .base import StepResult
+from .loading import EnvLoadError
+from .schemas import tool_of_schema
+from .tools import ToolSpec
+from .user_code import one_line
+
+START_SECONDS = 30.0
+"""How long a server may take until it has said which tools it has."""
+CALL_SECONDS = 600.0
+"""A bound for a call that nobody else has given up; `environment.turn_timeout_s` is the limit that people set."""
+
+
+@dataclass(frozen=True)
+class McpTool:
+    """A tool of a server, as `DatasetEnv` calls it."""
+
+    spec: ToolSpec
+    server: McpServer
+
+    def run(self, arguments: Mapping[str, Any]) -> StepResult:
+        """Call it. What the tool reports as its error is told to the policy; a server that is gone fails the rollout.
+
+        Raises RuntimeError.
+        """
+        answer = self.server.call(self.spec.name, arguments)
+        text = _text(answer)
+        if answer.get("isError"):
+            return StepResult(f"error: {text}", error=text or "the tool failed")
+        return StepResult(text)
+
+
+def load_mcp_tools(path: str) -> tuple[McpTool, ...]:
+    """All tools of the server that `path` names. Raises EnvLoadError."""
+    server = McpServer(path.removeprefix(MCP).strip())
+    try:
+        declared = server.tools()
+    except Exception as problem:  # a server, its command or the network may fail in any way
+        raise EnvLoadError(f'environment.tools: "{path}": {_reason(problem)}') from problem
+    if not declared:
+        raise EnvLoadError(f'environment.tools: "{path}": the server has no tools')
+    return tuple(
+        McpTool(tool_of_schema(tool["name"], tool.get("description"), tool.get("inputSchema")), server)
+        for tool in declared
+    )
+
+
+class McpServer:
+    """A session with a server, opened when it is first needed and opened again after it was lost."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._session: Any = None
+        self._stop: asyncio.Event | None = None
+
+    def tools(self) -> list[dict[str, Any]]:
+        """What `tools/list` answers. Raises whatever the connection raises."""
+        return wait(self._list(), START_SECONDS)
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """What `tools/call` answers. Raises RuntimeError when the server does not."""
+        try:
+            return wait(self._call(name, dict(arguments)), CALL_SECONDS)
+        except Exception as problem:
+            raise RuntimeError(f"the MCP server {self.target} did not answer {name}: {_reason(problem)}") from problem
+
+    async def _list(self) -> list[dict[str, Any]]:
+        session = await self._open()
+        found: list[dict[str, Any]] = []
+        answer = _plain(await session.list_tools())
+        found += answer["tools"]
+        while answer.get("nextCursor"):
+            answer = _plain(await session.list_tools(cursor=answer["nextCursor"]))
+            found += answer["tools"]
+        return found
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        session = await self._open()
+        try:
+            return _plain(await session.call_tool(name, arguments))
+        except BaseException:
+            if self._stop is not None:
+                self._stop.set()  # the next call starts anew
+            raise
+
+    async def _open(self) -> Any:
+        if self._session is None:
+            opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            submit(self._hold(opened))
+            self._session = opened
+        return await asyncio.shield(self._session)
+
+    async def _hold(self, opened: asyncio.Future[Any]) -> None:
+        """Keep the session open until it is to end: its contexts must be left by the task that entered them."""
+        stop = self._stop = asyncio.Event()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                streams = await stack.enter_async_context(_transport(self.target))
+                client = importlib.import_module("mcp").ClientSession
+                session = await stack.enter_async_context(client(streams[0], streams[1]))
+                await session.initialize()
+                opened.set_result(session)
+                await stop.wait()
+        except BaseException as problem:
+            if not opened.done():
+                opened.set_exception(problem if isinstance(problem, Exception) else RuntimeError(one_line(problem)))
+        finally:
+            self._session = None
+
+
+def _transport(target: str) -> Any:
+    try:
+        mcp = importlib.import_module("mcp")
+    except ImportError as problem:
+        raise RuntimeError(f"MCP needs the library mcp ({problem}); pip install 'grpo-tui[mcp]'") from problem
+    if target.startswith(("http://", "https://")):
+        return importlib.import_module("mcp.client.streamable_http").streamable_http_client(target)
+    words = shlex.split(target)
+    if not words:
+        raise RuntimeError('name a command or an address: "mcp:python server.py", "mcp:http://127.0.0.1:9000/mcp"')
+    return mcp.stdio_client(mcp.StdioServerParameters(command=words[0], args=words[1:]))
+
+
+def _plain(answer: Any) -> dict[str, Any]:
+    """An answer under the names of the protocol, whatever the library's version calls them."""
+    return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _text(answer: Mapping[str, Any]) -> str:
+    """The text of an answer; other content is named by its kind."""
+    parts = [
+        part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in answer.get("content") or ()
+    ]
+    if not parts and answer.get("structuredContent") is not None:
+        return json.dumps(answer["structuredContent"], ensure_ascii=False)
+    return "\n".join(parts)
+
+
+def _reason(problem: BaseException) -> str:
+    """The innermost sentence: task groups wrap what went wrong."""
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    if isinstance(problem, TimeoutError):
+        return f"no answer within {START_SECONDS:g} s"
+    return str(problem) if type(problem) is RuntimeError else one_line(problem)

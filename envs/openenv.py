@@ -1,0 +1,225 @@
+"""Environments behind an OpenEnv server, over its WebSocket protocol: `pip install 'grpo-tui[openenv]'`.
+
+https://github.com/meta-pytorch/OpenEnv: `GET /schema` says what an action is; on `/ws` every message is
+`{"type": "reset" | "step" | "close", "data": {...}}`, answered by `{"type": "observation", "data": {"observation",
+"reward", "done"}}` or `{"type": "error", "data": {"message", "code"}}`. One connection is one episode.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+import urllib.request
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .agent import Message
+from .base import Split, StepResult, Verdict
+from .calls import ToolCall
+from .multi_turn import MultiTurnEnv
+from .schemas import tool_of_schema
+from .seeds import split_seeds
+from .tools import ToolSpec
+from .user_code import one_line
+
+BESIDE = ("done", "reward", "metadata")
+"""Fields of an observation that are no part of what the policy reads."""
+ACT = "ACT"
+"""The tool by which an action of several fields is given."""
+
+
+class OpenEnvEnv(MultiTurnEnv):
+    """An OpenEnv server at `url`.
+
+    An action with a single field of text is the policy's whole turn; one with other fields is a call of the tool ACT;
+    a server of MCP tools has its own. action: the field that the whole turn goes into, where there are several.
+    observation: the field that the policy reads; None: the only text there is, else all of them as JSON. options: what
+    each reset is given besides the seed. instruction: what stands before the first observation. success_score: the
+    total reward from which an episode counts as right; None: nothing is known of right and wrong, and the reward is
+    the total.
+    """
+
+    name = "openenv"
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        url: str,
+        action: str | None = None,
+        observation: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        instruction: str = "",
+        success_score: float | None = None,
+        max_turns: int = 16,
+        **config: Any,
+    ) -> None:
+        super().__init__(tokenizer, max_turns=max_turns, **config)
+        if not url.startswith(("http://", "https://", "ws://", "wss://")):
+            raise ValueError(f'url is the address of an OpenEnv server, such as "http://127.0.0.1:8000", not {url!r}')
+        self.url = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
+        self.observation, self.instruction = observation, instruction
+        self.options, self.success_score = dict(options or {}), success_score
+        _websockets()
+        fields = self._action_fields()
+        self.mcp = {"tool_name", "arguments"} <= fields.keys()
+        texts = [name for name, schema in fields.items() if schema.get("type") == "string"]
+        self.field = action or (texts[0] if len(fields) == 1 and texts else None)
+        if self.field is not None and self.field not in fields:
+            raise ValueError(f"actions of {url} have no field {self.field}; they have {', '.join(fields)}")
+        if self.mcp:
+            self.tools = self._listed_tools()
+        elif self.field is None:
+            required = [name for name, schema in fields.items() if "default" not in schema]
+            schema = {"properties": fields, "required": required}
+            self.tools = (tool_of_schema(ACT, "Acts in the environment.", schema),)
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """`n` seeds to reset with; those for evaluation are never trained on."""
+        return [{"url": self.url, "seed": number} for number in split_seeds(split, n, seed)]
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[Episode, list[Message]]:
+        """A connection of its own, reset with the task's seed."""
+        episode = Episode(self.url, self.turn_timeout_s)
+        answer = episode.ask("reset", {**self.options, **({"seed": task["seed"]} if "seed" in task else {})})
+        text = "\n\n".join(part for part in (self.instruction, self._text(answer.get("observation"))) if part)
+        return episode, [Message(role="user", content=text or "Begin.")]
+
+    def explain(self) -> str:
+        """The tools; nothing where the whole turn is the action."""
+        return super().explain() if self.tools else ""
+
+    def step(self, state: Episode, call: ToolCall) -> StepResult:
+        """One action."""
+        arguments = dict(call.arguments)
+        if self.mcp:
+            data: dict[str, Any] = {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
+        elif self.field is not None:
+            data = {self.field: arguments["text"]}
+        else:
+            data = arguments
+        try:
+            answer = state.ask("step", data)
+        except ActionRefused as problem:  # the action does not fit: the policy's doing, which it may read
+            return StepResult(f"error: {problem}", error=str(problem))
+        reward = float(answer.get("reward") or 0.0)
+        state.total += reward
+        done = bool(answer.get("done"))
+        correct = None if self.success_score is None or not done else state.total >= self.success_score
+        text = self._text(answer.get("observation"))
+        return StepResult(text, reward, done, call.text.strip() if done else None, correct)
+
+    def finish(self, states: Sequence[Episode]) -> list[Verdict | None]:
+        """Close the connections."""
+        for state in states:
+            state.close()
+        return [None] * len(states)
+
+    def _text(self, observation: Any) -> str:
+        if not isinstance(observation, Mapping):
+            return str(observation or "")
+        if self.observation is not None:
+            if self.observation not in observation:
+                raise ValueError(f"the observation has no field {self.observation}; it has {', '.join(observation)}")
+            value = observation[self.observation]
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if self.mcp and "tool_name" in observation:
+            return _tool_result(observation)
+        told = {k: v for k, v in observation.items() if k not in BESIDE and v not in (None, "", [], {})}
+        if len(told) == 1 and isinstance(only := next(iter(told.values())), str):
+            return only
+        return json.dumps(told, ensure_ascii=False) if told else ""
+
+    def _action_fields(self) -> dict[str, dict[str, Any]]:
+        try:
+            with urllib.request.urlopen(f"{self.url}/schema", timeout=self.turn_timeout_s) as answer:
+                schema = json.load(answer)["action"]
+        except Exception as problem:  # whatever a network or another server answers
+            raise ValueError(f"there is no OpenEnv server at {self.url}: {one_line(problem)}") from problem
+        return {k: v for k, v in (schema.get("properties") or {}).items() if k not in ("metadata", "type")}
+
+    def _listed_tools(self) -> tuple[ToolSpec, ...]:
+        episode = Episode(self.url, self.turn_timeout_s)
+        try:
+            episode.ask("reset", self.options)
+            listed = episode.ask("step", {"type": "list_tools"})["observation"]["tools"]
+        finally:
+            episode.close()
+        return tuple(
+            tool_of_schema(t["name"], t.get("description"), t.get("input_schema") or t.get("inputSchema"))
+            for t in listed
+        )
+
+
+class ActionRefused(ValueError):
+    """The server does not take an action."""
+
+
+class Episode:
+    """A connection to the server: one episode. total: the sum of its rewards."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self.total = 0.0
+        self._timeout_s = timeout_s
+        self._turn = threading.Lock()
+        address = f"{url.replace('http', 'ws', 1)}/ws"
+        try:
+            self._socket = _websockets().connect(address, open_timeout=timeout_s, max_size=2**27)
+        except Exception as problem:
+            raise ConnectionError(f"{address} takes no connection: {one_line(problem)}") from problem
+        self._closing = weakref.finalize(self, _close, self._socket)
+
+    def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one message. Raises ActionRefused, ConnectionError."""
+        with self._turn:
+            try:
+                self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
+                answer = json.loads(self._socket.recv(timeout=self._timeout_s))
+            except Exception as problem:
+                raise ConnectionError(f"the OpenEnv server did not answer {kind}: {one_line(problem)}") from problem
+        found = answer.get("data") or {}
+        if answer.get("type") != "error":
+            return found
+        code, message = found.get("code"), " ".join(str(found.get("message") or found).split())
+        if code == "CAPACITY_REACHED":
+            raise ConnectionError(
+                f"{message}: the server needs max_concurrent_envs of at least training.prompts_per_step times "
+                "training.num_generations"
+            )
+        if code == "VALIDATION_ERROR" and kind == "step":
+            raise ActionRefused(message)
+        raise ConnectionError(f"the OpenEnv server failed at {kind}: {message}")
+
+    def close(self) -> None:
+        """End the episode."""
+        self._closing()
+
+
+def _close(socket: Any) -> None:
+    try:
+        socket.send(json.dumps({"type": "close"}))
+        socket.close()
+    except Exception:  # it may be gone already
+        return
+
+
+def _tool_result(observation: Mapping[str, Any]) -> str:
+    if observation.get("error"):
+        error = observation["error"]
+        return f"error: {error.get('message') if isinstance(error, Mapping) else error}"
+    result = observation.get("result")
+    if isinstance(result, Mapping):
+        content = result.get("content")
+        if isinstance(content, list):
+            return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        result = result.get("data", result)
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
+def _websockets() -> Any:
+    try:
+        return importlib.import_module("websockets.sync.client")
+    except ImportError as problem:
+        raise ValueError(f"OpenEnv needs websockets ({problem}); pip install 'grpo-tui[openenv]'") from problem

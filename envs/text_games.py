@@ -1,0 +1,181 @@
+"""Games in words: TextArena's for one player, and Gymnasium's with text observations.
+
+`pip install 'grpo-tui[textarena]'` or `'grpo-tui[gymnasium]'`; `game` names one: `textarena:GuessTheNumber-v0`,
+`gymnasium:my_package/Maze-v0`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from .agent import Message
+from .base import Split, StepResult
+from .calls import ToolCall
+from .multi_turn import MultiTurnEnv
+from .seeds import split_seeds
+from .tools import Argument, ToolSpec
+from .user_code import one_line
+
+LIBRARIES = ("textarena", "gymnasium")
+ACT = "ACT"
+"""The tool by which a numbered action is given."""
+
+
+class Game(Protocol):
+    """A game under way."""
+
+    text: str
+    """What the player reads first."""
+    actions: int | None
+    """How many actions there are, where they are numbers; None: an action is text."""
+
+    def act(self, action: str | int) -> tuple[str, float, bool]:
+        """What the player reads next, the reward, and whether the game has ended."""
+        ...
+
+
+class TextGameEnv(MultiTurnEnv):
+    """A game of TextArena or Gymnasium; its rewards are the environment's own.
+
+    game: `textarena:NAME` or `gymnasium:NAME`. options: what its `make` is given. instruction: what stands before the
+    first observation. success_score: the total reward from which a game counts as won; None: nothing is known of right
+    and wrong. The whole turn is the action; actions that are numbers (`Discrete`) are a call of the tool ACT.
+    """
+
+    name = "text-game"
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        *,
+        game: str,
+        options: Mapping[str, Any] | None = None,
+        instruction: str = "",
+        success_score: float | None = None,
+        max_turns: int = 16,
+        **config: Any,
+    ) -> None:
+        super().__init__(tokenizer, max_turns=max_turns, **config)
+        self.library, _, self.game = game.partition(":")
+        if self.library not in LIBRARIES or not self.game:
+            raise ValueError(f'game is "textarena:NAME" or "gymnasium:NAME", not {game!r}')
+        self.options, self.instruction = dict(options or {}), instruction
+        self.success_score = success_score
+        number = self._start(0).actions  # what is wrong is said now
+        if number is not None:
+            action = Argument("action", "integer", "the number of an action", minimum=0, below=number)
+            self.tools = (ToolSpec(ACT, "Does one thing in the game.", (action,)),)
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """`n` seeds; those for evaluation are never trained on."""
+        return [{"game": f"{self.library}:{self.game}", "seed": number} for number in split_seeds(split, n, seed)]
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[Player, list[Message]]:
+        """A fresh game of the task's seed."""
+        player = Player(self._start(int(task["seed"])))
+        text = "\n\n".join(part for part in (self.instruction, player.game.text) if part)
+        return player, [Message(role="user", content=text or "Begin.")]
+
+    def explain(self) -> str:
+        """The tool, where there is one; what the game says is all there is to know otherwise."""
+        return super().explain() if self.tools else ""
+
+    def step(self, state: Player, call: ToolCall) -> StepResult:
+        """One move."""
+        action = call.arguments["action"] if self.tools else str(call.arguments["text"])
+        text, reward, done = state.game.act(action)
+        state.total += reward
+        correct = None if self.success_score is None or not done else state.total >= self.success_score
+        return StepResult(text, reward, done, str(action) if done else None, correct)
+
+    def _start(self, seed: int) -> Game:
+        made = TextArenaGame if self.library == "textarena" else GymnasiumGame
+        try:
+            library = importlib.import_module(self.library)
+        except ImportError as problem:
+            raise ValueError(
+                f"{self.library} is not installed ({problem}); pip install 'grpo-tui[{self.library}]'"
+            ) from problem
+        try:
+            return made(library, self.game, self.options, seed)
+        except ValueError:
+            raise
+        except Exception as problem:  # registries and games raise what they like
+            raise ValueError(f"{self.library} cannot make {self.game}: {one_line(problem)}") from problem
+
+
+class Player:
+    """A rollout's state. total: the sum of the rewards so far."""
+
+    def __init__(self, game: Game) -> None:
+        self.game, self.total = game, 0.0
+
+
+class TextArenaGame:
+    """A game of TextArena for one player. Its games draw from Python's own generator, so each keeps a state of it."""
+
+    actions: int | None = None
+    _turn = threading.Lock()
+
+    def __init__(self, library: Any, name: str, options: Mapping[str, Any], seed: int) -> None:
+        self._random = random.Random(seed).getstate()
+        with self._own_random():
+            self._env = library.make(name, **options)
+            try:
+                self._env.reset(num_players=1, seed=seed)
+            except AssertionError as problem:
+                raise ValueError(f"{name} is not a game for one player: {one_line(problem)}") from problem
+            _, text = self._env.get_observation()
+        self._read = self.text = str(text)
+        self.text = self.text.strip()
+
+    def act(self, action: str | int) -> tuple[str, float, bool]:
+        """See `Game`. The observation is what has been added to the game's log."""
+        with self._own_random():
+            done, _ = self._env.step(str(action))
+            if done:
+                rewards, info = self._env.close()
+                reason = (info.get(0) or {}).get("reason") if isinstance(info, Mapping) else None
+                return str(reason or ""), float((rewards or {}).get(0, 0.0)), True
+            _, text = self._env.get_observation()
+        before, self._read = self._read, str(text)
+        return (self._read.removeprefix(before) or self._read).strip(), 0.0, False
+
+    @contextmanager
+    def _own_random(self) -> Iterator[None]:
+        with self._turn:
+            outside = random.getstate()
+            random.setstate(self._random)
+            try:
+                yield
+            finally:
+                self._random = random.getstate()
+                random.setstate(outside)
+
+
+class GymnasiumGame:
+    """An environment of Gymnasium that observes in words."""
+
+    def __init__(self, library: Any, name: str, options: Mapping[str, Any], seed: int) -> None:
+        self._env = library.make(name, **options)
+        space = self._env.action_space
+        discrete = isinstance(space, library.spaces.Discrete)
+        if not discrete and not isinstance(space, library.spaces.Text):
+            raise ValueError(f"actions of {name} are {space}; they must be Text or Discrete")
+        self.actions: int | None = int(space.n) if discrete else None
+        self._first = int(space.start) if discrete else 0
+        observation, _ = self._env.reset(seed=seed)
+        if not isinstance(observation, str):
+            raise ValueError(f"{name} observes {self._env.observation_space}, and a policy reads only text")
+        self.text = observation
+
+    def act(self, action: str | int) -> tuple[str, float, bool]:
+        """See `Game`."""
+        made = action if isinstance(action, str) else action + self._first
+        observation, reward, terminated, truncated, _ = self._env.step(made)
+        return str(observation), float(reward), bool(terminated or truncated)
