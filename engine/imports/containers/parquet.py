@@ -1,4 +1,4 @@
-"""Rows of a parquet file.
+"""Rows of a parquet file, a batch at a time: of a file of any size only one batch is in memory.
 
 The reader is arro3 (Arrow's Rust implementation, 35 MiB installed, no dependencies); where pyarrow is already there,
 as beside any trainer of Hugging Face, that serves as well (170 MiB is why it is not asked for).
@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .base import DumpError, Found
 
 INSTALL = "reading parquet needs one more package: pip install 'grpo-tui[parquet]'"
-MAX_ROWS = 2_000_000
+COPIES = {"trajectory_json": ("messages",)}
+"""Columns that hold again, arrow's way, what another column holds whole (ART's): they are not made into Python's
+values, which is what costs the time."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass
+class _Reading:
+    """A file in the middle of its batches: `rows` are those from row `at` on."""
+
+    key: tuple[Path, int, int]
+    batches: Iterator[Sequence[Any]]
+    at: int = 0
+    rows: list[Row] = field(default_factory=list)
 
 
 class Parquet:
@@ -25,54 +39,115 @@ class Parquet:
 
     name = "parquet"
 
+    def __init__(self) -> None:
+        self._kept: _Reading | None = None
+
     def detect(self, head: bytes) -> bool:
         """The magic bytes."""
         return head[:4] == b"PAR1"
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
         """Rows by number."""
-        for i, row in enumerate(_rows(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)):
-            if i >= after:
-                yield Found(i, 1, i + 1, i + 1, row)
+        at = 0
+        for batch in _batches(path):
+            size = _size(batch)
+            if at + size > after:
+                for i, row in enumerate(_rows(path, batch), at):
+                    if i >= after:
+                        yield Found(i, 1, i + 1, i + 1, row)
+            at += size
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """A row by its number."""
-        rows = _rows(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
-        if offset >= len(rows):
-            raise DumpError(f"{path} has changed since it was indexed: it has no row {offset + 1} any more")
-        return rows[offset]
+        """A row by its number. The batch that was read last is kept, and where it stands: what is near costs little."""
+        stat = path.stat()
+        key = (path, stat.st_size, stat.st_mtime_ns)
+        kept, self._kept = self._kept, None
+        if kept is None or kept.key != key or offset < kept.at:
+            kept = _Reading(key, _batches(path))
+        while offset >= kept.at + len(kept.rows):
+            at = kept.at + len(kept.rows)
+            batch = next(kept.batches, None)
+            while batch is not None and offset >= at + _size(batch):  # passed over without a value being made
+                at += _size(batch)
+                batch = next(kept.batches, None)
+            if batch is None:
+                raise DumpError(f"{path} has changed since it was indexed: it has no row {offset + 1} any more")
+            kept.at, kept.rows = at, list(_rows(path, batch))
+        self._kept = kept
+        return kept.rows[offset - kept.at]
 
     def end(self, path: Path) -> int:
         """Its size: such a file is written once."""
         return os.stat(path).st_size
 
 
-@lru_cache(maxsize=4)
-def _rows(path: Path, _size: int, _changed: int) -> tuple[Mapping[str, Any], ...]:
-    """All rows as plain values."""
+def _batches(path: Path) -> Iterator[Any]:
+    """The batches of a file, as the reader that is installed has them."""
     _check_footer(path)
     try:
-        columns = _arro3(path)
+        from arro3.io import read_parquet
     except ModuleNotFoundError:
-        try:
-            columns = _pyarrow(path)
-        except ModuleNotFoundError:
-            raise DumpError(f"{path}: {INSTALL}") from None
-    names = list(columns)
-    return tuple(dict(zip(names, values, strict=True)) for values in zip(*columns.values(), strict=True))
-
-
-def _arro3(path: Path) -> dict[str, list[Any]]:
-    from arro3.io import read_parquet
-
+        yield from _by_pyarrow(path)
+        return
     try:
         with _quiet():
-            table = read_parquet(str(path)).read_all()
-            return {name: list(table.column(name).to_pylist()) for name in table.column_names}
-    except (KeyboardInterrupt, SystemExit):
+            reader = read_parquet(str(path))
+        while True:
+            with _quiet():
+                batch = next(reader, None)
+            if batch is None:
+                return
+            yield batch
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # for a damaged file arro3 lets Rust panic, which is no Exception
-        raise DumpError(f"{path}: this parquet file cannot be read ({str(error).splitlines()[0][:200]})") from None
+        raise _unreadable(path, error) from None
+
+
+def _by_pyarrow(path: Path) -> Iterator[Any]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ModuleNotFoundError:
+        raise DumpError(f"{path}: {INSTALL}") from None
+    try:
+        yield from parquet.ParquetFile(path).iter_batches(batch_size=1024)
+    except (ArrowException, OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: BaseException) -> DumpError:
+    said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return DumpError(f"{path}: this parquet file cannot be read ({said})")
+
+
+def _size(batch: Any) -> int:
+    return int(batch.num_rows)
+
+
+def _rows(path: Path, batch: Any) -> Iterator[Row]:
+    """The rows of a batch as plain values. Copies of other columns, and bytes (images), are left out as null."""
+    names = [str(name) for name in batch.schema.names]
+    left_out = {copy for column, copies in COPIES.items() if column in names for copy in copies}
+    try:
+        with _quiet():
+            columns = [
+                [None] * _size(batch) if name in left_out or _is_bytes(kind) else batch.column(i).to_pylist()
+                for i, (name, kind) in enumerate(zip(names, _types(batch), strict=True))
+            ]
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # as above
+        raise _unreadable(path, error) from None
+    for values in zip(*columns, strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def _types(batch: Any) -> list[str]:
+    return [str(batch.schema.field(i).type) for i in range(len(batch.schema.names))]
+
+
+def _is_bytes(kind: str) -> bool:
+    return "binary" in kind.lower()
 
 
 def _check_footer(path: Path) -> None:
@@ -100,13 +175,3 @@ def _quiet() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
-
-
-def _pyarrow(path: Path) -> dict[str, list[Any]]:
-    from pyarrow import ArrowException, parquet
-
-    try:
-        table = parquet.ParquetFile(path).read()
-        return {name: list(table.column(name).to_pylist()) for name in table.column_names}
-    except (ArrowException, OSError, ValueError) as error:
-        raise DumpError(f"{path}: this parquet file cannot be read ({str(error).splitlines()[0][:200]})") from None

@@ -248,3 +248,29 @@ def test_a_sample_with_fields_changed_is_still_read(data: st.DataObject):
                 item.tokens()
             assert "\x1b" not in "".join(trajectory_lines(Whole(1, record)))
             json.dumps(trajectory_data(Whole(1, record)), default=str)
+
+
+@pytest.mark.parametrize("with_arro3", [True, False])
+def test_a_parquet_of_many_batches_is_read_in_any_order(
+    with_arro3: bool, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    import sys
+
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not with_arro3:
+        monkeypatch.setitem(sys.modules, "arro3.io", None)
+    size = 2500
+    columns = {
+        "step": [i // 100 for i in range(size)],
+        "prompt": ["q"] * size,
+        "reward": [float(i) for i in range(size)],
+    }
+    columns |= {"completion": [str(i) for i in range(size)], "image": [b"\x00" * 9] * size}
+    parquet.write_table(pa.table(columns), tmp_path / "a", row_group_size=700)
+    reader = opened(tmp_path / "a")
+    assert reader.rollouts.total() == size
+    for n in (1, size, 1200, 1201, 2, 2400):
+        record = reader.bodies.trajectory(n)
+        assert (record.trajectory.steps[0].text, record.trajectory.env_reward) == (str(n - 1), float(n - 1))
