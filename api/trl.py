@@ -237,6 +237,7 @@ TENSORS = (
     "tool_mask",
     "old_per_token_logps",
     "sampling_per_token_logps",
+    "ref_per_token_logps",
 )
 """Of the batch: left-padded prompts [B, P], right-padded completions [B, T]."""
 
@@ -306,7 +307,12 @@ def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
     turn = np.full(len(ids), -1, np.int16)
     starts = np.diff(np.concatenate([[0], agent.astype(np.int8)])) == 1
     turn[len(prompt) :] = np.maximum(np.cumsum(starts) - 1, -1)
-    return TokenArrays(token_ids=ids, agent_mask=mask, logprobs=logprobs, turn=turn)
+    overlays = {}
+    for name, key in (("trainer", "old_per_token_logps"), ("reference", "ref_per_token_logps")):
+        if key in tensors and tensors[key] is not source:
+            overlays[name] = np.full(len(ids), np.nan, np.float32)
+            overlays[name][len(prompt) :] = np.where(agent, tensors[key][i].float().numpy()[valid], np.nan)
+    return TokenArrays(token_ids=ids, agent_mask=mask, logprobs=logprobs, turn=turn, overlays=overlays)
 
 
 class _Numbers(TrainerCallback):

@@ -200,7 +200,9 @@ class TokenArrays:
 
     token_ids: int32 [T]; agent_mask: bool [T], True where the agent wrote the token; logprobs: float32 [T], log-prob
     of the token under the policy that sampled it (0 where `agent_mask` is False); turn: int16 [T], index of the turn
-    (-1 in the prompt; an observation belongs to the turn that it answers). advantages: float32 [T] or None.
+    (-1 in the prompt; an observation belongs to the turn that it answers). advantages: float32 [T] or None. overlays:
+    what the trainer computed of each token, float32 [T], NaN where it did not: `trainer` and `reference` are log-probs
+    under the policy that is trained and under the reference, `entropy` is the trainer's in nats.
     """
 
     token_ids: np.ndarray
@@ -208,6 +210,7 @@ class TokenArrays:
     logprobs: np.ndarray
     turn: np.ndarray
     advantages: np.ndarray | None = None
+    overlays: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.token_ids.shape[0])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import nan
 from typing import Any
 
 from ..runs.types import StoredTokens
@@ -21,8 +23,10 @@ class Tokens:
         mask: Sequence[Any],
         logprobs: Sequence[Any] = (),
         advantages: Sequence[Any] = (),
+        overlays: Mapping[str, Sequence[Any]] | None = None,
     ) -> StoredTokens | None:
-        """Arrays of one conversation; turns are runs of the agent's tokens. None when the ids are no numbers."""
+        """Arrays of one conversation; turns are runs of the agent's tokens; `overlays` as in `TokenArrays`, of which
+        those of another length are left out. None when the ids are no numbers."""
         token_ids = [whole(i) for i in ids]
         if not token_ids or any(i is None or not 0 <= i < 2**31 for i in token_ids):
             return None
@@ -38,6 +42,7 @@ class Tokens:
             memoryview(array("f", _fitted(logprobs, len(token_ids)))),
             memoryview(array("h", [min(t, 32767) for t in turns])),
             memoryview(array("f", _fitted(advantages, len(token_ids)))) if advantages else None,
+            _overlays(overlays or {}, spoken),
         )
 
     @staticmethod
@@ -62,19 +67,31 @@ class Tokens:
         return make
 
     @staticmethod
-    def with_advantages(make: Maker | None, values: Sequence[Any]) -> Maker | None:
-        """The same with advantages by token, where there is one for each."""
+    def with_more(make: Maker | None, advantages: Sequence[Any], overlays: Mapping[str, Sequence[Any]]) -> Maker | None:
+        """The same with advantages and overlays by token, where there is one for each."""
         if make is None:
             return None
 
         def made() -> StoredTokens | None:
             tokens = make()
-            if tokens is None or len(values) != len(tokens):
-                return tokens
-            advantages: memoryview[float] = memoryview(array("f", _fitted(values, len(tokens))))  # type: ignore[assignment]
-            return StoredTokens(tokens.token_ids, tokens.agent_mask, tokens.logprobs, tokens.turn, advantages)
+            if tokens is None:
+                return None
+            if len(advantages) == len(tokens):
+                given: memoryview[float] = memoryview(array("f", _fitted(advantages, len(tokens))))  # type: ignore[assignment]
+                tokens = replace(tokens, advantages=given)
+            return replace(tokens, overlays={**tokens.overlays, **_overlays(overlays, list(tokens.agent_mask))})
 
         return made
+
+
+def _overlays(given: Mapping[str, Sequence[Any]], spoken: Sequence[bool]) -> dict[str, memoryview[float]]:
+    """One number a token, NaN where there is none: what nobody said of a token is not known to be 0."""
+    found: dict[str, memoryview[float]] = {}
+    for name, values in given.items():
+        if len(values) == len(spoken) and any(number(v) is not None for v in values):
+            known = [n if m and (n := number(v)) is not None else nan for v, m in zip(values, spoken, strict=True)]
+            found[name] = memoryview(array("f", known))  # type: ignore[assignment]
+    return found
 
 
 def _spread(values: Sequence[Any], mask: Sequence[Any]) -> list[Any]:

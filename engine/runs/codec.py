@@ -125,6 +125,7 @@ def encode_tokens(tokens: Sequence[TokenArrays | StoredTokens | None]) -> bytes 
     header: dict[str, Any] = {
         "lengths": [None if t is None else len(t) for t in tokens],
         "advantages": [t is not None and t.advantages is not None for t in tokens],
+        "overlays": [sorted(t.overlays) if t is not None else [] for t in tokens],
     }
     parts = [orjson.dumps(header), b"\n"]
     for name, kind in _ARRAYS:
@@ -133,6 +134,8 @@ def encode_tokens(tokens: Sequence[TokenArrays | StoredTokens | None]) -> bytes 
             if values is not None:
                 # only the agent's tokens have a log-prob
                 parts.append(_packed(values, kind, one.agent_mask if name == "logprobs" else None))
+    for one in present:  # last, so that what was written before there were any reads the same
+        parts += [_packed(one.overlays[name], "f") for name in sorted(one.overlays)]
     return b"".join(parts)
 
 
@@ -173,7 +176,12 @@ def decode_tokens(data: bytes, index: int) -> StoredTokens | None:
     if header["advantages"][index]:
         before = sum(length for length, has in zip(lengths[:index], header["advantages"], strict=False) if has)
         advantages = cut(7 * total + 4 * spoken, before, before + stop - start, "f")
-    return StoredTokens(cut(0, start, stop, "i"), mask, logprobs, turn, advantages)
+    offset = 7 * total + 4 * spoken + 4 * sum(n for n, has in zip(lengths, header["advantages"], strict=False) if has)
+    named = header.get("overlays") or [[]] * len(lengths)
+    offset += 4 * sum(n * len(names) for n, names in zip(lengths[:index], named, strict=False))
+    size = stop - start
+    overlays = {name: cut(offset, i * size, (i + 1) * size, "f") for i, name in enumerate(named[index])}
+    return StoredTokens(cut(0, start, stop, "i"), mask, logprobs, turn, advantages, overlays)
 
 
 def compress(data: bytes) -> bytes:

@@ -99,13 +99,15 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """`TokenArrays` as read from a record, without NumPy: views of int32, bool, float32, int16, float32, each [T]."""
+    """`TokenArrays` as read from a record, without NumPy: views of int32, bool, float32, int16, float32, each [T], and
+    one of float32 [T] for each overlay."""
 
     token_ids: memoryview[int]
     agent_mask: memoryview[bool]
     logprobs: memoryview[float]
     turn: memoryview[int]
     advantages: memoryview[float] | None = None
+    overlays: Mapping[str, memoryview[float]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.token_ids)

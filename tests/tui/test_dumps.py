@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.imports.opening import open_dump
-from grpo_tui.tui.app.destinations import Runs, Trajectories
+from grpo_tui.tui.app.destinations import Runs, Stepper, Trajectories
 
 from .drive import running, settle
 from .terminal import Terminal
@@ -118,3 +118,21 @@ async def test_the_header_says_how_far_the_index_is(runs: Path, tmp_path: Path) 
             if "of 30,000" in app.text:
                 break
         assert "indexing" in seen and "of 30,000" in app.text
+
+
+async def test_what_the_trainer_computed_of_each_token_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """prime-rl's annotations: log-probs under the trainer, their mismatch with the sampler's, entropies."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = open_dump(PEERS / "prime-rl" / "since-2026-09", whole=True).folder
+    async with running(tmp_path / "runs", Stepper(folder, "1")) as app:
+        assert "tokens by who wrote it" in await app.press("t")
+        assert "tokens by log-prob" in await app.press("t")
+        assert "tokens by advantage" in await app.press("t")
+        assert "tokens by trainer's log-prob" in await app.press("t")
+        text = await app.press("t")
+        assert "tokens by mismatch" in text and "apart" in text and "mean ratio" in text
+        text = await app.press("t")
+        assert "tokens by entropy" in text and "mean 1.250 nats" in text
+        assert "tokens by" not in await app.press("t"), "nothing was recorded of a reference"

@@ -97,6 +97,8 @@ class NemoRl:
         ids, mask = listed(one.get("token_ids")), listed(one.get("token_loss_mask"))
         advantages = listed(one.get("advantages"))
         logprobs = listed(one.get("generation_logprobs"))
+        overlays = {"trainer": listed(one.get("prev_logprobs"))}
+        overlays |= {"reference": listed(one.get("reference_policy_logprobs"))}
         spoken = [a for a, m in zip(advantages, mask, strict=False) if number(m)] if mask else advantages
         yield Rollout(
             prompt=prompt,
@@ -108,7 +110,7 @@ class NemoRl:
             if spoken
             else number(one.get("advantages")),
             token_count=whole(one.get("input_lengths")) or len(ids) or None,
-            tokens=(lambda: Tokens.of(ids, mask, logprobs, advantages)) if ids else None,
+            tokens=(lambda: Tokens.of(ids, mask, logprobs, advantages, overlays)) if ids else None,
             extra=plain({k: v for k, v in one.items() if k in ("sample_loss_mask", "idx")}),
         )
 

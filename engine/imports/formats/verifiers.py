@@ -18,6 +18,14 @@ from ..rollout import Amendment, Item, Message, Rollout, Score, listed, mapping,
 from ..tokens import Tokens
 
 _NO_ADVANTAGE = "no advantages are written (an evaluation has none; a trainer writes them at tokens or as annotations)"
+_OVERLAYS = {
+    "trainer_logprobs": "trainer",
+    "entropies": "entropy",
+    "entropy": "entropy",
+    "ref_logprobs": "reference",
+    "reference_logprobs": "reference",
+}
+"""What prime-rl's trainer says of each token of a branch."""
 
 
 class Episodes:
@@ -77,12 +85,14 @@ class Annotations:
         if advantage is None and branches:
             advantage = mean(branches[-1].get("advantages")) if branches[-1].get("advantages") else None
         values = listed(branches[-1].get("advantages")) if branches else []
+        last = branches[-1] if branches else {}
+        overlays = {name: given for key, name in _OVERLAYS.items() if (given := listed(last.get(key)))}
         yield Amendment(
             id=str(document["trace_id"]),
             step=whole(at(info, "ship.step")),
             advantage=advantage,
             extra=plain({k: v for k, v in info.items() if k != "advantage"}),
-            tokens=(lambda rollout: Tokens.with_advantages(rollout.tokens, values)) if values else None,
+            tokens=(lambda rollout: Tokens.with_more(rollout.tokens, values, overlays)) if values or overlays else None,
         )
 
 

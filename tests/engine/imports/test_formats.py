@@ -388,3 +388,27 @@ def test_everything_in_one_folder_is_told_apart(opened: Open):
     formats = reader.info().facts["formats"]
     assert {"TRL completions", "verl rollouts", "verifiers episodes", "inspect-ai samples"} <= formats.keys()
     assert reader.rollouts.total() > 500
+
+
+def test_what_the_trainer_computed_of_each_token(opened: Open):
+    """prime-rl's trainer annotations and NeMo-RL's `prev_logprobs`, beside the sampler's log-probs."""
+    said = {a["trace_id"]: a["branches"][-1] for a in lines("prime-rl/since-2026-09", "**/annotations/trainer/*.jsonl")}
+    reader = opened("prime-rl/since-2026-09")
+    checked = 0
+    for row in rows(reader):
+        tokens, stated = reader.bodies.tokens(row.n), said.get(row.id)
+        if tokens is None or stated is None or len(stated["trainer_logprobs"]) != len(tokens):
+            continue
+        for name, key in (("trainer", "trainer_logprobs"), ("entropy", "entropies")):
+            for found, value, agent in zip(tokens.overlays[name], stated[key], tokens.agent_mask, strict=True):
+                assert math.isnan(found) if value is None or not agent else found == pytest.approx(value, abs=1e-6)
+        checked += 1
+    assert checked >= 20
+    reader = opened("nemo-rl")
+    stated = lines("nemo-rl")[0]
+    tokens = reader.bodies.tokens(1)
+    assert tokens is not None and tokens.overlays.keys() == {"trainer"}
+    for found, value, agent in zip(
+        tokens.overlays["trainer"], stated["prev_logprobs"][0], tokens.agent_mask, strict=True
+    ):
+        assert math.isnan(found) if not agent else found == pytest.approx(value, abs=1e-6)

@@ -76,6 +76,7 @@ def make(step: int, index: int, rng: random.Random | None = None, **changes: obj
             np.where(mask, -0.25 * np.arange(length), 0).astype(np.float32),
             (np.arange(length) // 5 - 1).astype(np.int16),
             np.where(mask, total, 0).astype(np.float32) if rng.random() < 0.5 else None,
+            {n: np.full(length, 0.5, np.float32) for n in ("entropy", "trainer") if rng.random() < 0.5},
         ),
         policy_version=step,
         split=rng.choice(("train", "train", "eval")),

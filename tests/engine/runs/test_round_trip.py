@@ -32,6 +32,9 @@ def same_tokens(a: StoredTokens | None, b: TokenArrays | StoredTokens | None) ->
     assert (a.advantages is None) == (b.advantages is None)
     if a.advantages is not None:
         np.testing.assert_array_equal(np.asarray(a.advantages), np.asarray(b.advantages))
+    assert a.overlays.keys() == b.overlays.keys()
+    for name, values in a.overlays.items():
+        np.testing.assert_array_equal(np.asarray(values), np.asarray(b.overlays[name]))
 
 
 def test_every_trajectory_comes_back_whole_with_its_tools_and_tokens(recorded, reader):

@@ -11,13 +11,20 @@ from rich.style import Style
 from ...format import fixed
 from ...text import literal, wrap
 from ...text import width as cells_of
+from ..theme import Palette
 from .line import Line
 from .pane import Pane
 
 if TYPE_CHECKING:
     from ....engine.runs.types import StoredTokens, TokenArrays
 
-MODES = ("who wrote it", "log-prob", "advantage")
+MODES = ("who wrote it", "log-prob", "advantage", "trainer's log-prob", "mismatch", "entropy", "reference")
+"""Colourings. mismatch: log π of the trainer minus log π of the sampler, in nats; reference: of the trainer (else the
+sampler) minus that of the reference. Those that nothing was recorded for are passed over."""
+_APART = (0.01, 0.1, 0.5)
+"""Nats from which a token's probability is told to differ a little, clearly, and by much."""
+_ENTROPIES = (0.1, 0.7, 1.5)
+"""Nats: sure, a choice of about two, open."""
 LIMIT = 8_000
 """Tokens that are laid out; a longer trajectory is cut visibly."""
 
@@ -37,6 +44,7 @@ class TokenView(Pane):
         self._logprobs: list[float] = []
         self._turns: list[int] = []
         self._advantages: list[float] | None = None
+        self._overlays: dict[str, list[float]] = {}
         self._total = 0
 
     def put(
@@ -46,7 +54,7 @@ class TokenView(Pane):
         says why there are none."""
         self.problem = problem
         if tokens is None:
-            self._texts, self._total = [], 0
+            self._texts, self._total, self._overlays = [], 0, {}
         else:
             self._total = len(tokens)
             self._texts = list(texts[:LIMIT])
@@ -55,6 +63,9 @@ class TokenView(Pane):
             self._turns = [int(turn) for turn in tokens.turn[:LIMIT]]
             advantages = tokens.advantages
             self._advantages = None if advantages is None else [float(a) for a in advantages[:LIMIT]]
+            self._overlays = self._compared({k: [float(v) for v in o[:LIMIT]] for k, o in tokens.overlays.items()})
+            if not self._has(self.mode):
+                self.mode = 0
         self.step = step
         self.title = self._heading()
         self._built = None
@@ -67,15 +78,31 @@ class TokenView(Pane):
 
     def next_mode(self) -> bool:
         """The next colouring; False after the last one."""
-        self.mode += 1
-        if self.mode == 2 and self._advantages is None:
-            self.mode += 1
+        self.mode = next((m for m in range(self.mode + 1, len(MODES)) if self._has(m)), len(MODES))
         more = self.mode < len(MODES)
         if not more:
             self.mode = 0
         self.title = self._heading()
         self.changed()
         return more
+
+    def _has(self, mode: int) -> bool:
+        """Whether there is something to show in a mode."""
+        return mode < 2 or (self._advantages is not None if mode == 2 else MODES[mode] in self._overlays)
+
+    def _compared(self, given: dict[str, list[float]]) -> dict[str, list[float]]:
+        """The colourings by name that the recorded overlays allow."""
+        found: dict[str, list[float]] = {}
+        trainer, reference = given.get("trainer"), given.get("reference")
+        if trainer is not None:
+            found["trainer's log-prob"] = trainer
+            if any(self._logprobs):  # where the sampler's were not recorded, they are all 0
+                found["mismatch"] = [t - s for t, s in zip(trainer, self._logprobs, strict=False)]
+        if "entropy" in given:
+            found["entropy"] = given["entropy"]
+        if reference is not None and (trainer is not None or any(self._logprobs)):
+            found["reference"] = [p - r for p, r in zip(trainer or self._logprobs, reference, strict=False)]
+        return found
 
     def _heading(self) -> str:
         return f"tokens by {MODES[self.mode]}"
@@ -128,7 +155,24 @@ class TokenView(Pane):
             value = self._advantages[i]
             strong = Style(bold=True) if abs(value) >= 1 else Style()
             return p.muted if abs(value) < 1e-6 else (p.good if value > 0 else p.bad + Style(underline=True)) + strong
+        if self.mode > 2:
+            name = MODES[self.mode]
+            value = self._overlays[name][i]
+            return p.faint if math.isnan(value) else _scale(p, name)[_rank(name, value)][1]
         return p.accent + Style(bold=True)
+
+    def _sums(self, width: int) -> Line:
+        """Over the agent's tokens: the mean of what is shown and, of a difference, its largest and the mean ratio."""
+        p, name = self.palette, MODES[self.mode]
+        known = [v for v, m in zip(self._overlays[name], self._mask, strict=False) if m and math.isfinite(v)]
+        line = Line(p)
+        if known:
+            line.offer(Line(p).add(f"mean {fixed(sum(known) / len(known), 3)} nats", p.muted), width)
+            if name in ("mismatch", "reference"):
+                ratio = sum(math.exp(min(v, 50.0)) for v in known) / len(known)
+                line.offer(Line(p).add(f", largest {fixed(max(known, key=abs), 3, signed=True)}", p.muted), width)
+                line.offer(Line(p).add(f", mean ratio {fixed(ratio, 3)}", p.muted), width)
+        return line
 
     def _legend(self, width: int) -> list[Line]:
         p = self.palette
@@ -145,6 +189,10 @@ class TokenView(Pane):
             agent = [v for v, m in zip(self._logprobs, self._mask, strict=True) if m]
             if agent:
                 line.add(f"mean {fixed(sum(agent) / len(agent), signed=False)} nats", p.muted)
+        elif self.mode > 2:
+            for text, style in _scale(p, MODES[self.mode]):
+                line.offer(Line(p).add(text, style).gap(2), width)
+            return [line, self._sums(width), Line(p)]
         else:
             line.add("above 0: towards", p.good).gap(2).add("below 0: away", p.bad + Style(underline=True)).gap(2)
             line.add("bold: |A| ≥ 1", p.muted + Style(bold=True))
@@ -159,7 +207,27 @@ def _level(logprob: float) -> int:
     return 0 if probability >= 0.9 else 1 if probability >= 0.5 else 2 if probability >= 0.1 else 3
 
 
-def _levels(p) -> list[tuple[str, Style]]:
+def _rank(name: str, value: float) -> int:
+    if name == "trainer's log-prob":
+        return _level(value)
+    limits, size = (_ENTROPIES, value) if name == "entropy" else (_APART, abs(value))
+    return sum(size >= limit for limit in limits)
+
+
+def _scale(p: Palette, name: str) -> list[tuple[str, Style]]:
+    """Words and styles of a colouring, from what is as it should be to what is far off."""
+    styles = [style for _, style in _levels(p)]
+    match name:
+        case "trainer's log-prob":
+            return _levels(p)
+        case "entropy":
+            words = ["sure (< 0.1 nats)", "< 0.7", "< 1.5", "open (≥ 1.5)"]
+        case _:
+            words = ["equal (< 0.01 nats)", "< 0.1", "< 0.5", "≥ 0.5 apart"]
+    return list(zip(words, styles, strict=True))
+
+
+def _levels(p: Palette) -> list[tuple[str, Style]]:
     return [
         ("p ≥ 0.9", p.text),
         ("≥ 0.5", p.accent),
