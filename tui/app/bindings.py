@@ -95,7 +95,7 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "left_square_bracket", "[", "sibling(-1)", "", "Previous rollout of the group"),
     Key((STEP,), "right_square_bracket", "]", "sibling(1)", "", "Next rollout of the group"),
     Key((STEP,), "left_square_bracket,right_square_bracket", "[/]", "sibling(1)", "group", "", 5),
-    Key((STEP,), "t", "t", "tokens", "tokens", "Tokens by agent mask, log-prob, advantage, trainer: again for the next", 3),
+    Key((STEP,), "t", "t", "tokens", "tokens", "Tokens by mask, log-prob, advantage, trainer: again for the next", 3),
     Key((STEP,), "d", "d", "diff", "diff", "Compare with another rollout of the group, or of the prompt", 4),
     Key((STEP,), "c", "c", "conversation", "conversation", "The whole conversation in one scroll, or one step", 7),
     Key((STEP,), "m", "m", "note", "note", "Put a note on the trajectory; words with # are labels to filter by"),
