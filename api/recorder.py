@@ -73,8 +73,7 @@ class Recorder:
     ) -> None:
         self.run_dir = _folder(run, runs_dir)
         self.total_steps = total_steps
-        self.dropped = 0
-        """Rollouts that could not be recorded."""
+        self._unread = 0
         self._told = False
         self._facts(name, environment, model, config, first=process == "training")
         self._writer = RunWriter(self.run_dir, process=process, alerts=alert_sender(self.run_dir))
@@ -87,6 +86,11 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
         self._writer.status("running", step=0, total_steps=total_steps)
+
+    @property
+    def dropped(self) -> int:
+        """Rows that could not be recorded: not to be read, too many at once, or no room on the disk."""
+        return self._unread + self._writer.dropped
 
     # ---------------------------------------------------------------------------------------------- what is recorded
 
@@ -190,7 +194,7 @@ class Recorder:
             log.debug("recording failed", exc_info=True)
 
     def _lost(self, rows: int, why: str) -> None:
-        self.dropped += rows
+        self._unread += rows
         if not self._told:
             self._told = True
             log.warning("grpo-tui: not all of this run is recorded: %s; training goes on", why)

@@ -100,3 +100,32 @@ def test_several_processes_write_one_record(tmp_path: Path) -> None:
         assert reader.rollouts.total() == 15
         ids = {row.id for row in reader.rollouts.rows(range(1, 16))}
     assert len(ids) == 15
+
+
+def test_a_full_disk_costs_rows_and_never_the_training(tmp_path: Path) -> None:
+    """No file may grow beyond 400 kB: SQLite meets the error that a full disk gives, in the middle of the training."""
+    code = (
+        "import logging, os, resource, signal, sys, time\n"
+        "from grpo_tui import Recorder\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "logging.basicConfig()\n"
+        "with Recorder('mine', runs_dir=sys.argv[1]) as record:\n"
+        "    record.rollouts(0, [{'prompt': 'p', 'completion': 'kept', 'reward': 1}]); time.sleep(0.5)\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))\n"
+        "    for step in range(1, 30):\n"
+        "        texts = [os.urandom(20_000).hex() for _ in range(4)]\n"
+        "        record.rollouts(step, [{'prompt': 'p', 'completion': t, 'reward': step} for t in texts])\n"
+        "        record.metrics(step, {'loss': 1 / step})\n"
+        "print('trained to the end', record.dropped)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said, _, dropped = done.stdout.strip().rpartition(" ")
+    assert said == "trained to the end" and int(dropped) > 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    with RunReader(tmp_path / "mine") as reader:
+        rows = reader.rollouts.page(limit=200)
+        assert rows and reader.bodies.trajectory(1).trajectory.steps[0].text == "kept"
+        assert len(rows) + int(dropped) >= 1 + 4 * 29, "what is not there was counted"
