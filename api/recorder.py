@@ -18,7 +18,8 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -120,6 +121,24 @@ class Recorder:
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         """Where the training is inside its step, such as `rollouts` 12 of 64."""
         self._guarded(lambda: self._writer.progress(phase, done, total))
+
+    @contextmanager
+    def in_flight(self, id: str, what: str = "") -> Iterator[None]:
+        """Around one rollout while it is made: the dashboard shows how many are in flight, for how long, and how long
+        the others took. `what`: a few words, such as its task."""
+        self.begin(id, what)
+        try:
+            yield
+        finally:
+            self.end(id)
+
+    def begin(self, id: str, what: str = "") -> None:
+        """The same where no block encloses a rollout; `end` ends it, from any thread."""
+        self._guarded(lambda: self._writer.begin(str(id), str(what)))
+
+    def end(self, id: str) -> None:
+        """A rollout that was begun has ended."""
+        self._guarded(lambda: self._writer.end(str(id)))
 
     def later(self, work: Callable[[], None], rows: int = 0) -> None:
         """Do something with so many rollouts on the recorder's own thread; it is dropped when too much waits."""

@@ -42,6 +42,12 @@ class NullWriter:
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         """Nothing."""
 
+    def begin(self, id_: str, what: str = "") -> None:
+        """Nothing."""
+
+    def end(self, id_: str) -> None:
+        """Nothing."""
+
     def vocabulary(self, texts: Sequence[str], *, byte_level: bool = False) -> None:
         """Nothing."""
 

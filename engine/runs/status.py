@@ -154,7 +154,7 @@ def look(run_dir: Path) -> RunInfo:
     kept = run.get("facts")
     facts = {
         **(kept if isinstance(kept, dict) else {}),
-        **{k: state[k] for k in ("summary", "dropped", "log") if k in state},
+        **{k: state[k] for k in ("summary", "dropped", "log", "in_flight") if k in state},
     }
     if len(names) > 1:
         others = {name: state if name == primary else process_state(run_dir, name) for name in names}

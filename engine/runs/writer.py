@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .flight import Flights
 from .images import image_path
 from .null_writer import NullWriter, Values
 from .paths import PROCESSES, RUN_FILE
@@ -66,6 +67,7 @@ class RunWriter:
         self._on_trouble = on_trouble
         self._limit = queue_bytes
         self._alerts = alerts
+        self.flights = Flights()
         self._queue: deque[Item] = deque()
         self._bytes = 0
         self._gathering = threading.local()
@@ -165,6 +167,16 @@ class RunWriter:
             self._state["progress"] = {"phase": phase, "done": done, "total": total}
             self._state["heard"] = time.time()
             self._state_dirty = True
+
+    def begin(self, id_: str, what: str = "") -> None:
+        """A rollout is in flight from now on, until `end`: viewers see how many there are and for how long."""
+        self.flights.begin(id_, what)
+        self._state_dirty = True
+
+    def end(self, id_: str) -> None:
+        """It has ended, however it did."""
+        self.flights.end(id_)
+        self._state_dirty = True
 
     def vocabulary(self, texts: Sequence[str], *, byte_level: bool = False) -> None:
         """The text of every token id, in order, once per run, so that a viewer needs no tokenizer.
@@ -310,6 +322,8 @@ class RunWriter:
                 return
             state = dict(self._state)
             self._state_dirty = False
+        if (flying := self.flights.state()) is not None:
+            state["in_flight"] = flying
         self._state_written = now
         if self._sink.trajectories is not None:
             state["trajectories"] = self._sink.trajectories

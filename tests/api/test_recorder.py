@@ -129,3 +129,31 @@ def test_a_full_disk_costs_rows_and_never_the_training(tmp_path: Path) -> None:
         rows = reader.rollouts.page(limit=200)
         assert rows and reader.bodies.trajectory(1).trajectory.steps[0].text == "kept"
         assert len(rows) + int(dropped) >= 1 + 4 * 29, "what is not there was counted"
+
+
+def test_rollouts_in_flight_are_seen_while_they_are(tmp_path: Path) -> None:
+    from grpo_tui.engine.runs.flight import in_flight
+
+    def seen() -> tuple[int, tuple[str, ...], int]:
+        flying = in_flight(look(tmp_path / "mine").facts)
+        return (0, (), 0) if flying is None else (flying.count, tuple(f.id for f in flying.longest), flying.ended)
+
+    def until(wanted: tuple[int, tuple[str, ...], int]) -> None:
+        end = time.monotonic() + 20
+        while seen() != wanted:
+            assert time.monotonic() < end, seen()
+            time.sleep(0.02)
+
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        with record.in_flight("a", "task 7"):
+            record.begin("b")
+            until((2, ("a", "b"), 0))
+            record.end("b")
+            record.end("never begun")
+            until((1, ("a",), 1))
+        with pytest.raises(KeyError), record.in_flight("c"):
+            raise KeyError
+        until((0, (), 3))
+        flying = in_flight(look(tmp_path / "mine").facts)
+        assert flying is not None and flying.p95 is not None and flying.median is not None
+        assert 0 <= flying.median <= flying.p95 < 60

@@ -368,3 +368,24 @@ def test_the_log_shows_what_a_person_wants_and_the_rest_stays_in_the_file() -> N
     assert telling(log) == kept
     assert telling(log[:-1]) == [*kept[:-1], log[-2]], "a bar that is under way is the news"
     assert telling([]) == telling([library, "  warnings.warn("]) == []
+
+
+async def test_rollouts_in_flight_with_how_long_they_take(tmp_path: Path) -> None:
+    run = tmp_path / "flying"
+    writer = RunWriter(run)
+    writer.status("running", step=3)
+    writer.metrics(3, {"time/step": 4.0, "rewards/total/mean": 0.5})
+    for id_ in ("quick", "slow-1", "slow-2"):
+        writer.begin(id_, "task 7")
+    writer.end("quick")
+    writer.status("running", step=3)
+    writer.flush()
+    try:
+        async with running(tmp_path, Live(run), size=(160, 48)) as app:
+            text = app.text
+            assert "2 in flight" in text and "took" in text
+            app.screen.activate("speed")
+            text = await app.press("z")
+            assert "slow-1" in text and "slow-2" in text and "task 7" in text and "quick" not in text
+    finally:
+        writer.close()

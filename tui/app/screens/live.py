@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from ....engine.runs.flight import in_flight
 from ....engine.runs.query import Query
 from ...export import open_outside, write
 from ...text import literal
@@ -102,7 +103,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.policy.put(shown.kind, shown.latest, shown.trends, shown.betas)
         self.serving.put(shown.step, shown.latest, shown.trends)
         self.snapshots.put(shown.kind, shown.latest, shown.versions)
-        self.speed.put(shown.latest)
+        self.speed.put(shown.latest, in_flight(shown.info.facts) if shown.info.active else None)
         self.log_panel.put(shown.log)
         self.alerts.put(found)
         self.tell_answers()

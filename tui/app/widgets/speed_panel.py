@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...format import bar, number, percent
+from ....engine.runs.flight import InFlight
+from ...format import bar, duration, number, percent
 from .line import Line
 from .pane import Pane
 
@@ -19,10 +20,14 @@ class SpeedPanel(Pane):
     def __init__(self, name: str = "speed") -> None:
         super().__init__(name)
         self.latest: Mapping[str, float] = {}
+        self.flying: InFlight | None = None
 
-    def put(self, latest: Mapping[str, float]) -> None:
-        """The last values."""
-        self.latest = latest
+    def put(self, latest: Mapping[str, float], flying: InFlight | None = None) -> None:
+        """The last values, and the rollouts in flight where the run tells them."""
+        self.latest, self.flying = latest, flying
+        self.title = "Speed of the last step"
+        if flying is not None and flying.count:
+            self.title = f"Speed ─ {flying.count:,} in flight"
         self.changed()
 
     def build(self, width: int, height: int) -> list[Line]:
@@ -45,6 +50,7 @@ class SpeedPanel(Pane):
             if not (lines and lines[-1].offer(Line(p).gap(2).extend(fact), width)) and fact.width <= width:
                 lines.append(fact)
         known = [(name, get(f"time/{name}", 0.0)) for name in PHASES if f"time/{name}" in self.latest]
+        lines += self._in_flight(width, height - len(lines) - len(known) - 1)
         whole = step or sum(v for _, v in known) or 1.0
         rest = whole - sum(v for _, v in known)
         if known and rest > 0.005 * whole:
@@ -59,3 +65,22 @@ class SpeedPanel(Pane):
                 line.offer(Line(p).add(text, style, cells=max(cells, len(text) + 1), align=">"), width)
             lines.append(line)
         return lines or [Line(p).add("measured with the first step", p.faint, cells=width, align="^")]
+
+    def _in_flight(self, width: int, room: int) -> list[Line]:
+        """How many are in flight and how long the others took; then, where there is room, the longest one by one."""
+        p, flying = self.palette, self.flying
+        if flying is None:
+            return []
+        line = Line(p).add(f"{flying.count:,}", p.strong).add(" in flight", p.muted)
+        if flying.median is not None:
+            line.offer(Line(p).gap(2).add(f"took {duration(flying.median)}", p.text), width)
+        if flying.p95 is not None:
+            line.offer(Line(p).add(f", 95 % under {duration(flying.p95)}", p.muted), width)
+        lines = [line] if line.width <= width else []
+        now = self.app.clock()
+        for flight in flying.longest[: max(0, room - 1)]:
+            age = duration(max(0.0, now - flight.began))
+            told = Line(p).gap(2).add(age, p.text, cells=8, align=">").gap(2).add(flight.id, p.accent)
+            told.offer(Line(p).gap(2).add(flight.what, p.muted), width)
+            lines += [told] if told.width <= width else []
+        return lines
