@@ -17,6 +17,7 @@ from ...configs.sections import KLConfig, TrainingConfig
 from ...configs.sections.training import TRL_LOSSES
 from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
+from ..agents.sight_check import check_sight
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.kl import BetaController
 from ..policy.models import load_policy, load_sight, save_policy
@@ -102,6 +103,7 @@ def build_trainer(
         max_trajectory_tokens=training.max_trajectory_tokens,
         template_kwargs=config.model.chat_template_kwargs,
     )
+    check_sight(agent)
     rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
     eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     if config.data.source is not None:

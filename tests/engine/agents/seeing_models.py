@@ -18,8 +18,12 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
@@ -38,7 +42,11 @@ from grpo_tui.envs.content import Picture
 
 from .models import SHAPE, TEXTS, make_likelier
 
-ARCHITECTURES = ("qwen3_vl", "qwen2_5_vl", "idefics3", "gemma3", "llava")
+ARCHITECTURES = ("qwen3_vl", "qwen2_5_vl", "qwen2_vl", "idefics3", "smolvlm", "gemma3", "llava", "llava_clip")
+"""The last two over vision towers of SigLIP and CLIP. SmolVLM's own processor wants a package for videos: Idefics3's,
+which makes the same of images, stands in."""
+ALIKE = {"qwen2_vl": "qwen2_5_vl", "smolvlm": "idefics3", "llava_clip": "llava"}
+"""Whose signs and tokens they share."""
 SIGNS = {
     "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -65,6 +73,7 @@ VISION = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "n
 
 @cache
 def tokenizer(architecture: str) -> PreTrainedTokenizerFast:
+    architecture = ALIKE.get(architecture, architecture)
     made = train_tokenizer(TEXTS, vocab_size=512)
     made.add_tokens(SPECIAL[architecture], special_tokens=True)
     if architecture == "gemma3":
@@ -77,6 +86,8 @@ def tokenizer(architecture: str) -> PreTrainedTokenizerFast:
 @cache
 def processor(architecture: str) -> Any:
     tok = tokenizer(architecture)
+    clip = architecture == "llava_clip"
+    architecture = ALIKE.get(architecture, architecture)
     template = TEMPLATE.replace("SIGN", SIGNS[architecture].replace("\n", "\\n"))
     if architecture.startswith("qwen"):
         sizes = {"shortest_edge": 16 * 16, "longest_edge": 64 * 64}
@@ -93,7 +104,8 @@ def processor(architecture: str) -> Any:
         SiglipImageProcessorPil(size=size),
         tok,
         patch_size=8,
-        vision_feature_select_strategy="full",
+        vision_feature_select_strategy="default" if clip else "full",
+        num_additional_image_tokens=int(clip),
         chat_template=template,
     )
 
@@ -108,7 +120,8 @@ def model(architecture: str, *, seed: int = 0, end_bias: float = 4.0) -> PreTrai
         "eos_token_id": tok.eos_token_id,
         "pad_token_id": tok.pad_token_id,
     }
-    image = "<image>" if architecture == "idefics3" else SPECIAL[architecture][-2 if "qwen" in architecture else -1]
+    family = ALIKE.get(architecture, architecture)
+    image = "<image>" if family == "idefics3" else SPECIAL[family][-2 if "qwen" in family else -1]
     ids: dict[str, Any] = {"image_token_id": tok.convert_tokens_to_ids(image)}
     siglip = {**VISION, "image_size": SIDE, "patch_size": 8}
     if architecture == "qwen3_vl":
@@ -130,6 +143,16 @@ def model(architecture: str, *, seed: int = 0, end_bias: float = 4.0) -> PreTrai
         made = Qwen2_5_VLForConditionalGeneration(
             Qwen2_5_VLConfig(text_config={**text, "rope_parameters": rope}, vision_config=vision, **ids, **_video(tok))
         )
+    elif architecture == "qwen2_vl":
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+        vision = {"depth": 2, "embed_dim": 24, "hidden_size": 32, "mlp_ratio": 2, "num_heads": 2, "patch_size": 4}
+        made = Qwen2VLForConditionalGeneration(
+            Qwen2VLConfig(text_config={**text, "rope_parameters": rope}, vision_config=vision, **ids, **_video(tok))
+        )
+    elif architecture == "smolvlm":
+        made = SmolVLMForConditionalGeneration(
+            SmolVLMConfig(text_config={**text, "model_type": "llama"}, vision_config=siglip, scale_factor=2, **ids)
+        )
     elif architecture == "idefics3":
         config = Idefics3Config(
             text_config={**text, "model_type": "llama"}, vision_config=siglip, scale_factor=2, **ids
@@ -145,11 +168,12 @@ def model(architecture: str, *, seed: int = 0, end_bias: float = 4.0) -> PreTrai
             Gemma3Config(text_config={**text, **more}, vision_config=siglip, mm_tokens_per_image=4, **ids)
         )
     else:
+        tower = "clip" if architecture == "llava_clip" else "siglip"
         made = LlavaForConditionalGeneration(
             LlavaConfig(
                 text_config={**text, "model_type": "llama"},
-                vision_config={**siglip, "model_type": "siglip_vision_model"},
-                vision_feature_select_strategy="full",
+                vision_config={**siglip, "model_type": f"{tower}_vision_model"},
+                vision_feature_select_strategy="default" if tower == "clip" else "full",
                 **ids,
             )
         )

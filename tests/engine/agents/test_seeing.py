@@ -12,10 +12,11 @@ from peft import get_peft_model
 from grpo_tui.configs.sections.model import LoraSection
 from grpo_tui.engine.agents import TransformersAgent
 from grpo_tui.engine.agents.session import TransformersSession
+from grpo_tui.engine.agents.sight_check import check_sight
 from grpo_tui.engine.policy.models import lora_config
 from grpo_tui.engine.policy.prepared import PreparedModel
 from grpo_tui.engine.policy.sight.inputs import SeeingModel
-from grpo_tui.engine.policy.sight.processor import stack_inputs
+from grpo_tui.engine.policy.sight.processor import SightError, stack_inputs
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.content import ImageBlock, Picture, TextBlock
 
@@ -53,6 +54,23 @@ def play(acting: TransformersAgent, seed: int = 0, later: int = 0, ends: tuple[i
     return session, turns
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_before_training_acting_is_compared_with_the_models_own_pass(architecture, monkeypatch):
+    net = model(architecture, end_bias=0.0)
+    acting = agent(architecture, net)
+    check_sight(acting)
+    seeing = SeeingModel.of(net)
+    assert seeing is not None
+    if seeing.has_own_positions:  # as if it had none
+        monkeypatch.setattr(SeeingModel, "has_own_positions", False)
+    elif seeing.two_way:
+        seeing.two_way = False
+    else:
+        return
+    with pytest.raises(SightError, match=r"gives other log-probs when it acts on a cache .* nats apart"):
+        check_sight(acting)
+
+
 def fresh(net: Any, architecture: str, session: TransformersSession, row: int) -> np.ndarray:
     """Log-probs of all tokens after the first: the model's own forward with ids, pixels and token types."""
     tokens = torch.as_tensor(session.tokens(row).token_ids.astype(np.int64))[None]
@@ -61,12 +79,12 @@ def fresh(net: Any, architecture: str, session: TransformersSession, row: int) -
     given: dict[str, Any] = {}
     images = [shown.image for shown in session.shown(row)]
     if images:
-        if architecture == "idefics3":  # pads images of one row to one size: here each goes with its own
+        if architecture in ("idefics3", "smolvlm"):  # pads images of one row to one size: here each goes with its own
             given["mm_encoder_outputs"] = {"image": _one_by_one(base, images)}
         else:
             given |= stack_inputs(images)
     name = "token_type_ids" if architecture == "gemma3" else "mm_token_type_ids"
-    if images and architecture != "llava" and architecture != "idefics3":
+    if images and (architecture == "gemma3" or architecture.startswith("qwen")):
         given[name] = kinds
     if architecture.startswith("qwen"):
         base.model.rope_deltas = None

@@ -1,0 +1,88 @@
+"""Before a policy that sees is trained: whether it acts with the log-probs that its own forward pass gives.
+
+What a family of models does with images is known to its code alone: positions, masks over images, states that a pass
+leaves in the module. Most of what can be wrong there is wrong without a word, by nats. So a short session with two
+pictures is played and compared with one plain pass over the whole of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import torch
+
+from ...envs.agent import Message
+from ...envs.content import ImageBlock, Picture, TextBlock
+from ..policy.prepared import inference
+from ..policy.sight.inputs import SeeingModel
+from ..policy.sight.processor import ModelImage, SightError, stack_inputs
+from .session import TransformersSession
+from .transformers_agent import TransformersAgent
+
+SIDE = 64
+"""Pixels of the pictures."""
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+COARSE = 0.3
+"""Nats, in half precision."""
+
+
+def check_sight(agent: TransformersAgent) -> None:
+    """Raise SightError when acting on a cache gives other log-probs than the model's own forward pass."""
+    seeing = agent.decoder.seeing
+    if agent.chat.sight is None or seeing is None:
+        return
+    with agent.settings(max_turn_tokens=3, max_trajectory_tokens=1 << 16, temperature=1.0):
+        session = agent.start([_asked(_noise(0))], 1, seed=0)
+        assert isinstance(session, TransformersSession)
+        first = session.act([0])[0]
+        if first.stop_reason == "refused":
+            raise SightError(first.problem)
+        session.observe_seen([0], ["now this"], [[_noise(1)]])
+        last = session.act([0])[0]
+        if last.stop_reason == "refused":
+            raise SightError(last.problem)
+    arrays = session.tokens(0)
+    expected = plain_logprobs(agent, arrays.token_ids, [shown.image for shown in session.shown(0)])
+    session.close()
+    mask = arrays.agent_mask[1:]
+    off = float(np.abs(arrays.logprobs[1:] - expected)[mask].max(initial=0.0))
+    allowed = TOLERANCE.get(seeing.model.dtype, COARSE)  # type: ignore[arg-type]
+    if not off <= allowed:
+        raise SightError(
+            f"{type(seeing.model).__name__} gives other log-probs when it acts on a cache than in one pass over the "
+            f"same conversation with its images ({off:.2g} nats apart, {allowed:g} allowed): it cannot learn from them"
+        )
+
+
+def plain_logprobs(agent: TransformersAgent, token_ids: np.ndarray, images: list[ModelImage]) -> np.ndarray:
+    """Log-probs of every token after the first, float64 [T - 1], by the model's forward pass as its author wrote it:
+    from ids, pixels and the kinds of tokens, with positions of its own."""
+    seeing = agent.decoder.seeing
+    assert seeing is not None
+    model, device = seeing.model, agent.decoder.device
+    ids = torch.as_tensor(token_ids.astype(np.int64), device=device)[None]
+    known = inspect.signature(model.forward).parameters
+    kinds = {name: (ids == seeing.image_id).long() for name in ("token_type_ids", "mm_token_type_ids") if name in known}
+    pixels = {name: values.to(device) for name, values in stack_inputs(images).items()}
+    _forget_positions(seeing)
+    with inference(model):
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **kinds, **pixels).logits
+    logprobs = logits[0, :-1].double().log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    return logprobs.cpu().numpy()
+
+
+def _forget_positions(seeing: SeeingModel) -> None:
+    """Some models keep the offset of the last conversation in the module."""
+    if hasattr(seeing.tower.body, "rope_deltas"):
+        seeing.tower.body.rope_deltas = None
+
+
+def _noise(seed: int) -> Picture:
+    pixels = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    return Picture(f"noise-{seed}.png", lambda: pixels)
+
+
+def _asked(picture: Picture) -> list[Message]:
+    asked = TextBlock(type="text", text="What is it?")
+    return [Message(role="user", content=[ImageBlock(type="image", image=picture), asked])]
