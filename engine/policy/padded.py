@@ -84,9 +84,16 @@ def _seen(model: nn.Module, token_ids: Tensor, images: Sequence[Images] | None) 
     return {} if seeing is None or images is None else seeing.padded(token_ids, images)
 
 
-def hidden_states(model: nn.Module, token_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """Last hidden states of every token, [B, T, D]."""
+def hidden_states(
+    model: nn.Module, token_ids: Tensor, attention_mask: Tensor, images: Sequence[Images] | None = None
+) -> Tensor:
+    """Last hidden states of every token, [B, T, D]. images[i]: those in row i, for a model that sees."""
     base, device = base_of(model), device_of(model)
     body: Any = base.base_model
-    output = body(input_ids=token_ids.to(device), attention_mask=attention_mask.to(device).long(), use_cache=False)
+    output = body(
+        input_ids=token_ids.to(device),
+        attention_mask=attention_mask.to(device).long(),
+        use_cache=False,
+        **_seen(model, token_ids, images),
+    )
     return output.last_hidden_state

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from ....configs.sections.online import OnlineConfig
 from ...policy.forward import forward_agent_tokens, vocabulary_of
 from ...policy.kl import BetaChange, BetaController, kl_directions
-from ..store.update_task import OriginalLogits, TaskError, UpdateTask
+from ...policy.sight.processor import ModelImage
+from ..store.images import ImageFolder
+from ..store.update_task import Experience, OriginalLogits, TaskError, UpdateTask
 from .influence import Influence, RobustBaseline
 
 _torch: Any = torch
@@ -80,8 +82,16 @@ class PolicyUpdater:
     parameters with `requires_grad` are trained, smoothed and published.
     """
 
-    def __init__(self, model: nn.Module, config: OnlineConfig, *, temperature: float | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: OnlineConfig,
+        *,
+        temperature: float | None = None,
+        images: ImageFolder | None = None,
+    ) -> None:
         self.model = model.eval()
+        self.images = images
         self.config = config
         self.temperature = config.temperature if temperature is None else temperature
         self.vocabulary = vocabulary_of(model)
@@ -125,6 +135,7 @@ class PolicyUpdater:
         """Make one update. Raises TaskError, with nothing changed, for a task that would do harm (see `check`) or
         that makes the loss or its gradient NaN or infinite."""
         task.check(max_learning_rate=self.config.max_learning_rate, vocabulary=self.vocabulary)
+        self._seen(task.experience, slice(None))  # before anything is changed: an image may be missing
         weight = self.influence.weigh(
             str(task.facts.get("prompt", "")),
             str(task.facts.get("source", "")),
@@ -223,8 +234,23 @@ class PolicyUpdater:
     def _logits(self, task: UpdateTask, rows: slice) -> Tensor:
         e = task.experience
         return forward_agent_tokens(
-            self.model, e.token_ids[rows], e.attention_mask[rows], e.agent_mask[rows]
+            self.model,
+            e.token_ids[rows],
+            e.attention_mask[rows],
+            e.agent_mask[rows],
+            images=self._seen(e, rows),
         ).logits.float()
+
+    def _seen(self, experience: Experience, rows: slice) -> list[list[ModelImage]] | None:
+        """What these rows were shown. Raises TaskError when an image is not there."""
+        if not experience.images:
+            return None
+        if self.images is None:
+            raise TaskError("it was answered by looking at images, and this learner keeps none")
+        try:
+            return [[self.images.load(name) for name in row] for row in experience.images[rows]]
+        except KeyError as error:
+            raise TaskError(str(error.args[0])) from error
 
     def _backward(self, task: UpdateTask, advantages: Tensor) -> tuple[float, float, float]:
         """Accumulate the gradient of Total_Loss; returns RL_Loss, KL_Penalty and the share of clipped tokens."""

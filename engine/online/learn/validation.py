@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ....configs.schema import RunConfig
 from ...agents import TransformersAgent
+from ...policy.models import load_sight
 from ...rollouts.dataset import load_rows
 from ...rollouts.evaluation import evaluate
 from ...rollouts.runner import RolloutRunner
@@ -90,6 +91,7 @@ def validate_forever(
     agent = TransformersAgent(
         model,
         tokenizer,
+        sight=load_sight(config.model, model, tokenizer),
         temperature=online.temperature,
         max_turn_tokens=online.max_turn_tokens,
         max_trajectory_tokens=online.max_trajectory_tokens,

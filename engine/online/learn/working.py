@@ -17,6 +17,7 @@ from ...runs.control import ControlChannel
 from ...runs.writer import RunWriter
 from ..process import EngineWatch, load_serving_policy
 from ..store.folder import OnlineFolder
+from ..store.images import ImageFolder
 from ..store.update_queue import QueueDamaged, QueueError
 from .policy_update import PolicyUpdater
 from .update_worker import UpdateWorker
@@ -88,7 +89,7 @@ def _made(
     while True:
         try:
             return UpdateWorker(
-                PolicyUpdater(model, config.online),
+                PolicyUpdater(model, config.online, images=ImageFolder(OnlineFolder(run_dir).images)),
                 OnlineFolder(run_dir),
                 config.online,
                 base_model=config.model.base,

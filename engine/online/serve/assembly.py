@@ -17,8 +17,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ....configs.schema import RunConfig
+from ....envs.agent import sees
 from ....rewards import RewardOrchestrator
 from ...agents import TransformersAgent
+from ...policy.models import load_sight
 from ...record.wandb_sink import WandbSink
 from ...rollouts.dataset import load_rows
 from ...rollouts.runner import RolloutRunner
@@ -27,6 +29,7 @@ from ...runs.writer import RunWriter
 from ...training.checkpoints import load_rewards
 from ..process import load_serving_policy
 from ..store.folder import OnlineFolder
+from ..store.images import ImageFolder
 from ..store.snapshots import SnapshotReader
 from ..store.update_queue import UpdateQueue
 from .answers import Answer, answer_as_json
@@ -94,7 +97,7 @@ def serve(
         follower.start()
         closing.callback(follower.stop)
         source, pipe = _source(config, tokenizer)
-        server = _server(config, source, run_dir, folder, tokenizer, follower)
+        server = _server(config, source, run_dir, folder, tokenizer, follower, sees(engine.runner.agent))
         if server is not None:
             closing.callback(folder.address.unlink, missing_ok=True)
             closing.callback(server.stop)
@@ -126,9 +129,11 @@ def _inference_engine(
 ) -> InferenceEngine:
     """The policy as an agent in its environments, with the rewards of offline training."""
     online = config.online
+    sight = load_sight(config.model, model, tokenizer)
     agent = TransformersAgent(
         model,
         tokenizer,
+        sight=sight,
         temperature=online.temperature,
         max_turn_tokens=online.max_turn_tokens,
         max_trajectory_tokens=online.max_trajectory_tokens,
@@ -145,7 +150,14 @@ def _inference_engine(
     orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
     known = _load_reward_state(orchestrator, config, writer)
     return engine_class(
-        model, runner, orchestrator, online, buffer=buffer, learn_statistics=not known, seed=config.seed
+        model,
+        runner,
+        orchestrator,
+        online,
+        buffer=buffer,
+        learn_statistics=not known,
+        seed=config.seed,
+        images=None if sight is None else ImageFolder(OnlineFolder(writer.run_dir).images),
     )
 
 
@@ -257,15 +269,19 @@ def _server(
     folder: OnlineFolder,
     tokenizer: PreTrainedTokenizerBase,
     follower: WeightFollower,
+    shown: bool,
 ) -> AnswerServer | None:
-    """The HTTP side, started, its address in a file that only the owner reads; None when not asked for."""
+    """The HTTP side, started, its address in a file that only the owner reads; None when not asked for.
+
+    shown: whether the policy is shown pictures.
+    """
     online = config.online
     if online.serve is None:
         return None
     server = AnswerServer(
         online.serve,
         source,
-        EngineBackend(config, run_dir, folder, source, tokenizer, follower),
+        EngineBackend(config, run_dir, folder, source, tokenizer, follower, shown),
         uploads=Uploads(
             run_dir / "images" / "uploads", tuple(Path(f).expanduser().resolve() for f in online.image_folders)
         ),

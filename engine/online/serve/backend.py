@@ -40,11 +40,13 @@ class EngineBackend:
         source: RequestSource,
         tokenizer: PreTrainedTokenizerBase,
         follower: WeightFollower,
+        sees: bool = False,
     ) -> None:
         online = config.online
         self.model = config.model.base
         self.environment = config.environment
         self.env_class = _env_class(config)
+        self.sees = sees
         self.max_trajectory_tokens = online.max_trajectory_tokens
         self.samples = online.samples
         self.timeout_s = online.request_timeout_s

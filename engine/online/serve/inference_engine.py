@@ -30,6 +30,7 @@ from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner
 from ...runs.types import NeighbourVote, Served, TrajectoryRecord
 from ..learn.policy_update import DENSE_LOGITS
+from ..store.images import ImageFolder
 from ..store.update_task import Experience, OriginalLogits, UpdateTask
 from .answers import Answer
 from .experience_buffer import ExperienceBuffer
@@ -65,8 +66,10 @@ class InferenceEngine:
         buffer: ExperienceBuffer | None = None,
         learn_statistics: bool = True,
         seed: int = 0,
+        images: ImageFolder | None = None,
     ) -> None:
         self.model = model
+        self.images = images
         self.runner = runner
         self.orchestrator = orchestrator
         self.config = config
@@ -147,7 +150,7 @@ class InferenceEngine:
         if self.config.neighbours == 0 or self.config.buffer_size == 0 or not initial:
             return [None] * len(initial)
         batch = _padded(initial)
-        hidden = hidden_states(self.model, batch.token_ids, batch.attention_mask)
+        hidden = hidden_states(self.model, batch.token_ids, batch.attention_mask, [r.images for r in initial])
         seen = (batch.attention_mask & ~batch.agent_mask).to(hidden.device)[..., None]
         means = (hidden * seen).sum(1) / seen.sum(1).clamp(min=1)
         return list(means.float().cpu().numpy())
@@ -295,6 +298,7 @@ class InferenceEngine:
                 answers=tuple(_answer_of(s) for s in chosen),
                 pseudo_labels=tuple(outcome.labels[i] for i in rows),
                 confidence=outcome.confidence,
+                images=self._kept_images(chosen),
             ),
             reward_tensor=result.contributions[[first + i for i in rows], :steps].float(),
             components=tuple(result.component_names),
@@ -309,6 +313,12 @@ class InferenceEngine:
                 "source": answer.request.source,
             },
         )
+
+    def _kept_images(self, samples: Sequence[Rollout]) -> tuple[tuple[str, ...], ...]:
+        """Names of the images that samples were shown, once they are on the disk for the worker."""
+        if self.images is None or not any(sample.images for sample in samples):
+            return ()
+        return tuple(self.images.save(sample.images) for sample in samples)
 
     @torch.inference_mode()
     def _score(
@@ -327,7 +337,14 @@ class InferenceEngine:
             part = samples[start : start + together]
             batch = _padded(part)
             mask = batch.agent_mask & batch.attention_mask
-            out = forward_agent_tokens(self.model, batch.token_ids, batch.attention_mask, mask, keep_hidden=need)
+            out = forward_agent_tokens(
+                self.model,
+                batch.token_ids,
+                batch.attention_mask,
+                mask,
+                keep_hidden=need,
+                images=[sample.images for sample in part],
+            )
             if out.hidden is not None:
                 steps = [len(s.trajectory.steps) if s.trajectory is not None else 0 for s in part]
                 device = out.hidden.device

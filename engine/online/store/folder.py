@@ -40,6 +40,11 @@ class OnlineFolder:
         return self.root / "experiences.npz"
 
     @property
+    def images(self) -> Path:
+        """What a policy that sees was shown, by content (`images.ImageFolder`)."""
+        return self.root / "images"
+
+    @property
     def address(self) -> Path:
         """Where the engine answers over HTTP: `{"url": …, "token_needed": …}`, readable by its owner only."""
         return self.root / "address.json"

@@ -76,7 +76,8 @@ class Experience:
 
     token_ids int64 [B, T]; attention_mask, agent_mask bool [B, T]; turns int16 [B, T] (−1 in prompt and padding);
     logprobs float32 [B, T], behaviour log-probs at agent tokens. Row 0 is the initial trajectory. A = agent tokens of
-    all rows, in row-major order: the first axis of `UpdateTask.original_logits`.
+    all rows, in row-major order: the first axis of `UpdateTask.original_logits`. images[i]: names of the images that
+    row i was shown, in the order of their tokens (`images.ImageFolder`); empty where there are none.
     """
 
     id: str
@@ -89,6 +90,7 @@ class Experience:
     answers: tuple[str | None, ...] = ()
     pseudo_labels: tuple[str | None, ...] = ()
     confidence: float = 0.0
+    images: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class UpdateTask:
         for name in ("attention_mask", "agent_mask", "turns", "logprobs"):
             if getattr(e, name).shape != rows:
                 raise TaskError(f"{name} has shape {tuple(getattr(e, name).shape)}, token_ids has {tuple(rows)}")
+        if e.images and len(e.images) != rows[0]:
+            raise TaskError(f"it names images of {len(e.images)} rows and has {rows[0]}")
         if self.reward_tensor.ndim != 3 or self.reward_tensor.shape[0] != rows[0]:
             raise TaskError(f"the reward tensor has shape {tuple(self.reward_tensor.shape)}, not [{rows[0]}, S, C]")
         if self.reward_tensor.shape[2] != len(self.components):
@@ -167,6 +171,7 @@ class UpdateTask:
             "answers": e.answers,
             "pseudo_labels": e.pseudo_labels,
             "confidence": e.confidence,
+            "images": e.images,
             "components": self.components,
             "learning_rate": self.learning_rate,
             "learning_rate_kind": self.learning_rate_kind,
@@ -210,6 +215,7 @@ class UpdateTask:
                     answers=tuple(header["answers"]),
                     pseudo_labels=tuple(header["pseudo_labels"]),
                     confidence=header["confidence"],
+                    images=tuple(tuple(map(str, row)) for row in header.get("images", ())),
                 ),
                 reward_tensor=tensors["reward_tensor"],
                 components=tuple(header["components"]),

@@ -1,9 +1,8 @@
 """Image features of a vision-language model: what its vision tower and projection make of pixels.
 
-Equal images are encoded once. While nothing that makes features is trained they are kept from step to step, so that the
-rollouts of a group and the passes over them (acting, reference, loss) share one encoding. While it is trained, features
-without gradient hold as long as the weights and the active adapters stay what they are, and those with gradient are
-made anew in each pass.
+Equal images of a pass are encoded once. While nothing that makes features is trained they are kept from step to step,
+so that the rollouts of a group and the passes over them (acting, reference, loss) share one encoding. Where a tower is
+trained or has adapters, each pass makes its own.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class VisionTower:
         self._apart = apart_from_language(model)
         self._kept: OrderedDict[str, Features] = OrderedDict()
         self._bytes = 0
-        self._stamp: object = None
         self._as_tensor = False
 
     @property
@@ -58,26 +56,31 @@ class VisionTower:
         """Whether anything that makes features is."""
         return any(p.requires_grad for p in self._parameters())
 
+    @property
+    def fixed(self) -> bool:
+        """Whether equal images give equal features for ever: nothing is trained, and there are no adapters to switch or
+        to load others into."""
+        adapted = any(isinstance(m, BaseTunerLayer) for module in self._apart for m in module.modules())
+        return not adapted and not self.trained
+
     def features(self, images: Sequence[ModelImage]) -> dict[str, BaseModelOutputWithPooling]:
         """What a forward pass takes as `mm_encoder_outputs` for these images, in the order of their tokens.
 
         Raises SightError when the tower makes of an image more or fewer features than it has tokens.
         """
         by_key = {image.key: image for image in images}
-        trained = [p for p in self._parameters() if p.requires_grad]
-        if trained and torch.is_grad_enabled():
-            found = self._encode(list(by_key.values()))
-        else:
-            self._forget_when_changed(trained)
-            missing = [image for key, image in by_key.items() if key not in self._kept]
+        if self.fixed:
             found = {key: self._kept[key] for key in by_key if key in self._kept}
+            for key in found:
+                self._kept.move_to_end(key)
+            missing = [image for key, image in by_key.items() if key not in found]
             if missing:
                 with torch.inference_mode(False), torch.no_grad():  # a loss may read them, too
                     made = self._encode(missing)
                 found |= made
                 self._keep(made)
-            for key in self._kept.keys() & found.keys():
-                self._kept.move_to_end(key)
+        else:
+            found = self._encode(list(by_key.values()))
         rows = [found[image.key] for image in images]
         pooled = [row.pooled for row in rows]
         deep = list(zip(*(row.deep for row in rows), strict=True))
@@ -133,18 +136,6 @@ class VisionTower:
             self._bytes += features.nbytes
         while self._bytes > CACHED_BYTES and len(self._kept) > 1:
             self._bytes -= self._kept.popitem(last=False)[1].nbytes
-
-    def _forget_when_changed(self, trained: Sequence[nn.Parameter]) -> None:
-        """Nothing is kept over a change of weights or of adapters."""
-        if not trained and self._stamp is None:
-            return
-        layers = (m for module in self._apart for m in module.modules() if isinstance(m, BaseTunerLayer))
-        layer = next(layers, None)
-        adapters = None if layer is None else (tuple(layer.active_adapters), layer.disable_adapters)
-        stamp = (tuple(p._version for p in trained), adapters)
-        if stamp != self._stamp:
-            self._kept.clear()
-            self._bytes, self._stamp = 0, stamp
 
 
 def apart_from_language(model: PreTrainedModel) -> list[nn.Module]:

@@ -143,9 +143,8 @@ def scored(net: Any, session: TransformersSession, *, packed: bool = True) -> tu
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_passes_of_a_training_step_see_what_the_policy_saw_and_share_its_encoding(architecture):
-    net = model(architecture)
-    acting = agent(architecture, net)
-    session, _ = play(acting)
+    net = model(architecture).requires_grad_(False)
+    session, _ = play(agent(architecture, net))
     seeing = SeeingModel.of(net)
     assert seeing is not None
     different = {shown.image.key for row in range(6) for shown in session.shown(row)}

@@ -49,6 +49,7 @@ class StandIn:
     model = "tiny"
     environment = EnvironmentConfig(class_path="a.b.C")
     env_class: type[Env] | None = OwnEnv
+    sees: bool = False
     max_trajectory_tokens = TOKENS
     samples = 3
     timeout_s = 20.0

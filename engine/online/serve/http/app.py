@@ -49,6 +49,8 @@ class Backend(Protocol):
     """The name under which the served policy is asked for; `<name>@<version>` asks for one snapshot."""
     environment: EnvironmentConfig
     env_class: type[Env] | None
+    sees: bool
+    """Whether the served policy is shown pictures."""
     max_trajectory_tokens: int
     samples: int
     """Trajectories that are sampled for a request."""
@@ -170,7 +172,8 @@ class Api:
     # ------------------------------------------------------------------------------------ from the body to a task
 
     def _row(self, messages: list[ChatMessage]) -> dict[str, Any]:
-        return row_of(messages, self.uploads, self.backend.environment, self.backend.env_class)
+        backend = self.backend
+        return row_of(messages, self.uploads, backend.environment, backend.env_class, backend.sees)
 
     def _request(self, http: HttpRequest, row: dict[str, Any], asked: Asked, max_tokens: int | None) -> Request:
         """The request for the engine. Raises HttpProblem."""

@@ -19,9 +19,16 @@ CHAT_ENVIRONMENT = "grpo_tui.envs.chat.ChatEnv"
 
 
 def row_of(
-    messages: Sequence[ChatMessage], uploads: Uploads, environment: EnvironmentConfig, env_class: type[Env] | None
+    messages: Sequence[ChatMessage],
+    uploads: Uploads,
+    environment: EnvironmentConfig,
+    env_class: type[Env] | None,
+    sees: bool = False,
 ) -> dict[str, Any]:
-    """A row (`env_class_path`, `env_config`, `task_data`) for a conversation. Raises HttpProblem."""
+    """A row (`env_class_path`, `env_config`, `task_data`) for a conversation. Raises HttpProblem.
+
+    sees: whether the policy is shown pictures.
+    """
     if not messages:
         raise HttpProblem(400, "messages is empty; it must end with a message of the role user", param="messages")
     if messages[-1].role != "user":
@@ -31,7 +38,7 @@ def row_of(
     for number, message in enumerate(messages):
         text, found = _content(message, f"messages[{number}]", uploads)
         role = "system" if message.role == "developer" else message.role
-        plain.append({"role": role, "content": text} | ({"images": found} if found else {}))
+        plain.append({"role": role, "content": text, "pictures": found})
         pictures += found
     if not plain[-1]["content"].strip():
         raise HttpProblem(400, f"messages[{len(plain) - 1}] holds no text", param="messages")
@@ -45,11 +52,19 @@ def row_of(
                 "env_config": environment.config,
                 "task_data": task | prompt,
             }
-    if pictures:
+    if pictures and not sees:
         raise HttpProblem(
             400, "a picture can be asked about in one question, without turns before it", param="messages"
         )
-    return {"env_class_path": CHAT_ENVIRONMENT, "env_config": {}, "task_data": {"messages": plain}}
+    told = [{"role": m["role"], "content": _blocks(m["content"], m["pictures"])} for m in plain]
+    return {"env_class_path": CHAT_ENVIRONMENT, "env_config": {}, "task_data": {"messages": told}}
+
+
+def _blocks(text: str, pictures: Sequence[str]) -> str | list[dict[str, str]]:
+    """What `ChatEnv` reads: text, or pictures and then the text."""
+    if not pictures:
+        return text
+    return [*({"type": "image", "image": path} for path in pictures), {"type": "text", "text": text}]
 
 
 def _content(message: ChatMessage, where: str, uploads: Uploads) -> tuple[str, list[str]]:

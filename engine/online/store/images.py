@@ -1,0 +1,54 @@
+"""Images that answers were given to: one file each in the run's folder, named by content.
+
+The update queue holds their names alone, and the worker can run the forward pass again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import safetensors
+from safetensors.numpy import load_file, save
+
+from ...policy.sight.processor import ModelImage
+from ...policy.sight.storing import read_images, stored_images
+from ...runs.durable import replace_file
+
+KEPT = 256
+"""Images that a process keeps in memory."""
+
+
+class ImageFolder:
+    """Images as the model took them (`ModelImage`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.load = lru_cache(maxsize=KEPT)(self._load)
+
+    def save(self, images: Sequence[ModelImage]) -> tuple[str, ...]:
+        """Their names; each is written once. Raises OSError."""
+        for image in images:
+            path = self._path(image.key)
+            if not path.exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                arrays, facts = stored_images([[image]])
+                replace_file(path, save(arrays, {"images": json.dumps(facts)}))
+        return tuple(image.key for image in images)
+
+    def _load(self, name: str) -> ModelImage:
+        """See `load`: the image of this name. Raises KeyError when it is not there or is damaged."""
+        path = self._path(name)
+        try:
+            with safetensors.safe_open(path, "numpy") as file:
+                facts = json.loads((file.metadata() or {})["images"])
+            return read_images(load_file(path), facts)[0][0]
+        except (OSError, ValueError, IndexError, safetensors.SafetensorError) as error:
+            raise KeyError(f"the image {name} is not among those of the run: {error}") from error
+
+    def _path(self, name: str) -> Path:
+        if not name.isalnum():  # it comes out of a queue: it must not lead elsewhere
+            raise KeyError(f"{name!r} names no image")
+        return self.folder / f"{name}.safetensors"
