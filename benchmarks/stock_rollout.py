@@ -1,4 +1,7 @@
-"""The `rollout_func` that stock TRL is measured with: the same environment, `generate` once a turn."""
+"""The `rollout_func`s that stock TRL is measured with: the same environment, `generate` once a turn.
+
+`StockRollout` is what the documentation shows, `TunedRollout` what somebody writes who knows transformers well.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class StockRollout:
         began = time.perf_counter()
         tasks = [self.rows[int(p)].task_data for p in prompts]
         self.env.prefetch(tasks)
-        states, conversations, contexts = [], [], []
+        states, conversations = [], []
         for task in tasks:
             state, messages = self.env.reset(task)
             states.append(state)
@@ -50,11 +53,12 @@ class StockRollout:
         earned = [0.0] * len(prompts)
         live = list(range(len(prompts)))
         seconds["environment"] += time.perf_counter() - began
+        self.begin(trainer)
         for _ in range(self.max_turns):
             if not live:
                 break
             began = time.perf_counter()
-            written = self._generate(trainer, [conversations[i] for i in live])
+            written = self.turn(trainer, live, conversations)
             seconds["generate"] += time.perf_counter() - began
             began = time.perf_counter()
             going_on = []
@@ -74,7 +78,7 @@ class StockRollout:
                 going_on.append(i)
             live = going_on
             seconds["environment"] += time.perf_counter() - began
-        del contexts
+        self.end(trainer)
         self.measured.append(
             {
                 **seconds,
@@ -101,7 +105,15 @@ class StockRollout:
             "prompt_tokens": median(row["prompt"] for row in last),
         }
 
-    def _generate(self, trainer: Any, conversations: list[list[int]]) -> list[list[int]]:
+    def begin(self, trainer: Any) -> None:
+        """Before the first turn of a batch."""
+
+    def end(self, trainer: Any) -> None:
+        """After its last."""
+
+    def turn(self, trainer: Any, live: list[int], every: list[list[int]]) -> list[list[int]]:
+        """What the rows of `live` write after their conversations among `every`."""
+        conversations = [every[i] for i in live]
         pad = self.tokenizer.pad_token_id
         width = max(map(len, conversations))
         device = trainer.accelerator.device
@@ -121,12 +133,67 @@ class StockRollout:
                 disable_compile=True,
             )
             model.train()
-        stop = set(trainer.eos_token_ids)
-        written = []
-        for row in out[:, width:].tolist():
-            end = next((i + 1 for i, token in enumerate(row) if token in stop), len(row))
-            written.append(row[:end])
+        return written_until_end(out[:, width:].tolist(), trainer)
+
+
+class TunedRollout(StockRollout):
+    """The same with adapters merged into the weights while it generates, and the key-value cache kept over the turns,
+    from which rows that have ended are taken out."""
+
+    def begin(self, trainer: Any) -> None:
+        """Merge, and forget the last batch."""
+        self.model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        self.model.merge_adapter()
+        self.model.eval()
+        self.cache: Any = None
+        self.rows_in_cache: list[int] = []
+
+    def end(self, trainer: Any) -> None:
+        """The adapters are trained apart from the weights."""
+        self.cache = None
+        self.model.unmerge_adapter()
+        self.model.train()
+
+    def turn(self, trainer: Any, live: list[int], every: list[list[int]]) -> list[list[int]]:
+        """Only the tokens since the last turn are read; holes in the mask stand where a row was shorter."""
+        device, pad = trainer.accelerator.device, self.tokenizer.pad_token_id
+        if self.cache is None:
+            new = [every[i] for i in live]
+        else:
+            kept = torch.tensor([self.rows_in_cache.index(i) for i in live], device=device)
+            self.cache.batch_select_indices(kept)
+            self.ids, self.mask = self.ids[kept], self.mask[kept]
+            new = [every[i][known:] for i, known in zip(live, self.mask.sum(1).tolist(), strict=True)]
+        width = max(map(len, new))
+        ids = torch.tensor([[pad] * (width - len(n)) + n for n in new], device=device)
+        mask = torch.tensor([[0] * (width - len(n)) + [1] * len(n) for n in new], device=device)
+        if self.cache is not None:
+            ids, mask = torch.cat([self.ids, ids], dim=1), torch.cat([self.mask, mask], dim=1)
+        room = min(
+            self.training.max_turn_tokens, self.training.max_trajectory_tokens - min(len(every[i]) for i in live)
+        )
+        with torch.no_grad():
+            out = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                past_key_values=self.cache,
+                generation_config=trainer.generation_config,
+                max_new_tokens=max(room, 1),
+                return_dict_in_generate=True,
+                disable_compile=True,
+            )
+        written = written_until_end(out.sequences[:, ids.shape[1] :].tolist(), trainer)
+        length = out.sequences.shape[1] - ids.shape[1]
+        written_mask = [[1] * len(w) + [0] * (length - len(w)) for w in written]
+        self.ids, self.cache, self.rows_in_cache = out.sequences, out.past_key_values, list(live)
+        self.mask = torch.cat([mask, torch.tensor(written_mask, device=device)], dim=1)
         return written
+
+
+def written_until_end(rows: list[list[int]], trainer: Any) -> list[list[int]]:
+    """Each row up to its first end token, with it."""
+    stop = set(trainer.eos_token_ids)
+    return [row[: next((i + 1 for i, token in enumerate(row) if token in stop), len(row))] for row in rows]
 
 
 def carry_out(env: Any, state: Any, resources: dict[str, tuple[str, ...]], call: ToolCall) -> StepResult:
