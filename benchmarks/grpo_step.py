@@ -112,7 +112,8 @@ def table(task: str, given: argparse.Namespace) -> None:
         say(f"{STOCK_FACTORY}: not applicable, only builtin:tiny has a chat template for tools here")
     for other in (STOCK, TUNED):
         goal = f" (to reach: {TARGETS[task]:.2f})" if other == TUNED else ""
-        say(f"ours / {other}: {medians[OURS] / medians[other]:.2f}, in processor time {cpu[OURS] / cpu[other]:.2f}{goal}")
+        in_cpu = cpu[OURS] / cpu[other]
+        say(f"ours / {other}: {medians[OURS] / medians[other]:.2f}, in processor time {in_cpu:.2f}{goal}")
 
 
 def line(name: str, width: int, runs: list[dict[str, Any]]) -> str:

@@ -130,7 +130,7 @@ def told(config: RunConfig) -> Iterator[str]:
     """The lines to print. Raises ModelLoadError."""
     from transformers import AutoConfig
 
-    from .models import ModelLoadError, base_source
+    from .sources import ModelLoadError, base_source
 
     source, revision = base_source(config.model)
     try:

@@ -16,7 +16,6 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -24,30 +23,23 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils.logging import disable_progress_bar
 
-from ...configs.errors import GrpoTuiError
 from ...configs.sections.model import LoraSection, ModelConfig
 from ..runs.checksums import CHECKSUMS, find_damage
-from . import tiny
 from .activations import checkpoint_activations
 from .sight import loading
 from .sight.inputs import SeeingModel
 from .sight.processor import Sight
 from .sight.tower import apart_from_language
+from .sources import ModelLoadError, base_source, builtin, explain, first_line, load_tokenizer
 from .unwrap import base_of
 
-BUILTIN_MODELS = {"builtin:tiny": "base", "builtin:tiny-vl": "seeing/base"}
 BUILTIN_ADAPTERS = {"builtin:tiny-sft": "sft", "builtin:tiny-vl-sft": "seeing/sft"}
-"""Names of what ships with the package, and its folder there."""
-
-
-class ModelLoadError(GrpoTuiError, RuntimeError):
-    """A model or its adapters cannot be loaded; the message says which, and what would be right."""
+"""Names of adapters that ship with the package, and their folder there."""
 
 
 def load_policy(
@@ -73,7 +65,7 @@ def load_policy(
         try:
             model = get_peft_model(base, lora_config(config.lora, base))  # type: ignore[assignment]
         except ValueError as error:
-            raise ModelLoadError(f"model.lora does not fit {config.base}: {_first_line(error)}") from error
+            raise ModelLoadError(f"model.lora does not fit {config.base}: {first_line(error)}") from error
     model.to(_device(config))  # type: ignore[arg-type]
     if not trainable:
         model.requires_grad_(False)
@@ -104,21 +96,7 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
         SeeingModel.of(model)  # says what is missing in one that takes images in another way
         return model
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, and what the hub's client raises
-        raise ModelLoadError(_explain_base(config.base, error)) from error
-
-
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The base model's tokenizer, padding on the left, with a padding token. Raises ModelLoadError."""
-    source, revision = base_source(config)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, padding_side="left")
-    except Exception as error:
-        raise ModelLoadError(_explain_base(config.base, error, "tokenizer")) from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if config.chat_template is not None:
-        tokenizer.chat_template = chat_template(config.chat_template, tokenizer)
-    return tokenizer
+        raise ModelLoadError(explain(config.base, error)) from error
 
 
 def load_sight(config: ModelConfig, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> Sight | None:
@@ -132,32 +110,10 @@ def load_sight(config: ModelConfig, model: torch.nn.Module, tokenizer: PreTraine
             source, revision, base.config, tokenizer, max_pixels=config.max_pixels, max_images=config.max_images
         )
     except Exception as error:
-        raise ModelLoadError(_explain_base(config.base, error, "processor of")) from error
+        raise ModelLoadError(explain(config.base, error, "processor of")) from error
     if config.chat_template is not None:
         sight.processor.chat_template = tokenizer.chat_template
     return sight
-
-
-CHATML = """{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '@END@\n' }}
-{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- endif %}"""
-IM_END = "<|im_end|>"
-
-
-def chat_template(name: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The template that `model.chat_template` names: `chatml`, or a file's. Raises ModelLoadError.
-
-    A base model that never saw `<|im_end|>` ends its turns with the end-of-text token that it knows.
-    """
-    if name == "chatml":
-        known = tokenizer.convert_tokens_to_ids(IM_END) not in (None, tokenizer.unk_token_id)
-        end = IM_END if known else tokenizer.eos_token
-        if end is None:
-            raise ModelLoadError("model.chat_template: chatml needs a tokenizer with an end-of-text token (eos_token)")
-        return CHATML.replace("@END@", str(end))
-    try:
-        return Path(name).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelLoadError(f"model.chat_template: {name} cannot be read: {error}") from error
 
 
 def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
@@ -196,7 +152,7 @@ def _with_adapters(base: PreTrainedModel, adapters: str, trainable: bool) -> Pef
         return PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
     except Exception as error:
         raise ModelLoadError(
-            f"the adapters in {adapters} do not fit the base model {base.name_or_path}: {_first_line(error)}"
+            f"the adapters in {adapters} do not fit the base model {base.name_or_path}: {first_line(error)}"
         ) from error
 
 
@@ -208,7 +164,7 @@ def _check(folder: Path) -> None:
 
 def _adapter_folder(adapters: str) -> Path:
     if adapters.startswith("builtin:"):
-        return _builtin(adapters, BUILTIN_ADAPTERS, "adapters")
+        return builtin(adapters, BUILTIN_ADAPTERS, "adapters")
     folder = Path(adapters).expanduser()
     if not folder.is_dir():
         raise ModelLoadError(
@@ -225,35 +181,6 @@ def _adapter_folder(adapters: str) -> Path:
     return folder
 
 
-def base_source(config: ModelConfig) -> tuple[str, str | None]:
-    """What `from_pretrained` is given: a folder, or a hub id with its revision."""
-    name = config.base
-    if name.startswith("builtin:"):
-        return str(_builtin(name, BUILTIN_MODELS, "model")), None
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            hint = "; these are adapters: name them in model.sft_adapters" if _holds_adapters(folder) else ""
-            raise ModelLoadError(f"the folder {name} holds no model: config.json is missing there{hint}")
-        return str(folder), None
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        raise ModelLoadError(f"there is no folder {name} with a model (model.base)")
-    return name, config.revision
-
-
-def _builtin(name: str, known: dict[str, str], kind: str) -> Path:
-    if name not in known:
-        raise ModelLoadError(f"there is no built-in {kind} {name}; there is {', '.join(known)}")
-    folder = Path(tiny.__file__).parent / known[name]
-    if not folder.is_dir():
-        raise ModelLoadError(f"{name} is not built in this checkout; run `make policy`")
-    return folder
-
-
-def _holds_adapters(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file()
-
-
 def _device(config: ModelConfig) -> torch.device:
     """Where the model goes. With several processes, each takes the accelerator of its own rank."""
     name = config.device
@@ -266,15 +193,3 @@ def _device(config: ModelConfig) -> torch.device:
     if name == "cuda":
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device(name)
-
-
-def _explain_base(base: str, error: Exception, what: str = "model") -> str:
-    reason = _first_line(error)
-    if "safetensors" in reason:
-        return f"the {what} {base} has no safetensors weights, and other formats are not loaded: {reason}"
-    return f"the {what} {base} cannot be loaded: {reason}"
-
-
-def _first_line(error: Exception) -> str:
-    lines: list[Any] = str(error).strip().splitlines()
-    return str(lines[0]) if lines else type(error).__name__

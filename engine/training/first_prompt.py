@@ -45,7 +45,7 @@ def first_prompt(config: RunConfig) -> str:
     from transformers import AutoConfig
 
     from ..agents.chat import ChatBridge
-    from ..policy.models import ModelLoadError, base_source, load_tokenizer
+    from ..policy.sources import ModelLoadError, base_source, load_tokenizer
     from ..rollouts.dataset import load_rows
     from ..rollouts.runner import RolloutRunner
 

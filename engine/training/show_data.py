@@ -85,7 +85,7 @@ def _listed(rows: Sequence[int]) -> str:
 
 def _bridge(config: RunConfig) -> Any:
     from ..agents.chat import ChatBridge
-    from ..policy.models import load_tokenizer
+    from ..policy.sources import load_tokenizer
 
     return ChatBridge(load_tokenizer(config.model), template_kwargs=config.model.chat_template_kwargs)
 

@@ -11,16 +11,22 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
 from ....configs.errors import GrpoTuiError
 from ....envs.content import Content, Picture, blocks_of
+
+if TYPE_CHECKING:
+    from transformers import (  # half a second that text models save
+        PreTrainedConfig,
+        PreTrainedTokenizerBase,
+        ProcessorMixin,
+    )
 
 CACHED_BYTES = 256 << 20
 """Of images that are kept as the processor made them, for the next rollout that shows them."""

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
-from grpo_tui.engine.policy.models import ModelLoadError, load_policy, save_adapters
+from grpo_tui.engine.policy.models import load_policy, save_adapters
+from grpo_tui.engine.policy.sources import ModelLoadError
 
 from .models import model, tokenizer
 
