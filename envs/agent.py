@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
+from .calls import ToolCall
 from .content import Content, Picture
 from .trajectory import TokenArrays
 
@@ -99,6 +100,19 @@ class Agent(Protocol):
         `tools`, when given, are JSON schemas that the chat template may render; None when the prompt says all.
         """
         ...
+
+
+class CallReader(Protocol):
+    """Reads calls of tools in a model's own syntax."""
+
+    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
+        """The calls of a turn, without a name where there is none. tools: JSON schemas."""
+        ...
+
+
+def call_reader(agent: object) -> CallReader | None:
+    """What reads an agent's calls in its own syntax, for one whose chat template shows tools (attribute `calls`)."""
+    return getattr(agent, "calls", None)
 
 
 def knows(agent: object, environment: str) -> bool:

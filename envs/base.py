@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 Split = Literal["train", "eval"]
-PromptStyle = Literal["terse", "full"]
-"""Whether the prompt says how to act (`full`), or only what the task is (`terse`)."""
+PromptStyle = Literal["terse", "full", "native"]
+"""Whether the prompt says how to act (`full`), or only what the task is (`terse`), or the model's own chat template
+shows the tools (`native`)."""
 
 
 class ImageStore(Protocol):
@@ -141,6 +142,10 @@ class Env(ABC):
         to add to what the steps said.
         """
         return [None] * len(states)
+
+    def offered(self) -> Sequence[ToolSpec]:
+        """The tools that a policy is told of, where its chat template shows them; by default all."""
+        return self.tools
 
     def images(self, state: Any) -> tuple[Picture, ...]:
         """The pictures that the task is about: one for a still, one a frame for a video."""

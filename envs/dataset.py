@@ -10,6 +10,7 @@ from .calls import ToolCall, means_call, parse_call
 from .chat import ChatEnv
 from .explain import explain_calls
 from .function_tools import ANSWER, load_tools
+from .tools import ToolSpec
 
 
 class DatasetEnv(ChatEnv):
@@ -36,6 +37,10 @@ class DatasetEnv(ChatEnv):
             [tool.spec for tool in self.functions.values()],
             "Use the tools below where they help; when you know the answer, write it in plain words without a call.",
         )
+
+    def offered(self) -> Sequence[ToolSpec]:
+        """The functions: a turn without a call is the answer."""
+        return [tool.spec for tool in self.functions.values()]
 
     def parse(self, text: str) -> ToolCall:
         """A call of a tool, or the answer.

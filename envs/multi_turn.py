@@ -11,18 +11,19 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, get_args
 
 import numpy as np
 
-from .agent import Agent, AgentSession, AgentTurn, Message, Seed, SeeingSession, knows, sees
+from .agent import Agent, AgentSession, AgentTurn, CallReader, Message, Seed, SeeingSession, call_reader, knows, sees
 from .arrays import pad_trajectories, task_id
 from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, Verdict, env_name
-from .calls import ToolCall, clean_text
+from .calls import ToolCall, clean_text, means_call
 from .checks import find_problem
 from .content import Content, checked_content, pictures_of, text_of, with_text_before
 from .explain import with_explanation
 from .guard import Outcome, describe, guarded_map
+from .schemas import schema_of_tool
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .trajectory import Message as Said
 from .trajectory import Overlay, SeenImage, Step, StepContext, TokenArrays, Trajectory
@@ -94,7 +95,9 @@ class MultiTurnEnv(Env):
     their pictures (all rollouts of those tasks): an evaluation of hundreds of tasks need not fill the disk.
     needs_sight: whether tasks can be answered by a policy alone that is shown pictures.
     prompt_style: `full` puts the tools and the form of a call before what `reset` says (`explain`), `terse` does not;
-    None leaves it to the agent: `terse` for one that knows this environment (`Agent.knows`), `full` for any other.
+    `native` leaves that to the model's chat template, and its calls are read in its own syntax. None leaves it to the
+    agent: `terse` for one that knows this environment (`Agent.knows`), `native` for one whose template shows tools,
+    `full` for any other.
     """
 
     needs_sight: ClassVar[bool] = False
@@ -112,10 +115,12 @@ class MultiTurnEnv(Env):
         **config: Any,
     ) -> None:
         super().__init__(tokenizer, **config)
-        if prompt_style not in (None, "terse", "full"):
-            raise ValueError(f"prompt_style must be terse or full, not {prompt_style!r}")
+        if prompt_style not in (None, *get_args(PromptStyle)):
+            raise ValueError(f"prompt_style must be terse, full or native, not {prompt_style!r}")
         self.prompt_style: PromptStyle | None = prompt_style
         self.style: PromptStyle = prompt_style or "terse"
+        self._reader: CallReader | None = None
+        self._offered: list[dict[str, Any]] | None = None
         self.sees = False
         """Whether the policy that acts is shown pictures; known when a trial begins."""
         for option, value in (("max_turns", max_turns), ("workers", workers)):
@@ -160,8 +165,9 @@ class MultiTurnEnv(Env):
         if num_rollouts < 1:
             raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
         timings = {"generate_s": 0.0, "environment_s": 0.0}
-        asked: PromptStyle = "terse" if knows(agent, env_name(self)) else "full"
-        self.style = self.prompt_style or asked
+        self.style = self._style(agent)
+        self._reader = call_reader(agent) if self.style == "native" else None
+        self._offered = [schema_of_tool(tool) for tool in self.offered()] if self._reader is not None else None
         self.sees = sees(agent)
         began = time.perf_counter()
         rollouts = self._begin(task_data_list, num_rollouts)
@@ -171,7 +177,7 @@ class MultiTurnEnv(Env):
             return self._result([], [], [], [], timings)
 
         began = time.perf_counter()
-        session = agent.start(prompts, num_rollouts, tools=None, seed=seed)
+        session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
         timings["generate_s"] += time.perf_counter() - began
         try:
             for _ in range(self.max_turns):
@@ -243,7 +249,7 @@ class MultiTurnEnv(Env):
     def _answer(self, rollout: _Rollout, turn: AgentTurn) -> _Answer:
         """Understand a turn and carry it out. Runs under guard: may raise anything, may hang."""
         rollout.call = None
-        call = checked_call(self.parse(turn.text))
+        call = checked_call(self._read(turn.text))
         rollout.call = call = replace(call, cut=True) if turn.stop_reason != "stop" else call
         rollout.context = context = self._context(rollout)
         problem = None
@@ -255,6 +261,22 @@ class MultiTurnEnv(Env):
         if self.sees and result.images:  # here, where an author's code may raise or hang
             result = replace(result, images=tuple(map(_loaded, result.images)))
         return _Answer(call, context, result)
+
+    def _style(self, agent: Agent) -> PromptStyle:
+        """How an agent is told of the tools."""
+        if self.prompt_style in ("terse", "full"):
+            return self.prompt_style
+        if self.prompt_style is None and knows(agent, env_name(self)):
+            return "terse"
+        return "native" if call_reader(agent) is not None and self.offered() else "full"
+
+    def _read(self, text: str) -> ToolCall:
+        """What a turn says: in the model's own syntax where it was shown the tools so, else in the environment's."""
+        if self._reader is not None:
+            call = self._reader.read(text, self._offered or ())
+            if call.name is not None and means_call(call, {tool.name for tool in self.offered()}):
+                return call
+        return self.parse(text)
 
     def _context(self, rollout: _Rollout) -> StepContext:
         """What the environment says, with the resources that its steps have produced so far."""

@@ -40,6 +40,10 @@ class ModelConfig(Section):
     """`chatml`, or a file with a Jinja template, for a base model without one; null: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """What the chat template is given besides the messages, such as `enable_thinking: false` for Qwen3."""
+    tool_calls: Literal["auto", "native", "json"] = "auto"
+    """How the policy calls tools that it was not taught: `native`, in the syntax of its own chat template, where that
+    shows tools; `json`, as JSON objects that the prompt explains; `auto`, `native` without `sft_adapters`, which learn
+    JSON."""
     gradient_checkpointing: bool = True
     attn_implementation: str | None = None
     lora: LoraSection | None = LoraSection()
@@ -50,6 +54,11 @@ class ModelConfig(Section):
     """For a model that takes images: larger pictures are scaled down to so many pixels, and cost fewer tokens."""
     max_images: int | None = Field(default=None, ge=1)
     """For a model that takes images: a conversation that would have more ends, as one with too many tokens does."""
+
+    @property
+    def native_calls(self) -> bool:
+        """Whether the chat template may show the tools."""
+        return self.tool_calls == "native" or (self.tool_calls == "auto" and self.sft_adapters is None)
 
     @field_validator("chat_template_kwargs")
     @classmethod

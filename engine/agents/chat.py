@@ -48,6 +48,7 @@ class ChatBridge:
         template_kwargs: Mapping[str, Any] | None = None,
         sight: Sight | None = None,
     ):
+        self.observation_role = observation_role
         template = tokenizer if sight is None else sight.processor
         if not getattr(template, "chat_template", None):
             raise ChatTemplateError(
@@ -73,6 +74,19 @@ class ChatBridge:
             raise ChatTemplateError("neither the tokenizer nor the model says which token ends a turn (`eos_token`)")
         self.stop_ids: tuple[int, ...] = tuple(sorted(ends))
         self.bridge = lru_cache(maxsize=4096)(self._bridge)
+
+    def answering_tools(self) -> ChatBridge:
+        """The same with observations as answers of tools, where the template shows those; else this one."""
+        try:
+            return ChatBridge(
+                self.tokenizer,
+                stop_ids=self.stop_ids,
+                observation_role="tool",
+                template_kwargs=self.template_kwargs,
+                sight=self.sight,
+            )
+        except ChatTemplateError:
+            return self
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
         """Token ids of the opening messages, up to where the agent begins to write."""

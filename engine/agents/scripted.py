@@ -12,6 +12,7 @@ from ...envs.agent import AgentTurn, Message, Seed
 from ...envs.trajectory import TokenArrays
 from .chat import ChatBridge
 from .history import TokenHistory
+from .tool_calls import NativeCalls
 
 Script = Callable[[int, int, str | None], str] | Sequence[Sequence[str]]
 """`script(row, turn, observation) -> text`, or `script[row][turn]` (rows and turns wrap around: `[["hello"]]` always
@@ -32,11 +33,14 @@ class ScriptedAgent:
         max_trajectory_tokens: int | None = None,
         knows: Callable[[str], bool] = lambda environment: True,
         template_kwargs: Mapping[str, Any] | None = None,
+        native_calls: bool = False,
     ):
         self.knows = knows
         self.script = script
         self.tokenizer = tokenizer
         self.chat = ChatBridge(tokenizer, template_kwargs=template_kwargs)
+        self.calls = NativeCalls.of(self.chat) if native_calls else None
+        self._tool_chat = self.chat.answering_tools() if self.calls is not None else self.chat
         self.max_trajectory_tokens = max_trajectory_tokens
 
     def start(
@@ -48,14 +52,15 @@ class ScriptedAgent:
         seed: Seed = None,
     ) -> ScriptedSession:
         """Open a session; see `Agent.start`. The seed changes nothing."""
-        return ScriptedSession(self, [self.chat.prompt(m, tools) for m in prompts for _ in range(num_rollouts)])
+        chat = self._tool_chat if tools else self.chat
+        return ScriptedSession(self, chat, [self.chat.prompt(m, tools) for m in prompts for _ in range(num_rollouts)])
 
 
 class ScriptedSession:
     """See `AgentSession`. The text of a turn is tokenised once, when it is said."""
 
-    def __init__(self, agent: ScriptedAgent, rows: Sequence[Sequence[int]]):
-        self.agent = agent
+    def __init__(self, agent: ScriptedAgent, chat: ChatBridge, rows: Sequence[Sequence[int]]):
+        self.agent, self.chat = agent, chat
         self.history = TokenHistory(rows)
         self._limit = agent.max_trajectory_tokens or 2**31
         self._observation: list[str | None] = [None] * len(rows)
@@ -67,7 +72,7 @@ class ScriptedSession:
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
         """Append what the environment answered."""
-        chat = self.agent.chat
+        chat = self.chat
         for row, observation in zip(rows, observations, strict=True):
             self._observation[row] = observation
             end = int(self.history.length[row])

@@ -22,6 +22,7 @@ from .chat import ChatBridge
 from .decoder import Decoder
 from .session import TransformersSession
 from .settings import AgentSettings
+from .tool_calls import NativeCalls
 
 
 class TransformersAgent:
@@ -30,7 +31,8 @@ class TransformersAgent:
     The model may be under training: sessions run in eval mode without gradients and leave the mode as it was. The
     weights must not change while a session is open, since its cache belongs to them.
     `template_kwargs` go to the chat template (`enable_thinking=False` for Qwen3, for example). `sight`: the processor
-    of a model that takes images; without it such a model reads text only.
+    of a model that takes images; without it such a model reads text only. `native_calls`: environments that the model
+    was not taught show their tools through its chat template, where that has a place for them, and read its own calls.
     Raises `ChatTemplateError` or `UnsupportedModelError` for a tokenizer or model that cannot act.
     """
 
@@ -49,6 +51,7 @@ class TransformersAgent:
         observation_role: str = "user",
         template_kwargs: Mapping[str, Any] | None = None,
         sight: Sight | None = None,
+        native_calls: bool = True,
     ):
         if device is not None:
             model.to(device)
@@ -62,6 +65,8 @@ class TransformersAgent:
             template_kwargs=template_kwargs,
             sight=sight,
         )
+        self.calls = NativeCalls.of(self.chat) if native_calls else None
+        self._tool_chat = self.chat.answering_tools() if self.calls is not None else self.chat
         self.config = AgentSettings(
             temperature, top_p, top_k, max_turn_tokens, max_trajectory_tokens, tuple(stop_strings)
         )
@@ -101,7 +106,8 @@ class TransformersAgent:
             seed = int(torch.randint(2**62, ()).item())
         seeds = [seed_of(seed, i) for i in range(len(prompts))] if isinstance(seed, int) else seed
         begun = [self.begin(messages, tools) for messages in prompts]
-        return TransformersSession(self.decoder, self.chat, self.config, begun, num_rollouts, seeds)
+        chat = self._tool_chat if tools else self.chat
+        return TransformersSession(self.decoder, chat, self.config, begun, num_rollouts, seeds)
 
     def begin(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None

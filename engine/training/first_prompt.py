@@ -23,17 +23,24 @@ class PromptSeen(Exception):
 class Reader:
     """An agent that reads the first prompt and does nothing else. known: names of environments that it was taught."""
 
-    def __init__(self, known: Sequence[str]) -> None:
-        self.known = known
+    def __init__(self, known: Sequence[str], calls: Any = None) -> None:
+        self.known, self.calls = known, calls
+        self.tools: Sequence[Mapping[str, Any]] | None = None
         self.messages: list[Message] = []
 
     def knows(self, environment: str) -> bool:
         """See `envs.agent.knows`."""
         return environment in self.known
 
-    def start(self, prompts: Sequence[Sequence[Message]], *_: Any, **__: Any) -> NoReturn:
-        """Keep the first prompt and end the trial. Raises PromptSeen."""
-        self.messages = list(prompts[0])
+    def start(
+        self,
+        prompts: Sequence[Sequence[Message]],
+        *_: Any,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **__: Any,
+    ) -> NoReturn:
+        """Keep the first prompt with its tools and end the trial. Raises PromptSeen."""
+        self.messages, self.tools = list(prompts[0]), tools
         raise PromptSeen
 
 
@@ -45,6 +52,7 @@ def first_prompt(config: RunConfig) -> str:
     from transformers import AutoConfig
 
     from ..agents.chat import ChatBridge
+    from ..agents.tool_calls import NativeCalls
     from ..policy.sources import ModelLoadError, base_source, load_tokenizer
     from ..rollouts.dataset import load_rows
     from ..rollouts.runner import RolloutRunner
@@ -60,12 +68,13 @@ def first_prompt(config: RunConfig) -> str:
     row = load_rows(
         config.environment.model_copy(update={"train_tasks": 1}), "train", config.seed, tokenizer, config.data
     )[0]
-    reader = Reader(known)
+    bridge = tokenizer and ChatBridge(tokenizer, template_kwargs=config.model.chat_template_kwargs)
+    reader = Reader(known, NativeCalls.of(bridge) if bridge and config.model.native_calls else None)
     env = RolloutRunner(agent=None, tokenizer=tokenizer, num_rollouts=1).environment(row)  # type: ignore[arg-type]
     with contextlib.suppress(PromptSeen):
         env.run_trial(task_data_list=[row.task_data], agent=reader, num_rollouts=1)
-    if tokenizer is not None:
-        return ChatBridge(tokenizer, template_kwargs=config.model.chat_template_kwargs).prompt_text(reader.messages)
+    if bridge is not None:
+        return bridge.prompt_text(reader.messages, reader.tools)
     said = "\n".join(_message(m) for m in reader.messages)
     return f"({config.model.base} is not on this machine, so its chat template is not applied)\n{said}"
 

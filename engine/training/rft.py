@@ -102,6 +102,7 @@ def build_trainer(
         max_turn_tokens=training.max_turn_tokens,
         max_trajectory_tokens=training.max_trajectory_tokens,
         template_kwargs=config.model.chat_template_kwargs,
+        native_calls=config.model.native_calls,
     )
     check_sight(agent)
     rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)

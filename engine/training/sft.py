@@ -72,6 +72,7 @@ def run_sft(
         max_turn_tokens=config.training.max_turn_tokens,
         max_trajectory_tokens=config.training.max_trajectory_tokens,
         template_kwargs=config.model.chat_template_kwargs,
+        native_calls=False,  # demonstrations are written in JSON
     )
     demonstrations = collect(config, tokenizer, agent.knows)
     recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")

@@ -96,6 +96,7 @@ def validate_forever(
         max_turn_tokens=online.max_turn_tokens,
         max_trajectory_tokens=online.max_trajectory_tokens,
         template_kwargs=config.model.chat_template_kwargs,
+        native_calls=config.model.native_calls,
     )
     settings = online.validation
     data = config.environment.model_copy(update={"eval_tasks": settings.tasks + settings.canary_tasks})

@@ -138,6 +138,7 @@ def _inference_engine(
         max_turn_tokens=online.max_turn_tokens,
         max_trajectory_tokens=online.max_trajectory_tokens,
         template_kwargs=config.model.chat_template_kwargs,
+        native_calls=config.model.native_calls,
     )
 
     def prepare(env: Any) -> None:
