@@ -111,8 +111,8 @@ class CallReader(Protocol):
 
 
 def call_reader(agent: object) -> CallReader | None:
-    """What reads an agent's calls in its own syntax, for one whose chat template shows tools (attribute `calls`)."""
-    return getattr(agent, "calls", None)
+    """What reads an agent's calls in its own syntax: `call_reader`, where its chat template shows tools."""
+    return getattr(agent, "call_reader", None)
 
 
 def knows(agent: object, environment: str) -> bool:

@@ -39,8 +39,8 @@ class ScriptedAgent:
         self.script = script
         self.tokenizer = tokenizer
         self.chat = ChatBridge(tokenizer, template_kwargs=template_kwargs)
-        self.calls = NativeCalls.of(self.chat) if native_calls else None
-        self._tool_chat = self.chat.answering_tools() if self.calls is not None else self.chat
+        self.call_reader = NativeCalls.of(self.chat) if native_calls else None
+        self._tool_chat = self.chat.answering_tools() if self.call_reader is not None else self.chat
         self.max_trajectory_tokens = max_trajectory_tokens
 
     def start(

@@ -59,7 +59,7 @@ class NativeCalls:
         if self._template is None:
             return
         try:
-            parsed = self._tokenizer.parse_response(
+            parsed: Any = self._tokenizer.parse_response(
                 text, schema=self._template, prefix=self._prefix, tools=[dict(tool) for tool in tools]
             )
             found = [call["function"] for call in parsed.get("tool_calls") or ()]

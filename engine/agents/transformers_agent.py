@@ -65,8 +65,8 @@ class TransformersAgent:
             template_kwargs=template_kwargs,
             sight=sight,
         )
-        self.calls = NativeCalls.of(self.chat) if native_calls else None
-        self._tool_chat = self.chat.answering_tools() if self.calls is not None else self.chat
+        self.call_reader = NativeCalls.of(self.chat) if native_calls else None
+        self._tool_chat = self.chat.answering_tools() if self.call_reader is not None else self.chat
         self.config = AgentSettings(
             temperature, top_p, top_k, max_turn_tokens, max_trajectory_tokens, tuple(stop_strings)
         )

@@ -24,7 +24,7 @@ class Reader:
     """An agent that reads the first prompt and does nothing else. known: names of environments that it was taught."""
 
     def __init__(self, known: Sequence[str], calls: Any = None) -> None:
-        self.known, self.calls = known, calls
+        self.known, self.call_reader = known, calls
         self.tools: Sequence[Mapping[str, Any]] | None = None
         self.messages: list[Message] = []
 
@@ -68,8 +68,10 @@ def first_prompt(config: RunConfig) -> str:
     row = load_rows(
         config.environment.model_copy(update={"train_tasks": 1}), "train", config.seed, tokenizer, config.data
     )[0]
-    bridge = tokenizer and ChatBridge(tokenizer, template_kwargs=config.model.chat_template_kwargs)
-    reader = Reader(known, NativeCalls.of(bridge) if bridge and config.model.native_calls else None)
+    bridge = None
+    if tokenizer is not None:
+        bridge = ChatBridge(tokenizer, template_kwargs=config.model.chat_template_kwargs)
+    reader = Reader(known, NativeCalls.of(bridge) if bridge is not None and config.model.native_calls else None)
     env = RolloutRunner(agent=None, tokenizer=tokenizer, num_rollouts=1).environment(row)  # type: ignore[arg-type]
     with contextlib.suppress(PromptSeen):
         env.run_trial(task_data_list=[row.task_data], agent=reader, num_rollouts=1)

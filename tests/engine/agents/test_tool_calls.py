@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import trl
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as Decoder
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as All
 from transformers import PreTrainedTokenizerFast
 
 from grpo_tui.engine.agents.chat import ChatBridge
@@ -26,6 +29,7 @@ LOOK = ToolSpec(
     (Argument("word", "string", "the word"), Argument("times", "integer", required=False)),
 )
 TOOLS = [schema_of_tool(LOOK)]
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<e>{% endfor %}"
 ARGUMENTS = {"word": "7", "times": 7}
 TOOL_FILE = '''
 def look_up(word: str, times: int = 1) -> str:
@@ -42,15 +46,8 @@ def look_up(word: str, times: int = 1) -> str:
 
 def tokenizer(template: str, *marks: str) -> Any:
     """One token a byte, and one for each mark."""
-    from tokenizers.decoders import ByteLevel as Decoder
-    from tokenizers.pre_tokenizers import ByteLevel
-
     vocabulary = {c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}
     raw = Tokenizer(WordLevel(vocabulary, unk_token="!"))
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import Sequence as All
-    from tokenizers.pre_tokenizers import Split
-
     raw.pre_tokenizer = All([ByteLevel(add_prefix_space=False, use_regex=False), Split(Regex("."), "isolated")])
     raw.decoder = Decoder()
     made = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=marks[0])
@@ -120,7 +117,7 @@ def test_a_rollout_shows_tools_and_answers_through_the_template(tmp_path: Path) 
     ],
 )
 def test_forms_of_templates_that_nobody_declared(written: str) -> None:
-    template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}<e>{% endfor %}"
+    template = "{% if tools %}{{ tools | tojson }}{% endif %}" + PLAIN
     calls = NativeCalls.of(ChatBridge(tokenizer(template, "<e>")))
     assert calls is not None
     call = calls.read(written, TOOLS)
@@ -143,5 +140,4 @@ def test_several_calls_and_broken_ones() -> None:
 
 
 def test_a_template_without_tools_has_no_syntax_of_its_own() -> None:
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<e>{% endfor %}"
-    assert NativeCalls.of(ChatBridge(tokenizer(template, "<e>"))) is None
+    assert NativeCalls.of(ChatBridge(tokenizer(PLAIN, "<e>"))) is None
