@@ -14,6 +14,8 @@ from .schema import SEARCH_COLUMNS
 
 _TERM = re.compile(r"(?P<sign>-?)(?:(?P<column>[A-Za-z]+):)?(?:\"(?P<phrase>[^\"]*)\"?(?P<pstar>\*?)|(?P<word>\S+))")
 
+_BETWEEN = re.compile(r"(?:[^\w\u0300-\u036f]|_)+")
+
 
 def match_expression(text: str) -> str:
     """The MATCH expression of a search text; empty for an empty text. Raises FilterError when nothing is findable."""
@@ -38,10 +40,11 @@ def match_expression(text: str) -> str:
 
 
 def needles(text: str) -> tuple[str, ...]:
-    """The phrases and words of a search that must occur, as they would stand in a text."""
+    """The phrases and words of a search that must occur, with blanks for all that the index takes for no word."""
     found = []
     for term in _TERM.finditer(text):
         word = term["phrase"] if term["phrase"] is not None else term["word"].rstrip("*")
-        if not term["sign"] and any(c.isalnum() for c in word):
-            found.append(word)
+        words = _BETWEEN.sub(" ", word).strip()
+        if not term["sign"] and words:
+            found.append(words)
     return tuple(found)

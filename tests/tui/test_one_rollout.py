@@ -19,8 +19,8 @@ from grpo_tui.engine.runs.types import AdvantageFormula, AdvantageTerm, Event, N
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.tui.advantage import equation, formula_of, moments
 from grpo_tui.tui.app.clipboard import copy
+from grpo_tui.tui.app.comparison import Pair, align, parting
 from grpo_tui.tui.app.destinations import Stepper, Trajectories
-from grpo_tui.tui.app.widgets.diff_pane import Pair, align, parting
 from grpo_tui.tui.app.widgets.learning_lines import Learning, learning_lines
 from grpo_tui.tui.text import cut
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.tui.app.bindings import EVERYWHERE, TABLE, bindings, helps, hints
+from grpo_tui.tui.app.comparison import marks
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.screens.compare import flatten
 from grpo_tui.tui.app.theme import THEMES
-from grpo_tui.tui.app.widgets.diff_pane import marks
 
 from .demo_run import make_run
 from .drive import Driver, running

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,10 @@ from ..text import FIELD_LIMIT
 
 _VALUE = 24
 """Characters of an argument in a heading."""
+_CALL = 400
+"""Characters of a call after which further arguments are left out."""
+_DEEP = 20
+"""Levels of a value that are written out."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ def prompt_fields(trajectory: Trajectory, limit: int | None = None, task: bool =
     fields = [Field("prompt", trajectory.prompt, "muted", limit, "P shows all")]
     fields += _seen_field(trajectory.seen)
     if task and trajectory.task:
-        fields.append(Field("task", "\n".join(f"{k}: {v}" for k, v in trajectory.task.items()), "muted"))
+        task = (f"{key}: {value if isinstance(value, str) else brief(value)}" for key, value in trajectory.task.items())
+        fields.append(Field("task", "\n".join(task), "muted"))
     return fields
 
 
@@ -107,8 +111,9 @@ def _call_fields(step: Step) -> list[Field]:
 def written(call: Call, limit: int) -> str:
     """`GET_PROPERTIES(mask=7)`; arguments that are no object as they stand."""
     if isinstance(call.arguments, Mapping):
-        return f"{call.name}({', '.join(_arguments(call.arguments, limit))})"
-    return f"{call.name}({'' if call.arguments is None else call.arguments})"
+        return f"{call.name}({_arguments(call.arguments, limit)})"
+    arguments = call.arguments
+    return f"{call.name}({arguments if isinstance(arguments, str) else '' if arguments is None else brief(arguments)})"
 
 
 def call_text(step: Step, limit: int = _VALUE) -> str:
@@ -117,22 +122,53 @@ def call_text(step: Step, limit: int = _VALUE) -> str:
         return "? no call" if step.parse_error or step.needs_call else "words"
     if len(step.calls) > 1:
         return f"{step.action} and {len(step.calls) - 1} more"
-    return f"{step.action}({', '.join(_arguments(step.arguments, limit))})"
+    return f"{step.action}({_arguments(step.arguments, limit)})"
 
 
-def _brief(value: object, limit: int) -> str:
-    """A value as text, without ever writing out a large one: what a model passes may hold megabytes."""
-    if isinstance(value, (int, float)) or value is None:
-        return str(value)
-    brief = reprlib.Repr()
-    brief.maxlevel = 8
-    brief.maxlist = brief.maxtuple = brief.maxdict = brief.maxstring = brief.maxother = max(4, limit)
-    return brief.repr(value)
+def brief(value: object, limit: int = FIELD_LIMIT) -> str:
+    """A value as Python writes it, in at most `limit` characters, of which no more are made than are shown: what a
+    model passes may hold megabytes."""
+    made: list[str] = []
+    room = limit
+    for piece in _pieces(value, limit):
+        made.append(piece)
+        room -= len(piece)
+        if room < 0:
+            break
+    text = "".join(made)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _arguments(arguments: Mapping[str, Any], limit: int) -> Sequence[str]:
-    shown = []
+def _pieces(value: object, limit: int, depth: int = 0) -> Iterator[str]:
+    if isinstance(value, str):
+        yield repr(value[: limit + 1])
+    elif depth > _DEEP:
+        yield "…"
+    elif isinstance(value, Mapping):
+        yield "{"
+        for index, (key, inner) in enumerate(value.items()):
+            yield ", " if index else ""
+            yield from _pieces(key, limit, depth + 1)
+            yield ": "
+            yield from _pieces(inner, limit, depth + 1)
+        yield "}"
+    elif isinstance(value, (list, tuple)):
+        yield "["
+        for index, inner in enumerate(value):
+            yield ", " if index else ""
+            yield from _pieces(inner, limit, depth + 1)
+        yield "]"
+    else:
+        yield repr(value)
+
+
+def _arguments(arguments: Mapping[str, Any], limit: int) -> str:
+    shown: list[str] = []
+    room = max(_CALL, limit)
     for key, value in arguments.items():
-        text = repr(value[: limit + 1]) if isinstance(value, str) else _brief(value, limit)
-        shown.append(f"{key}={text if len(text) <= limit else text[: limit - 1] + '…'}")
-    return shown
+        if room <= 0:
+            shown.append("…")
+            break
+        shown.append(f"{key if len(key) <= limit else key[: limit - 1] + '…'}={brief(value, limit)}")
+        room -= len(shown[-1])
+    return ", ".join(shown)

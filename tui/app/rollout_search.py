@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engine.runs.types import Trajectory
+from .needles import span_after, span_before
 from .rollout_fields import fields_at
 
 
@@ -20,36 +20,20 @@ class Match:
     end: int
 
 
-def spans(text: str, wanted: Sequence[str]) -> list[tuple[int, int]]:
-    """`[start, end)` of all that is wanted in a text, in any case, from left to right."""
-    lower = text.lower()
-    if len(lower) != len(text):  # a few letters are longer in lower case
-        any_case = re.compile("|".join(re.escape(word) for word in wanted if word) or "(?!)", re.IGNORECASE)
-        return [found.span() for found in any_case.finditer(text)]
-    found = []
-    for word in {w.lower() for w in wanted if w}:
-        at = lower.find(word)
-        while at >= 0:
-            found.append((at, at + len(word)))
-            at = lower.find(word, at + len(word))
-    return sorted(found)
-
-
-def matches(trajectory: Trajectory, wanted: Sequence[str], step: int) -> list[Match]:
-    """The matches of one step, in order."""
-    return [
-        Match(step, index, start, end)
-        for index, field in enumerate(fields_at(trajectory, step))
-        for start, end in spans(field.text, wanted)
-    ]
-
-
 def beside(trajectory: Trajectory, wanted: Sequence[str], step: int, match: Match | None, by: int) -> Match | None:
     """The match after (`by` +1) or before (−1) another one of step `step`; with None, also those of the step itself."""
     last = max(0, len(trajectory.steps) - 1)
     for here in range(step, last + 1) if by > 0 else range(step, -1, -1):
-        found: Iterator[Match] = iter(matches(trajectory, wanted, here)[:: 1 if by > 0 else -1])
-        for other in found:
-            if match is None or (other > match if by > 0 else other < match):
-                return other
+        at = match if match is not None and match.step == here else None
+        fields = list(enumerate(fields_at(trajectory, here)))
+        for index, field in fields if by > 0 else reversed(fields):
+            if at is not None and (index < at.field if by > 0 else index > at.field):
+                continue
+            inside = at is not None and index == at.field
+            if by > 0:
+                span = span_after(field.text, wanted, at.end if at is not None and inside else 0)
+            else:
+                span = span_before(field.text, wanted, at.start if at is not None and inside else len(field.text))
+            if span is not None:
+                return Match(here, index, *span)
     return None

@@ -12,7 +12,7 @@ from ..data import Reads
 from ..rollout_cursor import Opened, RolloutCursor, read_opened
 from .elsewhere import ShownElsewhere
 
-_PATIENCE_S = 0.1
+PATIENCE_S = 0.1
 """After this long it is said that a rollout is being read."""
 
 
@@ -53,7 +53,7 @@ class AmongRollouts(ShownElsewhere):
             self._arrive(kept, step, find)
 
     async def _read(self, ref: str | int, step: int, find: int) -> None:
-        late = self.set_timer(_PATIENCE_S, self.show_reading)
+        late = self.set_timer(PATIENCE_S, self.show_reading)
         try:
             opened = await self.reads.later(lambda reader: read_opened(reader, ref))
         finally:

@@ -2,56 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ....engine.runs.errors import RecordError
+from ....engine.runs.reader import RunReader
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
 from ...export import export_lines
 from ..bindings import DIFF, bindings
+from ..comparison import Comparison
 from ..data import Reads
 from ..widgets.diff_pane import DiffPane
 from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
+from .among_rollouts import PATIENCE_S
 from .elsewhere import ShownElsewhere
 
 
+@dataclass(frozen=True)
 class Candidates:
-    """The rollouts that one can be compared with: those of its group, or those of its prompt in other groups."""
+    """The rollouts that one can be compared with, and the one that is."""
 
-    def __init__(self, reads: Reads, n: int) -> None:
-        self._reads = reads
-        self.n = n
-        self.of_prompt = False
-        self.rows: Sequence[TrajectoryRow] = ()
-        self.at = 0
+    rows: Sequence[TrajectoryRow] = ()
+    at: int = 0
 
-    def fill(self) -> None:
-        """Read them. In the group the one that earned most differently is first shown: there is most to learn from it;
-        over the run, the newest."""
-        reader = self._reads.now
-        here = next(iter(reader.rollouts.rows([self.n])), None)
-        self.rows, self.at = (), 0
+    @classmethod
+    def of(cls, reader: RunReader, n: int, of_prompt: bool) -> Candidates:
+        """Those of the group of rollout `n`: first the one that earned most differently: it teaches most.
+        Or those of its prompt in other groups: first the newest."""
+        here = next(iter(reader.rollouts.rows([n])), None)
         if here is None:
-            return
-        if self.of_prompt:
+            return cls()
+        if of_prompt:
             found = [r for r in reader.rollouts.prompt(here.prompt_id, 200) if r.group != here.group]
-            self.at = max(0, len(found) - 1)
-        else:
-            found = [r for r in reader.rollouts.group(here.group) if r.n != self.n]
-            mine = here.reward or 0.0
-            self.at = max(range(len(found)), key=lambda i: abs((found[i].reward or 0.0) - mine), default=0)
-        self.rows = found
+            return cls(found, max(0, len(found) - 1))
+        found = [r for r in reader.rollouts.group(here.group) if r.n != n]
+        mine = here.reward or 0.0
+        return cls(found, max(range(len(found)), key=lambda i: abs((found[i].reward or 0.0) - mine), default=0))
 
-    def switch(self) -> None:
-        """From the group to the prompt over the run, or back."""
-        self.of_prompt = not self.of_prompt
-        self.fill()
-
-    def move(self, by: int) -> None:
-        """Another one, around the ends."""
-        if self.rows:
-            self.at = (self.at + by) % len(self.rows)
+    def moved(self, by: int) -> Candidates:
+        """With another one, around the ends."""
+        return replace(self, at=(self.at + by) % len(self.rows)) if self.rows else self
 
     @property
     def current(self) -> TrajectoryRow | None:
@@ -70,7 +63,8 @@ class DiffScreen(ShownElsewhere):
         self.reads = reads
         self.n = n
         self.left: TrajectoryRecord | None = None
-        self.candidates = Candidates(reads, n)
+        self.candidates = Candidates()
+        self.of_prompt = False
         self.body = DiffPane()
 
     def panes(self) -> list[Pane]:
@@ -87,7 +81,7 @@ class DiffScreen(ShownElsewhere):
         left = Line(p).add("diff", p.title).add(" · ", p.faint)
         if self.left is not None:
             t = self.left.trajectory
-            among = f"prompt {t.prompt_id} over the run" if self.candidates.of_prompt else f"group {t.group}"
+            among = f"prompt {t.prompt_id} over the run" if self.of_prompt else f"group {t.group}"
             left.add(among, p.muted)
         right = Line(p)
         if self.candidates.rows:
@@ -96,45 +90,61 @@ class DiffScreen(ShownElsewhere):
         return left, right
 
     def on_mount(self) -> None:
-        """Read both."""
+        """Read both, beside the screen: bodies of megabytes take a while."""
         self._active = "diff"
-        try:
-            self.left = self.reads.now.bodies.trajectory(self.n)
-        except (RecordError, LookupError) as error:
-            self.body.put(None, None, (0, 0), str(error))
-            return
-        self.candidates.fill()
-        if not self.candidates.rows:
-            self.candidates.switch()
-        self._show()
+        self._begin(self._choose(either=True))
 
-    def _show(self) -> None:
-        other = self.candidates.current
-        if other is None:
-            where = "prompt" if self.candidates.of_prompt else "group"
-            note = f"There is no other rollout of this {where} to compare with. p changes where to look."
-            self.body.put(None, None, (0, 0), note)
-        else:
-            try:
-                self.body.put(self.left, self.reads.now.bodies.trajectory(other.n), (self.n, other.n))
-            except (RecordError, LookupError) as error:
-                self.body.put(None, None, (0, 0), str(error))
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self.run_worker(self._told(work), group="diff", exclusive=True)
+
+    async def _told(self, work: Coroutine[Any, Any, None]) -> None:
+        late = self.set_timer(PATIENCE_S, lambda: self.body.put(None, "reading…"))
+        try:
+            await work
+        except (RecordError, LookupError) as error:
+            self.body.put(None, str(error))
+        finally:
+            work.close()
+            late.stop()
         self.frame.refresh_lines()
+
+    async def _choose(self, either: bool = False) -> None:
+        """Among the group or the prompt; with `either`, among the prompt where the group has no other rollout."""
+        if self.left is None:
+            self.left = await self.reads.later(lambda reader: reader.bodies.trajectory(self.n))
+        self.candidates = await self.reads.later(lambda reader: Candidates.of(reader, self.n, self.of_prompt))
+        if either and not self.candidates.rows:
+            self.of_prompt = True
+            self.candidates = await self.reads.later(lambda reader: Candidates.of(reader, self.n, True))
+        await self._compare()
+
+    async def _compare(self) -> None:
+        left, other = self.left, self.candidates.current
+        if left is None or other is None:
+            where = "prompt" if self.of_prompt else "group"
+            self.body.put(None, f"There is no other rollout of this {where} to compare with. p changes where to look.")
+            return
+        numbers = self.n, other.n
+        compared = await self.reads.later(
+            lambda reader: Comparison.of(left, reader.bodies.trajectory(other.n), numbers)
+        )
+        self.body.put(compared)
 
     def action_other(self, by: int) -> None:
         """Another candidate."""
-        self.candidates.move(by)
-        self._show()
+        if self.candidates.rows:
+            self.candidates = self.candidates.moved(by)
+            self._begin(self._compare())
 
     def action_pool(self) -> None:
         """Candidates of the group, or of the prompt over the run."""
         if self.left is not None:
-            self.candidates.switch()
-            self._show()
+            self.of_prompt = not self.of_prompt
+            self._begin(self._choose())
 
     def action_step(self, by: int) -> None:
         """The next or previous step that differs."""
-        if not self.body.move(by) and self.body.left is not None and not self.body.differing():
+        if not self.body.move(by) and self.body.compared is not None and not self.body.differing():
             self.say("These two did the same in every step.")
 
     def shown_text(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ....engine.runs.errors import RecordError
 from ....engine.runs.notes import Note
 from ....engine.runs.query import EVERYTHING, Query
@@ -277,9 +279,11 @@ class StepperScreen(AmongRollouts):
     def action_export(self) -> None:
         """The whole trajectory as JSON."""
         whole = self._whole()
-        if whole is None:
-            return
+        if whole is not None:
+            self.run_worker(self._export(whole), group="export")
+
+    async def _export(self, whole: Whole) -> None:
         try:
-            self.say(f"Written: {export_trajectory(self.reads.path, whole)}")
+            self.say(f"Written: {await asyncio.to_thread(export_trajectory, self.reads.path, whole)}")
         except OSError as error:
             self.say(str(error), "error")

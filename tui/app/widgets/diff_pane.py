@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from rich.style import Style
@@ -13,70 +11,19 @@ from ....engine.runs.types import Step, TrajectoryRecord
 from ...format import fixed, mark
 from ...text import width as cells_of
 from ...text import wrap
+from ..comparison import Comparison, Pair, marks
 from ..rollout_fields import call_text
 from ..theme import Palette
 from .line import Line
 from .pane import Pane
 
-_WORDS = 400
-"""Words of a field that are compared; beyond, the texts are shown unmarked."""
-_CHARACTERS = 40_000
 _FIELD = 6_000
-"""Characters of a field that are shown."""
-_ALIGNED = 2_000
-"""Steps of a rollout up to which an edit script is computed; beyond, steps are aligned by position."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two steps that stand beside each other, by their positions; None where one rollout has none there."""
-
-    left: int | None
-    right: int | None
-
-
-def align(left: Sequence[Step], right: Sequence[Step]) -> list[Pair]:
-    """An edit script over the actions: first over whole calls, then, between those, over the tools' names."""
-    if max(len(left), len(right)) > _ALIGNED:
-        return [Pair(*pair) for pair in zip_longest(range(len(left)), range(len(right)))]
-    calls = [[s.action_key if s.action is not None else "?" for s in steps] for steps in (left, right)]
-    pairs: list[Pair] = []
-    for i1, i2, j1, j2, same in _blocks(calls[0], calls[1]):
-        if same:
-            pairs += [Pair(i, j) for i, j in zip(range(i1, i2), range(j1, j2), strict=True)]
-            continue
-        names = [[s.action or "?" for s in steps] for steps in (left[i1:i2], right[j1:j2])]
-        for a1, a2, b1, b2, alike in _blocks(names[0], names[1]):
-            beside = zip_longest(range(i1 + a1, i1 + a2), range(j1 + b1, j1 + b2))
-            if alike or min(a2 - a1, b2 - b1) > 0:
-                pairs += [Pair(i, j) for i, j in beside]
-            else:
-                pairs += [Pair(i, None) for i in range(i1 + a1, i1 + a2)]
-                pairs += [Pair(None, j) for j in range(j1 + b1, j1 + b2)]
-    return pairs
-
-
-def _blocks(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int, int, int, bool]]:
-    script = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
-    return [(i1, i2, j1, j2, tag == "equal") for tag, i1, i2, j1, j2 in script]
-
-
-def parting(left: Sequence[Step], right: Sequence[Step], pairs: Sequence[Pair]) -> str:
-    """One sentence: up to where the two did the same, and what each did then."""
-    for at, pair in enumerate(pairs):
-        a = left[pair.left] if pair.left is not None else None
-        b = right[pair.right] if pair.right is not None else None
-        if a is not None and b is not None and _key(a) == _key(b):
-            continue
-        where = f"They part at step {at + 1}" if at else "They part at the first step"
-        if a is None or b is None:
-            side, step = ("right", b) if a is None else ("left", a)
-            return f"{where}: only the {side} one has {call_text(step) if step is not None else 'a step'} there."
-        if a.action_key != b.action_key:
-            return f"{where}: left {call_text(a)}, right {call_text(b)}."
-        what = "was answered differently" if a.observation != b.observation else "was thought through differently"
-        return f"{where}: the same call {call_text(a)} {what}."
-    return "They did the same in every step."
+"""Characters of a field that are shown at most."""
+_SHOWN = 120_000
+"""About how many characters are laid out; where there are more, each field is cut visibly and equally."""
+_NAMES = ("thought", "call", "answered", "reward")
+_MARKED = 1_000_000
+"""Pairs of words that are compared in all; fields beyond are shown unmarked."""
 
 
 class DiffPane(Pane):
@@ -86,74 +33,78 @@ class DiffPane(Pane):
 
     def __init__(self) -> None:
         super().__init__("diff")
-        self.left: TrajectoryRecord | None = None
-        self.right: TrajectoryRecord | None = None
-        self.numbers = (0, 0)
+        self.compared: Comparison | None = None
         self.note = ""
-        self.pairs: list[Pair] = []
         self.at = 0
         """The pair under the mark."""
-        self._differing: list[int] = []
         self._starts: list[int] = []
+        self._limit = _FIELD
+        self._to_mark = 0
+        self._width = 0
 
-    def put(
-        self, left: TrajectoryRecord | None, right: TrajectoryRecord | None, numbers: tuple[int, int], note: str = ""
-    ) -> None:
-        """The two rollouts and their numbers; the mark goes to where they part."""
-        self.left, self.right, self.numbers, self.note = left, right, numbers, note
-        self.pairs, self._differing = [], []
-        if left is not None and right is not None:
-            a, b = left.trajectory.steps, right.trajectory.steps
-            self.pairs = align(a, b)
-            self._differing = [
-                i
-                for i, pair in enumerate(self.pairs)
-                if pair.left is None or pair.right is None or _key(a[pair.left]) != _key(b[pair.right])
-            ]
-        self.at = self._differing[0] if self._differing else 0
+    def put(self, compared: Comparison | None, note: str = "") -> None:
+        """Two rollouts, with the mark where they part; or what is to be said instead."""
+        self.compared, self.note = compared, note
+        self.at = next(iter(self.differing()), 0)
         self.changed(keep_scroll=False)
 
-    def differing(self) -> list[int]:
+    def differing(self) -> Sequence[int]:
         """Pairs of which call, thought or observation differ."""
-        return self._differing
+        return self.compared.differing if self.compared is not None else ()
 
     def move(self, by: int) -> bool:
         """To the next (or previous) pair that differs; whether there is one."""
-        later = [i for i in self._differing if (i > self.at if by > 0 else i < self.at)]
+        later = [i for i in self.differing() if (i > self.at if by > 0 else i < self.at)]
         if not later:
             return False
-        self.at = later[0] if by > 0 else later[-1]
-        self.changed()
-        if self.lines and self.at < len(self._starts):
+        before, self.at = self.at, later[0] if by > 0 else later[-1]
+        lines = self.lines
+        if isinstance(lines, list) and self.compared is not None:
+            for i in {before, self.at}:  # the texts stay as they were laid out
+                lines[self._starts[i]] = self._head(i, self.compared.pairs[i], True)
+            self._strips.clear()
+            self.refresh()
             self.scroll_line_to(self._starts[self.at])
         return True
 
     def build(self, width: int, height: int) -> list[Line]:
         """Where they part, then pair under pair."""
-        p = self.palette
-        if self.left is None or self.right is None:
+        p, compared = self.palette, self.compared
+        if compared is None:
             return [Line(p).add(t, p.faint) for t in wrap(self.note, width)]
-        steps = self.left.trajectory.steps, self.right.trajectory.steps
+        sides = compared.left, compared.right
         half = max(4, (width - 3) // 2)
-        tops = [self._top(r, n, half) for r, n in zip((self.left, self.right), self.numbers, strict=True)]
+        fields = [self._fields(compared, pair) for pair in compared.pairs]
+        size = sum(min(len(text), _FIELD) for pair in fields for both in pair.values() for text in both)
+        if size > _SHOWN:
+            self._limit = max(200, _SHOWN // sum(2 * len(pair) for pair in fields))
+        else:
+            self._limit = _FIELD
+        self._to_mark, self._width = _MARKED, width
+        tops = [self._top(r, n, half) for r, n in zip(sides, compared.numbers, strict=True)]
         lines = [self._beside(tops[0], tops[1], half)]
-        lines += [Line(p).add(t, p.warn) for t in wrap(parting(*steps, self.pairs), width)]
-        differing = set(self._differing)
+        lines += [Line(p).add(t, p.warn) for t in wrap(compared.parting, width)]
+        differing = set(compared.differing)
         self._starts = []
-        for i, pair in enumerate(self.pairs):
+        for i, pair in enumerate(compared.pairs):
             self._starts.append(len(lines))
-            lines.append(self._head(i, pair, i in differing, width))
-            a = steps[0][pair.left] if pair.left is not None else None
-            b = steps[1][pair.right] if pair.right is not None else None
-            for name in ("thought", "call", "answered", "reward"):
-                x, y = self._field(self.left, a, name), self._field(self.right, b, name)
-                if x or y:
-                    lines += self._rows(x, y, half, name)
+            lines.append(self._head(i, pair, i in differing))
+            for name, (left, right) in fields[i].items():
+                lines += self._rows(left, right, half, name)
         lines.append(Line(p).add("─" * width, p.border))
-        lines.append(self._beside(self._bottom(self.left, half), self._bottom(self.right, half), half))
+        lines.append(self._beside(self._bottom(sides[0], half), self._bottom(sides[1], half), half))
         return lines
 
-    def _head(self, i: int, pair: Pair, differs: bool, width: int) -> Line:
+    @staticmethod
+    def _fields(compared: Comparison, pair: Pair) -> dict[str, tuple[str, str]]:
+        """The texts of two steps that stand beside each other, by their names; those that neither has are left out."""
+        made = []
+        for record, at in ((compared.left, pair.left), (compared.right, pair.right)):
+            step = record.trajectory.steps[at] if at is not None else None
+            made.append([_field(record, step, name) for name in _NAMES])
+        return {name: both for name, *both in zip(_NAMES, *made, strict=True) if any(both)}
+
+    def _head(self, i: int, pair: Pair, differs: bool) -> Line:
         p = self.palette
         here = i == self.at
         line = Line(p).add("▸" if here else " ", p.accent)
@@ -161,7 +112,7 @@ class DiffPane(Pane):
         left, right = ("–" if n is None else str(n + 1) for n in (pair.left, pair.right))
         name = f"step {left}" if left == right else f"step {left} │ {right}"
         line.add(f" {name} ", p.title if here else p.muted)
-        return line.add("─" * max(0, width - line.width), p.border)
+        return line.add("─" * max(0, self._width - line.width), p.border)
 
     def _top(self, record: TrajectoryRecord, n: int, width: int) -> Line:
         p, t = self.palette, record.trajectory
@@ -182,28 +133,16 @@ class DiffPane(Pane):
         text = f"{mark(t.correct)} {t.answer}" if t.answer is not None else f"no answer{ended}"
         return Line(p).add(text, p.outcome(t.correct), cells=width)
 
-    @staticmethod
-    def _field(record: TrajectoryRecord, step: Step | None, name: str) -> str:
-        if step is None:
-            return ""
-        if name == "thought":
-            return step.thought
-        if name == "call":
-            return call_text(step, _FIELD) if step.action else step.text
-        if name == "answered":
-            return step.observation
-        reward = next((s for s in record.breakdown.steps if s.step == step.index), None) if record.breakdown else None
-        if reward is None:
-            return ""
-        rules = "".join(f"  ✗ {q.rule.replace('_', ' ')} {fixed(q.amount)}" for q in reward.penalties)
-        return f"reward {fixed(reward.total, signed=True)}{rules}"
-
     def _rows(self, left: str, right: str, half: int, name: str) -> list[Line]:
         p = self.palette
         style = {"call": p.accent, "reward": p.muted}.get(name, p.text)
-        marked_left, marked_right = marks(left, right)
-        a = _wrapped(p, left, marked_left, half - 1, style)
-        b = _wrapped(p, right, marked_right, half - 1, style)
+        marked_left, marked_right = [(left, False)], [(right, False)]
+        pairs = (left.count(" ") + 1) * (right.count(" ") + 1) if left != right else 0
+        if pairs <= self._to_mark:
+            self._to_mark -= pairs
+            marked_left, marked_right = marks(left, right)
+        a = _wrapped(p, left, marked_left, half - 1, style, self._limit)
+        b = _wrapped(p, right, marked_right, half - 1, style, self._limit)
         return [self._beside(x or Line(p), y or Line(p), half) for x, y in zip_longest(a, b)]
 
     def _beside(self, left: Line, right: Line, half: int) -> Line:
@@ -212,31 +151,31 @@ class DiffPane(Pane):
         return line.to(half + 1).add("│ ", p.border).extend(right)
 
 
-def _key(step: Step) -> tuple[str, str, str]:
-    return step.action_key, step.thought, step.observation
+def _field(record: TrajectoryRecord, step: Step | None, name: str) -> str:
+    if step is None:
+        return ""
+    if name == "thought":
+        return step.thought
+    if name == "call":
+        return call_text(step, _FIELD) if step.action else step.text
+    if name == "answered":
+        return step.observation
+    rewards = record.breakdown.steps if record.breakdown is not None else ()
+    near = (*rewards[step.index : step.index + 1], *rewards)
+    reward = next((s for s in near if s.step == step.index), None)
+    if reward is None:
+        return ""
+    rules = "".join(f"  ✗ {q.rule.replace('_', ' ')} {fixed(q.amount)}" for q in reward.penalties)
+    return f"reward {fixed(reward.total, signed=True)}{rules}"
 
 
-def marks(left: str, right: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
-    """Words of both texts, each with whether it is only there."""
-    if len(left) + len(right) > _CHARACTERS or left == right:
-        return [(left, False)], [(right, False)]
-    a, b = left.split(" "), right.split(" ")
-    if len(a) > _WORDS or len(b) > _WORDS:
-        return [(left, False)], [(right, False)]
-    out_a: list[tuple[str, bool]] = []
-    out_b: list[tuple[str, bool]] = []
-    for tag, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        changed = tag != "equal"
-        out_a += [(w, changed) for w in a[i:j]]
-        out_b += [(w, changed) for w in b[k:m]]
-    return out_a, out_b
-
-
-def _wrapped(palette: Palette, text: str, words: list[tuple[str, bool]], width: int, style: Style) -> list[Line]:
+def _wrapped(
+    palette: Palette, text: str, words: list[tuple[str, bool]], width: int, style: Style, limit: int
+) -> list[Line]:
     if len(words) <= 1:
         changed = bool(words and words[0][1])
         shown = style + _CHANGED if changed else style
-        return [Line(palette).add(t, shown) for t in wrap(text, width, _FIELD)] if text else []
+        return [Line(palette).add(t, shown) for t in wrap(text, width, limit)] if text else []
     lines: list[Line] = [Line(palette)]
     for word, changed in words:
         for index, part in enumerate(word.split("\n")):

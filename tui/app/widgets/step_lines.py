@@ -10,9 +10,10 @@ from rich.style import Style
 
 from ....engine.runs.types import Step, Trajectory
 from ...format import duration
-from ...text import FIELD_LIMIT, cut, wrap
+from ...text import FIELD_LIMIT, cut, width, wrap
+from ..needles import JOINT, Span, spans
 from ..rollout_fields import Field, fields_at
-from ..rollout_search import Match, spans
+from ..rollout_search import Match
 from ..theme import Palette
 from .line import Later, Line
 
@@ -75,9 +76,12 @@ class StepLines:
         parts = wrap(field.text[start:] if start else field.text, self._room, limit, field.more)
         if start:
             parts.insert(0, cut(f"✂ {start:,} characters before · {field.more}", self._room))
-        if self.width < _NARROW:
-            return [Line(p).add(field.name, p.faint), *(partial(self._line, "", 1, part, style) for part in parts)]
-        return [partial(self._line, "" if index else field.name, 13, part, style) for index, part in enumerate(parts)]
+        named, indent = self.width >= _NARROW, 13 if self.width >= _NARROW else 1
+        texts = [
+            partial(self._line, field.name if named and not index else "", indent, parts, index, style)
+            for index in range(len(parts))
+        ]
+        return texts if named else [Line(p).add(field.name, p.faint), *texts]
 
     def line_of(self, field: Field, around: int, end: int) -> int:
         """On which line of `field(field, around)` the characters up to `end` stand: those before it fill the others."""
@@ -106,14 +110,41 @@ class StepLines:
     def _start(around: int | None, limit: int) -> int:
         return 0 if around is None or around < limit * 3 // 4 else around - limit // 2
 
-    def _line(self, name: str, indent: int, text: str, style: Style) -> Line:
+    def _line(self, name: str, indent: int, parts: Sequence[str], index: int, style: Style) -> Line:
         line = Line(self.palette)
         if name:
             line.add(name, self.palette.faint, cells=indent - 1)
         line.to(indent)
-        at = 0
-        for start, end in spans(text, self.find) if self.find else ():
-            if start >= at:
+        text, at = parts[index], 0
+        for start, end in self._found(parts, index):
+            if end > at:  # what is found may overlap
+                start = max(start, at)
                 line.add(text[at:start], style).add(text[start:end], self.palette.found)
                 at = end
         return line.add(text[at:], style)
+
+    def _found(self, parts: Sequence[str], index: int) -> list[Span]:
+        """What was searched for in one of the lines of a text, also where it began in the one before."""
+        if not self.find:
+            return []
+        longest = 2 * max(map(len, self.find)) + 64
+        before = after = ""
+        for other in range(index - 1, -1, -1):
+            before = parts[other] + self._joint(parts[other]) + before
+            if len(before) >= longest:
+                break
+        for other in range(index + 1, len(parts)):
+            after += self._joint(parts[other - 1]) + parts[other]
+            if len(after) >= longest:
+                break
+        length, here = len(parts[index]), len(before)
+        found = spans(before + parts[index] + after, self.find, joined=True)
+        return [
+            (max(0, start - here), min(length, end - here))
+            for start, end in found
+            if start < here + length and end > here
+        ]
+
+    def _joint(self, part: str) -> str:
+        """What stands between a line and the next: a line that fills its room may have been broken inside a word."""
+        return JOINT if width(part) >= self._room - 1 else " "

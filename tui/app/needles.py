@@ -1,0 +1,101 @@
+"""What is searched for, in a text: without regard to case, accents and line breaks, as the full-text index finds it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+
+Span = tuple[int, int]
+"""`[start, end)` in characters."""
+
+JOINT = "\n"
+"""Stands between two lines of wrapped text where a word may have been broken."""
+
+_MARKS = "[\u0300-\u036f]"
+_LETTERS = (
+    (0x41, 0x250), (0x370, 0x530), (0x1E00, 0x2000), (0x212A, 0x212C), (0xFB00, 0xFB07), (0x10400, 0x10450),
+)  # fmt: skip
+"""Where characters lie that are a letter of another case, or a letter with an accent."""
+_WINDOW = 1 << 16
+_LONGEST = 1 << 12
+"""Characters that one match takes at most where the last one before a place is looked for."""
+
+
+def fold(text: str) -> str:
+    """The text without case and accents: `Äß` is `ass`."""
+    parts = unicodedata.normalize("NFD", text.casefold())
+    return unicodedata.normalize("NFC", re.sub(_MARKS, "", parts))
+
+
+@cache
+def _variants() -> dict[str, str]:
+    """For each folded letter (or the letters that one character stands for) the characters that fold to it."""
+    found: dict[str, str] = {}
+    for first, end in _LETTERS:
+        for char in map(chr, range(first, end)):
+            folded = fold(char)
+            if folded and folded != char:
+                found[folded] = found.get(folded, folded if len(folded) == 1 else "") + char
+    return found
+
+
+@lru_cache(maxsize=64)
+def _pattern(word: str, joined: bool) -> re.Pattern[str]:
+    """Finds a word or phrase; with `joined` also where `JOINT` stands inside it.
+
+    Blanks stand for whatever is between words: `two words` is also found in `two, Words`.
+    """
+    joint = f"{JOINT}?" if joined else ""
+    variants, parts = _variants(), []
+    text, at = fold(word), 0
+    while at < len(text):
+        char = text[at]
+        if char.isspace():
+            end = next((i for i in range(at, len(text)) if not text[i].isspace()), len(text))
+            parts.append(r"[\W_]{1,64}?" if at > 0 and end < len(text) else r"\s")
+            at = end
+            continue
+        one = f"[{re.escape(variants.get(char, char))}]{_MARKS}*"
+        several = variants.get(text[at : at + 2])
+        if several is not None and at + 1 < len(text):
+            second = variants.get(text[at + 1], text[at + 1])
+            parts.append(f"(?:{one}{joint}[{re.escape(second)}]{_MARKS}*|[{several}])")
+            at += 2
+        else:
+            parts.append(one)
+            at += 1
+    return re.compile(joint.join(parts) or r"(?!)")
+
+
+def spans(text: str, wanted: Sequence[str], joined: bool = False) -> list[Span]:
+    """All that is wanted in a text, from left to right."""
+    return sorted({found.span() for word in wanted for found in _pattern(word, joined).finditer(text)})
+
+
+def span_after(text: str, wanted: Sequence[str], start: int) -> Span | None:
+    """The first that is wanted at `start` or behind it."""
+    return min((span for word in wanted if (span := _first(text, word, start))), default=None)
+
+
+def _first(text: str, word: str, start: int) -> Span | None:
+    plain = fold(word)
+    if text.isascii() and not any(map(str.isspace, plain)):  # eight times as fast, for texts of megabytes
+        at = text.lower().find(plain, start) if plain else -1
+        return None if at < 0 else (at, at + len(plain))
+    found = _pattern(word, False).search(text, start)
+    return None if found is None else found.span()
+
+
+def span_before(text: str, wanted: Sequence[str], end: int) -> Span | None:
+    """The last that is wanted and ends at `end` or before it."""
+    found = [span for word in wanted if (span := next(_backwards(text, _pattern(word, False), end), None))]
+    return max(found, default=None)
+
+
+def _backwards(text: str, pattern: re.Pattern[str], end: int) -> Iterator[Span]:
+    """Matches window by window from the end: of a large text only what lies behind the match is looked at."""
+    for stop in range(end, 0, -_WINDOW):
+        window = pattern.finditer(text, max(0, stop - _WINDOW), min(end, stop + _LONGEST))
+        yield from reversed([match.span() for match in window if match.start() < stop])
