@@ -9,7 +9,7 @@ from textual.screen import Screen
 
 from ....engine.runs.errors import RecordError
 from ....engine.runs.query import EVERYTHING
-from ..bindings import SCREEN_TITLES, hints
+from ..bindings import SCREEN_TITLES, Key, hints
 from ..destinations import Destination, Help, Stepper
 from ..shell import Shell
 from ..theme import Palette
@@ -17,8 +17,8 @@ from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 
-ALWAYS = ("help", "back", "app.quit")
-"""Actions whose keys are shown at every width."""
+ALWAYS = ("?", "esc", "q")
+"""Keys that are shown at every width: alone where there is no room for what they do."""
 MESSAGES = 2
 """Messages that stand on a screen together at most."""
 
@@ -66,20 +66,29 @@ class AppScreen(Screen[Any]):
         yield self.frame
 
     def footer(self, width: int) -> Line:
-        """As many hints as fit, in their order."""
+        """As many hints as fit, in their order; nothing where not even the keys do that lead out of the screen."""
         p = self.palette
-        made = {}
-        room = width
-        for row in sorted(hints(self.view), key=lambda r: r.action not in ALWAYS):  # help, back and quit stay longest
+        made: dict[Key, Line] = {}
+        room, short = width, False
+        for row in sorted(hints(self.view), key=lambda r: r.shown not in ALWAYS):  # help, back and quit stay longest
             label = self.hint_label(row.action, row.label)
             item = Line(p).add(row.shown, p.key, click=row.action).add(f" {label}", p.muted, click=row.action)
-            if label and item.width + 3 <= room:
+            fits = label and item.width + 3 <= room
+            if fits:
                 made[row] = item.gap(3)
                 room -= item.width
+            short = short or (row.shown in ALWAYS and not fits)
         line = Line(p)
-        for row in sorted(made, key=lambda r: r.action in ALWAYS):
+        for row in sorted(made, key=lambda r: r.shown in ALWAYS):
             line.extend(made[row])
-        return line
+        return self._keys_alone(width) if short else line
+
+    def _keys_alone(self, width: int) -> Line:
+        p = self.palette
+        line = Line(p)
+        for row in sorted((r for r in hints(self.view) if r.shown in ALWAYS), key=lambda r: ALWAYS.index(r.shown)):
+            line.gap(int(line.width > 0)).add(row.shown, p.key, click=row.action)
+        return line if line.width <= width else Line(p)
 
     def hint_label(self, action: str, label: str) -> str:
         """What a hint says a key does now; "" leaves the hint out."""

@@ -43,10 +43,17 @@ class DialogPane(Pane):
             lines.append(line)
         return lines
 
+    def on_placed(self) -> None:
+        """At another size the cursor is elsewhere."""
+        self._reveal()
+
     def move(self, by: int) -> None:
         """Move the cursor and keep it in view."""
         self.cursor = (self.cursor + by) % max(1, len(self.choices))
         self.changed()
+        self._reveal()
+
+    def _reveal(self) -> None:
         at = len(self.lines) - len(self.choices) + self.cursor
         if at < self.top:
             self.scroll_line_to(at)
@@ -88,9 +95,10 @@ class Dialog(ModalScreen[object]):
 
     def _fit(self) -> None:
         screen = self.app.size
-        width = max(8, min(68, screen.width - 4))
+        width = min(68, screen.width - 4 if screen.width >= 40 else screen.width)
         self.frame.styles.width = width
-        self.frame.styles.height = max(3, min(self.pane.rows(width - 4) + 2, screen.height - 2))
+        high = screen.height - 2 if screen.height >= 10 else screen.height
+        self.frame.styles.height = max(3, min(self.pane.rows(width - 4) + 2, high))
 
     def on_resize(self) -> None:
         """The terminal has another size."""
@@ -98,10 +106,12 @@ class Dialog(ModalScreen[object]):
 
     def _hints(self, width: int) -> Line:
         p = self.pane.palette
-        line = Line(p).add("enter", p.key).add(" choose   ", p.muted)
-        if self.pane.checked is not None:
-            line.add("space", p.key).add(" check   ", p.muted)
-        return line.add("esc", p.key).add(" cancel", p.muted)
+        keys = [("enter", "choose"), ("space", "check"), ("esc", "cancel")]
+        line, alone = Line(p), Line(p)
+        for key, label in keys if self.pane.checked is not None else keys[::2]:
+            line.gap(3 if line.width else 0).add(key, p.key).add(f" {label}", p.muted)
+            alone.gap(1 if alone.width else 0).add(key, p.key)
+        return line if line.width <= width else alone
 
     def repaint(self) -> None:
         """Paint again in another theme."""

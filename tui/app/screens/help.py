@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.style import Style
+
 from ...text import wrap
 from ..bindings import EVERYWHERE, HELP, SCREEN_TITLES, bindings, helps
 from ..widgets.frame import Box
@@ -15,6 +17,9 @@ FILTER_HELP = (
     ("not correct and turns>=4", "wrong, in four turns or more"),
     ("(env:visual or split:eval) and advantage<0", "parentheses, or, not"),
 )
+
+_NARROW = 36
+"""Cells under which a key stands above what it does."""
 
 
 class HelpPane(Pane):
@@ -35,14 +40,12 @@ class HelpPane(Pane):
             for row in rows:
                 if (row.screens == EVERYWHERE) != everywhere:
                     continue
-                for index, text in enumerate(wrap(row.tells, max(20, width - 16))):
-                    line = Line(p).gap(2).add(row.shown if index == 0 else "", p.key, cells=12)
-                    lines.append(line.add(text, p.text))
-        lines.append(Line(p).gap(2).add("ctrl+p", p.key, cells=12).add("Command palette: everything by name", p.text))
+                lines += self._beside(row.shown, p.key, row.tells, p.text, width)
+        lines += self._beside("ctrl+p", p.key, "Command palette: everything by name", p.text, width)
         lines += [Line(p), Line(p).add("Filters", p.title)]
         for expression, meaning in FILTER_HELP:
-            lines += [Line(p).gap(2).add(text, p.accent) for text in wrap(expression, max(20, width - 2))]
-            lines += [Line(p).gap(6).add(text, p.muted) for text in wrap(meaning, max(20, width - 6))]
+            lines += [Line(p).gap(2).add(text, p.accent) for text in wrap(expression, width - 2)]
+            lines += [Line(p).gap(6).add(text, p.muted) for text in wrap(meaning, width - 6)]
         lines += [Line(p), Line(p).add("Signs", p.title)]
         for sign, style, meaning in (
             ("✓ ✗ ·", p.text, "right, wrong, no known answer"),
@@ -51,9 +54,17 @@ class HelpPane(Pane):
             ("‹202E› ␛", p.escape, "characters that would not show or would steer the terminal, made visible"),
             ("✂", p.warn, "cut here; o opens the whole text"),
         ):
-            for index, text in enumerate(wrap(meaning, max(20, width - 16))):
-                lines.append(Line(p).gap(2).add(sign if index == 0 else "", style, cells=12).add(text, p.muted))
+            lines += self._beside(sign, style, meaning, p.muted, width)
         return lines
+
+    def _beside(self, short: str, style: Style, long: str, long_style: Style, width: int) -> list[Line]:
+        """A key or sign and what it means; under each other where there is no room for two columns."""
+        p = self.palette
+        if width < _NARROW:
+            head = Line(p).gap(2).add(short, style)
+            return [head, *(Line(p).gap(4).add(text, long_style) for text in wrap(long, width - 4))]
+        parts = enumerate(wrap(long, width - 16))
+        return [Line(p).gap(2).add("" if i else short, style, cells=12).add(text, long_style) for i, text in parts]
 
 
 class HelpScreen(AppScreen):

@@ -115,13 +115,15 @@ class MetricPicker(ModalScreen[tuple[str, ...] | None]):
 
     def _fit(self) -> None:
         size = self.app.size
-        self.frame.styles.width = min(64, max(20, size.width - 4))
-        self.frame.styles.height = min(len(self.pane.names) + 3, max(6, size.height - 2), 28)
+        self.frame.styles.width = min(64, size.width - 4 if size.width >= 40 else size.width)
+        self.frame.styles.height = min(
+            len(self.pane.names) + 3, size.height - 2 if size.height >= 10 else size.height, 28
+        )
 
     def _hints(self, width: int) -> Line:
         p = self.pane.palette
         line = Line(p)
-        for key, label in (("enter", "show"), ("space", "choose"), ("esc", "cancel"), ("shift+↑↓", "order")):
+        for key, label in (("esc", "cancel"), ("enter", "show"), ("space", "choose"), ("shift+↑↓", "order")):
             line.offer(Line(p).add(key, p.key).add(f" {label}   ", p.muted), width)
         return line
 

@@ -256,6 +256,8 @@ class Frame(Widget):
             left, right = self._header(width)
             headed = bool(left.width or right.width)
             room = width - 6 - (right.width + 3 if right.width else 0)
+            if right.width and room < min(left.width, 12):
+                right, room = Line(p), width - 6
             if left.width > room:
                 left = left.cropped(max(8, room))
             if left.width:
@@ -263,12 +265,13 @@ class Frame(Widget):
             if right.width and left.width + right.width + 8 <= width:
                 over.append((width - right.width - 4, _spaced(p, right)))
         elif y == height - 1:
-            status = self._status(width - 6)
             room = width - 6
+            status = self._status(room)
+            hints = self._footer(room - status.width - 4 if status.width else room)
+            if status.width and not hints.width:  # how to get out goes before where one is
+                status, hints = Line(p), self._footer(room)
             if status.width:
                 over.append((width - status.width - 4, _spaced(p, status)))
-                room -= status.width + 4
-            hints = self._footer(room)
             if hints.width:
                 over.append((2, _spaced(p, hints)))
         if not headed:

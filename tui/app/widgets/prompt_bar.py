@@ -53,6 +53,14 @@ class PromptBar(Widget):
         self.screen.add_class("typing")
         self.query_one(Input).focus()
 
+    def on_resize(self) -> None:
+        """On a low terminal the line that is typed goes before what can be typed."""
+        room = self.app.size.height - 5
+        hint = self.query_one("#prompt-hint", Static)
+        hint.display = room > 0
+        hint.styles.max_height = max(1, room)
+        self.border_subtitle = "" if room > 0 else "enter · esc"
+
     def on_unmount(self) -> None:
         """Messages may stand at the bottom again."""
         self.screen.remove_class("typing")

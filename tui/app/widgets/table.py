@@ -229,13 +229,13 @@ class Table(Pane):
         line = Line(p)
         if y == 0:
             line.gap(2)
-            for column, size in columns:
-                name, descending = self.sort
+            name, descending = self.sort
+            for index, (column, size) in enumerate(columns):
+                line.gap(int(index > 0))
                 arrow = ("▼" if descending else "▲") if name == column.name else ""
                 line.add(column.title + arrow, p.accent if arrow else p.muted, cells=size, align=column.align)
                 if column.name:
                     line.hits.append((line.width - size, line.width, ("sort", column.name)))
-                line.gap()
             return line.cells(width)
         index = self.top + y - 1
         if index >= self.total:
@@ -247,9 +247,9 @@ class Table(Pane):
             line.add(" …", p.faint)
             return line.cells(width, p.cursor if here else None)
         line.add(self.marked(row), p.warn_bold, cells=1)
-        for column, size in columns:
+        for place, (column, size) in enumerate(columns):
             value, style = column.cell(row)
-            line.add(value, style, cells=size, align=column.align).gap()
+            line.gap(int(place > 0)).add(value, style, cells=size, align=column.align)
         return line.cells(width, p.cursor if here else None)
 
     def clicked(self, x: int, y: int) -> bool:
