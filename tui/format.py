@@ -77,6 +77,11 @@ def fitted(value: float | None, cells: int, places: int = 2, signed: bool = Fals
     return next((form for form in forms if len(form) <= cells), "")
 
 
+def whole(value: int | None, cells: int) -> str:
+    """A whole number for a column: all its digits, or where they do not fit `1.2M`; `–` when there is none."""
+    return str(value) if value is not None and len(str(value)) <= cells else fitted(value, cells)
+
+
 def count(value: int) -> str:
     """A whole number with thousands separated: `1,000,000`."""
     return f"{value:,}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 
 from rich.cells import cell_len
@@ -112,6 +113,27 @@ def before_number(text: str, index: int) -> int:
         if found.start() < index < found.end():
             return found.start()
     return index
+
+
+def told_apart(names: Sequence[str], cells: int) -> list[str]:
+    """Names as literal text in at most `cells` cells each, cut in the middle so that no two become the same."""
+    whole = [literal(name) for name in names]
+    for tail in range(cells // 2, max(cells // 2, cells - 1)):
+        made = [text if width(text) <= cells else _middle(text, cells, tail) for text in whole]
+        if len(set(made)) == len(set(whole)):
+            return made
+    return [
+        text if width(text) <= cells else _middle(text + str(number), cells, len(str(number)))
+        for number, text in enumerate(whole, 1)
+    ]
+
+
+def _middle(text: str, cells: int, tail: int) -> str:
+    """The beginning of a text and its last `tail` characters."""
+    end = text[len(text) - tail :]
+    while end and width(end) > cells - 1:
+        end = end[1:]
+    return text[: fitting(text, cells - 1 - width(end))] + "…" + end if cells > 0 else ""
 
 
 def line(text: object, cells: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from textual.geometry import Region
 
-from grpo_tui.engine.runs.types import Event, Progress, RunInfo
+from grpo_tui.engine.runs.groups import GroupRow
+from grpo_tui.engine.runs.headline import Headline
+from grpo_tui.engine.runs.types import Event, Progress, RunInfo, Served, TrajectoryRecord, TrajectoryRow, Use
 from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.envs.trajectory import Step, Trajectory
+from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from grpo_tui.tui import format as formats
 from grpo_tui.tui.app.app import GrpoApp
 from grpo_tui.tui.app.axes import decades, labels, ticks
@@ -25,17 +31,26 @@ from grpo_tui.tui.app.live_charts import along
 from grpo_tui.tui.app.live_data import ACTIONS, Reading, read
 from grpo_tui.tui.app.live_header import header
 from grpo_tui.tui.app.remember import Memory
+from grpo_tui.tui.app.rollout_columns import rollout_columns
+from grpo_tui.tui.app.run_list import RunRow
 from grpo_tui.tui.app.run_requests import Requests
+from grpo_tui.tui.app.screens.groups import columns as group_columns
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
 from grpo_tui.tui.app.widgets.action_bars import ActionBars
 from grpo_tui.tui.app.widgets.alerts import Alerts
 from grpo_tui.tui.app.widgets.chart import Chart
 from grpo_tui.tui.app.widgets.component_table import ComponentTable
+from grpo_tui.tui.app.widgets.group_panel import GroupPanel
+from grpo_tui.tui.app.widgets.learning_lines import Learning
 from grpo_tui.tui.app.widgets.pane import Pane
 from grpo_tui.tui.app.widgets.policy_panel import ROWS, PolicyPanel
+from grpo_tui.tui.app.widgets.reward_arithmetic import RewardArithmetic
+from grpo_tui.tui.app.widgets.run_columns import columns as run_columns
 from grpo_tui.tui.app.widgets.serving_panel import ServingPanel
 from grpo_tui.tui.app.widgets.snapshots_panel import SnapshotsPanel
 from grpo_tui.tui.app.widgets.speed_panel import PHASES, SpeedPanel
+from grpo_tui.tui.app.widgets.table import Column, Table
+from grpo_tui.tui.text import told_apart
 
 from .drive import running
 
@@ -58,7 +73,8 @@ NAMES = [
 def framed(pane: Pane) -> Pane:
     """A pane that is on no screen and can be built all the same."""
     app = SimpleNamespace(palette=PALETTE, no_color=False, clock=lambda: 1e9)
-    pane.frame = SimpleNamespace(app=app, refresh=lambda *regions: None)  # type: ignore[assignment]
+    canvas = SimpleNamespace(app=app, refresh=lambda *regions: None, post_message=lambda message: True)
+    pane.frame = canvas  # type: ignore[assignment]
     return pane
 
 
@@ -170,6 +186,101 @@ def test_numbers_are_whole_or_absent_at_every_width(latest: dict[str, float], wi
             for line in pane.build(width, height):
                 assert line.width <= width, (pane.name, line.plain)
                 assert not CUT.search(line.plain), (pane.name, line.plain)
+
+
+counts = st.integers(0, 10**12) | st.integers(0, 20)
+rollouts = st.builds(
+    TrajectoryRow, counts.map(lambda n: n + 1), st.just("id"), counts | st.none(), st.just("12.3"), st.just("p"),
+    st.integers(0, 9), st.just("visual"), st.just("train"), ANY | st.none(), ANY | st.none(),
+    st.sampled_from([True, False, None]), counts, counts | st.none(), counts, st.sampled_from(["", "length"]),
+    st.just(("GET", "ANSWER")), st.just("Question"), st.none(), policy_version=st.integers(0, 99_999),
+    gate=st.sampled_from(["", "open"]), confidence=ANY | st.none(), extra=st.fixed_dictionaries({"component.task": ANY, "x": ANY}),
+)  # fmt: skip
+groups = st.builds(
+    lambda step, size, mean, std, right, wrong, penalties: GroupRow(
+        1, "12.3", 1, step, size, mean, std, right, right + wrong, penalties, "p", "Question"
+    ),
+    counts, counts, ANY | st.none(), ANY | st.none(), counts, counts, counts,
+)  # fmt: skip
+listed = st.builds(
+    lambda step, total, created, reward, success: RunRow(
+        RunInfo("run-of-mine", "/r", "online", "running", step=step, total_steps=total, created=created),
+        Headline({"rewards/total/mean": reward, "success/eval_greedy": success}, {}),
+    ),
+    counts, counts | st.none(), st.floats(0, 1e300), ANY, ANY,
+)  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(rollouts, min_size=1, max_size=3),
+    st.lists(groups, min_size=1, max_size=3),
+    st.lists(listed, min_size=1, max_size=3),
+    st.integers(18, 200),
+)
+def test_numbers_of_tables_are_whole_or_their_column_is_not_there(
+    of_rollouts: list[TrajectoryRow], of_groups: list[GroupRow], of_runs: list[RunRow], width: int
+) -> None:
+    tables: list[tuple[Sequence[Column], Sequence[Any]]] = [
+        (rollout_columns(PALETTE, 10**12, ("component.task", "x"), of_rollouts), of_rollouts),
+        (group_columns(PALETTE, of_groups), of_groups),
+        (run_columns(PALETTE, 1e9, of_runs), of_runs),
+    ]
+    for columns, rows in tables:
+        table = Table("table", lambda pane, columns=columns: columns, lambda offset, limit: None, list)
+        framed(table)
+        table.placed(Region(0, 0, width, len(rows) + 1))
+        table.reset(len(rows))
+        table.deliver(0, rows)
+        shown = table.layout_columns(width)
+        for row in rows:
+            for column, cells in shown:
+                said = str(column.cell(row)[0])
+                if column.align == ">":
+                    assert len(said) <= cells, (column.title, said)
+        for y in range(len(rows) + 1):
+            line = "".join(segment.text for segment in table.line_at(y))
+            assert len(line) == width and not CUT.search(line), line
+            if len(shown) > 1:  # the last column is as whole as the others
+                assert not line.endswith("…") or shown[-1][0].align == "<", line
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(rollouts, min_size=1, max_size=4),
+    st.lists(st.tuples(ANY, ANY | st.none(), ANY, ANY), min_size=1, max_size=3),
+    ANY,
+    ANY,
+    st.integers(16, 120),
+    st.integers(2, 30),
+)
+def test_numbers_of_the_stepper_are_whole_at_every_width(
+    group: list[TrajectoryRow], parts: list[tuple[Any, ...]], total: float, advantage: float, width: int, height: int
+) -> None:
+    names = ("task", "quality_of_the_answer_by_a_judge", "quality_of_the_answer_by_length")
+    step = Step(0, "t", action="GET", arguments={"x": advantage}, seconds=total)
+    components = {name: ComponentValue(*values) for name, values in zip(names, parts, strict=False)}
+    record = TrajectoryRecord(
+        Trajectory("id", "visual", "p", "12.3", 0, "Question", (step,)),
+        RewardBreakdown("id", (StepReward(0, components, (), total),), total), advantage, (advantage,),
+        use=Use("trained", 1, advantage, total), served=Served(3, True, "a", True, "a", True, total, {"a": advantage}),
+    )  # fmt: skip
+    neighbours, arithmetic = GroupPanel(), RewardArithmetic()
+    for pane in (neighbours, arithmetic):
+        framed(pane)
+    neighbours.put(group, group[0].n, record, 0)
+    arithmetic.put(record, 0, None, Learning([Use("applied", 7, advantage, total, facts={"kl": total})]))
+    for pane in (neighbours, arithmetic):
+        for line in pane.build(width, height):
+            assert not CUT.search(line.plain), (pane.name, line.plain)
+            assert line.width <= width or not any(map(str.isdigit, line.plain[width:])), (pane.name, line.plain)
+
+
+@given(st.lists(st.text("ab_", min_size=1, max_size=40), min_size=1, max_size=8, unique=True), st.integers(6, 40))
+def test_names_that_are_cut_are_told_apart(names: list[str], cells: int) -> None:
+    shown = told_apart(names, cells)
+    assert all(len(text) <= cells for text in shown) and len(set(shown)) == len(names)
+    assert all(text == name for text, name in zip(shown, names, strict=True) if len(name) <= cells)
 
 
 @given(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.style import Style
 
 from ...engine.runs.types import TrajectoryRow
-from ..format import fixed, mark, number, version_text
+from ..format import fitted, mark, version_text, whole
 from .list_texts import route, shared_beginning, telling
 from .theme import Palette
 from .widgets.table import Column
@@ -24,14 +24,16 @@ def rollout_columns(
 
     return (
         Column("n", "#", max(4, len(str(recorded))), lambda r: (r.n, p.muted), ">"),
-        Column("step", "step", 6, lambda r: (r.step, p.muted), ">", drop=3),
+        Column("step", "step", 6, lambda r: (whole(r.step, 6), p.muted), ">", drop=3),
         Column("", " ", 1, lambda r: (mark(r.correct), p.outcome(r.correct))),
-        Column("reward", "reward", 7, lambda r: (fixed(r.reward), p.strong), ">"),
-        Column("advantage", "A", 6, lambda r: (fixed(r.advantage, signed=True), p.sign(r.advantage)), ">", drop=1),
+        Column("reward", "reward", 7, lambda r: (fitted(r.reward, 7), p.strong), ">"),
+        Column("advantage", "A", 6, lambda r: (fitted(r.advantage, 6, signed=True), p.sign(r.advantage)), ">", drop=1),
         *(_extra(p, name, place) for place, name in enumerate(extras)),
-        Column("turns", "turns", 6, lambda r: (r.turns, p.text), ">", drop=5),
-        Column("tokens", "tokens", 7, lambda r: (number(r.tokens), p.muted), ">", drop=6),
-        Column("penalties", "pen", 4, lambda r: (f"✗{r.penalties}" if r.penalties else "", p.warn), ">", drop=2),
+        Column("turns", "turns", 6, lambda r: (whole(r.turns, 6), p.text), ">", drop=5),
+        Column("tokens", "tokens", 7, lambda r: (whole(r.tokens, 7), p.muted), ">", drop=6),
+        Column(
+            "penalties", "pen", 4, lambda r: (f"✗{whole(r.penalties, 3)}" if r.penalties else "", p.warn), ">", drop=2
+        ),
         *(_learning(p) if any(row.gate for row in around) else ()),
         Column("", "group", 9, lambda r: (r.group, p.muted), drop=8),
         Column("", "split", 5, lambda r: (r.split, p.faint), drop=9),
@@ -53,7 +55,7 @@ def _learning(p: Palette) -> Sequence[Column]:
     return (
         Column("", "policy", 6, lambda r: (version_text(r.policy_version), p.muted), ">", drop=4),
         Column("", "sent", 4, lambda r: ("✓" if r.sent else "", p.good), drop=5),
-        Column("", "conf", 5, lambda r: (fixed(r.confidence), p.text), ">", drop=3),
+        Column("", "conf", 5, lambda r: (fitted(r.confidence, 5), p.text), ">", drop=3),
         Column("", "gate", 8, gate, drop=2),
         Column("", "update", 10, used, drop=1),
     )
@@ -66,10 +68,11 @@ def _extra(p: Palette, name: str, place: int) -> Column:
         value = row.extra.get(name)
         if value is None:
             return ("–" if name not in row.extra else "nan"), p.faint
-        return (number(value), p.text) if isinstance(value, (int, float)) else (str(value), p.muted)
+        return (fitted(value, cells), p.text) if isinstance(value, (int, float)) else (str(value), p.muted)
 
     title = name.removeprefix("component.")
-    return Column("", title, max(5, min(9, len(title))), cell, ">", drop=4 if place < 4 else 10 + place)
+    cells = max(5, min(9, len(title)))
+    return Column("", title, cells, cell, ">", drop=4 if place < 4 else 10 + place)
 
 
 def extras_shown(names: Sequence[str], filter_: str) -> tuple[str, ...]:

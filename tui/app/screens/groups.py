@@ -10,11 +10,12 @@ from ....engine.runs.groups import GROUP_SORTS, GroupList, GroupRow
 from ....engine.runs.query import EVERYTHING, Query
 from ....engine.runs.reader import RunReader
 from ....engine.runs.views import Count
-from ...format import bar, count, fixed
+from ...format import bar, count, fitted, percent, whole
 from ..bindings import GROUPS, bindings
 from ..data import Reads
 from ..destinations import Stepper
 from ..list_texts import shared_beginning, telling
+from ..theme import Palette
 from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
@@ -127,29 +128,7 @@ class GroupsScreen(QueryList):
             self.table.deliver(offset, rows)
 
     def _columns(self, table: Table) -> Sequence[Column]:
-        p = self.palette
-        shared = shared_beginning(row.prompt for row in table.near())
-
-        def spread(row: GroupRow) -> tuple[str, Any]:
-            flat = row.std is not None and row.std < 1e-9
-            return ("no spread" if flat else fixed(row.std)), p.warn if flat else p.text
-
-        def right(row: GroupRow) -> tuple[str, Any]:
-            return f"{row.correct}/{row.labelled}" if row.labelled else "–", p.outcome(
-                row.correct > 0 if row.labelled else None
-            )
-
-        return (
-            Column("n", "group", 12, lambda r: (r.group, p.strong)),
-            Column("step", "step", 7, lambda r: (r.step, p.muted), ">", drop=3),
-            Column("size", "rollouts", 9, lambda r: (r.size, p.text), ">", drop=2),
-            Column("correct", "right", 7, right, ">"),
-            Column("", "", 8, lambda r: (bar(r.correct / r.labelled if r.labelled else 0, 8), p.good), drop=4),
-            Column("reward", "reward", 7, lambda r: (fixed(r.mean), p.strong), ">"),
-            Column("std", "std", 9, spread, ">"),
-            Column("penalties", "pen", 5, lambda r: (f"✗{r.penalties}" if r.penalties else "", p.warn), ">", drop=1),
-            Column("", "prompt", 20, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=5),
-        )
+        return columns(self.palette, table.near())
 
     def _empty(self) -> list[str]:
         return [
@@ -173,3 +152,38 @@ class GroupsScreen(QueryList):
         row = self.table.current
         if row is not None:
             self.shell.open(Stepper(self.reads.path, row.first_n))
+
+
+def columns(p: Palette, around: Sequence[GroupRow]) -> Sequence[Column]:
+    """The columns of the list; prompts are shown from where those of the rows `around` differ."""
+    shared = shared_beginning(row.prompt for row in around)
+
+    def spread(row: GroupRow) -> tuple[str, Any]:
+        flat = row.std is not None and row.std < 1e-9
+        return ("no spread" if flat else fitted(row.std, 9)), p.warn if flat else p.text
+
+    def right(row: GroupRow) -> tuple[str, Any]:
+        if not row.labelled:
+            return "–", p.outcome(None)
+        shown = f"{row.correct}/{row.labelled}"
+        shown = shown if len(shown) <= 7 else percent(row.correct / row.labelled)
+        return shown, p.outcome(row.correct > 0)
+
+    return (
+        Column("n", "group", 12, lambda r: (r.group, p.strong)),
+        Column("step", "step", 7, lambda r: (whole(r.step, 7), p.muted), ">", drop=3),
+        Column("size", "rollouts", 9, lambda r: (whole(r.size, 8), p.text), ">", drop=2),
+        Column("correct", "right", 7, right, ">"),
+        Column("", "", 8, lambda r: (bar(r.correct / r.labelled if r.labelled else 0, 8), p.good), drop=4),
+        Column("reward", "reward", 7, lambda r: (fitted(r.mean, 7), p.strong), ">"),
+        Column("std", "std", 9, spread, ">"),
+        Column(
+            "penalties",
+            "pen",
+            5,
+            lambda r: (f"✗{whole(r.penalties, 4)}" if r.penalties else "", p.warn),
+            ">",
+            drop=1,
+        ),
+        Column("", "prompt", 20, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=5),
+    )

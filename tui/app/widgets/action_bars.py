@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from ...format import bar, trend, whole_percents
+from ...text import told_apart
 from ..live_data import ACTIONS
 from ..theme import PATTERNS
 from .line import Line
@@ -49,13 +50,14 @@ class ActionBars(Pane):
         if self.over_time and height >= 4 and width >= 24:
             return self._stacked(names, shares, width, height)
         name_width = min(max(map(len, names)), max(8, width // 2 - 4))
+        shown = dict(zip(names, told_apart(names, min(name_width, width)), strict=True))
         room = width - name_width - 9
         cells = max(min(20, room - 12), min(60, room - 44)) if room >= 24 else 0
         room -= cells + (1 if cells else 0)
         lines = []
         for index, name in enumerate(names):
             style = p.series[index % len(p.series)]
-            line = Line(p).add(name, p.text, cells=min(name_width, width), click=("action", name))
+            line = Line(p).add(shown[name], p.text, cells=min(name_width, width), click=("action", name))
             if room >= 3:
                 line.gap().add(bar(self.latest[name], room), style, cells=room)
             line.offer(Line(p).add(f" {shares[name]}", p.text, cells=6, align=">").gap(), width)
@@ -81,6 +83,7 @@ class ActionBars(Pane):
         steps = [step for points in self.history.values() for step, _ in points] or [0]
         ends = min(steps), max(steps)
         columns = [self._resample(name, plot, *ends) for name in names]
+        shown = told_apart(names, legend - 8)
         rows: list[Line] = []
         for y in range(height):
             line = Line(p)
@@ -103,7 +106,7 @@ class ActionBars(Pane):
             if y < len(names):
                 name = names[y]
                 line.add(PATTERNS[y % len(PATTERNS)] * 2 + " ", p.series[y % len(p.series)])
-                line.add(name, p.text, cells=legend - 8, click=("action", name))
+                line.add(shown[y], p.text, cells=legend - 8, click=("action", name))
                 line.add(shares[name], p.muted, cells=5, align=">")
             rows.append(line)
         return rows

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...format import MINUS, fitted, number, trend
+from ...text import literal, told_apart
+from ...text import width as width_of
 from .line import Line
 from .pane import Pane
 
 _ORDER = ("task", "environment", "curiosity", "coherence", "penalty")
 _PLACES = 3
 """Decimals of what is added up: with fewer, the rounded numbers visibly miss their rounded sum."""
+_NAME = 11
+"""Cells for a name before there is room for more."""
 _TREND = 5
 """Least cells of a sparkline."""
 
@@ -57,14 +61,16 @@ class ComponentTable(Pane):
         names = self.names()
         if not names:
             return [Line(p), Line(p).add("components appear with the first step", p.faint, cells=width, align="^")]
-        name_width = min(11, max(len("component"), *(len(n) for n in names)))
+        longest = max(len("component"), *map(width_of, map(literal, names)))
         columns = [("raw", 8), ("norm", 8), ("×w", 7), ("adds", 8)]
+        name_width = min(longest, max(_NAME, width - sum(w for _, w in columns)))
         while columns and name_width + sum(w for _, w in columns) > width:
             if name_width > 6:
                 name_width -= 1
             else:
                 columns.pop(0)
         name_width = min(name_width, width)
+        shown = dict(zip(names, told_apart(names, name_width), strict=True))
         left = width - name_width - sum(w for _, w in columns)
         step = 16 if left >= 16 + _TREND + 2 else 0
         cells = min(24, left - step - 2)
@@ -78,7 +84,7 @@ class ComponentTable(Pane):
         lines = [head]
         for name in names:
             values = self.values(name)
-            line = Line(p).add(name, p.text, cells=name_width, click=("component", name))
+            line = Line(p).add(shown[name], p.text, cells=name_width, click=("component", name))
             for title, size in columns:
                 line.add(*self._cell(title, values, size - 1), cells=size, align=">")
             if step:

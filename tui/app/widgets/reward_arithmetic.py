@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ....engine.runs.types import AdvantageFormula, StepReward, TrajectoryRecord
 from ...advantage import equation
 from ...format import MINUS, fixed
-from ...text import wrap
+from ...text import told_apart, wrap
 from .learning_lines import Learning, learning_lines
 from .line import Line
 from .pane import Pane
@@ -98,12 +98,13 @@ class RewardArithmetic(Pane):
         room = width - sum(sizes[i] for i in kept)
         spare = 1 if room >= 14 + len(kept) else 0
         names = max(1, min(16, room - spare * len(kept)))
+        shown = ["component", *told_apart(list(reward.components), names), "Σ step"]
         lines = []
         for at, row in enumerate(table):
             head, total = at == 0, at == len(table) - 1
             if total:
                 lines.append(Line(p).add("─" * (names + sum(sizes[i] + spare for i in kept)), p.border))
-            line = Line(p).add(row[0], p.muted if head else p.strong if total else p.text, cells=names)
+            line = Line(p).add(shown[at], p.muted if head else p.strong if total else p.text, cells=names)
             for i in kept:
                 style = p.muted if head or i == 2 else p.strong if total else p.text
                 if not head and not total and i == 3:
