@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.cli.record import record
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 CODE = re.compile(r"```python\n# file: (\S+)\n(.*?)```", re.S)
@@ -52,6 +54,28 @@ def test_a_command_of_the_documents_is_one_that_the_program_takes(page: str, lin
     known |= {"--help"}
     given = {word.split("=")[0] for word in rest if word.startswith("--")}
     assert given <= known, f"{page}: {line} has {sorted(given - known)}"
+
+
+VIEWING = re.compile(r"grpo-tui (runs|export|repair RUN|inspect RUN .*--(json|report))")
+
+
+@pytest.mark.parametrize("line", sorted({line for _, line in commands("grpo-tui") if VIEWING.match(line)}))
+def test_what_looks_at_a_run_does_it_as_the_documents_write_it(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from grpo_tui.tui.cli.main import app
+
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / "runs", "mine")
+    words = shlex.split(line.replace("\\|", "|").split(" | ")[0].replace("RUN", "mine"))[1:]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, f"{line}: {done.output}"
+    made = {path.suffix for path in tmp_path.iterdir()} - {""}
+    assert done.stdout.strip() or made, f"{line} says nothing"
+    if "export" in words:
+        assert made == {".parquet"}
+    if "--report" in words:
+        assert made == {".html"}
 
 
 @pytest.mark.parametrize(("page", "line"), commands("make"))

@@ -33,7 +33,10 @@ class Format(StrEnum):
 
 def export(
     run: RunReference,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The file to write; else RUN.jsonl or RUN.parquet here."),
+    ] = None,
     format_: Annotated[Format, typer.Option("--format", help="jsonl or parquet.")] = Format.jsonl,
     filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPR", help="Only those that match.")] = None,
     maps: Maps = None,
@@ -45,9 +48,11 @@ def export(
     from .dumps import run_or_dump
     from .records import opened
 
-    if not out.parent.is_dir():
+    if out is not None and not out.parent.is_dir():
         fail(f"--out: there is no folder {out.parent}; make it first", ExitCode.USAGE)
     info = run_or_dump(run, resolve_runs_dir(runs_dir), maps or (), importers or ())
+    if out is None and (out := Path(f"{Path(info.id).name}.{format_}")).exists():
+        fail(f"{out} is there already; name another file with --out, or this one to replace it", ExitCode.USAGE)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with opened(info) as reader:
