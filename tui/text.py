@@ -116,9 +116,9 @@ def before_number(text: str, index: int) -> int:
 
 
 def told_apart(names: Sequence[str], cells: int) -> list[str]:
-    """Names as literal text in at most `cells` cells each, cut in the middle so that no two become the same."""
+    """Names as literal text in at most `cells` cells each: where two would become the same, cut in the middle."""
     whole = [literal(name) for name in names]
-    for tail in range(cells // 2, max(cells // 2, cells - 1)):
+    for tail in (0, *range(cells // 2, cells - 1)):
         made = [text if width(text) <= cells else _middle(text, cells, tail) for text in whole]
         if len(set(made)) == len(set(whole)):
             return made
