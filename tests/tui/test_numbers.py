@@ -194,7 +194,8 @@ rollouts = st.builds(
     st.integers(0, 9), st.just("visual"), st.just("train"), ANY | st.none(), ANY | st.none(),
     st.sampled_from([True, False, None]), counts, counts | st.none(), counts, st.sampled_from(["", "length"]),
     st.just(("GET", "ANSWER")), st.just("Question"), st.none(), policy_version=st.integers(0, 99_999),
-    gate=st.sampled_from(["", "open"]), confidence=ANY | st.none(), extra=st.fixed_dictionaries({"component.task": ANY, "x": ANY}),
+    gate=st.sampled_from(["", "open"]), confidence=ANY | st.none(),
+    extra=st.fixed_dictionaries({"component.task": ANY, "x": ANY}),
 )  # fmt: skip
 groups = st.builds(
     lambda step, size, mean, std, right, wrong, penalties: GroupRow(
