@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ...envs.faults import find_fault
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
-from .base import Episode, PenaltyRule, call_text, kept, listed, named, nearest, signature
-from .values import fault
+from .base import Episode, PenaltyRule, call_text, kept, listed, named, nearest, shown, signature
 
 
 class InvalidArgument(PenaltyRule):
@@ -27,9 +27,9 @@ class InvalidArgument(PenaltyRule):
         declared = {a.name: a for a in tool.arguments}
         for name, argument in declared.items():
             if name in step.arguments:
-                problem = fault(argument, step.arguments[name], step.context)
-                if problem:
-                    found.append(problem)
+                fault = find_fault(argument, step.arguments[name], step.context)
+                if fault is not None:
+                    found.append((f"{name} is {shown(step.arguments[name], 60)}", fault.right))
                     saw[name] = kept(step.arguments[name])
             elif argument.required and (argument.refers_to is None or step.context.resources.get(argument.refers_to)):
                 found.append((f"{name} is missing", f"{name} is given"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ...envs.faults import resource_id
 from ...envs.tools import Argument
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
 from .base import Episode, PenaltyRule, call_text, kept, listed, named
-from .values import resource_id
 
 
 class MissingPrerequisite(PenaltyRule):
