@@ -17,8 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from grpo_tui.envs.agent import Message
+from grpo_tui.envs.content import pictures_of, text_of
+from grpo_tui.envs.visual.glance import GlanceEnv
 
 VARIANTS = ("pictures", "text", "stock TRL, pictures")
 PROMPTS, ROLLOUTS = 16, 8
@@ -119,7 +123,6 @@ def ours(folder: str, net: Any, words: Any, sight: Any, steps: int, pictures: bo
 
     from grpo_tui.engine.agents import TransformersAgent
     from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
-    from grpo_tui.envs.visual.glance import GlanceEnv
 
     agent = TransformersAgent(net, words, sight=sight, max_turn_tokens=8, max_trajectory_tokens=64)
     tasks = GlanceEnv().make_tasks("train", PROMPTS * steps, 0)
@@ -133,9 +136,6 @@ def stock(folder: str, net: Any, words: Any, sight: Any, steps: int, pictures: b
     from datasets import Dataset
     from PIL import Image
     from trl.trainer.grpo_trainer import GRPOTrainer
-
-    from grpo_tui.envs.content import pictures_of
-    from grpo_tui.envs.visual.glance import GlanceEnv
 
     env = GlanceEnv()
     rows = []
@@ -160,25 +160,16 @@ def stock(folder: str, net: Any, words: Any, sight: Any, steps: int, pictures: b
     )
 
 
-def __getattr__(name: str) -> Any:
-    """The environment of the second row, made when it is asked for: the command line imports no environment."""
-    if name != "WordsEnv":
-        raise AttributeError(name)
-    from grpo_tui.envs.content import text_of
-    from grpo_tui.envs.visual.glance import GlanceEnv
+class WordsEnv(GlanceEnv):
+    """The same questions after eleven tokens of text: as many as an image and the two signs around it."""
 
-    class WordsEnv(GlanceEnv):
-        """The same questions after eleven tokens of text: nine of an image and the two around it."""
-
-        def reset(self, task: Any) -> Any:
-            state, messages = super().reset(task)
-            asked = text_of(messages[0].get("content", "")).partition("\n")[2]
-            rng = random.Random(json.dumps(task, sort_keys=True))  # a prompt of its own, as a picture is
-            words = "".join(rng.choice("0123456789 ,") for _ in range(11))
-            return state, [{"role": "user", "content": words + asked}]
-
-    globals()[name] = WordsEnv
-    return WordsEnv
+    def reset(self, task: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Message]]:
+        """Words in the place of the picture, for each task its own."""
+        state, messages = super().reset(task)
+        asked = text_of(messages[0].get("content", "")).partition("\n")[2]
+        rng = random.Random(json.dumps(task, sort_keys=True))
+        words = "".join(rng.choice("0123456789 ,") for _ in range(11))
+        return state, [Message(role="user", content=words + asked)]
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -20,13 +20,14 @@ from .arrays import pad_trajectories, task_id
 from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, Verdict, env_name
 from .calls import ToolCall, clean_text, means_call
 from .checks import find_problem
-from .content import Content, checked_content, pictures_of, text_of, with_text_before
+from .content import pictures_of, text_of, with_text_before
 from .explain import with_explanation
 from .guard import Outcome, describe, guarded_map
 from .schemas import schema_of_tool
+from .showing import cleaned, loaded, shown_in, with_seen
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .trajectory import Message as Said
-from .trajectory import Overlay, SeenImage, Step, StepContext, TokenArrays, Trajectory
+from .trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +189,7 @@ class MultiTurnEnv(Env):
                 if on_progress is not None:
                     on_progress(sum(not rollout.live for rollout in rollouts), len(rollouts))
             tokens = [session.tokens(row) for row in range(len(rollouts))]
-            shown = [_shown(session, row) if self.sees else () for row in range(len(rollouts))]
+            shown = [shown_in(session, row) if self.sees else () for row in range(len(rollouts))]
         finally:
             session.close()
         began = time.perf_counter()
@@ -197,10 +198,10 @@ class MultiTurnEnv(Env):
         self._log_failures(rollouts)
         trajectories = self._trajectories(rollouts, prompts, num_rollouts, step)
         if self.sees:
-            trajectories = [
-                self._with_seen(t, pictures_of(prompts[row // num_rollouts]), shown[row], rollouts[row].keep_images)
-                for row, t in enumerate(trajectories)
-            ]
+            for row, trajectory in enumerate(trajectories):
+                pictures, keep = pictures_of(prompts[row // num_rollouts]), rollouts[row].keep_images
+                paths = [self._save(picture) if keep else None for picture in pictures]
+                trajectories[row] = with_seen(trajectory, paths, shown[row])
         return self._result(rollouts, trajectories, tokens, shown, timings)
 
     # ------------------------------------------------------------------------------------------------ one turn
@@ -259,7 +260,7 @@ class MultiTurnEnv(Env):
             return _Answer(call, context, StepResult(f"error: {problem}", error=problem))
         result = checked_result(self.step(rollout.state, call))
         if self.sees and result.images:  # here, where an author's code may raise or hang
-            result = replace(result, images=tuple(map(_loaded, result.images)))
+            result = replace(result, images=tuple(map(loaded, result.images)))
         return _Answer(call, context, result)
 
     def _style(self, agent: Agent) -> PromptStyle:
@@ -373,12 +374,12 @@ class MultiTurnEnv(Env):
                 raise TypeError('every message of reset must be {"role": str, "content": str or blocks}')
             if message.get("role") not in ("system", "user", "assistant"):
                 raise ValueError(f"a message of reset has the role {message.get('role')!r}")
-        cleaned: list[Message] = [{**m, "content": _cleaned(m.get("content", ""))} for m in messages]
+        told: list[Message] = [{**m, "content": cleaned(m.get("content", ""))} for m in messages]
         asked = rollout.task.get("system_prompt")
         if isinstance(asked, str) and asked.strip():
-            cleaned = _with_system(clean_text(asked), cleaned)
+            told = _with_system(clean_text(asked), told)
         if self.style == "full":
-            cleaned = with_explanation(cleaned, clean_text(self.explain()))
+            told = with_explanation(told, clean_text(self.explain()))
         context = checked_context(self.context(state))
         pictures: tuple[Picture, ...] = ()
         if rollout.keep_images:
@@ -386,7 +387,7 @@ class MultiTurnEnv(Env):
                 pictures = checked_pictures(self.images(state))
             except Exception:  # pictures are for people: the rollout goes on without
                 logger.warning("%s could not show its pictures", env_name(self), exc_info=True)
-        return state, cleaned, context, pictures
+        return state, told, context, pictures
 
     def _finish(self, rollouts: Sequence[_Rollout], num_rollouts: int) -> None:
         """Let the environment judge the rollouts of each task together."""
@@ -515,19 +516,6 @@ class MultiTurnEnv(Env):
             overlay = replace(overlay or Overlay(), image=shown, mask_path=mask_path)
         return images, overlay
 
-    def _with_seen(
-        self, trajectory: Trajectory, prompt: Sequence[Picture], shown: Sequence[Any], keep: bool
-    ) -> Trajectory:
-        """The trajectory with what the policy was shown, and where those pictures lie that were kept."""
-        steps = list(trajectory.steps)
-        begun = [s for s in shown if s.turn < 0]
-        paths = [self._save(picture) if keep else None for picture in prompt[: len(begun)]]
-        for index, step in enumerate(steps):
-            seen = [s for s in shown if s.turn == index]
-            kept = step.images if len(step.images) == len(seen) else [None] * len(seen)
-            steps[index] = replace(step, seen=_seen(seen, kept)) if seen else step
-        return replace(trajectory, steps=tuple(steps), seen=_seen(begun, paths))
-
     def _save(self, picture: Picture) -> str | None:
         """Save a picture once and return its path; a picture that cannot be saved costs the picture, not the run."""
         if self.image_store is None:
@@ -553,29 +541,6 @@ def _correct(rollout: _Rollout) -> bool | None:
     if rollout.verdict.correct is not None:
         return rollout.verdict.correct
     return rollout.correct if rollout.stop_reason == "answer" else False
-
-
-def _shown(session: AgentSession, row: int) -> Sequence[Any]:
-    return cast("SeeingSession", session).shown(row)
-
-
-def _seen(shown: Sequence[Any], paths: Sequence[str | None]) -> tuple[SeenImage, ...]:
-    sized = zip(shown, paths, strict=True)
-    return tuple(SeenImage(width=s.size[0], height=s.size[1], tokens=s.tokens, path=path) for s, path in sized)
-
-
-def _loaded(picture: Picture) -> Picture:
-    """The same, with its pixels made."""
-    pixels = picture.load()
-    return Picture(picture.name, lambda: pixels)
-
-
-def _cleaned(content: Any) -> Content:
-    """The content without what no tokenizer takes."""
-    checked = checked_content(content)
-    if isinstance(checked, str):
-        return clean_text(checked)
-    return [{**b, "text": clean_text(b["text"])} if b["type"] == "text" else b for b in checked]
 
 
 def _said(prompt: Sequence[Message]) -> tuple[Said, ...]:

@@ -101,8 +101,10 @@ class ChatBridge:
 
     def answer_seen(self, last_token: int | None, observation: str, pictures: Sequence[Picture]) -> Encoded:
         """Token ids and images between a turn and the next, when the answer shows `pictures`. Raises SightError."""
-        if self.sight is None or not pictures:
+        if self.sight is None:
             return Encoded(list(self.bridge(last_token, observation)), ())
+        if not pictures:
+            return self.sight.agreed(self.bridge(last_token, observation), ())
         close, opening = self._around(len(pictures))
         tokens, images = self.sight.encode(close + observation + opening, pictures)
         return Encoded(self._after_own_end(tokens, last_token), images)

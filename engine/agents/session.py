@@ -103,6 +103,8 @@ class TransformersSession:
 
         An observation that would leave no room for another token of the agent is left out, and the row is exhausted.
         """
+        if self._seen is not None:
+            return self.observe_seen(rows, observations, [()] * len(rows))
         for row, observation in zip(rows, observations, strict=True):
             if self._exhausted[row]:
                 continue

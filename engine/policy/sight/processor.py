@@ -116,14 +116,17 @@ class Sight:
             )
         images = tuple(map(self.image, pictures))
         whole = parts[0] + "".join(image.text + part for image, part in zip(images, parts[1:], strict=True))
-        ids = list(self.tokenizer.encode(whole, add_special_tokens=False))
-        found, expected = ids.count(self.image_id), sum(image.tokens for image in images)
+        return self.agreed(self.tokenizer.encode(whole, add_special_tokens=False), images)
+
+    def agreed(self, ids: Sequence[int], images: Sequence[ModelImage]) -> Encoded:
+        """Tokens and the images in them. Raises SightError when the image tokens are not those of the images."""
+        found, expected = list(ids).count(self.image_id), sum(image.tokens for image in images)
         if found != expected:
             raise SightError(
                 f"the text has {found} image tokens and its {len(images)} images stand for {expected}: a message's own "
                 "words hold the model's token for an image"
             )
-        return Encoded(ids, images)
+        return Encoded(list(ids), tuple(images))
 
     def image(self, picture: Picture) -> ModelImage:
         """A picture as the model takes it. Raises SightError when it cannot be."""
@@ -132,7 +135,7 @@ class Sight:
         except Exception as error:  # a picture is the author's code, or a file that may be anything
             raise SightError(f"the picture {picture.name} cannot be loaded: {error}") from error
         pixels = _as_rgb(pixels, picture.name)
-        key = hashlib.sha1(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
+        key = hashlib.sha1(repr((pixels.shape, self.max_pixels)).encode() + pixels.tobytes()).hexdigest()
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
@@ -161,7 +164,8 @@ class Sight:
             raise SightError(f"the picture {name} became no token")
         dropped = NOT_FOR_THE_TOWER | UNUSED
         inputs = {k: v for k, v in out.items() if isinstance(v, Tensor) and k not in dropped}
-        return ModelImage(key, inputs, text, tokens, _shown_size(inputs, self.processor, shown.size), shown_of(pixels))
+        size = _shown_size(inputs, self.processor, shown.size)
+        return ModelImage(key, inputs, text, tokens, size, (int(pixels.shape[1]), int(pixels.shape[0])))
 
 
 def scaled_down(image: Image.Image, max_pixels: int | None) -> Image.Image:
@@ -172,11 +176,6 @@ def scaled_down(image: Image.Image, max_pixels: int | None) -> Image.Image:
     factor = (max_pixels / pixels) ** 0.5
     size = max(1, int(image.width * factor)), max(1, int(image.height * factor))
     return image.resize(size, Image.Resampling.BICUBIC)
-
-
-def shown_of(pixels: np.ndarray) -> tuple[int, int]:
-    """Width and height."""
-    return int(pixels.shape[1]), int(pixels.shape[0])
 
 
 def _shown_size(inputs: Mapping[str, Tensor], processor: Any, size: tuple[int, int]) -> tuple[int, int]:

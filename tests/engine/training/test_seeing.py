@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -19,7 +21,9 @@ from grpo_tui.engine.policy.sight.inputs import SeeingModel
 from grpo_tui.engine.policy.sight.processor import stack_inputs
 from grpo_tui.engine.rollouts.dataset import DataError
 from grpo_tui.engine.rollouts.prompts import check_images
+from grpo_tui.engine.rollouts.replay import ReplayBuffer
 from grpo_tui.engine.rollouts.runner import Row
+from grpo_tui.engine.rollouts.trial import rollouts_from_trial
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import StepResult
@@ -173,6 +177,9 @@ def test_training_over_several_turns_learns_and_encodes_each_picture_once(tmp_pa
     assert any("language_model" in n for n in changed)
 
 
+OWN_WORDS = "a message's own words hold the model's token for an image"
+
+
 def test_a_picture_that_cannot_be_shown_fails_its_own_rollouts(tmp_path):
     env = LookEnv(tokenizer("qwen3_vl"))
     acting = agent("qwen3_vl", max_turn_tokens=4)
@@ -191,11 +198,20 @@ def test_a_picture_that_cannot_be_shown_fails_its_own_rollouts(tmp_path):
         return state, messages
 
     env.reset = reset
+    env.turns = env.max_turns = 2
+    answer = env.step
+
+    def step(state: Any, call: Any) -> StepResult:
+        result = answer(state, call)
+        return StepResult("it says <|image_pad|>") if state[0] == 3 else result
+
+    env.step = step
     result = env.run_trial([{"index": i} for i in range(4)], acting, 2, seed=0)
     told = [t.error for t in result["trajectories"]]
-    assert told[0] is None and told[1] is None and told[6] is None
+    assert told[0] is None and told[1] is None
     assert told[2] == told[3] == "prompt: the picture x.png cannot be loaded: the file is cut off"
     assert "signs for an image" in str(told[4])
+    assert told[6] == "step 1: the text has 1 image tokens and its 0 images stand for 0: " + OWN_WORDS
     seen = result["trajectories"][0].seen
     assert [(s.width, s.height, s.tokens) for s in seen] == [(24, 32, 12)]
 
@@ -232,3 +248,24 @@ def test_the_built_in_policy_that_sees_answers_from_the_picture_and_has_a_habit_
     assert success(None) > 0.9
     assert success(None, blank=True) < 0.6
     assert 0.05 < success("builtin:tiny-vl-sft", temperature=1.0) < 0.6
+
+
+def test_replayed_rollouts_keep_their_images_over_a_checkpoint(tmp_path):
+    acting = agent("qwen3_vl", max_turn_tokens=4)
+    result = LookEnv(turns=2).run_trial([{"index": 0}, {"index": 1}], acting, 2, seed=0)
+    rollouts = [
+        replace(r, advantages=np.where(r.agent_mask, 1.0, 0.0).astype(np.float32))
+        for r in rollouts_from_trial(result, [0, 1], 2)
+    ]
+    buffer = ReplayBuffer(capacity=8, seed=0)
+    buffer.add(rollouts)
+    buffer.save(tmp_path)
+    again = ReplayBuffer(capacity=8, seed=0)
+    again.load(tmp_path)
+    before, after = buffer.entries, again.entries
+    assert [[i.key for i in r.images] for r in after] == [[i.key for i in r.images] for r in before]
+    assert {len(r.images) for r in after} == {2}
+    first, kept = before[0].images[0], after[0].images[0]
+    assert (kept.text, kept.tokens, kept.size, kept.original) == (first.text, first.tokens, first.size, first.original)
+    assert all(torch.equal(kept.inputs[name], first.inputs[name]) for name in first.inputs)
+    assert sum(len(r.images) for r in after) > len({id(i) for r in after for i in r.images}), "each different one once"
