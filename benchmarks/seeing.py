@@ -146,7 +146,7 @@ def stock(folder: str, net: Any, words: Any, sight: Any, steps: int, pictures: b
         rows.append({"prompt": prompt, "images": [image], "answer": str(task["answer"])})
     data = Dataset.from_list(rows)
 
-    def right(completions: Any, answer: Sequence[str], **_: Any) -> list[float]:
+    def right(completions: Any, answer: Sequence[str], **_: Any) -> list[float | None]:
         said = [c[0]["content"] if isinstance(c, list) else c for c in completions]
         texts = [t if isinstance(t, str) else t[0]["text"] for t in said]
         return [float(text.strip() == a) for text, a in zip(texts, answer, strict=True)]

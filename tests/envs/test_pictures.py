@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,17 @@ import pytest
 from PIL import Image
 
 from grpo_tui.envs import pictures
+from grpo_tui.envs.agent import Message
 from grpo_tui.envs.calls import ToolCall
 from grpo_tui.envs.chat import ChatEnv
-from grpo_tui.envs.content import ImageBlock, checked_content, pictures_of, text_of, with_text_before
+from grpo_tui.envs.content import Content, checked_content, pictures_of, text_of, with_text_before
 from grpo_tui.envs.pictures import picture_of
 from grpo_tui.envs.visual import VisualEnv, drawing
 from grpo_tui.envs.visual.glance import GlanceEnv
+
+
+def content_of(messages: Sequence[Message]) -> Content:
+    return messages[0].get("content", "")
 
 
 def saved(folder: Path, name: str, mode: str = "RGB", size: tuple[int, int] = (12, 8), **options: object) -> str:
@@ -85,8 +91,8 @@ def test_blocks_are_read_as_text_with_a_sign_where_a_picture_stands(tmp_path):
     task = {"messages": [{"role": "user", "content": [
         {"type": "image", "image": saved(tmp_path, "a.png")}, {"type": "text", "text": "Which colour?"}]}]}  # fmt: skip
     _, messages = ChatEnv().reset(task)
-    assert text_of(messages[0]["content"]) == "[image]\nWhich colour?"
-    assert text_of(with_text_before("Look.", messages[0]["content"])) == "Look.\n[image]\nWhich colour?"
+    assert text_of(content_of(messages)) == "[image]\nWhich colour?"
+    assert text_of(with_text_before("Look.", content_of(messages))) == "Look.\n[image]\nWhich colour?"
     assert len(pictures_of(messages)) == 1
     with pytest.raises(ValueError, match=r"messages\[0\]: a block must be"):
         ChatEnv().reset({"messages": [{"role": "user", "content": [{"type": "sound"}]}]})
@@ -100,14 +106,12 @@ def test_what_tools_find_is_drawn_for_a_policy_that_sees_and_only_for_one():
     x, y = task["points"][0]
     call = ToolCall("SEGMENT_OBJECT_AT", {"x": x, "y": y}, "")
     state, messages = env.reset(task)
-    assert isinstance(messages[0]["content"], str) and not env.step(state, call).images
+    assert isinstance(content_of(messages), str) and not env.step(state, call).images
     env.sees = True
     state, messages = env.reset(task)
-    block = messages[0]["content"][0]
-    assert block["type"] == "image"
-    image: ImageBlock = block
+    (shown,) = pictures_of(messages)
     (drawn,) = env.step(state, call).images
-    changed = (image["image"].load() != drawn.load()).any(-1)
+    changed = (shown.load() != drawn.load()).any(-1)
     assert changed[y, x] and 0.01 < changed.mean() < 0.5
     crossed = drawing.with_cross(np.zeros((9, 9, 3), np.uint8), 8, 0)
     assert crossed[0, 8].tolist() == [255, 0, 255] and crossed[8, 0].tolist() == [0, 0, 0]
@@ -120,7 +124,7 @@ def test_a_glance_asks_what_only_the_picture_says():
     assert {t["question"] for t in tasks} == {"colour", "count"}
     for task in tasks[:6]:
         state, messages = env.reset(task)
-        assert str(task["answer"]) not in text_of(messages[0]["content"])
+        assert str(task["answer"]) not in text_of(content_of(messages))
         said = env.demonstrate(task, "right").next(None)
         assert env.step(state, ToolCall("ANSWER", {"text": said}, said)).correct
         for route in ("neighbour", "guess"):

@@ -224,6 +224,7 @@ def test_a_task_that_cannot_fit_or_be_seen_is_said_before_training():
     check_images(tasks, lambda row: env, acting, 512)
     with pytest.raises(DataError, match=r"36 of them for 1 images; with its answer it may have 40"):
         check_images(tasks, lambda row: env, acting, 40)
+    assert acting.chat.sight is not None
     acting.chat.sight.max_images = 0
     with pytest.raises(DataError, match=r"shows 1 images, and model.max_images is 0"):
         check_images(tasks, lambda row: env, acting, 512)
