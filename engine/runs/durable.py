@@ -20,17 +20,24 @@ def write_synced(path: Path, data: bytes | memoryview) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Put `data` in the place of a file, durably and in one instant. Raises OSError, and leaves the old one."""
+def replace_file(path: Path, data: bytes | memoryview, *, wait: bool = True) -> None:
+    """Put `data` in the place of a file in one instant: a reader sees the old or the new, never a half.
+
+    wait: until it would outlast a power cut. Raises OSError, and leaves the old one.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}.tmp")
     try:
-        write_synced(temporary, data)
+        if wait:
+            write_synced(temporary, data)
+        else:
+            temporary.write_bytes(data)
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if wait:
+        sync_folder(path.parent)
 
 
 def make_folder(folder: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from pathlib import Path
 from typing import Any
 
+from .durable import replace_file
 from .paths import IMAGES
 
 
@@ -40,10 +40,4 @@ def encode_image(name: str, image: Any) -> bytes:
 def write_image(target: Path, data: bytes) -> None:
     """Put a file in its place in one instant. Raises OSError."""
     target.parent.mkdir(exist_ok=True)  # not parents: a run's folder that was removed stays removed
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, target)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(target, data, wait=False)

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from .durable import replace_file
 from .paths import PROCESSES, RUN_FILE
 from .types import ENDED, SCHEMA_VERSION, Progress, RunInfo, RunStatus
 
@@ -30,15 +31,9 @@ STARTING_SECONDS = 60.0
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Replace a small file in one instant: a reader sees the old or the new, never a half. Raises OSError."""
+    """Replace a small file in one instant (`replace_file`), without waiting for the disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}.tmp")
-    try:
-        temporary.write_text(json.dumps(data, default=str, indent=1), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(path, json.dumps(data, default=str, indent=1).encode(), wait=False)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ...engine.runs.durable import replace_file
+
 _MOST_RUNS = 50
 
 
@@ -56,6 +58,4 @@ class Memory:
         """Write the file, whole or not at all."""
         with contextlib.suppress(OSError, TypeError, ValueError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.path.with_suffix(f".{os.getpid()}.tmp")
-            temporary.write_text(json.dumps(self.values), encoding="utf-8")
-            os.replace(temporary, self.path)
+            replace_file(self.path, json.dumps(self.values).encode(), wait=False)

@@ -6,7 +6,7 @@ alike question with alike observations, not an alike phrasing of the answer.
 
 from __future__ import annotations
 
-import os
+import io
 import threading
 import zipfile
 import zlib
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...runs.durable import replace_file
 from .voting import Neighbour
 
 
@@ -96,19 +97,17 @@ class ExperienceBuffer:
 
     def save(self, path: Path) -> None:
         """Write everything to an `.npz` file, whole or not at all."""
-        temporary = path.with_name(path.name + ".tmp")
-        with self._lock, open(temporary, "wb") as file:
+        written = io.BytesIO()
+        with self._lock:
             n = len(self._ids)
             np.savez_compressed(
-                file,
+                written,
                 vectors=self._vectors[:n],
                 ids=np.array(self._ids, dtype=np.str_),
                 answers=np.array(self._answers, dtype=np.str_),
                 next=np.array(self._next),
             )
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_file(path, written.getbuffer())
 
     def load(self, path: Path) -> None:
         """Read what `save` wrote. Raises ValueError or OSError for a file that is damaged (each array carries its
