@@ -36,6 +36,7 @@ def follow(folder: Path) -> None:
                 news = news or more
                 if not more:
                     if news:
+                        indexer.diagnose()
                         indexer.describe()
                     time.sleep(LOOK_SECONDS)
                     news = indexer.look_again()

@@ -18,6 +18,8 @@ from ..runs.reader import RunReader
 from ..runs.types import TrajectoryRow
 
 PAGE = 1000
+TEXT = "(text)"
+"""What lists call a turn without a call (`convert.py`)."""
 WITHOUT_REWARDS = ("action_collapse", "length_collapse")
 """Detectors that ask for no reward."""
 NEEDS_WEIGHTS = ("advantage_share",)
@@ -148,7 +150,7 @@ def _rollout(row: TrajectoryRow, is_nan: bool) -> RolloutSummary:
     total = math.nan if is_nan or row.reward is None else row.reward
     prefix = "component."
     parts = {k.removeprefix(prefix): float(v) for k, v in row.extra.items() if k.startswith(prefix) and v is not None}
-    actions = tuple(a for a in row.actions if a != "(text)")
+    actions = tuple(a for a in row.actions if a != TEXT)
     contributions = parts or {"reward": total}
     return RolloutSummary(
         row.id, row.group, total, contributions, row.correct, actions, row.tokens or 0, turns=row.turns

@@ -11,16 +11,18 @@ import hashlib
 import json
 import os
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..runs import codec
 from ..runs.listed import Listed
 from ..runs.paths import DATABASE
+from ..runs.reader import RunReader
 from ..runs.store import RecordStore
 from ..runs.types import TrajectoryRecord
 from . import cache, coverage
+from .check import TEXT, findings
 from .containers import BY_NAME, DumpError, container_of
 from .containers.base import Found
 from .convert import columns, identity, listed_of, record_of
@@ -29,7 +31,7 @@ from .format import Format, Origin
 from .options import Options
 from .rollout import Amendment, Numbers, Rollout
 
-VERSION = "3"
+VERSION = "4"
 """Of what an index holds; one of another version is made anew."""
 PART_BYTES = 4 << 20
 PART_ROLLOUTS = 512
@@ -38,6 +40,8 @@ _TAIL = 4096
 _GROUPS = 100_000
 _PROBLEMS = 100
 _TEXTS = 64
+_DIAGNOSED = 50_000
+"""Rollouts of a dump that the detectors look at unasked: some seconds of the process behind the app."""
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sources (
@@ -173,6 +177,22 @@ class Indexer:
         """Write the summary where the reader of runs finds it; `opened`: a person opened the dump now."""
         names = [name for (name,) in self.db.execute("SELECT format FROM seen WHERE rollouts ORDER BY rollouts DESC")]
         cache.describe(self.folder, self.dump, self.options, ", ".join(names), self.summary(), opened=opened)
+
+    def diagnose(self) -> None:
+        """Put what the detectors find into the index, as the alerts of a run; of a dump so large that it would take
+        long, `grpo-tui check` tells it."""
+        last_n = str(self.store.last_n())
+        if self._meta("diagnosed") == last_n or self.store.last_n() > _DIAGNOSED:
+            return
+        with RunReader(self.folder) as reader:
+            found = findings(reader)
+        self.store.begin()
+        self.db.execute("DELETE FROM events WHERE kind = 'alert'")
+        for each in found:
+            data = {k: v for k, v in vars(each.finding).items() if k != "message"}
+            self.store.add_event("alert", each.finding.message, each.step or 0, time.time(), codec.encode_json(data))
+        self.store.set_meta("diagnosed", last_n)
+        self.store.commit()
 
     # Inside
 
@@ -339,7 +359,19 @@ class Indexer:
             params,
         ):
             means[f"rewards/raw/{name.removeprefix('component.')}"] = mean
-        return means
+        return {**means, **(self._actions(step) if step is not None else {})}
+
+    def _actions(self, step: int) -> dict[str, float]:
+        """The share of each action in the turns of one step; words between calls are none."""
+        counts: Counter[str] = Counter()
+        for (actions,) in self.db.execute(
+            "SELECT cards.actions FROM cards JOIN rows ON rows.n = cards.n WHERE step = ?", (step,)
+        ):
+            counts.update(actions.split(","))
+        names = {str(id_): name for id_, name in self.db.execute("SELECT id, name FROM labels WHERE kind = 'action'")}
+        known = {names[id_]: count for id_, count in counts.items() if names.get(id_, TEXT) != TEXT}
+        whole = sum(known.values())
+        return {f"behavior/action_distribution/{name}": count / whole for name, count in known.items()}
 
     def _skip(self, path: str, line: int | None, why: str) -> None:
         self._problems += 1
@@ -372,6 +404,7 @@ class Indexer:
         self.store.set_meta("searchable_bytes", "0")
         self.store.set_meta("measured", "")
         self.store.set_meta("means", "{}")
+        self.store.set_meta("diagnosed", "")
         self.store.set_meta("index", VERSION)
         self.store.set_meta("epoch", str(time.time_ns()))
         self.store.commit()

@@ -51,6 +51,8 @@ def open_dump(path: Path, options: Options | None = None, *, whole: bool = False
                 indexer.make_searchable()
             elif not more and not whole:
                 more = indexer.make_searchable(until - time.monotonic(), whole=False)
+            if not more and (whole or time.monotonic() < until):
+                indexer.diagnose()
             summary = indexer.summary()
             if not indexer.store.last_n() and not more:
                 nothing = _nothing(dump, summary)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.imports.opening import open_dump
-from grpo_tui.tui.app.destinations import Runs, Stepper, Trajectories
+from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 
 from .drive import running, settle
 from .terminal import Terminal
@@ -136,3 +136,33 @@ async def test_what_the_trainer_computed_of_each_token_is_shown(
         text = await app.press("t")
         assert "tokens by entropy" in text and "mean 1.250 nats" in text
         assert "tokens by" not in await app.press("t"), "nothing was recorded of a reference"
+
+
+async def test_the_dashboard_of_a_dump_shows_what_is_there_and_says_what_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = open_dump(PEERS / "verl" / "rollout_v0", whole=True).folder
+    async with running(tmp_path / "runs", Live(folder)) as app:
+        text = app.text
+        assert "1 failure, 1 warning" in text and "NaN or infinity" in text, "the findings of `check`"
+        assert "segment_object_at" in text and "75 %" in text, "what was done, by step"
+        scores = [json.loads(line)["format"] for line in (PEERS / "verl/rollout_v0/3.jsonl").open()]
+        mean = sum(s for s in scores if s is not None) / sum(s is not None for s in scores)
+        assert f"{mean:.2f}" in next(line for line in text.splitlines() if "format" in line)
+        assert "not recorded" in text and "c saves one" not in text
+        assert "x stop" not in text and "checkpoint " not in text.splitlines()[-1]
+        assert "what helps:" in await app.click("NaN or infinity", 2)
+
+
+async def test_dumps_of_two_frameworks_are_compared_by_their_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("verl/rollout", "areal"):
+        open_dump(PEERS / name, whole=True)
+    async with running(tmp_path / "runs", Runs()) as app:
+        await app.press("space", "j", "space")
+        text = await app.press("c")
+        assert "compare" in text and "AReaL rollouts" in text and "verl rollouts" in text
+        assert "mean of rewards/total/mean" in await app.press("a")

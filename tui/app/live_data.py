@@ -65,6 +65,11 @@ class Reading:
         return "rft"
 
     @property
+    def is_dump(self) -> bool:
+        """Whether another framework wrote it: what is not there will not come."""
+        return self.info.mode == "dump"
+
+    @property
     def step(self) -> int:
         """The last step."""
         return self.info.step

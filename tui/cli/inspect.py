@@ -174,7 +174,7 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
     for metric, value in sorted(reader.metrics.latest().items()):
         say(f"  {literal(metric):44} {number(value)}")
     for event in reader.events(kinds=("alert", "eval", "record", "error"), limit=20):
-        say(f"  step {event.step}: {literal(event.message)}")
+        say(f"  {f'step {event.step}: ' if event.step or not dump else ''}{literal(event.message)}")
     what, shown = ("all of them", "''") if dump else ("steps and penalties", "'penalties>0'")
     say(f"{what}: grpo-tui inspect {name} --filter {shown}, then --trajectory ID")
 

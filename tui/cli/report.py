@@ -66,6 +66,7 @@ def page(run: RunInfo, picture: str) -> str:
         events = reader.events(kinds=("alert", "eval", "beta", "snapshot", "checkpoint", "record", "error"), limit=500)
         count = reader.rollouts.total()
         found = findings(reader) if dump else []
+        events = [event for event in events if not (found and event.kind == "alert")]
 
     def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
         lines = [f"<tr>{''.join(f'<td>{escape(literal(str(cell)))}</td>' for cell in row)}</tr>" for row in rows]

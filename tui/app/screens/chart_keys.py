@@ -101,11 +101,10 @@ class ChartKeys(FollowsRun):
         self.chart.smoothing, self.chart.log = view.weight, view.log
         self.chart.panels = view.chart.panels
         names = metrics_of(view.chart.metrics, shown.names)
-        wait = "appears with the first step; m: next chart"
+        wait = "not recorded; m: next chart" if shown.is_dump else "appears with the first step; m: next chart"
         self.chart.put(view.heading, series_of(names, curves, shown.latest, self.x), wait)
-        why = (
-            "KL is not measured: beta is 0" if shown.latest.get("kl/beta") == 0 else "KL appears with the first update"
-        )
+        why = "not recorded" if shown.is_dump else "KL appears with the first update"
+        why = "KL is not measured: beta is 0" if shown.latest.get("kl/beta") == 0 else why
         self.kl.put(KL_HEADING, kl_series(shown, curves, self.x), why)
 
     def _ends(self) -> tuple[float, float]:

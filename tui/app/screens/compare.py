@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.paths import CONFIG_FILE
+from ....engine.runs.paths import CONFIG_FILE, RUN_FILE
+from ....engine.runs.status import read_json
 from ....engine.runs.types import RunInfo
 from ...format import number
 from ..bindings import COMPARE, bindings
@@ -38,10 +39,24 @@ def read_config(run: Path) -> dict[str, str]:
     """The run's resolved configuration, flat; empty when it cannot be read."""
     import yaml
 
+    dump = read_json(run / RUN_FILE)
+    if dump.get("mode") == "dump":
+        return _of_dump(dump.get("facts"))
     try:
         return flatten(yaml.safe_load((run / CONFIG_FILE).read_text(encoding="utf-8")) or {})
     except (OSError, ValueError, yaml.YAMLError):
         return {}
+
+
+def _of_dump(facts: Any) -> dict[str, str]:
+    """Of a dump, which has no configuration of ours: what was read, and the means over all of its rollouts."""
+    facts = facts if isinstance(facts, dict) else {}
+    means = facts.get("means")
+    told = {name: facts.get(name) for name in ("formats", "rollouts", "last_step", "skipped_in_all")}
+    told["formats"] = ", ".join(facts.get("formats") or ())
+    found = {name: "not recorded" if value is None else str(value) for name, value in told.items()}
+    shown = means if isinstance(means, dict) else {}
+    return found | {f"mean of {name}": number(value) for name, value in shown.items()}
 
 
 class ConfigTable(Pane):
@@ -86,7 +101,8 @@ class ConfigTable(Pane):
                 ).gap()
             lines.append(line)
         if not shown:
-            lines.append(Line(p).add("The settings are the same. a shows all of them.", p.faint))
+            same = "The settings are the same. a shows all of them." if keys else "No settings were recorded."
+            lines.append(Line(p).add(same, p.faint))
         return lines
 
 

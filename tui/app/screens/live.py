@@ -76,6 +76,8 @@ class LiveScreen(ChartKeys, RequestKeys):
     def hint_label(self, action: str, label: str) -> str:
         """Space is told by what it does now."""
         requests = self.requests
+        if action in ("pause", "stop", "checkpoint") and self.shown is not None and self.shown.is_dump:
+            return ""
         return requests.hint if action == "pause" and requests is not None else label
 
     def on_mount(self) -> None:
@@ -94,6 +96,9 @@ class LiveScreen(ChartKeys, RequestKeys):
         """Every panel takes what it reads."""
         shown = self.shown
         assert shown is not None
+        for pane in (self.components, self.policy, self.snapshots, self.speed):
+            pane.is_dump = shown.is_dump
+        self.components.of_rollouts = shown.info.mode in ("dump", "recorded")
         self.components.put(shown.latest, shown.trends)
         found = findings(shown)
         components = len(self.components.names())

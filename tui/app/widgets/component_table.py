@@ -33,6 +33,8 @@ class ComponentTable(Pane):
         super().__init__(name)
         self.latest: Mapping[str, float] = {}
         self.trends: Mapping[str, Sequence[tuple[int, float]]] = {}
+        self.of_rollouts = False
+        """Whether components are of whole rollouts, as in what others wrote or recorded (docs/recording.md)."""
 
     def put(self, latest: Mapping[str, float], trends: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         """The last values and the recent history of each metric."""
@@ -48,6 +50,9 @@ class ComponentTable(Pane):
     def values(self, name: str) -> dict[str, float | None]:
         """What a row says. Records before the sums over rollouts were kept have none of the first two."""
         get = self.latest.get
+        if self.of_rollouts:
+            named = {"raw": "raw", "norm": "normalized", "×w": "weight", "adds": "contribution"}
+            return {column: get(f"rewards/{kind}/{name}") for column, kind in named.items()}
         return {
             "raw": get(f"rewards/raw_per_trajectory/{name}"),
             "norm": get(f"rewards/normalized_per_trajectory/{name}"),
@@ -60,7 +65,8 @@ class ComponentTable(Pane):
         p = self.palette
         names = self.names()
         if not names:
-            return [Line(p), Line(p).add("components appear with the first step", p.faint, cells=width, align="^")]
+            when = self.coming("components appear with the first step")
+            return [Line(p), Line(p).add(when, p.faint, cells=width, align="^")]
         longest = max(len("component"), *map(width_of, map(literal, names)))
         columns = [("raw", 8), ("norm", 8), ("×w", 7), ("adds", 8)]
         name_width = min(longest, max(_NAME, width - sum(w for _, w in columns)))

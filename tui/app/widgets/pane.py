@@ -57,6 +57,8 @@ class Pane:
         self.region = Region()
         self.top = 0
         self.active = False
+        self.is_dump = False
+        """Whether it shows what another framework wrote: nothing more will come."""
         self._built: Sequence[Line] | None = None
         self._built_for = (-1, -1)
         self._strips: dict[int, list[Segment]] = {}
@@ -104,6 +106,10 @@ class Pane:
         """Tell the screen."""
         if self.frame is not None:
             self.frame.post_message(message)
+
+    def coming(self, when: str) -> str:
+        """What an empty pane says: when there will be something; of a dump, that it was not recorded."""
+        return "not recorded" if self.is_dump else when
 
     def build(self, width: int, height: int) -> Sequence[Line]:
         """All lines of the content at this width; more than `height` of them scroll."""

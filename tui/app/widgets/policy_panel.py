@@ -90,7 +90,7 @@ class PolicyPanel(Pane):
             return lines
         when = {"rft": "with the first update", "sft": "with the first step",
                 "online": "with the first update"}[self.kind]  # fmt: skip
-        return [Line(p).add(when, p.faint, cells=width, align="^")]
+        return [Line(p).add(self.coming(when), p.faint, cells=width, align="^")]
 
     def _kl(self, width: int) -> list[Line]:
         p, get = self.palette, self.latest.get

@@ -42,7 +42,7 @@ class SnapshotsPanel(Pane):
                 lines.append(line)
         if not lines:
             why = "none yet; c publishes" if self.kind == "online" else "none yet; c saves one"
-            lines.append(Line(p).add(why, p.faint, cells=width, align="^"))
+            lines.append(Line(p).add(self.coming(why), p.faint, cells=width, align="^"))
         return lines
 
     def _now(self, width: int) -> list[Line]:

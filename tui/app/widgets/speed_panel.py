@@ -64,7 +64,7 @@ class SpeedPanel(Pane):
             for text, style, cells in ((percent(seconds / whole), p.text, 6), (f"{number(seconds)} s", p.faint, 9)):
                 line.offer(Line(p).add(text, style, cells=max(cells, len(text) + 1), align=">"), width)
             lines.append(line)
-        return lines or [Line(p).add("measured with the first step", p.faint, cells=width, align="^")]
+        return lines or [Line(p).add(self.coming("measured with the first step"), p.faint, cells=width, align="^")]
 
     def _in_flight(self, width: int, room: int) -> list[Line]:
         """How many are in flight and how long the others took; then, where there is room, the longest one by one."""
