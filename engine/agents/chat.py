@@ -76,15 +76,17 @@ class ChatBridge:
         self.bridge = lru_cache(maxsize=4096)(self._bridge)
 
     def answering_tools(self) -> ChatBridge:
-        """The same with observations as answers of tools, where the template shows those; else this one."""
+        """The same with observations as answers of tools, where the template shows those, and their images to a policy
+        that sees; else this one."""
         try:
-            return ChatBridge(
+            bridge = ChatBridge(
                 self.tokenizer,
                 stop_ids=self.stop_ids,
                 observation_role="tool",
                 template_kwargs=self.template_kwargs,
                 sight=self.sight,
             )
+            return bridge if self.sight is None or "".join(bridge._around(1)).count(self.sight.sign) == 1 else self
         except ChatTemplateError:
             return self
 

@@ -218,3 +218,17 @@ def test_a_row_that_skips_turns_is_encoded_again_with_its_images():
         arrays, expected = session.tokens(row), fresh(net, "qwen2_5_vl", session, row)
         mask = arrays.agent_mask[1:]
         np.testing.assert_allclose(arrays.logprobs[1:][mask], expected[mask], atol=1e-4)
+
+
+def test_tools_answer_as_users_where_the_template_drops_a_tools_images():
+    chat = agent("qwen3_vl").chat
+    assert chat.sight is not None
+    assert chat.answering_tools().observation_role == "tool"
+    shows = chat.sight.processor.chat_template
+    dropping = shows.replace("b['type'] == 'image'", "b['type'] == 'image' and m['role'] != 'tool'")
+    dropping = dropping.replace("{{ b['text'] }}", "{{ b['text'] if b['type'] == 'text' else '' }}")
+    chat.sight.processor.chat_template = dropping
+    try:
+        assert chat.answering_tools().observation_role == "user"
+    finally:
+        chat.sight.processor.chat_template = shows
