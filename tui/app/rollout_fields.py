@@ -34,8 +34,8 @@ def prompt_fields(trajectory: Trajectory, limit: int | None = None, task: bool =
     fields = [Field("prompt", trajectory.prompt, "muted", limit, "P shows all")]
     fields += _seen_field(trajectory.seen)
     if task and trajectory.task:
-        task = (f"{key}: {value if isinstance(value, str) else brief(value)}" for key, value in trajectory.task.items())
-        fields.append(Field("task", "\n".join(task), "muted"))
+        told = (f"{key}: {value if isinstance(value, str) else brief(value)}" for key, value in trajectory.task.items())
+        fields.append(Field("task", "\n".join(told), "muted"))
     return fields
 
 

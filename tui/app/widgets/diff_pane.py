@@ -98,11 +98,10 @@ class DiffPane(Pane):
     @staticmethod
     def _fields(compared: Comparison, pair: Pair) -> dict[str, tuple[str, str]]:
         """The texts of two steps that stand beside each other, by their names; those that neither has are left out."""
-        made = []
-        for record, at in ((compared.left, pair.left), (compared.right, pair.right)):
-            step = record.trajectory.steps[at] if at is not None else None
-            made.append([_field(record, step, name) for name in _NAMES])
-        return {name: both for name, *both in zip(_NAMES, *made, strict=True) if any(both)}
+        a = compared.left.trajectory.steps[pair.left] if pair.left is not None else None
+        b = compared.right.trajectory.steps[pair.right] if pair.right is not None else None
+        both = {name: (_field(compared.left, a, name), _field(compared.right, b, name)) for name in _NAMES}
+        return {name: texts for name, texts in both.items() if any(texts)}
 
     def _head(self, i: int, pair: Pair, differs: bool) -> Line:
         p = self.palette

@@ -77,7 +77,7 @@ class StepLines:
         if start:
             parts.insert(0, cut(f"✂ {start:,} characters before · {field.more}", self._room))
         named, indent = self.width >= _NARROW, 13 if self.width >= _NARROW else 1
-        texts = [
+        texts: list[Line | Later] = [
             partial(self._line, field.name if named and not index else "", indent, parts, index, style)
             for index in range(len(parts))
         ]

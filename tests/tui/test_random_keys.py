@@ -1,0 +1,69 @@
+"""Sessions of random keys at odd sizes: the app never ends by a mistake of its own, and every screen stays whole."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.tui.app.bindings import TABLE
+from grpo_tui.tui.app.destinations import Diff, Groups, Live, Runs, Stepper, Trajectories
+
+from .drive import Driver, running, settle
+
+SIZES = [(20, 5), (80, 24), (120, 40), (400, 120)]
+LEAVES = {"q", "ctrl+z", "o", "O"}
+"""Keys that end the session or wait for another program."""
+KEYS = sorted({key for row in TABLE for key in row.keys.split(",")} - LEAVES | {"enter", "escape", "tab", "ctrl+p"})
+TYPED = ["1", "7", "slash", "colon", "a", "e", "space", "less_than_sign", "quotation_mark", "backspace", "é", "日"]
+
+
+async def session(runs: Path, seed: int, presses: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random keys, and now and then another size, from a screen chosen by the seed."""
+    rng = random.Random(seed)
+    run = runs / "ab12"
+    start = rng.choice([Runs(), Live(run), Trajectories(run), Groups(run), Stepper(run, "5"), Diff(run, 5)])
+    monkeypatch.setenv("PAGER", "no-such-program")
+    said: list[str] = []
+    async with running(runs, start, size=SIZES[seed % len(SIZES)]) as app:
+        for at in range(presses):
+            key = rng.choice(KEYS if rng.random() < 0.85 else TYPED)
+            said.append(key)
+            await app.pilot.press(key)
+            if at % 70 == 69:
+                await app.pilot.resize_terminal(*rng.choice(SIZES))
+            if at % 25 == 24:
+                await settle(app.pilot)
+                check(app, said)
+            assert app.app._exception is None and not app.app.failure, said
+            if not app.app.is_running:
+                break
+        assert app.app.is_running, said
+
+
+def check(app: Driver, said: list[str]) -> None:
+    """As many lines as the terminal has, and a way out in the last one."""
+    lines = app.text.split("\n")
+    assert len(lines) == app.app.size.height, said
+    if hasattr(app.screen, "frame") and hasattr(app.screen, "view") and not app.screen.query("#prompt-bar"):
+        assert "esc" in lines[-1] or app.app.screen.query("Toast"), (said, lines[-1])
+
+
+@pytest.fixture
+def own(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs that random keys may rename, forget and delete."""
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(runs, tmp_path / "runs"))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+async def test_random_keys_do_no_harm(own: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    await session(own, seed, 50, monkeypatch)
+
+
+@pytest.mark.stress
+@pytest.mark.parametrize("seed", range(12))
+async def test_many_random_keys_do_no_harm(own: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    await session(own, seed, 350, monkeypatch)
