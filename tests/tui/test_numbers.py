@@ -409,6 +409,14 @@ def test_a_chosen_finding_is_told_in_full(width: int) -> None:
     assert words.count("word") == 40 and "useful" in words and "end" in words
 
 
+def test_all_findings_are_told_in_full_where_there_is_room() -> None:
+    pane = Alerts()
+    framed(pane)
+    pane.put(merged([Event("alert", f"{n} " + "word " * 40 + "end", n, {"subject": n}, 1.0, n) for n in (1, 2)]))
+    assert sum(line.plain.count("end") for line in pane.build(60, 20)) == 2
+    assert len(pane.build(60, 2)) == 2, "and cut with a mark where there is none"
+
+
 def test_steps_stand_in_proportion_along_time_and_tokens() -> None:
     time = along("time", "rft", [(1, 100.0), (11, 700.0)], [], 0.0)
     assert time.name == "minutes" and time(6) == pytest.approx(300 / 60)

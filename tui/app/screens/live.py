@@ -74,9 +74,9 @@ class LiveScreen(ChartKeys, RequestKeys):
         return header(self.palette, self.reads.path.name, self.requests, self.shell.clock(), width)
 
     def hint_label(self, action: str, label: str) -> str:
-        """Space is told by what it does now."""
+        """Space is told by what it does now; what an ended run cannot be asked is not told."""
         requests = self.requests
-        if action in ("pause", "stop", "checkpoint") and self.shown is not None and self.shown.is_dump:
+        if action in ("stop", "checkpoint") and requests is not None and requests.state == "ended":
             return ""
         return requests.hint if action == "pause" and requests is not None else label
 

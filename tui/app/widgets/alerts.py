@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from rich.style import Style
 
@@ -59,17 +60,19 @@ class Alerts(Pane):
             self.scroll_line_to(top)
 
     def build(self, width: int, height: int) -> list[Line]:
-        """Sign, where and how often, message, and how many trajectories show it."""
-        lines: list[Line] = []
-        self._first_line = []
-        for index, found in enumerate(self.found):
-            self._first_line.append(len(lines))
-            lines += self._finding(found, width, here=self.active and index == self.cursor, index=index)
+        """Sign, where and how often, message, and how many trajectories show it: in full the one under the cursor, and
+        all where there is room."""
+        told = [self._finding(width, index, full=True) for index in range(len(self.found))]
+        if sum(map(len, told)) > height:
+            told = [self._finding(width, i, full=self.active and i == self.cursor) for i in range(len(self.found))]
+        self._first_line = [*accumulate((len(lines) for lines in told[:-1]), initial=0)]
+        lines = [line for finding in told for line in finding]
         p = self.palette
         return lines or [Line(p).add("✓ ", p.good).add("nothing to report", p.faint)]
 
-    def _finding(self, found: Found, width: int, *, here: bool, index: int) -> list[Line]:
-        p = self.palette
+    def _finding(self, width: int, index: int, *, full: bool) -> list[Line]:
+        p, found = self.palette, self.found[index]
+        here = self.active and index == self.cursor
         tones: dict[Grade, Style] = {
             "failure": p.bad_bold, "warning": p.warn_bold, "asked": p.accent, "hint": p.muted, "good": p.good,
         }  # fmt: skip
@@ -86,7 +89,7 @@ class Alerts(Pane):
         room = max(1, width - head.width)
         text_style = p.text if found.grade in ("failure", "warning", "asked") else p.muted
         texts = wrap(found.message, room, _LONGEST) or [""]
-        if not here:
+        if not full:
             rest = room - end.width
             if rest < 12:
                 end, rest = Line(p), room
@@ -102,7 +105,9 @@ class Alerts(Pane):
         if found.remedy:
             helps = wrap(f"what helps: {found.remedy}", width - 4, _LONGEST)
             lines += [Line(p).gap(min(4, width - 1)).add(t, p.accent) for t in helps if t]
-        if ids:
+        if ids and not here:
+            lines[-1].offer(end, width)
+        elif ids:
             opens = Line(p).gap(min(4, width - 1))
             opens.offer(Line(p).add("enter", p.key).add(f" opens {end.plain.removeprefix(' → ')}", p.muted), width)
             lines.append(opens)
