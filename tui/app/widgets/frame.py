@@ -256,7 +256,7 @@ class Frame(Widget):
             left, right = self._header(width)
             headed = bool(left.width or right.width)
             room = width - 6 - (right.width + 3 if right.width else 0)
-            if right.width and room < min(left.width, 12):
+            if right.width and min(left.width, 8) + right.width + 8 > width:
                 right, room = Line(p), width - 6
             if left.width > room:
                 left = left.cropped(max(8, room))
