@@ -23,6 +23,10 @@ Without a terminal, or with --headless, progress is printed as lines and Ctrl-C 
 """
 
 
+QUICK_STEPS, QUICK_TASKS = 8, 8
+"""How far `--quick` goes at most."""
+
+
 class Mode(StrEnum):
     """What `--mode` takes."""
 
@@ -57,6 +61,9 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Try the configuration on two rollouts, print what came of it, keep nothing."),
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"See that it works: {QUICK_STEPS} steps, and {QUICK_TASKS} held-out tasks.")
     ] = False,
     run_id: Annotated[str | None, typer.Option("--run-id", help="The new run's id; else one is made.")] = None,
     headless: Annotated[bool, typer.Option("--headless", help="Print lines, even on a terminal.")] = False,
@@ -109,6 +116,10 @@ def train(
             ExitCode.USAGE,
         )
 
+    if quick:
+        settings.training.max_steps = min(settings.training.max_steps, QUICK_STEPS)
+        settings.environment.eval_tasks = min(settings.environment.eval_tasks, QUICK_TASKS)
+        settings.training.eval_every = 0
     if dry_run:
         from .dry_run import dry_run as try_out
 

@@ -1,0 +1,39 @@
+"""A game of several turns: three locks, and the word that opens them is never told."""
+
+import random
+
+from grpo_tui.envs import MultiTurnEnv, StepResult
+
+WORD = "ANSWER"
+
+
+class Locks(MultiTurnEnv):
+    """Each turn that says the word opens a lock and earns a third; any other turn ends the game."""
+
+    name = "locks"
+
+    def __init__(self, tokenizer=None, *, locks: int = 3, **config):
+        super().__init__(tokenizer, max_turns=locks, **config)
+        self.locks = locks
+
+    def make_tasks(self, split, n, seed):
+        """Doors by number; even ones to train on, odd ones to evaluate on."""
+        rng = random.Random(f"{split} {seed}")
+        return [{"door": 2 * rng.randrange(1000) + (split == "eval")} for _ in range(n)]
+
+    def reset(self, task):
+        """The state is the number of open locks."""
+        return {"open": 0}, [{"role": "user", "content": f"what is {task['door'] % 50} + {task['door'] // 50}?"}]
+
+    def step(self, state, call):
+        """One turn of the game."""
+        if WORD not in call.text:
+            return StepResult("the door stays shut", done=True, answer="shut", correct=False)
+        state["open"] += 1
+        done = state["open"] == self.locks
+        said = "the door opens" if done else f"lock {state['open']} is open"
+        return StepResult(said, 1 / self.locks, done, "open" if done else None, True if done else None)
+
+    def explain(self):
+        """Nothing: the word is to be found."""
+        return ""
