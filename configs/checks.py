@@ -56,12 +56,20 @@ def _adapters(config: RunConfig) -> Iterator[Problem]:
             f"{m.sft_adapters} fits only the built-in policy of its name, but model.base is {m.base}",
             "null to start from the bare base model, or the folder that `--mode sft` wrote",
         )
+    if m.quantization is not None and m.lora is None:
+        yield Problem("model.quantization", "only adapters on weights in 4 bits are trained", "set model.lora")
     if config.mode == "online" and m.lora is None:
         yield Problem("model.lora", "null means no adapters, but learning while serving updates them", "r, alpha, …")
 
 
 def _precision(config: RunConfig) -> Iterator[Problem]:
     m = config.model
+    if m.quantization is not None and m.device in ("cpu", "mps"):
+        yield Problem(
+            "model.quantization",
+            f"{m.quantization} needs a CUDA GPU, and model.device is {m.device}",
+            "null, or device: cuda",
+        )
     if m.device == "cpu" and m.dtype == "float16":
         yield Problem("model.dtype", "float16 does not train on a CPU", "float32, or bfloat16 on a CPU that has it")
 

@@ -44,6 +44,8 @@ class ModelConfig(Section):
     """How the policy calls tools that it was not taught: `native`, in the syntax of its own chat template, where that
     shows tools; `json`, as JSON objects that the prompt explains; `auto`, `native` without `sft_adapters`, which learn
     JSON."""
+    quantization: Literal["nf4"] | None = None
+    """`nf4`: the base model in 4 bits with adapters on it (QLoRA), on a CUDA GPU with bitsandbytes; null: as it is."""
     gradient_checkpointing: bool = True
     attn_implementation: str | None = None
     lora: LoraSection | None = LoraSection()

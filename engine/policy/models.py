@@ -15,7 +15,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -23,6 +25,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    BitsAndBytesConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -66,7 +69,8 @@ def load_policy(
             model = get_peft_model(base, lora_config(config.lora, base))  # type: ignore[assignment]
         except ValueError as error:
             raise ModelLoadError(f"model.lora does not fit {config.base}: {first_line(error)}") from error
-    model.to(_device(config))  # type: ignore[arg-type]
+    if config.quantization is None:  # one in 4 bits was loaded where it stays
+        model.to(_device(config))  # type: ignore[arg-type]
     if not trainable:
         model.requires_grad_(False)
         return model.eval(), tokenizer
@@ -79,8 +83,12 @@ def load_policy(
 
 
 def load_base(config: ModelConfig) -> PreTrainedModel:
-    """The bare base model, in float32 or as `config.dtype` says, on the CPU. Raises ModelLoadError."""
+    """The bare base model, in float32 or as `config.dtype` says, on the CPU; in 4 bits on its GPU.
+
+    Raises ModelLoadError.
+    """
     source, revision = base_source(config)
+    quantized = _quantized(config) if config.quantization is not None else {}
     _check(Path(source))
     disable_progress_bar()  # a log file is no place for it
     try:
@@ -92,11 +100,37 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
             dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
             attn_implementation=config.attn_implementation,
             use_safetensors=True,  # nothing is unpickled
+            **quantized,
         )
         SeeingModel.of(model)  # says what is missing in one that takes images in another way
         return model
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, and what the hub's client raises
         raise ModelLoadError(explain(config.base, error)) from error
+
+
+def _quantized(config: ModelConfig) -> dict[str, Any]:
+    """What `from_pretrained` is given for a base model in 4 bits (QLoRA, https://arxiv.org/abs/2305.14314).
+
+    Raises ModelLoadError where there is no CUDA GPU, or no bitsandbytes.
+    """
+    device = _device(config)
+    if device.type != "cuda":
+        raise ModelLoadError(
+            f"model.quantization: {config.quantization} needs a CUDA GPU, and this model goes to {device.type}; set it "
+            "to null (LoRA on the model as it is)"
+        )
+    if find_spec("bitsandbytes") is None:
+        raise ModelLoadError(
+            f"model.quantization: {config.quantization} needs bitsandbytes; pip install 'grpo-tui[qlora]'"
+        )
+    computed = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+    four_bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=computed,
+    )
+    return {"quantization_config": four_bits, "device_map": {"": device}}
 
 
 def load_sight(config: ModelConfig, model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> Sight | None:

@@ -141,3 +141,50 @@ def test_the_built_in_policy_is_there_small_and_says_what_it_was_taught():
     assert len(tok.encode("127")) == 1
     success = json.loads((tiny / "quality.json").read_text())["success"]
     assert success["sft greedy"]["all"] <= 0.55 and success["sft sampled"]["all"] <= 0.55
+
+
+def test_four_bits_are_refused_without_a_gpu_in_one_sentence(base):
+    with pytest.raises(ModelLoadError, match="nf4 needs a CUDA GPU, and this model goes to cpu"):
+        load_policy(config(base, quantization="nf4"))
+
+
+def test_four_bits_are_asked_of_transformers_where_there_is_a_gpu(base, monkeypatch):
+    from grpo_tui.engine.policy import models
+
+    monkeypatch.setattr(models, "_device", lambda config: torch.device("cuda", 0))
+    monkeypatch.setattr(models, "find_spec", lambda name: object())
+    given = models._quantized(config(base, quantization="nf4", dtype="bfloat16"))
+    four_bits = given["quantization_config"]
+    assert four_bits.load_in_4bit and four_bits.bnb_4bit_quant_type == "nf4"
+    assert four_bits.bnb_4bit_compute_dtype == torch.bfloat16
+    assert given["device_map"] == {"": torch.device("cuda", 0)}
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    with pytest.raises(ModelLoadError, match="needs bitsandbytes"):
+        models._quantized(config(base, quantization="nf4"))
+
+
+def test_a_base_model_gets_chatml_or_the_template_of_a_file(base, tmp_path):
+    from grpo_tui.engine.agents.chat import ChatBridge
+    from grpo_tui.engine.policy.sources import load_tokenizer
+
+    bare = tokenizer()
+    bare.chat_template = None
+    bare.save_pretrained(tmp_path / "bare")
+    (tmp_path / "bare" / "config.json").write_text((base / "config.json").read_text())
+    talk = [{"role": "user", "content": "What?"}]
+    made = load_tokenizer(config(tmp_path / "bare", chat_template="chatml"))
+    assert ChatBridge(made).prompt_text(talk) == "<|im_start|>user\nWhat?" + _ends(made) + "\n<|im_start|>assistant\n"
+    (tmp_path / "mine.jinja").write_text(
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }}</s>{% endfor %}{{ 'think ' if thinking else 'say ' }}"
+    )
+    made = load_tokenizer(config(tmp_path / "bare", chat_template=str(tmp_path / "mine.jinja")))
+    for thinking, asked in ((True, "think "), (False, "say ")):  # model.chat_template_kwargs
+        bridge = ChatBridge(made, template_kwargs={"thinking": thinking})
+        assert bridge.prompt_text(talk) == f"[user] What?</s>{asked}"
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        load_tokenizer(config(tmp_path / "bare", chat_template=str(tmp_path / "gone.jinja")))
+
+
+def _ends(made) -> str:
+    known = "<|im_end|>" in made.get_vocab()
+    return "<|im_end|>" if known else str(made.eos_token)
