@@ -65,8 +65,7 @@ def shape_of(config: PreTrainedConfig) -> Shape:
     from torch import nn
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    from .sight.loading import takes_images
-    from .sight.tower import apart_from_language
+    from .sight.kinds import apart_from_language, takes_images
 
     sees = takes_images(config)
     with torch.device("meta"):

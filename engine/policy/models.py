@@ -36,8 +36,8 @@ from ..runs.checksums import CHECKSUMS, find_damage
 from .activations import checkpoint_activations
 from .sight import loading
 from .sight.inputs import SeeingModel
+from .sight.kinds import apart_from_language, takes_images
 from .sight.processor import Sight
-from .sight.tower import apart_from_language
 from .sources import ModelLoadError, base_source, builtin, explain, first_line, load_tokenizer
 from .unwrap import base_of
 
@@ -93,7 +93,7 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
     disable_progress_bar()  # a log file is no place for it
     try:
         known = AutoConfig.from_pretrained(source, revision=revision)
-        kind = AutoModelForImageTextToText if loading.takes_images(known) else AutoModelForCausalLM
+        kind = AutoModelForImageTextToText if takes_images(known) else AutoModelForCausalLM
         model = kind.from_pretrained(
             source,
             revision=revision,

@@ -6,15 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoProcessor, PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from .processor import Sight, SightError
-
-
-def takes_images(config: PreTrainedConfig) -> bool:
-    """Whether a model of this configuration is an image-text-to-text model."""
-    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and getattr(config, "vision_config", None) is not None
 
 
 def load_sight(

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from .kinds import apart_from_language
 from .processor import ModelImage, SightError, stack_inputs
 
 CACHED_BYTES = 512 << 20
@@ -136,13 +137,6 @@ class VisionTower:
             self._bytes += features.nbytes
         while self._bytes > CACHED_BYTES and len(self._kept) > 1:
             self._bytes -= self._kept.popitem(last=False)[1].nbytes
-
-
-def apart_from_language(model: PreTrainedModel) -> list[nn.Module]:
-    """The parts of a vision-language model beside its language model and output layer: towers and projections."""
-    body: Any = model.base_model
-    language = body.get_decoder()
-    return [child for child in body.children() if child is not language]
 
 
 def _parts(images: Sequence[ModelImage]) -> Iterator[list[ModelImage]]:

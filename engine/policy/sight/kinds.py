@@ -1,0 +1,21 @@
+"""Which models take images, and which of their parts make features; light, for what needs a config alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def takes_images(config: PreTrainedConfig) -> bool:
+    """Whether a model of this configuration is an image-text-to-text model."""
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and getattr(config, "vision_config", None) is not None
+
+
+def apart_from_language(model: PreTrainedModel) -> list[nn.Module]:
+    """The parts of a vision-language model beside its language model and output layer: towers and projections."""
+    body: Any = model.base_model
+    language = body.get_decoder()
+    return [child for child in body.children() if child is not language]
