@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 
 from .problems import Problem
@@ -18,7 +19,7 @@ Check = Callable[[RunConfig], Iterator[Problem]]
 
 def check_relations(config: RunConfig) -> Iterator[Problem]:
     """Keys that contradict each other. `place` is filled in by the loader."""
-    for check in (_tokens, _rows, _adapters, _precision, _folders, _data):
+    for check in (_tokens, _rows, _adapters, _precision, _folders, _data, _servers):
         yield from check(config)
 
 
@@ -114,6 +115,44 @@ def _data(config: RunConfig) -> Iterator[Problem]:
             "nothing says what a good answer is",
             "name a reward function (`--reward rewards.py:accuracy`), or the column of right answers in data.answer",
         )
+
+
+def _servers(config: RunConfig) -> Iterator[Problem]:
+    """Rollouts on servers: what they cannot do, and what is theirs alone."""
+    r, t = config.rollouts, config.training
+    if r.engine == "transformers":
+        if r.servers:
+            yield Problem(
+                "rollouts.servers", "servers are named, but rollouts.engine is transformers", "rollouts.engine: vllm"
+            )
+        if r.max_staleness:
+            yield Problem(
+                "rollouts.max_staleness",
+                "rollouts of later steps are made while the trainer works on servers alone",
+                "0, or rollouts.engine: vllm",
+            )
+        return
+    if config.mode != "rft":
+        yield Problem(
+            "rollouts.engine", f"servers make the rollouts of --mode rft, and not of {config.mode}", "transformers"
+        )
+    if not r.servers:
+        yield Problem("rollouts.servers", "no server is named", "addresses such as [http://127.0.0.1:8000]")
+    for url in r.servers:
+        if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", url):
+            yield Problem("rollouts.servers", f"{url} is no address of a server", "such as http://127.0.0.1:8000")
+    if len(set(r.servers)) < len(r.servers):
+        yield Problem("rollouts.servers", "a server is named twice", "each once")
+    if config.model.lora is None:
+        yield Problem("model.lora", "null trains all weights, but servers get adapters only", "r, alpha, …")
+    for key, value, whole in (("top_p", t.top_p, 1.0), ("top_k", t.top_k, 0)):
+        if value != whole:
+            yield Problem(
+                f"training.{key}",
+                f"{value}, but servers would report log-probs of the tokens that are left, and the policy is trained "
+                "on all of them",
+                f"{whole:g} with rollouts.engine: vllm",
+            )
 
 
 def check_paths(config: RunConfig) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from .sections import (
     ModelConfig,
     OnlineConfig,
     RewardsConfig,
+    RolloutsConfig,
     Section,
     SFTConfig,
     TrainingConfig,
@@ -38,6 +39,7 @@ class RunConfig(Section):
     rewards: RewardsConfig = RewardsConfig()
     sft: SFTConfig = SFTConfig()
     training: TrainingConfig = TrainingConfig()
+    rollouts: RolloutsConfig = RolloutsConfig()
     online: OnlineConfig = OnlineConfig()
     logging: LoggingConfig = LoggingConfig()
 

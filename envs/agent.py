@@ -29,12 +29,14 @@ class AgentTurn:
 
     `stop_reason`: `stop` (end-of-turn token or stop string), `turn_limit`, `token_limit` (of the trajectory), `refused`
     (the agent cannot go on with this conversation; `problem` says why).
+    `policy_version`: optimiser steps that the policy which wrote it had made; None where the agent does not know.
     """
 
     text: str
     token_span: tuple[int, int]
     stop_reason: str = "stop"
     problem: str = ""
+    policy_version: int | None = None
 
 
 @runtime_checkable
@@ -73,6 +75,15 @@ class SeeingSession(AgentSession, Protocol):
     def shown(self, row: int) -> Sequence[Any]:
         """The images of this row so far, in the order of their tokens; what one is belongs to the agent, but for
         `turn` (-1: in the prompt), `size` (width and height as the model was shown it) and `tokens`."""
+        ...
+
+
+@runtime_checkable
+class AsyncAgentSession(AgentSession, Protocol):
+    """A session in which each row may write its next turn as soon as it is ready, whatever the others do."""
+
+    async def turn(self, row: int) -> AgentTurn:
+        """Let one row write its next turn; as many rows at once as there are."""
         ...
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 import traceback
@@ -81,14 +83,7 @@ class _Batch(Generic[T, R]):
 
     def _work(self, index: int | None) -> None:
         while index is not None:
-            began = time.perf_counter()
-            outcome: Outcome[R]
-            try:
-                outcome = Outcome(self.function(self.items[index]), seconds=time.perf_counter() - began)
-            except BaseException as problem:  # a sys.exit() in an environment must not end the training either
-                outcome = Outcome(
-                    error=_sentence(problem), detail=traceback.format_exc(), seconds=time.perf_counter() - began
-                )
+            outcome = _outcome(self.function, self.items[index])
             with self.ready:
                 if self.outcomes[index] is not None:
                     return  # given up meanwhile, and somebody else has this worker's place
@@ -106,8 +101,53 @@ class _Batch(Generic[T, R]):
         now = time.perf_counter()
         for index, began in list(self.started.items()):
             if now - began > self.timeout_s:
-                error = f"took longer than {self.timeout_s:g} s and was given up"
-                self._settle(index, Outcome(error=error, timed_out=True, seconds=now - began))
+                self._settle(index, _overdue(self.timeout_s, now - began))
+
+
+class AsyncGuard:
+    """`guarded_map` for callers that go on one by one: calls, each on a thread, at most `workers` at once.
+
+    timeout_s counts from where a call begins, not from where it waits for a worker.
+    """
+
+    def __init__(self, *, timeout_s: float, workers: int) -> None:
+        self.timeout_s = timeout_s
+        self._free = asyncio.Semaphore(max(1, workers))
+
+    async def __call__(self, function: Callable[[T], R], item: T) -> Outcome[R]:
+        """What became of `function(item)`."""
+        async with self._free:
+            loop = asyncio.get_running_loop()
+            done: asyncio.Future[Outcome[R]] = loop.create_future()
+
+            def settle(outcome: Outcome[R]) -> None:
+                if not done.done():
+                    done.set_result(outcome)
+
+            def work() -> None:
+                outcome = _outcome(function, item)
+                with contextlib.suppress(RuntimeError):  # given up, and the loop has ended meanwhile
+                    loop.call_soon_threadsafe(settle, outcome)
+
+            began = time.perf_counter()
+            threading.Thread(target=work, name="environment", daemon=True).start()
+            try:
+                return await asyncio.wait_for(done, self.timeout_s)
+            except TimeoutError:
+                return _overdue(self.timeout_s, time.perf_counter() - began)
+
+
+def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:
+    """What becomes of a call: nothing that it raises comes out."""
+    began = time.perf_counter()
+    try:
+        return Outcome(function(item), seconds=time.perf_counter() - began)
+    except BaseException as problem:  # a sys.exit() in an environment must not end the training either
+        return Outcome(error=_sentence(problem), detail=traceback.format_exc(), seconds=time.perf_counter() - began)
+
+
+def _overdue(timeout_s: float, seconds: float) -> Outcome[R]:
+    return Outcome(error=f"took longer than {timeout_s:g} s and was given up", timed_out=True, seconds=seconds)
 
 
 def _sentence(problem: BaseException) -> str:

@@ -1,11 +1,15 @@
 """`MultiTurnEnv`: many rollouts of an environment together, in batched turns.
 
 All live rollouts of a trial advance together: the agent writes one turn for each, the environment answers each, and
-the answers are appended as tokens. An environment that raises, hangs or answers nonsense fails that rollout alone.
+the answers are appended as tokens. Where turns are written one by one anyway (`AsyncAgentSession`), each rollout goes
+on as soon as its own turn and its own tool are done, and none waits for the slowest.
+An environment that raises, hangs or answers nonsense fails that rollout alone.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -15,14 +19,26 @@ from typing import Any, ClassVar, cast, get_args
 
 import numpy as np
 
-from .agent import Agent, AgentSession, AgentTurn, CallReader, Message, Seed, SeeingSession, call_reader, knows, sees
+from .agent import (
+    Agent,
+    AgentSession,
+    AgentTurn,
+    AsyncAgentSession,
+    CallReader,
+    Message,
+    Seed,
+    SeeingSession,
+    call_reader,
+    knows,
+    sees,
+)
 from .arrays import pad_trajectories, task_id
 from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, Verdict, env_name
 from .calls import ToolCall, clean_text, means_call
 from .checks import find_problem
 from .content import pictures_of, text_of, with_text_before
 from .explain import with_explanation
-from .guard import Outcome, describe, guarded_map
+from .guard import AsyncGuard, Outcome, describe, guarded_map
 from .schemas import schema_of_tool
 from .showing import cleaned, loaded, shown_in, with_seen
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
@@ -30,6 +46,9 @@ from .trajectory import Message as Said
 from .trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
 
 logger = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int], None]
+"""Told how many rollouts have ended, of how many."""
 
 
 @dataclass
@@ -85,6 +104,25 @@ class _Answer:
     call: ToolCall
     context: StepContext
     result: StepResult
+
+
+class _Overlap(contextlib.AbstractContextManager[None]):
+    """`seconds` during which at least one block was open."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._open = 0
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        if self._open == 0:
+            self._began = time.perf_counter()
+        self._open += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._open -= 1
+        if self._open == 0:
+            self.seconds += time.perf_counter() - self._began
 
 
 class MultiTurnEnv(Env):
@@ -145,7 +183,7 @@ class MultiTurnEnv(Env):
         seed: Seed = None,
         step: int = 0,
         split: Split = "train",
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> dict[str, Any]:
         """Run `num_rollouts` rollouts of each of the B tasks; row = task * num_rollouts + rollout.
 
@@ -181,13 +219,10 @@ class MultiTurnEnv(Env):
         session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
         timings["generate_s"] += time.perf_counter() - began
         try:
-            for _ in range(self.max_turns):
-                live = [row for row, rollout in enumerate(rollouts) if rollout.live]
-                if not live:
-                    break
-                self._advance(session, rollouts, live, timings)
-                if on_progress is not None:
-                    on_progress(sum(not rollout.live for rollout in rollouts), len(rollouts))
+            if isinstance(session, AsyncAgentSession):
+                asyncio.run(self._each_alone(session, rollouts, timings, on_progress))
+            else:
+                self._together(session, rollouts, timings, on_progress)
             tokens = [session.tokens(row) for row in range(len(rollouts))]
             shown = [shown_in(session, row) if self.sees else () for row in range(len(rollouts))]
         finally:
@@ -205,6 +240,57 @@ class MultiTurnEnv(Env):
         return self._result(rollouts, trajectories, tokens, shown, timings)
 
     # ------------------------------------------------------------------------------------------------ one turn
+
+    def _together(
+        self, session: AgentSession, rollouts: list[_Rollout], timings: dict[str, float], tell: OnProgress | None
+    ) -> None:
+        """Turn by turn, all live rollouts at once."""
+        for _ in range(self.max_turns):
+            live = [row for row, rollout in enumerate(rollouts) if rollout.live]
+            if not live:
+                break
+            self._advance(session, rollouts, live, timings)
+            if tell is not None:
+                tell(sum(not rollout.live for rollout in rollouts), len(rollouts))
+
+    async def _each_alone(
+        self, session: AsyncAgentSession, rollouts: list[_Rollout], timings: dict[str, float], tell: OnProgress | None
+    ) -> None:
+        """Each rollout at its own pace. Time in which any of them waits for a turn counts as generating."""
+        guard = AsyncGuard(timeout_s=self.turn_timeout_s, workers=self.workers)
+        generating = _Overlap()
+        ended = sum(not rollout.live for rollout in rollouts)
+
+        async def play(row: int) -> None:
+            nonlocal ended
+            rollout = rollouts[row]
+            while rollout.live and len(rollout.steps) < self.max_turns:
+                if rollout.steps:
+                    self._observe(session, rollouts, [row])
+                with generating:
+                    turn = await session.turn(row)
+                if turn.stop_reason == "refused":
+                    rollout.refuse(turn.problem)
+                    break
+                if self._is_full(turn):  # the last observation left no room for a turn: the rollout ended with it
+                    rollout.stop_reason = "max_tokens"
+                    break
+                outcome = await guard(lambda said: self._answer(rollout, said), turn)
+                self._note(rollout, turn, outcome)
+            ended += 1
+            if tell is not None:
+                tell(ended, len(rollouts))
+
+        began = time.perf_counter()
+        tasks = [asyncio.create_task(play(row)) for row, rollout in enumerate(rollouts) if rollout.live]
+        try:
+            await asyncio.gather(*tasks)
+        finally:  # what the agent raises for one ends the others, too
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        timings["generate_s"] += generating.seconds
+        timings["environment_s"] += time.perf_counter() - began - generating.seconds
 
     def _advance(
         self, session: AgentSession, rollouts: list[_Rollout], live: list[int], timings: dict[str, float]
@@ -233,14 +319,18 @@ class MultiTurnEnv(Env):
         answered = time.perf_counter()
         going_on = [row for row in live if rollouts[row].live and len(rollouts[row].steps) < self.max_turns]
         if going_on:
-            observations = [rollouts[row].steps[-1].observation for row in going_on]
-            if self.sees:
-                shown = [rollouts[row].answered_with for row in going_on]
-                cast("SeeingSession", session).observe_seen(going_on, observations, shown)
-            else:
-                session.observe(going_on, observations)
+            self._observe(session, rollouts, going_on)
         timings["environment_s"] += answered - acted
         timings["generate_s"] += acted - began + time.perf_counter() - answered
+
+    def _observe(self, session: AgentSession, rollouts: list[_Rollout], rows: list[int]) -> None:
+        """What the environment answered goes to the agent."""
+        observations = [rollouts[row].steps[-1].observation for row in rows]
+        if self.sees:
+            shown = [rollouts[row].answered_with for row in rows]
+            cast("SeeingSession", session).observe_seen(rows, observations, shown)
+        else:
+            session.observe(rows, observations)
 
     @staticmethod
     def _is_full(turn: AgentTurn) -> bool:
@@ -297,6 +387,7 @@ class MultiTurnEnv(Env):
             "stop_reason": turn.stop_reason,
             "token_span": turn.token_span,
             "seconds": outcome.seconds,
+            "policy_version": turn.policy_version,
         }
         if outcome.value is None:
             rollout.fail(outcome, f"step {index + 1}")

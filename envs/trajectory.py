@@ -99,7 +99,8 @@ class Step:
     `reward` is None where none was recorded. `needs_call`: whether a turn without a call is a failure to write one,
     as in this program's environments; in others' records it is mostly an answer. `scores` are those of reward
     functions; those of a whole rollout are on its last step. `seen` are the images that a policy that sees was shown
-    with the answer, and looks at from its next turn on.
+    with the answer, and looks at from its next turn on. `policy_version` is the number of optimiser steps that the
+    policy had made which wrote the turn; None where it is not known.
     """
 
     index: int
@@ -121,6 +122,7 @@ class Step:
     needs_call: bool = True
     scores: tuple[Score, ...] = ()
     seen: tuple[SeenImage, ...] = ()
+    policy_version: int | None = None
 
     @property
     def label(self) -> str:

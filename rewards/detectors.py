@@ -18,6 +18,8 @@ from ..envs.trajectory import Trajectory
 from .breakdown import RewardBreakdown
 
 ENTROPY = "train/entropy"
+MISMATCH = "rollout/logprob_mismatch"
+STALENESS = "rollout/staleness"
 SAME = 1e-9
 """Rewards that differ by less are the same reward."""
 
@@ -196,6 +198,26 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     return [Finding("entropy_collapse", f"the policy explores no more: {measured}.", left, limits.entropy_fall, ids)]
 
 
+def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Rollouts of servers come from a policy that is far from the one under training."""
+    latest = batches[-1]
+    apart = latest.metrics.get(MISMATCH, math.nan)
+    if not apart > limits.logprob_mismatch:
+        return []
+    behind = latest.metrics.get(STALENESS, 0.0)
+    cure = (
+        "lower rollouts.max_staleness or the learning rate"
+        if behind > 0
+        else "serve the model in the trainer's precision (`grpo-tui doctor --server URL`)"
+    )
+    message = (
+        f"rollouts come from another policy than the one that is trained: {cure}. Log-probs of their tokens differ by "
+        f"{apart:.2g} nats in the mean; the policy that made them was {behind:.2g} steps behind."
+    )
+    ids = _ids(latest.rollouts, limits)
+    return [Finding("logprob_mismatch", message, apart, limits.logprob_mismatch, ids)]
+
+
 def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Trajectories have become much shorter, in tokens where these are known, else in turns."""
     if len(batches) < 3 or not all(b.rollouts for b in batches):
@@ -253,6 +275,7 @@ DETECTORS: dict[str, Detector] = {
     "reward_without_success": reward_without_success,
     "action_collapse": action_collapse,
     "entropy_collapse": entropy_collapse,
+    "logprob_mismatch": logprob_mismatch,
     "length_collapse": length_collapse,
     "groups_without_variance": groups_without_variance,
     "not_finite": not_finite,

@@ -7,6 +7,7 @@ from .logging import LoggingConfig
 from .model import LoraSection, ModelConfig
 from .online import KLConfig, OnlineConfig
 from .rewards import RewardsConfig
+from .rollouts import RolloutsConfig
 from .sft import SFTConfig
 from .training import TrainingConfig
 
@@ -19,6 +20,7 @@ __all__ = [
     "ModelConfig",
     "OnlineConfig",
     "RewardsConfig",
+    "RolloutsConfig",
     "SFTConfig",
     "Section",
     "TrainingConfig",

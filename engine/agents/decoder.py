@@ -52,11 +52,7 @@ class Decoder:
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids at which the model's own generation configuration stops."""
-        generation = getattr(self.base, "generation_config", None)
-        ids = getattr(generation, "eos_token_id", None)
-        if ids is None:
-            return ()
-        return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+        return stop_ids_of(self.base)
 
     def forward(
         self,
@@ -113,3 +109,12 @@ class Decoder:
         dtype = self.base.dtype  # type: ignore[assignment]
         least = torch.finfo(dtype).min  # type: ignore[arg-type]
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, least)  # type: ignore[arg-type]
+
+
+def stop_ids_of(model: torch.nn.Module) -> tuple[int, ...]:
+    """The ids at which the model's own generation configuration stops."""
+    generation = getattr(base_of(model), "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)

@@ -10,6 +10,7 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 
 from ...envs.agent import AgentTurn
 from ...envs.content import Picture
+from ...envs.seeds import seed_of
 from ...envs.trajectory import TokenArrays
 from ..policy.sight.processor import Encoded, SightError
 from .cached_rows import CachedRows
@@ -55,7 +56,7 @@ class TransformersSession:
         self._seen = None
         if chat.sight is not None and decoder.seeing is not None:
             self._seen = SeenRows(decoder.seeing, self.history, [p.images for p in begun])
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._seeds = list(seeds)
         self._exhausted = np.zeros(rows, dtype=bool)
         self._cached = CachedRows(decoder, self.history, num_rollouts, settings.max_trajectory_tokens, self._seen)
         self._never = None if chat.sight is None else torch.tensor(chat.sight.never, device=decoder.device)
@@ -221,6 +222,17 @@ class TransformersSession:
         that prompt's rollouts and the turn alone, not on which other rows there are."""
         if self.settings.temperature == 0:
             return None
-        shape = (self.num_rollouts, self.settings.max_turn_tokens)
-        drawn = torch.cat([torch.rand(*shape, dtype=torch.float64, generator=g) for g in self._generators])
-        return drawn[torch.as_tensor(order), :steps].T.contiguous().to(self.decoder.device)
+        drawn = torch.empty(len(order), self.settings.max_turn_tokens, dtype=torch.float64)
+        generator = torch.Generator()
+        for place, row in enumerate(order.tolist()):
+            torch.rand(drawn.shape[1], generator=generator.manual_seed(self._turn_seed(row)), out=drawn[place])
+        return drawn[:, :steps].T.contiguous().to(self.decoder.device)
+
+    def _turn_seed(self, row: int) -> int:
+        prompt, rollout = divmod(row, self.num_rollouts)
+        return turn_seed(self._seeds[prompt], rollout, int(self.history.turns[row]))
+
+
+def turn_seed(prompt_seed: int, rollout: int, turn: int) -> int:
+    """The seed of one turn of one rollout of a prompt, in [0, 2**62)."""
+    return seed_of(prompt_seed, rollout, turn)

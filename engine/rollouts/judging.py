@@ -5,8 +5,9 @@ This is part of how rollouts come to be, for training and evaluation alike: each
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -45,6 +46,7 @@ class Judge:
     functions: RewardFunctions
     success_score: float = 1.0
     special_tokens: tuple[str, ...] = ()
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raise RewardFunctionError when a function needs a column that some row does not have."""
@@ -58,7 +60,8 @@ class Judge:
         """
         asked = [i for i, r in enumerate(rollouts) if r.trajectory is not None and _ended(r.trajectory)]
         completions = completions_of([rollouts[i] for i in asked], [rows[i] for i in asked], step, self.special_tokens)
-        scores = self.functions.score(completions)
+        with self._one_at_a_time:  # functions are the user's own: nobody says that they may run side by side
+            scores = self.functions.score(completions)
         first = self.functions.functions[0].name if self.functions.functions else ""
         done = list(rollouts)
         for place, i in enumerate(asked):

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from ..policy.sight.storing import read_images, stored_images
 from .rollout import Rollout
 
-ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages")
+ARRAYS = ("token_ids", "agent_mask", "turn_ids", "rewards", "logprobs", "ref_logprobs", "advantages", "importance")
 FACTS = ("group", "index", "final_reward", "policy_version", "id")
 NEW_NAMES = {"turn": "turn_ids", "born": "policy_version", "prompt": "group", "rollout": "index"}
 """How checkpoints of earlier versions call what is in them."""
@@ -85,6 +85,7 @@ class ReplayBuffer:
         facts = {
             "lengths": [len(r) for r in self.entries],
             "has_ref": [r.ref_logprobs is not None for r in self.entries],
+            "has_importance": [r.importance is not None for r in self.entries],
             **{name: [getattr(r, name) for r in self.entries] for name in FACTS},
             "images": images,
             "random": self._random.bit_generator.state,
@@ -100,10 +101,12 @@ class ReplayBuffer:
         starts = np.concatenate([[0], np.cumsum(facts["lengths"])]).astype(int)
         shown = read_images(arrays, facts["images"]) if "images" in facts else [()] * len(facts["lengths"])
         self.entries = []
-        for i, has_ref in enumerate(facts["has_ref"]):
-            part: dict[str, Any] = {name: arrays[name][starts[i] : starts[i + 1]].copy() for name in ARRAYS}
-            if not has_ref:
-                part["ref_logprobs"] = None
+        weighted = facts.get("has_importance") or [False] * len(facts["has_ref"])
+        for i, (has_ref, has_importance) in enumerate(zip(facts["has_ref"], weighted, strict=True)):
+            absent = {name for name, there in (("ref_logprobs", has_ref), ("importance", has_importance)) if not there}
+            part: dict[str, Any] = {
+                name: None if name in absent else arrays[name][starts[i] : starts[i + 1]].copy() for name in ARRAYS
+            }
             known = {name: facts[name][i] for name in FACTS if name in facts}
             self.entries.append(Rollout(**part, **known, images=shown[i]))
         del self.entries[: max(len(self.entries) - self.capacity, 0)]

@@ -43,6 +43,8 @@ class Rollout:
     over each turn's agent tokens. turn_rewards: float32 [S], shaped. advantages: float32 [T]; formula: how they came
     about.
 
+    importance: float32 [T], what the loss multiplies the advantages by (`correction`; None: by 1).
+
     policy_version: optimiser steps that the policy had made when it sampled this. replayed: drawn from the replay
     buffer, not sampled for this step; draw_probability: with which probability it was drawn first. id: the
     trajectory's, also where the trajectory itself was left behind. selected: what its own step did with it (see
@@ -64,6 +66,7 @@ class Rollout:
     breakdown: RewardBreakdown | None = None
     advantages: np.ndarray | None = None
     formula: AdvantageFormula | None = None
+    importance: np.ndarray | None = None
     policy_version: int = 0
     replayed: bool = False
     draw_probability: float | None = None
@@ -99,6 +102,12 @@ class Rollout:
     def total_reward(self) -> float:
         """The shaped reward of the whole rollout."""
         return float(self.turn_rewards.sum())
+
+    @property
+    def weighted_advantages(self) -> np.ndarray | None:
+        """Advantages as the loss takes them: times `importance`."""
+        weighted = self.advantages is not None and self.importance is not None
+        return self.advantages * self.importance if weighted else self.advantages  # type: ignore[operator]
 
     @property
     def advantage(self) -> float:

@@ -11,7 +11,7 @@ import inspect
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...configs.errors import GrpoTuiError
@@ -102,6 +102,10 @@ class RolloutRunner:
     timings: Timings = field(default_factory=Timings)
     on_progress: Callable[[int, int], None] | None = None
     judge: Callable[[Sequence[Rollout], Sequence[Row], int], list[Rollout]] | None = None
+
+    def beside(self) -> RolloutRunner:
+        """One that may run at the same time: with environments of its own, and telling nobody how far it is."""
+        return replace(self, env_cache={}, timings=Timings(), on_progress=None)
 
     def environment(self, row: Row) -> Any:
         """The instance that serves `row`, made on first use. Raises EnvLoadError."""

@@ -42,7 +42,7 @@ def make_batch(
         "prompt_completion_ids": padded([r.token_ids for r in rollouts], pad_token_id, torch.long),
         "attention_mask": padded([np.ones(len(r)) for r in rollouts], 0, torch.long),
         "agent_token_mask": agent,
-        "advantages": padded([r.advantages for r in rollouts], 0.0, torch.float32),
+        "advantages": padded([r.weighted_advantages for r in rollouts], 0.0, torch.float32),
         "old_per_token_logps": padded([r.logprobs for r in rollouts], 0.0, torch.float32),
     }
     if reference:

@@ -7,7 +7,8 @@ TRL's loss asks for log-probs it gets those of one packed forward pass. TRL's lo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +132,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             replay=replay,
             seed=args.seed,
         )
+        self._upcoming: deque[tuple[list[Any], Tensor | int | None]] = deque()
         self.rollouts = StepRollouts()
         """Those of the current step."""
         self._loss_pass: LossPass | None = None
@@ -166,6 +168,23 @@ class GRPOEnvTrainer(ResumableTrainer):
         )
         tokens = self.accelerator.gather(batch["agent_token_mask"].sum()).sum()  # type: ignore[union-attr]
         return with_trl_names({**batch, "num_items_in_batch": tokens})
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """As transformers', which asks for one step after the other; those of the next steps of the epoch are fetched
+        too, so that their rollouts can begin."""
+        ahead = self.pipeline.options.servers.max_staleness if self.pipeline.servers is not None else 0
+        while len(self._upcoming) <= ahead:
+            samples = super().get_batch_samples(epoch_iterator, num_batches, device)
+            if not samples[0]:
+                break
+            self._upcoming.append(samples)
+        present = self._upcoming.popleft() if self._upcoming else ([], None)
+        for step, (samples, _) in enumerate(self._upcoming, self.state.global_step + 1):
+            if step < self.state.max_steps:
+                self.pipeline.plan(step, samples[0])
+        return present
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """As TRL's, but rows keep their order: groups stay together, so that a micro-batch encodes a prompt once.

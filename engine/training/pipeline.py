@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from datasets import Dataset
 
+from ...configs.errors import GrpoTuiError
 from ...envs.seeds import seed_of
 from ..policy.prepared import PreparedModel, acting, inference
 from ..rollouts.advantages import advantage_method
@@ -25,9 +26,11 @@ from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
 from ..rollouts.runner import RolloutRunner, Row, parse_row
 from ..rollouts.scoring import Metrics, Scorer, Signal
 from ..rollouts.selection import mark, refill, replace_silent
+from ..rollouts.versions import VersionedAgent
 from .frozen import FrozenPass
 from .phases import PhaseClock
 from .processes import Processes
+from .server_rollouts import ServerOptions, ServerRollouts
 
 Placement = Literal["auto", "main", "sharded"]
 
@@ -69,7 +72,7 @@ class RolloutOptions:
     advantages: a method of `rollouts.advantages`. min_group_std: groups whose returns differ by less have no signal;
     signal: whether these are the whole returns, or those of task and environment.
     dynamic_rounds: DAPO's dynamic sampling, so many rounds at most (0: off). placement: where rollouts happen with
-    several processes; both give the same result.
+    several processes; both give the same result. servers: for agents whose policy lives on servers.
     """
 
     advantages: AdvantageMethod = field(default_factory=lambda: advantage_method("group"))
@@ -77,6 +80,7 @@ class RolloutOptions:
     signal: Signal = "reward"
     dynamic_rounds: int = 0
     placement: Placement = "auto"
+    servers: ServerOptions = field(default_factory=ServerOptions)
 
 
 class RolloutPipeline:
@@ -107,6 +111,19 @@ class RolloutPipeline:
         self.options = options
         self.replay = replay
         self.seed = seed
+        self.servers: ServerRollouts | None = None
+        if isinstance(runner.agent, VersionedAgent):
+            if processes.number > 1:
+                raise ServersNeedOneProcess(
+                    "rollouts on servers go with one training process; start it with --nproc 1, or use "
+                    "rollouts.engine: transformers"
+                )
+            self.servers = ServerRollouts(runner.agent, runner, options.servers, lambda step: seed_of(seed, step, 0))
+
+    def plan(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The rows of a later step are known (each prompt once for each rollout): servers may begin with them."""
+        if self.servers is not None:
+            self.servers.ahead.plan(step, _parsed(rows[:: self.scorer.group_size]))
 
     def train(self, request: Request) -> StepRollouts:
         """Rollouts to train on: scored, selected, and shared out to the processes."""
@@ -140,12 +157,17 @@ class RolloutPipeline:
 
         round_: numbers several collections of one step, each of which samples differently.
         """
-        mine = self.complete(self.rollouts(request, round_), request.reference)
+        mine = self.rollouts(request, round_)
+        measured: Metrics = {}
+        if self.servers is not None:
+            mine, measured = self.servers.correct(mine, self._under_present_policy(mine), request.step)
+        mine = self.complete(mine, request.reference)
         everyone = self.processes.gather(mine)
         if not self.processes.main:
             return [], {}
         with self.phases("reward"):
-            return self.scorer.score(in_batch_order(everyone), request.step)
+            groups, metrics = self.scorer.score(in_batch_order(everyone), request.step)
+        return groups, {**metrics, **measured}
 
     def rollouts(self, request: Request, round_: int = 0) -> list[Rollout]:
         """This process's share of the rollouts, by either placement."""
@@ -157,7 +179,24 @@ class RolloutPipeline:
             made = self._run(everyone, 0, seed, request.step) if processes.main else []
             return processes.share(processes.broadcast(made), len(rows))
         mine = rows[::size]
+        if self.servers is not None:
+            return self._from_servers(mine, seed, request.step, ahead=round_ == 0)
         return self._run(mine, processes.index * len(mine), seed, request.step)
+
+    def _from_servers(self, rows: Sequence[Mapping[str, Any]], seed: int, step: int, ahead: bool) -> list[Rollout]:
+        assert self.servers is not None
+        self.servers.begin(step)
+        with self.phases("generate"):
+            made = self.servers.take(step) if ahead else None
+        if made is None:
+            with self.servers.waiting():
+                made = self._run(rows, 0, seed, step)
+        return made
+
+    def _under_present_policy(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """The same with log-probs of the policy as it is now."""
+        with self.phases("logprobs"), inference(self.policy.model):
+            return self.frozen.behaviour([replace(r, logprobs=None) for r in rollouts])
 
     def complete(self, rollouts: Sequence[Rollout], reference: bool) -> list[Rollout]:
         """The same rollouts with behaviour log-probs where the environment gave none and, where they are needed,
@@ -190,7 +229,7 @@ class RolloutPipeline:
         return groups, made
 
     def _run(self, rows: Sequence[Mapping[str, Any]], first: int, seed: int, step: int) -> list[Rollout]:
-        parsed: list[Row] = [parse_row(r, f"row {i}") for i, r in enumerate(rows)]
+        parsed = _parsed(rows)
         before = replace(self.runner.timings)
         with acting(self.policy.model):
             made = self.runner.run(parsed, first=first, seed=seed, step=step + 1, policy_version=step)
@@ -211,6 +250,14 @@ class RolloutPipeline:
             everyone = self.processes.broadcast([r.for_loss() for r in batch])
             batch = self.processes.share(everyone, len(request.rows))
         return StepRollouts(batch, made, replayed, metrics, kl)
+
+
+class ServersNeedOneProcess(GrpoTuiError, ValueError):
+    """Several training processes have no way yet to share what servers make."""
+
+
+def _parsed(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    return [parse_row(r, f"row {i}") for i, r in enumerate(rows)]
 
 
 def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:

@@ -17,8 +17,6 @@ from ...configs.sections import KLConfig, TrainingConfig
 from ...configs.sections.training import TRL_LOSSES
 from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
-from ..agents.sight_check import check_sight
-from ..agents.transformers_agent import TransformersAgent
 from ..policy.kl import BetaController
 from ..policy.models import load_policy, load_sight, save_policy
 from ..record.step_recorder import StepRecorder
@@ -30,6 +28,7 @@ from ..rollouts.replay import ReplayBuffer
 from ..runs.control import ControlChannel
 from ..runs.writer import RecordWriter
 from . import checkpoints
+from .acting import make_agent, server_options
 from .callbacks import RunCallbacks, Schedule, run_callbacks
 from .callbacks.beta import AutomaticBeta
 from .callbacks.findings import Findings
@@ -41,6 +40,7 @@ from .phases import StepClock
 from .pipeline import RolloutOptions
 from .resumable import StatePart
 from .run import begin_at, when_there_is_room
+from .served import served
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ def run_rft(
     begin_at(start, trainer, callbacks, recorder)
     sink = wandb_sink(config, run_dir, recorder) if trainer.accelerator.is_main_process else None
     try:
-        trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
+        with served(trainer, recorder):
+            trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
     finally:
         if sink is not None:
             sink.close()
@@ -92,19 +93,7 @@ def build_trainer(
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
     sight = load_sight(config.model, model, tokenizer)
-    agent = TransformersAgent(
-        model,
-        tokenizer,
-        sight=sight,
-        temperature=training.temperature,
-        top_p=training.top_p,
-        top_k=training.top_k,
-        max_turn_tokens=training.max_turn_tokens,
-        max_trajectory_tokens=training.max_trajectory_tokens,
-        template_kwargs=config.model.chat_template_kwargs,
-        native_calls=config.model.native_calls,
-    )
-    check_sight(agent)
+    agent = make_agent(config, model, tokenizer, sight, run_dir)
     rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
     eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     if config.data.source is not None:
@@ -136,6 +125,7 @@ def build_trainer(
             signal=replay.signal if replay.mode != "off" else "reward",
             dynamic_rounds=replay.max_rounds if replay.mode == "dapo" else 0,
             placement=training.placement,
+            servers=server_options(config),
         ),
         replay=buffer,
         prepare_env=prepare,

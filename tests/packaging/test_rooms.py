@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rewards.repetition",
     ),
     "engine.launch": ("configs", "engine.runs"),
-    "engine.agents": ("configs", "envs", "rewards", "engine.policy"),
+    "engine.agents": ("configs", "envs", "rewards", "engine.policy", "engine.runs.durable"),
     "engine.policy": ("configs", "envs", "rewards", "engine.runs.checksums"),
     "engine.rollouts": ("configs", "envs", "rewards", "engine.agents", "engine.policy"),
     "engine.record": ("configs", "envs", "rewards", "engine.runs", "engine.policy", "engine.rollouts"),

@@ -105,6 +105,14 @@ def test_entropy_collapse():
     assert finding.value == pytest.approx(0.1)
 
 
+def test_logprob_mismatch():
+    apart = [*HEALTHY[:5], batch(5, rollout__logprob_mismatch=0.2, rollout__staleness=2.0)]
+    [finding] = find("logprob_mismatch", apart)
+    assert finding.value == pytest.approx(0.2)
+    assert "lower rollouts.max_staleness" in finding.message
+    assert find("logprob_mismatch", HEALTHY) == []
+
+
 def test_length_collapse():
     [finding] = find("length_collapse", [*HEALTHY[:5], batch(5, tokens=10)])
     assert "shrank to 10 tokens" in finding.message

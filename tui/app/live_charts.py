@@ -43,6 +43,12 @@ _RFT = (
     ChartOf("Beta", ("kl/beta",)),
     ChartOf("Entropy and clipped share", ("train/entropy", "train/clip_fraction"), panels=True),
     ChartOf("Groups filtered, samples replayed", ("grpo/filtering_rate", "grpo/replay_share")),
+    ChartOf("Seconds a step: trainer waits, rollouts wait", ("trainer/idle", "rollout/wait")),
+    ChartOf("Steps that rollouts are behind", ("rollout/staleness", "rollout/dropped"), panels=True),
+    ChartOf(
+        "Log-probs of servers and trainer apart, nats",
+        ("rollout/logprob_mismatch", "rollout/logprob_mismatch_p99", "rollout/logprob_mismatch_max"),
+    ),
     *_COMMON,
 )
 _SFT = (

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -46,24 +46,50 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server", metavar="URL", help="Say whether rollouts can be made on this server; as often as needed."
+        ),
+    ] = None,
     set_: SetOption = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Print what was found; ends with 1 when training cannot work as things are."""
+    if server:
+        _servers(server, set_)
+        return
     if model is not None:
         _memory(model, set_)
         return
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
 
+    _tell(_findings(resolve_runs_dir(runs_dir)), "everything that training needs is here")
+
+
+def _tell(findings: Iterable[Finding], nothing_missing: str) -> None:
+    """One line each; ends with 1 where something is missing."""
+    from ..text import literal
+
     missing = 0
-    for finding in _findings(resolve_runs_dir(runs_dir)):
+    for finding in findings:
         mark = {"good": "✓", "note": "·", "missing": "✗"}[finding.state]
-        say(f"{mark} {finding.text}" + (f"; {finding.cure}" if finding.cure else ""))
+        say(literal(f"{mark} {finding.text}" + (f"; {finding.cure}" if finding.cure else "")))
         missing += finding.state == "missing"
     if missing:
         say(f"{missing} thing{'s' if missing > 1 else ''} missing")
         raise typer.Exit(ExitCode.FAILED)
-    say("everything that training needs is here")
+    say(nothing_missing)
+
+
+def _servers(urls: Sequence[str], set_: list[str] | None) -> None:
+    """What each server has of what rollouts need."""
+    from ...engine.launch.rollout_servers import check_server
+    from .config import load
+
+    key = os.environ.get(load(None, set_).rollouts.api_key_env)
+    facts = (Finding(fact.state, fact.text, fact.cure) for url in urls for fact in check_server(url, key))
+    _tell(facts, "rollouts can be made on them")
 
 
 def _memory(model: str, set_: list[str] | None) -> None:

@@ -22,6 +22,7 @@ from . import live as cli_live
 from . import note as cli_note
 from . import online as cli_online
 from . import repair as cli_repair
+from . import rollouts as cli_rollouts
 from . import runs as cli_runs
 from . import train as cli_train
 from .common import CliError, ExitCode, RunsDir, fail, on_terminal, warn
@@ -54,6 +55,7 @@ app.command("export", help=cli_export.HELP)(cli_export.export)
 app.command("repair", help=cli_repair.HELP)(cli_repair.repair)
 app.command("doctor", help=cli_doctor.HELP)(cli_doctor.doctor)
 app.add_typer(cli_data.app, name="data", help=cli_data.HELP)
+app.add_typer(cli_rollouts.app, name="rollouts", help=cli_rollouts.HELP)
 app.add_typer(cli_config.app, name="config", help=cli_config.HELP)
 
 

@@ -13,6 +13,7 @@ from ...policy.prepared import acting
 from ...record.step_recorder import StepRecorder
 from ...rollouts.evaluation import Evaluation, evaluate
 from ...rollouts.runner import RolloutRunner, Row
+from ...rollouts.versions import VersionedAgent
 from ..phases import StepClock
 from ..resumable import Resumable
 from .base import AfterStep, Logs
@@ -70,6 +71,8 @@ class HeldOutEvaluation(AfterStep):
         began = time.perf_counter()
         accelerator = self._trainer.accelerator
         self._progress.acting = "evaluation"
+        if isinstance(self._runner.agent, VersionedAgent):
+            self._runner.agent.publish(step)
         with acting(accelerator.unwrap_model(self._trainer.model)):
             greedy, sampled = (self._at_temperature(step, temperature) for temperature in (0.0, 1.0))
         self._progress.acting = "rollouts"

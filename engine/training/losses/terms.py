@@ -76,7 +76,12 @@ def loss_terms(
     columns = torch.stack([torch.where(free, ratio, 0.0), policy, kl, entropy]).double().cpu().numpy()
     flags = torch.stack([mask, low, high]).cpu().numpy()
     known = how.loss_type in CLIPPED_LOSSES
-    return {r.key: _terms(r, columns[:, i], flags[:, i], known) for i, r in enumerate(rollouts) if r.key}
+    # With weights, sums of a turn say nothing of each token's share: the term could not be computed again.
+    return {
+        r.key: _terms(r, columns[:, i], flags[:, i], known and r.importance is None)
+        for i, r in enumerate(rollouts)
+        if r.key
+    }
 
 
 def _terms(rollout: Rollout, columns: np.ndarray, flags: np.ndarray, known: bool) -> LossTerms:

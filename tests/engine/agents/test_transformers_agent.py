@@ -79,6 +79,7 @@ def test_logprobs_equal_a_fresh_forward_pass_after_several_turns(architecture, a
         3,
         lambda row, turn: " ".join(WORDS[: 1 + (row * 5 + turn * 3) % 9]),
         ends=[1, 4, 2, 3, 4, 4, 1, 2, 4],
+        seed=1,
     )
     lengths = {end - start for row in turns.values() for start, end in (t.token_span for t in row)}
     assert len(lengths) > 3, "rows should differ in length for this test to mean something"

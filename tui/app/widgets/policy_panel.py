@@ -9,6 +9,7 @@ from ....engine.runs.summary import RATE_WINDOW
 from ....engine.runs.types import Event
 from ...format import fixed, number, percent, trend
 from ...text import wrap
+from ..bottleneck import bottleneck
 from ..live_data import Kind
 from .line import Line
 from .pane import Pane
@@ -17,6 +18,8 @@ Row = tuple[str, str, Callable[[float | None], str]]
 
 ROWS: Mapping[Kind, tuple[Row, ...]] = {
     "rft": (
+        ("rollout/staleness", "steps behind", number),
+        ("rollout/logprob_mismatch", "mismatch", number),
         ("train/entropy", "entropy", number),
         ("train/grad_norm", "grad norm", number),
         ("train/clip_fraction", "clipped", percent),
@@ -76,6 +79,7 @@ class PolicyPanel(Pane):
         """KL, beta, then the health of the update."""
         p = self.palette
         lines = [] if self.kind == "sft" else [*self._kl(width), *self._beta(width)]
+        lines += [Line(p).add(text, p.muted, cells=width) for text in wrap(bottleneck(self.latest), width, 400)[:2]]
         for name, title, show in ROWS[self.kind]:
             value = self.latest.get(name)
             if value is None:

@@ -1,0 +1,47 @@
+"""Who writes the turns of rollouts: the training process itself, or inference servers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from .base import Section
+
+
+class RolloutsConfig(Section):
+    """Where rollouts of `--mode rft` are made; docs/scaling.md says how to set up servers.
+
+    All but `engine` is for `vllm`: any number of `vllm serve` processes, here or on other machines, to which the LoRA
+    adapters go as files (`grpo-tui rollouts serve MODEL` prints and runs the right command).
+    """
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """`transformers`: the training process itself; `vllm`: the inference servers at `servers`."""
+    servers: list[str] = Field(default_factory=list)
+    """Addresses such as http://127.0.0.1:8000."""
+    api_key_env: str = "GRPO_TUI_VLLM_KEY"
+    """Environment variable that holds the servers' key (`vllm serve --api-key`), where they want one."""
+    adapter_folder: str | None = None
+    """Where versions of the adapters are written, on a disk that servers see; null: `served` in the run's folder."""
+    adapter_folder_on_servers: str | None = None
+    """The same folder as the servers see it; null: by the same path."""
+    request_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds that one turn may take before its server counts as failed."""
+    server_wait_s: float = Field(default=300.0, gt=0)
+    """Seconds to wait while no server answers; then the run saves a checkpoint and ends."""
+
+    max_staleness: int = Field(default=0, ge=0)
+    """How many optimiser steps the policy that made a batch may be behind: rollouts of so many further steps are made
+    while the trainer works. 0: each step waits for its own."""
+    correction: Literal["none", "token_truncate", "sequence_mask"] = "token_truncate"
+    """What makes up for rollouts of another policy than the present one (an older version, or the server's rounding):
+    each token counts by its probability ratio, at most `correction_cap`; or each rollout by the product of its ratios,
+    and not at all above the cap; or nothing but the clipped ratio of the loss itself."""
+    correction_cap: float = Field(default=3.0, gt=0)
+    probe_tolerance: float | None = Field(default=None, gt=0)
+    """Nats a token, in the mean, by which a server's log-probs of a fixed text may differ from the trainer's; null:
+    1e-3 in float32, else 0.05."""
+    max_mismatch: float = Field(default=0.1, gt=0)
+    """Nats a token, in the mean, by which log-probs of rollouts of the present policy may differ between servers and
+    trainer; above it the run ends."""

@@ -1,0 +1,128 @@
+"""One inference server over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ....configs.errors import GrpoTuiError
+from .protocol import GenerateAnswer, GenerateRequest, ServerRefusal, ServerTrouble
+
+if TYPE_CHECKING:
+    import httpx
+
+ADMIN_TIMEOUT_S = 60.0
+"""For what is no generation: loading an adapter, asking for a name."""
+
+SCALE_OUT = "start it with --enable-scale-out"
+LORA = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+KEY = "set the key that rollouts.api_key_env names"
+
+
+class MissingHTTPClient(GrpoTuiError, ImportError):
+    """httpx is not installed."""
+
+
+class ServerClient:
+    """A server at `url`. Raises ServerTrouble where it fails, ServerRefusal where it would refuse again.
+
+    http: the client of all servers, of the event loop in which this is used. key: sent as a bearer token.
+    """
+
+    def __init__(self, url: str, http: httpx.AsyncClient, key: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._http = http
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    async def generate(self, request: GenerateRequest, timeout_s: float) -> GenerateAnswer:
+        """Write one turn; `timeout_s` is for the whole of it, to the last byte."""
+        body = await self._call("POST", "/inference/v1/generate", request.to_json(), timeout_s)
+        return GenerateAnswer.from_json(body, request)
+
+    async def version(self) -> str:
+        """vLLM's version."""
+        return str(self._object(await self._call("GET", "/version"))["version"])
+
+    async def models(self) -> dict[str, str]:
+        """Names that are served, the base model's first, and where each lies."""
+        found = self._object(await self._call("GET", "/v1/models"))["data"]
+        try:
+            return {str(m["id"]): str(m.get("root") or "") for m in found}  # type: ignore[attr-defined]
+        except (TypeError, KeyError, AttributeError):
+            raise ServerTrouble("its list of models cannot be read") from None
+
+    async def load(self, name: str, folder: str) -> None:
+        """Serve the adapters in `folder`, a path on the server's machine, as `name`."""
+        if (await self.models()).get(name) == folder:
+            return  # names are never used twice, so it is the same
+        body = json.dumps({"lora_name": name, "lora_path": folder}).encode()
+        await self._call("POST", "/v1/load_lora_adapter", body)
+
+    async def unload(self, name: str) -> None:
+        """Serve this name no longer; nothing when it is not served."""
+        if name in await self.models():
+            await self._call("POST", "/v1/unload_lora_adapter", json.dumps({"lora_name": name}).encode())
+
+    async def _call(self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None) -> bytes:
+        import httpx
+
+        try:
+            async with asyncio.timeout(timeout_s or ADMIN_TIMEOUT_S):
+                answer = await self._http.request(method, self.url + path, content=body, headers=self._headers)
+        except TimeoutError:
+            raise ServerTrouble(f"it did not answer within {timeout_s or ADMIN_TIMEOUT_S:g} s") from None
+        except httpx.InvalidURL as problem:
+            raise ServerRefusal(f"rollouts.servers: {self.url} is no address of a server ({problem})") from problem
+        except httpx.HTTPError as problem:
+            said = str(problem) or type(problem).__name__
+            raise ServerTrouble(f"it cannot be reached ({said[:120]})") from None
+        if answer.status_code == 200:
+            return answer.content
+        said = _message(answer.content)
+        if answer.status_code in (401, 403):
+            cure = KEY if answer.status_code == 401 else SCALE_OUT
+            raise ServerRefusal(f"the server {self.url} refuses {path} ({answer.status_code}: {said}); {cure}")
+        if answer.status_code in (404, 405) and path.endswith("lora_adapter") and "lora" not in said.lower():
+            raise ServerRefusal(f"the server {self.url} cannot load adapters; {LORA}")
+        if answer.status_code in (400, 413, 422):
+            raise ServerRefusal(f"the server {self.url} refuses a request to {path} ({answer.status_code}: {said})")
+        raise ServerTrouble(f"it answered {answer.status_code} to {path} ({said})")
+
+    @staticmethod
+    def _object(body: bytes) -> Mapping[str, object]:
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or not ({"version", "data"} & set(found)):
+            raise ServerTrouble("its answer cannot be read")
+        return found
+
+
+def open_http(connections: int = 1024) -> httpx.AsyncClient:
+    """An HTTP client for servers, for the running event loop. Raises MissingHTTPClient."""
+    try:
+        import httpx
+    except ImportError:
+        raise MissingHTTPClient(
+            "rollouts on servers need an HTTP client, which is not installed: pip install 'grpo-tui[vllm]'"
+        ) from None
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    # Servers are named by address: proxies of the environment are for the world outside.
+    return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
+
+
+def _message(body: bytes) -> str:
+    """What a server says went wrong, cut short."""
+    text = body[:2000].decode("utf-8", "replace")
+    try:
+        found = json.loads(body)
+        error = found.get("error", found.get("detail", found)) if isinstance(found, dict) else found
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, RecursionError):
+        pass
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:200]

@@ -1,0 +1,150 @@
+"""`POST /inference/v1/generate` of vLLM as data: what is asked, and what an answer must be to be believed.
+
+`/v1/completions` is not used: it silently mixes in the `generation_config` of the model, and takes text. Here every
+setting is sent and tokens are never decoded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ....configs.errors import GrpoTuiError
+
+LOGPROB_SLACK = 1e-3
+"""A log-prob above 0 by more than rounding is none."""
+
+
+class ServerTrouble(Exception):
+    """A server failed in a way that another one, or itself later, need not. `reason`: a few words for a person."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class ServerRefusal(GrpoTuiError, RuntimeError):
+    """A server refuses what is asked of it, and would again: the configuration of one side has to change."""
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One turn to be written: what to go on from, and how.
+
+    model: the adapter's name, or the base model's. token_ids: the conversation so far. seed: decides the tokens that
+    are drawn, on every server alike. stop_token_ids: end the turn and are part of it; stop: texts that do.
+    prompt_logprobs: also those of `token_ids`.
+    """
+
+    model: str
+    token_ids: Sequence[int]
+    max_tokens: int
+    request_id: str
+    temperature: float = 1.0
+    seed: int = 0
+    stop_token_ids: Sequence[int] = ()
+    stop: Sequence[str] = ()
+    prompt_logprobs: bool = False
+
+    def to_json(self) -> bytes:
+        """The body of the request. Whatever a server could have a default for is written out."""
+        sampling = {
+            "n": 1,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "seed": self.seed,
+            "stop_token_ids": list(self.stop_token_ids),
+            "ignore_eos": True,  # `stop_token_ids` says all
+            "logprobs": 0,  # of the token that was drawn
+            "detokenize": bool(self.stop),
+        }
+        if self.stop:
+            sampling["stop"] = list(self.stop)
+        if self.prompt_logprobs:
+            sampling["prompt_logprobs"] = 1
+        body = {
+            "model": self.model,
+            "request_id": self.request_id,
+            "token_ids": list(self.token_ids),
+            "sampling_params": sampling,
+            "stream": False,
+        }
+        return json.dumps(body).encode()
+
+
+@dataclass(frozen=True)
+class GenerateAnswer:
+    """What was written: n tokens with their log-probs (nats), and whether the turn ended by itself.
+
+    prompt_logprobs: of each token of the prompt but the first, where they were asked for.
+    """
+
+    model: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stopped: bool
+    prompt_logprobs: tuple[float, ...] = ()
+
+    @classmethod
+    def from_json(cls, body: bytes, request: GenerateRequest) -> GenerateAnswer:
+        """Read an answer to `request`. Raises ServerTrouble for one that cannot be believed."""
+        try:
+            return cls._read(json.loads(body), request)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as problem:
+            raise ServerTrouble(f"its answer cannot be read ({type(problem).__name__}: {str(problem)[:80]})") from None
+
+    @classmethod
+    def _read(cls, answer: Mapping[str, object], request: GenerateRequest) -> GenerateAnswer:
+        name = answer["model"]
+        if name != request.model:
+            raise ServerTrouble(f"it answered with {str(name)[:80]!r} where {request.model!r} was asked")
+        choices = answer["choices"]
+        if not isinstance(choices, list) or len(choices) != 1:
+            raise ServerTrouble("its answer does not hold exactly one choice")
+        choice = choices[0]
+        tokens, content = choice["token_ids"], choice["logprobs"]["content"]
+        if choice["finish_reason"] not in ("stop", "length"):
+            raise ServerTrouble(f"it broke off with {choice['finish_reason']!r}")
+        if not tokens or len(tokens) > request.max_tokens or len(tokens) != len(content):
+            raise ServerTrouble(
+                f"it gave {len(tokens)} tokens and {len(content)} log-probs where 1 to {request.max_tokens} were asked"
+            )
+        logprobs = [_logprob(each["logprob"]) for each in content]
+        if [_token(t) for t in tokens] != [_token(each["token_id"]) for each in content]:
+            raise ServerTrouble("its log-probs are not those of its tokens")
+        stopped = choice["finish_reason"] == "stop"
+        if not stopped and len(tokens) != request.max_tokens:
+            raise ServerTrouble(f"it stopped for length after {len(tokens)} of {request.max_tokens} tokens")
+        return cls(str(name), tuple(tokens), tuple(logprobs), stopped, cls._prompt(answer, request))
+
+    @staticmethod
+    def _prompt(answer: Mapping[str, object], request: GenerateRequest) -> tuple[float, ...]:
+        if not request.prompt_logprobs:
+            return ()
+        found = answer["prompt_logprobs"]
+        if not isinstance(found, list) or len(found) != len(request.token_ids):
+            raise ServerTrouble("the log-probs of its prompt are not those of the prompt")
+        pairs = zip(found[1:], request.token_ids[1:], strict=True)
+        return tuple(_logprob(each[str(token)]["logprob"]) for each, token in pairs)
+
+
+def _token(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ServerTrouble(f"{str(value)[:40]!r} is no token")
+    return value
+
+
+def _logprob(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ServerTrouble(f"{str(value)[:40]!r} is no log-prob")
+    if not math.isfinite(value) or value > LOGPROB_SLACK:
+        raise ServerTrouble(f"{value} is no log-prob")
+    return float(value)

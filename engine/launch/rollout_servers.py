@@ -1,0 +1,168 @@
+"""Inference servers for rollouts: the command that starts one, and what a running one lacks. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ...configs.schema import BUILTIN_MODEL, RunConfig
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as --max-lora-rank."""
+OLDEST = (0, 32)
+"""The first version of vLLM with the endpoints that are used."""
+TIMEOUT_S = 60.0
+TEXT = list(range(20, 40))
+"""Token ids that every vocabulary has."""
+RESTART = "restart it as `grpo-tui rollouts serve` would start it"
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """How a server is started: `variables` of the environment and `arguments`; it answers at `url`."""
+
+    variables: Mapping[str, str]
+    arguments: Sequence[str]
+    url: str
+
+
+def serve_commands(
+    config: RunConfig, gpus: Sequence[str], host: str = "127.0.0.1", port: int = 8000
+) -> list[ServerCommand]:
+    """One server for each GPU (one in all where none is named), on ports from `port` on."""
+    lora = config.model.lora
+    rank = next((r for r in RANKS if lora is not None and r >= lora.r), RANKS[-1])
+    versions = config.rollouts.max_staleness + 2  # of the steps that are under way, and the next one
+    arguments = [
+        "vllm",
+        "serve",
+        model_path(config.model.base),
+        "--enable-lora",
+        f"--max-lora-rank={rank}",
+        f"--max-loras={versions}",
+        f"--max-cpu-loras={2 * versions}",
+        f"--dtype={config.model.dtype}",
+        f"--max-model-len={config.training.max_trajectory_tokens}",
+        "--logprobs-mode=processed_logprobs",
+        "--enable-scale-out",
+        f"--host={host}",
+    ]
+    made = []
+    for number, gpu in enumerate(gpus or [""]):
+        variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+        if gpu:
+            variables["CUDA_VISIBLE_DEVICES"] = gpu
+        made.append(ServerCommand(variables, [*arguments, f"--port={port + number}"], f"http://{host}:{port + number}"))
+    return made
+
+
+def model_path(base: str) -> str:
+    """What a server calls the base model."""
+    if base == BUILTIN_MODEL:
+        return str(Path(__file__).parents[1] / "policy" / "tiny" / "base")
+    return base
+
+
+@dataclass(frozen=True)
+class ServerFact:
+    """One line about a server. `missing`: rollouts cannot be made on it as it is."""
+
+    state: Literal["good", "missing"]
+    text: str
+    cure: str = ""
+
+
+class _Refused(Exception):
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(f"{code}: {said}")
+        self.code, self.said = code, said
+
+
+def check_server(url: str, key: str | None = None) -> Iterator[ServerFact]:
+    """What a server has of what rollouts need: version, key, token endpoint, adapters, kind of log-probs."""
+    url = url.rstrip("/")
+    try:
+        version = str(_call(url, "/version", key)["version"])
+        served = _call(url, "/v1/models", key)["data"]
+        base = str(served[0]["id"])
+    except _Refused as problem:
+        cure = "set the key that rollouts.api_key_env names (GRPO_TUI_VLLM_KEY)" if problem.code == 401 else RESTART
+        yield ServerFact("missing", f"server {url} refuses to say what it serves ({problem})", cure)
+        return
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
+        reason = getattr(problem, "reason", problem)
+        yield ServerFact(
+            "missing", f"server {url} does not answer ({reason})", "start it: grpo-tui rollouts serve MODEL"
+        )
+        return
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        yield ServerFact("missing", f"server {url} runs vLLM {version}", f"install vllm {oldest} or later there")
+    else:
+        yield ServerFact("good", f"server {url} runs vLLM {version} with {base}")
+    yield _adapters(url, key)
+    yield from _tokens(url, base, key)
+
+
+def _adapters(url: str, key: str | None) -> ServerFact:
+    """Ask for an adapter that cannot be there: who can load adapters says that it is not, anyone else knows no such
+    request."""
+    try:
+        _call(url, "/v1/load_lora_adapter", key, {"lora_name": "grpo-tui-doctor", "lora_path": "/nowhere/grpo-tui"})
+    except _Refused as problem:
+        if "lora" in problem.said.lower() and "not enabled" not in problem.said.lower():
+            return ServerFact("good", f"server {url} loads adapters")
+        cure = f"{RESTART}: VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve … --enable-lora"
+        return ServerFact("missing", f"server {url} does not load adapters ({problem})", cure)
+    except (OSError, ValueError) as problem:
+        return ServerFact("missing", f"server {url} broke off while it was asked for an adapter ({problem})", RESTART)
+    return ServerFact("missing", f"server {url} says that it loaded adapters which are not there", RESTART)
+
+
+def _tokens(url: str, base: str, key: str | None) -> Iterator[ServerFact]:
+    """A token at temperature 2: its log-prob must not be that of temperature 1."""
+    try:
+        first = _generate(url, base, key, TEXT, temperature=2.0)["choices"][0]
+        token, drawn = first["token_ids"][0], float(first["logprobs"]["content"][0]["logprob"])
+        second = _generate(url, base, key, [*TEXT, token], temperature=1.0)
+        raw = float(second["prompt_logprobs"][-1][str(token)]["logprob"])
+    except _Refused as problem:
+        cure = f"{RESTART}: vllm serve … --enable-scale-out" if problem.code in (403, 404) else RESTART
+        yield ServerFact("missing", f"server {url} writes no tokens ({problem})", cure)
+        return
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
+        yield ServerFact("missing", f"server {url} gives an answer that cannot be read ({problem})", RESTART)
+        return
+    yield ServerFact("good", f"server {url} takes and gives tokens")
+    if abs(drawn - raw) < 1e-3:
+        cure = f"{RESTART}: vllm serve … --logprobs-mode processed_logprobs"
+        yield ServerFact("missing", f"server {url} gives log-probs that leave the temperature out", cure)
+    else:
+        yield ServerFact("good", f"server {url} gives log-probs at the temperature that tokens were drawn at")
+
+
+def _generate(url: str, model: str, key: str | None, tokens: Sequence[int], temperature: float) -> dict:
+    sampling = {"max_tokens": 1, "temperature": temperature, "top_p": 1.0, "top_k": 0, "seed": 0, "ignore_eos": True}
+    sampling |= {"logprobs": 0, "prompt_logprobs": 1}
+    body = {"model": model, "token_ids": list(tokens), "sampling_params": sampling, "request_id": "grpo-tui-doctor"}
+    return _call(url, "/inference/v1/generate", key, body)
+
+
+def _call(url: str, path: str, key: str | None, body: Mapping[str, object] | None = None) -> dict:
+    """An answer as JSON. Raises _Refused, OSError, ValueError."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    data = None if body is None else json.dumps(body).encode()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # servers are named by address
+    try:
+        with opener.open(urllib.request.Request(url + path, data, headers), timeout=TIMEOUT_S) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as problem:
+        said = " ".join(problem.read(2000).decode("utf-8", "replace").split())
+        raise _Refused(problem.code, "".join(c for c in said if c.isprintable())[:160]) from None

@@ -1,0 +1,30 @@
+"""Agents that act as a policy which was published to them, not as the one that is under training."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
+
+from ...envs.agent import Agent
+
+
+class Version(Protocol):
+    """A policy as it was after `step` optimiser steps."""
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps that it had made."""
+        ...
+
+
+@runtime_checkable
+class VersionedAgent(Agent, Protocol):
+    """An agent whose policy lives elsewhere."""
+
+    def publish(self, step: int) -> Version:
+        """The policy as it is now, after `step` optimiser steps, acts from here on, if it does not do so already."""
+        ...
+
+    def acting_as(self, version: Any) -> AbstractContextManager[None]:
+        """This version acts in the sessions that the calling thread starts inside."""
+        ...

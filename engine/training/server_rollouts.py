@@ -1,0 +1,114 @@
+"""Rollouts of agents whose policy lives on servers: published, perhaps made a step ahead, and corrected."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...configs.errors import GrpoTuiError
+from ..rollouts.ahead import RolloutsAhead
+from ..rollouts.correction import Correction, corrected, mismatch
+from ..rollouts.rollout import Rollout
+from ..rollouts.runner import RolloutRunner, Row
+from ..rollouts.scoring import Metrics
+from ..rollouts.versions import Version, VersionedAgent
+
+
+class MismatchError(GrpoTuiError, RuntimeError):
+    """Servers and trainer disagree on the log-probs of one policy by more than `rollouts.max_mismatch`."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """See the section `rollouts` of the configuration."""
+
+    max_staleness: int = 0
+    correction: Correction = "token_truncate"
+    correction_cap: float = 3.0
+    max_mismatch: float = 0.1
+
+
+class ServerRollouts:
+    """Where a pipeline's rollouts come from when servers write them.
+
+    seed(step): of a step's rollouts. Metrics: `rollout/staleness` (steps, mean over rollouts),
+    `rollout/logprob_mismatch` (nats a token, mean; also `_p99` and `_max`), `trainer/idle` and `rollout/wait` (seconds
+    that the trainer waited for rollouts, and they for it), `rollout/dropped` (rollouts that were too old).
+    """
+
+    def __init__(
+        self, agent: VersionedAgent, runner: RolloutRunner, options: ServerOptions, seed: Callable[[int], int]
+    ) -> None:
+        self.agent = agent
+        self.runner = runner
+        self.options = options
+        self.ahead: RolloutsAhead[Sequence[Row], Version] = RolloutsAhead(self._make, options.max_staleness)
+        self._seed = seed
+        self._idle_runners: list[RolloutRunner] = []
+        self._times = {"trainer/idle": 0.0, "rollout/wait": 0.0, "rollout/dropped": 0.0}
+
+    def begin(self, step: int) -> None:
+        """The policy has made `step` optimiser steps: it goes to the servers, and rollouts of later steps begin."""
+        self.ahead.version(step, self.agent.publish(step))
+
+    def take(self, step: int) -> list[Rollout] | None:
+        """The rollouts that were made ahead for this step; None where there are none, or too old ones."""
+        taken = self.ahead.take(step)
+        if taken is None:
+            return None
+        self._times["trainer/idle"] += taken.idle_s
+        self._times["rollout/wait"] += taken.wait_s
+        if any(step - r.policy_version > self.options.max_staleness for r in taken.rollouts):
+            self._times["rollout/dropped"] += len(taken.rollouts)
+            return None
+        return taken.rollouts
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The trainer waits inside for rollouts that are made now."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._times["trainer/idle"] += time.perf_counter() - began
+
+    def correct(
+        self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int
+    ) -> tuple[list[Rollout], Metrics]:
+        """Rollouts with their weights, and what was measured since the last call. See `correction.corrected`.
+
+        Raises MismatchError.
+        """
+        fresh = [i for i, r in enumerate(sampled) if r.policy_version == step]
+        apart = mismatch([sampled[i] for i in fresh], [present[i] for i in fresh])
+        if len(apart) and apart.mean() > self.options.max_mismatch:
+            raise MismatchError(
+                f"the log-probs of the servers differ from the trainer's by {apart.mean():.2g} nats a token in the "
+                f"mean, and rollouts.max_mismatch allows {self.options.max_mismatch:g}: serve the model in the "
+                "precision of model.dtype, and ask `grpo-tui doctor --server URL` what it lacks"
+            )
+        every = mismatch(sampled, present)
+        metrics: Metrics = {
+            "rollout/staleness": float(np.mean([step - r.policy_version for r in sampled])) if sampled else 0.0,
+            **self._times,
+        }
+        if len(every):
+            metrics |= {
+                "rollout/logprob_mismatch": float(every.mean()),
+                "rollout/logprob_mismatch_p99": float(np.percentile(every, 99)),
+                "rollout/logprob_mismatch_max": float(every.max()),
+            }
+        self._times = dict.fromkeys(self._times, 0.0)
+        how, cap = self.options.correction, self.options.correction_cap
+        return corrected(sampled, present, how, cap), metrics
+
+    def _make(self, rows: Sequence[Row], step: int, version: Version) -> list[Rollout]:
+        runner = self._idle_runners.pop() if self._idle_runners else self.runner.beside()
+        with self.agent.acting_as(version):
+            made = runner.run(rows, seed=self._seed(step), step=step + 1, policy_version=version.step)
+        self._idle_runners.append(runner)
+        return made

@@ -1,0 +1,317 @@
+"""A server that speaks vLLM's protocol over real HTTP: a real tiny model behind it, adapters loaded from folders by
+name, and failures on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import uvicorn
+from peft import PeftModel
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from grpo_tui.engine.agents.chat import ChatBridge
+from grpo_tui.engine.agents.decoder import Decoder, stop_ids_of
+from grpo_tui.engine.agents.session import TransformersSession
+from grpo_tui.engine.agents.settings import AgentSettings
+from grpo_tui.engine.policy.prepared import PreparedModel, acting, inference
+from grpo_tui.engine.policy.sight.processor import Encoded
+
+
+class WireSession(TransformersSession):
+    """A session whose seeds and limits come with each request."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, [0] * len(args[3]))
+        self.seeds: dict[int, int] = {}
+        self.limits: dict[int, int] = {}
+
+    def write(self, asked: dict[int, dict[str, Any]]) -> dict[int, tuple[list[int], list[float], bool]]:
+        """Tokens, log-probs and whether it stopped itself, by row."""
+        rows = sorted(asked)
+        for row in rows:
+            ids, end = asked[row]["token_ids"], int(self.history.length[row])
+            assert ids[:end] == self.history.ids[row, :end].tolist()
+            if len(ids) > end:
+                self.history.append_observation(row, ids[end:])
+            self.seeds[row] = asked[row]["sampling_params"]["seed"]
+            self.limits[row] = len(ids) + asked[row]["sampling_params"]["max_tokens"]
+        written = {}
+        for row, turn in zip(rows, self.act(rows), strict=True):
+            start, end = turn.token_span
+            arrays = self.history
+            written[row] = (
+                arrays.ids[row, start:end].tolist(),
+                [float(p) for p in arrays.logprobs[row, start:end]],
+                turn.stop_reason == "stop",
+            )
+        return written
+
+    def _turn_seed(self, row: int) -> int:
+        return self.seeds[row]
+
+    def _room(self, rows: np.ndarray) -> np.ndarray:
+        return np.array([self.limits[int(row)] for row in rows]) - self.history.length[rows]
+
+
+@dataclass
+class Lockstep:
+    """Sessions at the settings' temperature are kept, and all `rows` of one turn are written together: as one process
+    would, bit by bit."""
+
+    rows: int
+    num_rollouts: int
+    settings: AgentSettings
+    sessions: dict[str, WireSession] = field(default_factory=dict)
+    waiting: dict[tuple[str, int], dict[int, tuple[dict[str, Any], asyncio.Future[Any]]]] = field(default_factory=dict)
+
+
+@dataclass
+class FakeVLLM:
+    """A server of `base`, which it wraps: give each its own copy. delay_s: how long a turn takes."""
+
+    base: Any
+    tokenizer: Any
+    key: str = ""
+    lockstep: Lockstep | None = None
+    scale_out: bool = True
+    lora: bool = True
+    raw_logprobs: bool = False
+    delay_s: float = 0.0
+    port: int = 0
+    faults: deque[str] = field(default_factory=deque)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.model: Any = None
+        self.lock = threading.Lock()
+        self.app = Starlette(
+            routes=[
+                Route("/version", self.version),
+                Route("/v1/models", self.models),
+                Route("/v1/load_lora_adapter", self.load, methods=["POST"]),
+                Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
+                Route("/inference/v1/generate", self.generate, methods=["POST"]),
+            ]
+        )
+
+    def fail(self, *faults: str) -> None:
+        """The next requests for tokens fail, each in its way."""
+        self.faults.extend(faults)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> FakeVLLM:
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(("127.0.0.1", self.port))
+        self.port = self.socket.getsockname()[1]
+        config = uvicorn.Config(self.app, log_level="error", lifespan="off", timeout_graceful_shutdown=0)
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, args=([self.socket],), daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.005)
+        return self
+
+    def stop(self) -> None:
+        """As if killed: connections end, and the adapters are forgotten."""
+        self.server.should_exit = self.server.force_exit = True
+        self.thread.join(timeout=10)
+        self.socket.close()
+        self.adapters.clear()
+
+    # ------------------------------------------------------------------------------------------------ endpoints
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": "0.32.0"})
+
+    async def models(self, request: Request) -> Response:
+        if (no := self._unauthorised(request)) is not None:
+            return no
+        cards = [{"id": "base", "root": "base"}, *({"id": n, "root": p} for n, p in self.adapters.items())]
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def load(self, request: Request) -> Response:
+        if (no := self._unauthorised(request)) is not None:
+            return no
+        if not self.lora:
+            return JSONResponse({"detail": "Not Found"}, 404)
+        body = await request.json()
+        name, folder = body["lora_name"], body["lora_path"]
+        if name in self.adapters:
+            return _error(400, f"The lora adapter '{name}' has already been loaded.")
+        if not (Path(folder) / "adapter_config.json").is_file():
+            return _error(404, f"Loading lora {name} failed: No adapter found for {folder}")
+        await asyncio.to_thread(self._load, name, folder)
+        self.adapters[name] = folder
+        return Response(f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload(self, request: Request) -> Response:
+        name = (await request.json())["lora_name"]
+        if name not in self.adapters:
+            return _error(404, f"The lora adapter '{name}' cannot be found.")
+        del self.adapters[name]
+        return Response("Success")
+
+    async def generate(self, request: Request) -> Response:
+        if (no := self._unauthorised(request)) is not None:
+            return no
+        if not self.scale_out:
+            return _error(403, "Scale-out endpoints are disabled.")
+        asked = await request.json()
+        self.requests.append(asked)
+        fault = self.faults.popleft() if self.faults and not asked["request_id"].startswith("probe") else ""
+        if asked["model"] not in ("base", *self.adapters) or fault == "404":
+            return _error(404, f"The model `{asked['model']}` does not exist.")
+        if fault == "500":
+            return _error(500, "EngineCore encountered an issue.")
+        if fault == "garbage":
+            return Response(b"<html>Bad gateway</html>")
+        if fault == "hang":
+            await asyncio.sleep(3600)
+        if fault == "stale":
+            asked = {**asked, "model": next(iter(self.adapters))}
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        tokens, logprobs, stopped = await self._write(asked)
+        body: dict[str, Any] = {
+            "request_id": asked["request_id"],
+            "model": "base" if fault == "wrong model" else asked["model"],
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "stop" if stopped else "length",
+                    "stop_reason": None,
+                    "token_ids": tokens,
+                    "logprobs": {
+                        "content": [
+                            {"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []}
+                            for t, p in zip(tokens, logprobs, strict=True)
+                        ]
+                    },
+                }
+            ],
+            "prompt_logprobs": None,
+        }
+        if asked["sampling_params"].get("prompt_logprobs") is not None:
+            body["prompt_logprobs"] = await asyncio.to_thread(self._prompt_logprobs, asked)
+        answer = JSONResponse(body)
+        if fault == "truncated":
+            return Response(answer.body[: len(answer.body) // 2], headers={"content-length": str(len(answer.body))})
+        if fault == "slow loris":
+            return StreamingResponse(_drops(bytes(answer.body)))
+        return answer
+
+    def _unauthorised(self, request: Request) -> Response | None:
+        if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
+            return JSONResponse({"error": "Unauthorized"}, 401)
+        return None
+
+    # ------------------------------------------------------------------------------------------------ the model
+
+    @property
+    def policy(self) -> Any:
+        """With its adapters, once it has any."""
+        return self.base if self.model is None else self.model
+
+    def _load(self, name: str, folder: str) -> None:
+        with self.lock:
+            if self.model is None:
+                self.model = PeftModel.from_pretrained(self.base, folder, adapter_name=name)
+                self.model.requires_grad_(False).eval()
+                PreparedModel(self.model)
+            elif name not in self.model.peft_config:
+                self.model.load_adapter(folder, adapter_name=name)
+
+    @contextlib.contextmanager
+    def _acting(self, name: str) -> Iterator[None]:
+        with self.lock:
+            if name == "base":
+                with inference(self.base):
+                    yield
+                return
+            self.model.set_adapter(name)
+            with acting(self.model):
+                yield
+
+    async def _write(self, asked: dict[str, Any]) -> tuple[list[int], list[float], bool]:
+        temperature = asked["sampling_params"]["temperature"]
+        if self.lockstep is None or temperature != self.lockstep.settings.temperature:
+            return await asyncio.to_thread(self._alone, asked)
+        session, row, turn = asked["request_id"].rsplit("-", 2)
+        mine: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        waiting = self.lockstep.waiting.setdefault((session, int(turn)), {})
+        waiting[int(row)] = (asked, mine)
+        if len(waiting) == self.lockstep.rows:
+            written = await asyncio.to_thread(self._together, session, {r: a for r, (a, _) in waiting.items()})
+            for number, (_, future) in waiting.items():
+                future.set_result(written[number])
+        return await mine
+
+    def _alone(self, asked: dict[str, Any]) -> tuple[list[int], list[float], bool]:
+        sampling = asked["sampling_params"]
+        settings = AgentSettings(
+            temperature=sampling["temperature"],
+            max_turn_tokens=sampling["max_tokens"],
+            stop_strings=tuple(sampling.get("stop", ())),
+        )
+        session = self._session(settings, [asked["token_ids"]], 1, sampling["stop_token_ids"])
+        with self._acting(asked["model"]):
+            tokens, logprobs, stopped = session.write({0: asked})[0]
+            if self.raw_logprobs:
+                scores = self.policy(torch.tensor([[*asked["token_ids"], *tokens]])).logits[0].log_softmax(-1)
+                first = len(asked["token_ids"]) - 1
+                logprobs = [float(scores[first + i, token]) for i, token in enumerate(tokens)]
+        return tokens, logprobs, stopped
+
+    def _together(self, name: str, asked: dict[int, dict[str, Any]]) -> dict[int, Any]:
+        assert self.lockstep is not None
+        how = self.lockstep
+        if name not in how.sessions:
+            prompts = [asked[row]["token_ids"] for row in sorted(asked)][:: how.num_rollouts]
+            stops = asked[0]["sampling_params"]["stop_token_ids"]
+            how.sessions[name] = self._session(how.settings, prompts, how.num_rollouts, stops)
+        with self._acting(asked[0]["model"]):
+            return how.sessions[name].write(asked)
+
+    def _session(
+        self, settings: AgentSettings, prompts: list[list[int]], num_rollouts: int, stops: list[int]
+    ) -> WireSession:
+        chat = ChatBridge(self.tokenizer, stop_ids=stop_ids_of(self.policy))
+        session = WireSession(Decoder(self.policy), chat, settings, [Encoded(p, ()) for p in prompts], num_rollouts)
+        session._stop_ids = torch.tensor(stops, dtype=torch.long)
+        return session
+
+    def _prompt_logprobs(self, asked: dict[str, Any]) -> list[Any]:
+        ids = asked["token_ids"]
+        with self._acting(asked["model"]):
+            scores = self.policy(torch.tensor([ids])).logits[0].log_softmax(-1)
+        pairs = [{str(t): {"logprob": float(scores[i, t]), "rank": 1}} for i, t in enumerate(ids[1:])]
+        return [None, *pairs]
+
+
+def _error(code: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "type": "Error", "code": code}}, code)
+
+
+async def _drops(body: bytes) -> AsyncIterator[bytes]:
+    for byte in body:
+        yield bytes([byte])
+        await asyncio.sleep(0.3)

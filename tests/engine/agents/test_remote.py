@@ -1,0 +1,252 @@
+"""Rollouts on servers: tokens and log-probs are those of the policy here, and no failure of a server gets through."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from grpo_tui.configs.schema import RunConfig
+from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.agents.chat import ChatBridge
+from grpo_tui.engine.agents.decoder import stop_ids_of
+from grpo_tui.engine.agents.remote import pool as pool_module
+from grpo_tui.engine.agents.remote.adapters import AdapterPublisher
+from grpo_tui.engine.agents.remote.agent import RemoteAgent
+from grpo_tui.engine.agents.remote.pool import NoServersLeft, ServerPool
+from grpo_tui.engine.agents.remote.protocol import ServerRefusal
+from grpo_tui.engine.agents.settings import AgentSettings
+from grpo_tui.engine.launch.rollout_servers import check_server, serve_commands
+from grpo_tui.envs.agent import Message
+
+from .fake_vllm import FakeVLLM
+from .models import model, tokenizer
+
+PROMPTS: list[list[Message]] = [
+    [{"role": "user", "content": text}] for text in ("What colour?", "area of the object at (31, 40)", "x")
+]
+SETTINGS = {"temperature": 1.2, "max_turn_tokens": 8, "max_trajectory_tokens": 120}
+TEXT = tuple(range(5, 65))
+
+
+def policy() -> Any:
+    """A random policy with adapters that do something."""
+    torch.manual_seed(0)
+    made: Any = get_peft_model(model("qwen3"), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    move(made)
+    return made
+
+
+def move(made: Any) -> None:
+    """As a training step does."""
+    for name, parameter in made.named_parameters():
+        if "lora_B" in name:
+            parameter.data += torch.randn_like(parameter) * 0.1
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeVLLM]]:
+    monkeypatch.setattr(pool_module, "PROBE_S", 0.05)
+    made = [FakeVLLM(copy.deepcopy(model("qwen3")), tokenizer()).start() for _ in range(2)]
+    yield made
+    for server in made:
+        server.stop()
+
+
+class World:
+    """A trainer's side: its policy, and an agent on servers."""
+
+    def __init__(self, folder: Path, servers: list[FakeVLLM], **options: Any) -> None:
+        self.policy = policy()
+        self.told: list[str] = []
+        given = {"request_timeout_s": 30.0, "wait_s": 3.0, **options}
+        self.pool = ServerPool([s.url for s in servers], tell=lambda said, _: self.told.append(said), **given)
+        chat = ChatBridge(tokenizer(), stop_ids=stop_ids_of(self.policy))
+        self.publisher = AdapterPublisher("my run", folder, str(folder), self.pool, TEXT, 1e-3)
+        self.agent = RemoteAgent(self.policy, chat, AgentSettings(**SETTINGS), self.pool, self.publisher)
+
+    def names(self) -> list[str]:
+        return sorted(p.name for p in self.publisher.folder.iterdir())
+
+
+@pytest.fixture
+def world(tmp_path: Path, servers: list[FakeVLLM]) -> Iterator[World]:
+    made = World(tmp_path / "adapters", servers)
+    yield made
+    made.pool.close()
+
+
+def play(agent: Any, turns: int = 2, seed: int = 3, rollouts: int = 3) -> Any:
+    session = agent.start(PROMPTS, rollouts, seed=seed)
+    rows = list(range(len(PROMPTS) * rollouts))
+    for turn in range(turns):
+        said = session.act(rows)
+        assert all(t.text or t.token_span[0] == t.token_span[1] for t in said)
+        if turn + 1 < turns:
+            session.observe(rows, [f"mask {row}" for row in rows])
+    session.close()
+    return session
+
+
+def assert_same(remote: Any, local: Any) -> None:
+    for row in range(9):
+        mine, theirs = remote.tokens(row), local.tokens(row)
+        for name in ("token_ids", "agent_mask", "turn"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+        np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=1e-5)
+
+
+def test_a_session_on_servers_is_the_session_here(world: World, servers: list[FakeVLLM]):
+    world.agent.publish(4)
+    session = play(world.agent)
+    assert_same(session, play(TransformersAgent(world.policy, tokenizer(), **SETTINGS)))
+    asked = [r for s in servers for r in s.requests if not r["request_id"].startswith("probe")]
+    assert {r["model"] for r in asked} == {session.adapter.name}
+    homes = [{tuple(r["token_ids"][:6]) for r in s.requests if "probe" not in r["request_id"]} for s in servers]
+    assert homes[0] and homes[1] and not homes[0] & homes[1], "the rollouts of a prompt stay on one server"
+
+
+def test_each_version_is_what_the_servers_answer_with(world: World):
+    for step in range(3):
+        version = world.agent.publish(step)
+        assert version.name.startswith(f"my-run-s{step}-")
+        assert_same(play(world.agent), play(TransformersAgent(world.policy, tokenizer(), **SETTINGS)))
+        move(world.policy)
+
+
+FAULTS = ["404", "500", "hang", "wrong model", "truncated", "slow loris", "garbage"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rows_of_a_failing_server_go_elsewhere_with_the_same_tokens(fault: str, world: World, servers: list[FakeVLLM]):
+    world.pool.request_timeout_s = 2.0 if fault in ("hang", "slow loris") else 30.0
+    world.agent.publish(0)
+    expected = play(world.agent)
+    servers[0].fail(fault)
+    assert_same(play(world.agent), expected)
+    assert not servers[0].faults
+    assert any("is out" in t and servers[0].url in t for t in world.told)
+    deadline = time.monotonic() + 10
+    while not any("is back after" in t for t in world.told):
+        assert time.monotonic() < deadline, world.told
+        time.sleep(0.02)
+    assert_same(play(world.agent), expected)
+
+
+def test_an_answer_of_an_older_version_is_never_taken(world: World, servers: list[FakeVLLM]):
+    held = world.agent.start(PROMPTS, 1, seed=0) if world.agent.publish(0) else None
+    move(world.policy)
+    world.agent.publish(1)
+    servers[0].fail("stale")
+    servers[1].fail("stale")
+    assert_same(play(world.agent), play(TransformersAgent(world.policy, tokenizer(), **SETTINGS)))
+    assert [t for t in world.told if "it answered with 'my-run-s0-" in t]
+    assert held is not None
+    held.close()
+
+
+def test_a_server_that_died_and_came_back_gets_the_present_version(world: World, servers: list[FakeVLLM]):
+    world.agent.publish(0)
+    expected = play(world.agent)
+    servers[0].stop()
+    assert_same(play(world.agent), expected)
+    assert not any("is back after" in t for t in world.told), world.told
+    servers[0].start()
+    deadline = time.monotonic() + 10
+    while not any("is back after" in t for t in world.told):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert list(servers[0].adapters) == [world.publisher.current.name]  # type: ignore[union-attr]
+
+
+def test_with_no_server_left_there_is_one_sentence(world: World, servers: list[FakeVLLM]):
+    world.agent.publish(0)
+    world.pool.wait_s = 0.3
+    for server in servers:
+        server.stop()
+    with pytest.raises(NoServersLeft, match=r"no rollout server was left for 0.3 s \(http://127.0.0.1:\d+: it cannot"):
+        play(world.agent)
+
+
+def test_a_request_that_fails_everywhere_ends(world: World, servers: list[FakeVLLM]):
+    world.agent.publish(0)
+    for server in servers:
+        server.fail(*["500"] * 40)
+    with pytest.raises(NoServersLeft, match=r"a request failed 4 times, last with .*500"):
+        play(world.agent)
+
+
+def test_an_old_version_is_unloaded_when_unused_and_deleted_one_version_later(world: World, servers: list[FakeVLLM]):
+    versions = [world.agent.publish(0)]
+    held = world.agent.start(PROMPTS, 1, seed=0)
+    for step in (1, 2):
+        move(world.policy)
+        versions.append(world.agent.publish(step))
+    names = [v.name for v in versions]
+    assert list(servers[0].adapters) == [names[0], names[2]], "the held one stays, the unused one goes"
+    assert world.names() == sorted(names), "its folder goes with the next version"
+    held.close()
+    move(world.policy)
+    names.append(world.agent.publish(3).name)
+    assert list(servers[0].adapters) == [names[3]]
+    assert world.names() == sorted([names[0], names[2], names[3]])
+    world.agent.close()
+    assert not servers[0].adapters and not world.names()
+
+
+def test_a_folder_of_adapters_never_changes(world: World):
+    first = world.agent.publish(0)
+    facts = {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in first.folder.iterdir()}
+    world.publisher.current = None  # as a run that goes on after a crash
+    assert world.agent.publish(0).name == first.name
+    assert {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in first.folder.iterdir()} == facts
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"scale_out": False}, "start it with --enable-scale-out"),
+        ({"lora": False}, "cannot load adapters; start it with --enable-lora"),
+        ({"key": "secret"}, "set the key that rollouts.api_key_env names"),
+        ({"raw_logprobs": True}, "--logprobs-mode processed_logprobs"),
+    ],
+)
+def test_a_server_that_was_started_wrongly_is_told_how_to_start_it(option: dict[str, Any], said: str, tmp_path: Path):
+    server = FakeVLLM(copy.deepcopy(model("qwen3")), tokenizer(), **option).start()
+    missing = [fact for fact in check_server(server.url) if fact.state == "missing"]
+    assert len(missing) == 1 and said.split(" ")[-1].strip("-") in missing[0].cure, "and doctor says so before"
+    world = World(tmp_path / "adapters", [server], wait_s=0.2)
+    with pytest.raises((ServerRefusal, NoServersLeft), match=said):
+        world.agent.publish(0)
+    world.pool.close()
+    server.stop()
+
+
+def test_doctor_has_nothing_to_say_of_a_good_server(servers: list[FakeVLLM]):
+    facts = list(check_server(servers[0].url))
+    assert [fact.state for fact in facts] == ["good"] * 4
+
+
+def test_the_command_that_is_printed_has_what_doctor_asks_for():
+    config = RunConfig.model_validate({"rollouts": {"max_staleness": 2}, "model": {"lora": {"r": 12}}})
+    first, second = serve_commands(config, ["0", "3"])
+    assert {"--enable-lora", "--enable-scale-out", "--logprobs-mode=processed_logprobs"} <= set(first.arguments)
+    assert {"--max-lora-rank=16", "--max-loras=4", "--host=127.0.0.1", "--port=8001"} <= set(second.arguments)
+    assert second.variables == {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "CUDA_VISIBLE_DEVICES": "3"}
+    assert second.url == "http://127.0.0.1:8001"
+
+
+def test_a_server_of_another_policy_is_not_taken_in(tmp_path: Path):
+    server = FakeVLLM(model("qwen3", seed=1), tokenizer()).start()
+    world = World(tmp_path / "adapters", [server], wait_s=0.2)
+    with pytest.raises(NoServersLeft, match=r"is another policy, or in another precision: its log-probs differ by \d"):
+        world.agent.publish(0)
+    world.pool.close()
+    server.stop()

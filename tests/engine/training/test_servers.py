@@ -1,0 +1,114 @@
+"""Training on rollouts of servers."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from grpo_tui.configs.schema import RunConfig
+from grpo_tui.engine.agents.remote import pool as pool_module
+from grpo_tui.engine.agents.settings import AgentSettings
+from grpo_tui.engine.policy.models import load_base
+from grpo_tui.engine.runs.checkpoints import checkpoint_folder, newest_whole
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.training.__main__ import run
+
+from ..agents.fake_vllm import FakeVLLM, Lockstep
+from .parts import tokenizer
+from .runs import make_run, recorded_steps
+
+STEPS = 10
+TURN, TRAJECTORY = 6, 256
+TEMPERATURE = 0.9
+"""Not that of evaluations, which a server in lock-step writes one by one."""
+
+
+def configured(folder: Path, base: Path, urls: list[str] | None = None, **rollouts: Any) -> Path:
+    """A run's folder; on servers, where there are any."""
+    make_run(folder, base, max_steps=rollouts.pop("steps", STEPS), max_turn_tokens=TURN, save_every=0)
+    path = folder / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["rewards"]["w_curiosity"] = 0.0
+    config["training"] |= {"beta_mode": "fixed", "temperature": TEMPERATURE}
+    config["environment"]["eval_tasks"] = 2
+    if urls is not None:
+        config["rollouts"] = {"engine": "vllm", "servers": urls, "server_wait_s": 60, **rollouts}
+    path.write_text(yaml.safe_dump(config))
+    return folder
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "adapters" / "adapter_model.safetensors").read_bytes()
+
+
+def server_of(folder: Path, base: Path, lockstep: bool = False) -> FakeVLLM:
+    config = RunConfig.model_validate(yaml.safe_load((folder / "config.yaml").read_text()))
+    how = (
+        Lockstep(8, 4, AgentSettings(TEMPERATURE, max_turn_tokens=TURN, max_trajectory_tokens=TRAJECTORY))
+        if lockstep
+        else None
+    )
+    return FakeVLLM(copy.deepcopy(load_base(config.model)), tokenizer(), lockstep=how).start()
+
+
+@pytest.fixture(autouse=True)
+def _quick_probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(pool_module, "PROBE_S", 0.1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_weights_after_ten_steps_are_those_of_the_transformers_engine_bit_by_bit(tmp_path: Path):
+    here = configured(tmp_path / "here", tmp_path / "base")
+    assert run(here) == 0
+    server = server_of(here, tmp_path / "base", lockstep=True)
+    there = configured(tmp_path / "there", tmp_path / "base", [server.url], correction="none")
+    assert run(there) == 0
+    server.stop()
+    assert weights(here) == weights(there)
+    with RunReader(there) as record:
+        assert [v for _, v in record.metrics.points("rollout/staleness")] == [0.0] * STEPS
+        assert max(v for _, v in record.metrics.points("rollout/logprob_mismatch_max")) < 1e-4
+    names = {r["model"] for r in server.requests}
+    assert len(names) == STEPS + 1, "a version for every step, and the last for the evaluation"
+
+
+def test_two_steps_ahead_nothing_is_staler_than_that(tmp_path: Path):
+    made = configured(tmp_path / "made", tmp_path / "base")
+    server = server_of(made, tmp_path / "base")
+    ahead = configured(tmp_path / "ahead", tmp_path / "base", [server.url], max_staleness=2, steps=6)
+    assert run(ahead) == 0
+    server.stop()
+    with RunReader(ahead) as record:
+        staleness = [v for _, v in record.metrics.points("rollout/staleness")]
+        assert staleness == [0, 1, 2, 2, 2, 2]
+        assert all(v == 0 for _, v in record.metrics.points("rollout/dropped"))
+    assert not server.adapters and not list((ahead / "served").iterdir())
+
+
+def test_a_run_whose_servers_are_gone_saves_its_step_says_so_and_goes_on_later(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    made = configured(tmp_path / "made", tmp_path / "base")
+    server = server_of(made, tmp_path / "base")
+    folder = configured(tmp_path / "lost", tmp_path / "base", [server.url], steps=4, server_wait_s=0.3)
+    server.faults.extend([""] * 40 + ["500"] * 1000)
+    assert run(folder) == 1
+    said = capfd.readouterr().err
+    assert re.search(r"error: (no rollout server was left for 0\.3 s|a request failed \d+ times)", said)
+    assert "Traceback" not in said.splitlines()[-1]
+    reached = newest_whole(checkpoint_folder(folder))[0]
+    assert reached is not None and 0 < reached[0] < 4
+    server.faults.clear()
+    assert run(folder, resume=True) == 0
+    assert recorded_steps(folder) == [1, 2, 3, 4]
+    server.stop()

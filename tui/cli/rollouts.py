@@ -1,0 +1,79 @@
+"""`grpo-tui rollouts`: inference servers that write the turns of rollouts."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from .common import ExitCode, SetOption, fail, say
+
+HELP = "Servers that write the turns of rollouts (rollouts.engine: vllm)."
+
+app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def rollouts() -> None:
+    """Servers that write the turns of rollouts."""
+
+
+@app.command("serve")
+def serve(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a folder, a preset or a configuration.")],
+    gpus: Annotated[str, typer.Option("--gpus", metavar="0,1", help="A server for each of these GPUs.")] = "",
+    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="The first server's port; the next ones follow.")] = 8000,
+    only_print: Annotated[bool, typer.Option("--print", help="Print the commands and run nothing.")] = False,
+    set_: SetOption = None,
+) -> None:
+    """Print and run the `vllm serve` commands that rollouts need; ends with them."""
+    from ...configs import Option, presets
+    from ...engine.launch.rollout_servers import ServerCommand, serve_commands
+    from .config import load
+
+    known = model.removesuffix(".yaml") in presets() or model.endswith((".yaml", ".yml"))
+    config = load(model, set_) if known else load(None, set_, options={"model.base": Option("MODEL", model)})
+    if config.model.lora is None:
+        fail("model.lora is null: servers get adapters only; give it r, alpha, …", ExitCode.USAGE)
+    wanted = [g for g in gpus.split(",") if g.strip()]
+    commands: Sequence[ServerCommand] = serve_commands(config, [g.strip() for g in wanted], host, port)
+    for command in commands:
+        say(shlex.join([*(f"{k}={v}" for k, v in command.variables.items()), *command.arguments]))
+    urls = ", ".join(c.url for c in commands)
+    say(f"train on them with --set rollouts.engine=vllm --set 'rollouts.servers=[{urls}]'")
+    if only_print:
+        return
+    if shutil.which("vllm") is None:
+        fail("vllm is not installed here; in an environment of its own: pip install 'vllm>=0.32'")
+    key = os.environ.get(config.rollouts.api_key_env)
+    secret = {"VLLM_API_KEY": key} if key else {}
+    processes = [subprocess.Popen(c.arguments, env={**os.environ, **secret, **c.variables}) for c in commands]
+    raise typer.Exit(_wait(processes))
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
+    """Until all have ended; the first that fails, or Ctrl-C, ends the others. The worst exit code."""
+    code = 0
+    try:
+        while processes:
+            for process in list(processes):
+                try:
+                    code = max(code, abs(process.wait(timeout=0.5)))
+                except subprocess.TimeoutExpired:
+                    continue
+                processes.remove(process)
+                for other in processes:
+                    other.terminate()
+    except KeyboardInterrupt:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+        raise
+    return min(code, 1)
