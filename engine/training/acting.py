@@ -63,7 +63,7 @@ def make_agent(
         )
     if sight is not None:
         raise UnsupportedModelError(
-            "rollouts.engine: vllm sends token ids alone, and this policy looks at images; use transformers in its place"
+            "rollouts.engine: vllm sends token ids alone, and this policy looks at images; use transformers instead"
         )
     from ..agents.remote.adapters import AdapterPublisher
     from ..agents.remote.agent import RemoteAgent

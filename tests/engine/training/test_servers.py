@@ -92,6 +92,12 @@ def test_two_steps_ahead_nothing_is_staler_than_that(tmp_path: Path):
         staleness = [v for _, v in record.metrics.points("rollout/staleness")]
         assert staleness == [0, 1, 2, 2, 2, 2]
         assert all(v == 0 for _, v in record.metrics.points("rollout/dropped"))
+        rows = [row for row in record.rollouts.page(limit=1000) if row.split == "train"]
+        assert {(row.step, row.policy_version) for row in rows} == {(step, max(step - 3, 0)) for step in range(1, 7)}, (
+            "each rollout says which version made it"
+        )
+        turns = record.bodies.trajectory(rows[0].id).trajectory.steps
+        assert {turn.policy_version for turn in turns} == {rows[0].policy_version}
     assert not server.adapters and not list((ahead / "served").iterdir())
 
 
