@@ -15,11 +15,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....configs.errors import GrpoTuiError
 from .client import ServerClient, open_http
 from .protocol import GenerateAnswer, GenerateRequest, ServerRefusal, ServerTrouble
+
+if TYPE_CHECKING:
+    import httpx
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -83,19 +86,18 @@ class ServerPool:
         self._thread.start()
         self._turn = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._open(list(urls), key)
-
-    def _open(self, urls: Sequence[str], key: str | None) -> None:
-        async def open_() -> None:
-            self._http = open_http()
-            self._changed = asyncio.Condition()
-            self.servers = [Server(ServerClient(url, self._http, key)) for url in urls]
-
         try:
-            self.run(open_())
+            self._http = self.run(self._open())
         except GrpoTuiError:
             self._stop()
             raise
+        self._changed = asyncio.Condition()
+        self.servers = [Server(ServerClient(url, self._http, key)) for url in urls]
+
+    @staticmethod
+    async def _open() -> httpx.AsyncClient:
+        """In the loop that it belongs to."""
+        return open_http()
 
     def close(self) -> None:
         """Give up whatever is under way, and end the thread."""
@@ -181,11 +183,13 @@ class ServerPool:
         """The server of `home` if it is in, else the one with the least to do, which is its home from then on."""
         await self.wait_for_one()
         up = [s for s in self.servers if s.up and s.url not in refused] or [s for s in self.servers if s.up]
-        if home.server is None:
-            home.server = up[home.number % len(up)]
-        elif home.server not in up:
-            home.server = min(up, key=lambda s: s.in_flight)
-        return home.server
+        server = home.server
+        if server is None:
+            server = up[home.number % len(up)]
+        elif server not in up:
+            server = min(up, key=lambda s: s.in_flight)
+        home.server = server
+        return server
 
     @contextlib.contextmanager
     def _flight(self, server: Server) -> Iterator[None]:

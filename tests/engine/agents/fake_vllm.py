@@ -34,8 +34,10 @@ from grpo_tui.engine.policy.sight.processor import Encoded
 class WireSession(TransformersSession):
     """A session whose seeds and limits come with each request."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, [0] * len(args[3]))
+    def __init__(
+        self, decoder: Decoder, chat: ChatBridge, settings: AgentSettings, prompts: list[Encoded], num_rollouts: int
+    ) -> None:
+        super().__init__(decoder, chat, settings, prompts, num_rollouts, [0] * len(prompts))
         self.seeds: dict[int, int] = {}
         self.limits: dict[int, int] = {}
 
