@@ -274,7 +274,7 @@ class FakeVLLM:
             max_turn_tokens=sampling["max_tokens"],
             stop_strings=tuple(sampling.get("stop", ())),
         )
-        session = self._session(settings, [asked["token_ids"]], 1, sampling["stop_token_ids"])
+        session = self._session(settings, [asked["token_ids"]], 1, sampling.get("stop_token_ids", []))
         with self._acting(asked["model"]):
             tokens, logprobs, stopped = session.write({0: asked})[0]
             if self.raw_logprobs:
@@ -288,7 +288,7 @@ class FakeVLLM:
         how = self.lockstep
         if name not in how.sessions:
             prompts = [asked[row]["token_ids"] for row in sorted(asked)][:: how.num_rollouts]
-            stops = asked[0]["sampling_params"]["stop_token_ids"]
+            stops = asked[0]["sampling_params"].get("stop_token_ids", [])
             how.sessions[name] = self._session(how.settings, prompts, how.num_rollouts, stops)
         with self._acting(asked[0]["model"]):
             return how.sessions[name].write(asked)
