@@ -115,7 +115,7 @@ class RolloutPipeline:
         if isinstance(runner.agent, VersionedAgent):
             if processes.number > 1:
                 raise ServersNeedOneProcess(
-                    "rollouts on servers go with one training process; start it with --nproc 1, or use "
+                    "rollouts on servers go with one training process; start it with --num-processes 1, or use "
                     "rollouts.engine: transformers"
                 )
             self.servers = ServerRollouts(runner.agent, runner, options.servers, lambda step: seed_of(seed, step, 0))
