@@ -57,12 +57,14 @@ class Request:
     """What a step asks of the pipeline.
 
     rows: this process's rows of the dataset, each prompt repeated once for each rollout of its group. step: optimiser
-    steps made so far, which is the policy's version. reference: log-probs of the reference are needed.
+    steps made so far, which is the policy's version. reference: log-probs of the reference are needed. fresh: rollouts
+    made for this request, none that were made ahead for the training of this step.
     """
 
     rows: Sequence[Mapping[str, Any]]
     step: int
     reference: bool
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class RolloutPipeline:
 
     def evaluate(self, request: Request) -> StepRollouts:
         """Rollouts to measure a loss on: scored, none left out."""
-        groups, metrics = self.collect(request)
+        groups, metrics = self.collect(replace(request, fresh=True))
         return self._shared(rollouts_of(groups), rollouts_of(groups), metrics, request)
 
     def collect(self, request: Request, round_: int = 0) -> tuple[list[Group], Metrics]:
@@ -180,7 +182,7 @@ class RolloutPipeline:
             return processes.share(processes.broadcast(made), len(rows))
         mine = rows[::size]
         if self.servers is not None:
-            return self._from_servers(mine, seed, request.step, ahead=round_ == 0)
+            return self._from_servers(mine, seed, request.step, ahead=round_ == 0 and not request.fresh)
         return self._run(mine, processes.index * len(mine), seed, request.step)
 
     def _from_servers(self, rows: Sequence[Mapping[str, Any]], seed: int, step: int, ahead: bool) -> list[Rollout]:

@@ -20,7 +20,7 @@ from ...policy.probe import Probe, probe
 from ...runs.durable import make_folder, sync_folder, sync_tree
 from .client import ServerClient
 from .pool import ServerPool
-from .protocol import GenerateRequest, ServerTrouble
+from .protocol import GenerateRequest, ServerRefusal
 
 logger = logging.getLogger(__name__)
 
@@ -202,16 +202,16 @@ class AdapterPublisher:
         answer = await client.generate(request, self.pool.request_timeout_s)
         mean = float(np.abs(np.asarray(answer.prompt_logprobs) - adapter.probe.logprobs).mean())
         if mean > self.tolerance:
-            raise ServerTrouble(
-                f"what it serves as {adapter.name} is another policy, or in another precision: its log-probs differ "
-                f"by {mean:.2g} nats a token from the trainer's, and {self.tolerance:g} are allowed "
-                "(rollouts.probe_tolerance)"
+            raise ServerRefusal(
+                f"what the server {client.url} serves as {adapter.name} is another policy, or in another precision: its "
+                f"log-probs differ by {mean:.2g} nats a token from the trainer's, and rollouts.probe_tolerance allows "
+                f"{self.tolerance:g}; serve model.base in the precision of model.dtype"
             )
         drawn, logprob = answer.token_ids[0], answer.logprobs[0]
         expected = adapter.probe.next_logprobs
         if drawn >= len(expected) or abs(logprob - float(expected[drawn])) > max(10 * self.tolerance, 1e-3):
-            raise ServerTrouble(
-                "the log-probs of its tokens are not those at the temperature they were drawn at; start it with "
-                "--logprobs-mode processed_logprobs"
+            raise ServerRefusal(
+                f"the log-probs of the server {client.url} are not those at the temperature that its tokens were drawn "
+                "at; start it with --logprobs-mode processed_logprobs"
             )
         self.mismatch = mean

@@ -44,10 +44,11 @@ class NoServersLeft(GrpoTuiError, RuntimeError):
 
 @dataclass
 class Server:
-    """One server of the pool. why_out: empty while it is in."""
+    """One server of the pool. why_out: empty while it is in; refusal: set where it would not help to wait."""
 
     client: ServerClient
     why_out: str = "it was not asked yet"
+    refusal: ServerRefusal | None = None
     in_flight: int = 0
 
     @property
@@ -144,13 +145,19 @@ class ServerPool:
         async def one(server: Server) -> None:
             try:
                 await action(server.client)
-            except ServerTrouble as problem:
-                self._out(server, problem.reason)
+            except (ServerTrouble, ServerRefusal) as problem:
+                self._out(server, str(problem))
 
         await asyncio.gather(*(one(s) for s in self.servers if s.up))
 
     async def wait_for_one(self) -> None:
-        """Return when a server is in; raises NoServersLeft after `wait_s`. In the pool's loop."""
+        """Return when a server is in. In the pool's loop.
+
+        Raises NoServersLeft after `wait_s`, and ServerRefusal at once where each server refuses.
+        """
+        refusals = [s.refusal for s in self.servers if s.refusal is not None and not s.up]
+        if len(refusals) == len(self.servers):
+            raise refusals[0]
         try:
             async with asyncio.timeout(self.wait_s), self._changed:
                 await self._changed.wait_for(lambda: any(s.up for s in self.servers))
@@ -225,8 +232,9 @@ class ServerPool:
                 await self.admit(server.client)
         except (ServerTrouble, ServerRefusal) as problem:
             server.why_out = str(problem)
+            server.refusal = problem if isinstance(problem, ServerRefusal) else None
             return
-        server.why_out = ""
+        server.why_out, server.refusal = "", None
         async with self._changed:
             self._changed.notify_all()
 
