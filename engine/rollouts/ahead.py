@@ -11,12 +11,12 @@ environments) of its own. Nothing of it is in a checkpoint: a resumed run makes 
 
 from __future__ import annotations
 
-import contextvars
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from .rollout import Rollout
@@ -29,14 +29,13 @@ Version = TypeVar("Version")
 class _Batch(Generic[Plan]):
     step: int
     plan: Plan
-    planned: float = field(default_factory=time.perf_counter)
     result: Future[list[Rollout]] | None = None
 
 
 @dataclass(frozen=True)
 class Taken:
     """Rollouts of a step, and how they came: idle_s: how long the trainer waited for them; wait_s: how long they had
-    been ready before that. dropped: how many of an older policy than allowed had to be made again."""
+    been ready before that."""
 
     rollouts: list[Rollout]
     idle_s: float
@@ -44,11 +43,18 @@ class Taken:
 
 
 class RolloutsAhead(Generic[Plan, Version]):
-    """make(plan, step, version): the rollouts of a batch; called on threads, several at once."""
+    """make(plan, step, version): the rollouts of a batch; called on threads, several at once. holding(version): entered
+    when a version is given to a batch, left when that is made."""
 
-    def __init__(self, make: Callable[[Plan, int, Version], list[Rollout]], max_staleness: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[Plan, int, Version], list[Rollout]],
+        max_staleness: int,
+        holding: Callable[[Version], AbstractContextManager[None]] = lambda version: nullcontext(),
+    ) -> None:
         self.max_staleness = max_staleness
         self._make = make
+        self._holding = holding
         self._batches: dict[int, _Batch[Plan]] = {}
         self._ready: dict[int, float] = {}
 
@@ -77,18 +83,17 @@ class RolloutsAhead(Generic[Plan, Version]):
 
     def _begin(self, batch: _Batch[Plan], version: Version) -> None:
         batch.result = Future()
-        context = contextvars.copy_context()
-        run = self._run
-        threading.Thread(
-            target=lambda: context.run(run, batch, version), name=f"rollouts of step {batch.step}", daemon=True
-        ).start()
+        held = ExitStack()
+        held.enter_context(self._holding(version))  # here: the next version may come before the thread runs
+        arguments = (batch, batch.result, version, held)
+        threading.Thread(target=self._run, args=arguments, name=f"rollouts of step {batch.step}", daemon=True).start()
 
-    def _run(self, batch: _Batch[Plan], version: Version) -> None:
-        assert batch.result is not None
+    def _run(self, batch: _Batch[Plan], result: Future[list[Rollout]], version: Version, held: ExitStack) -> None:
         try:
-            made = self._make(batch.plan, batch.step, version)
+            with held:
+                made = self._make(batch.plan, batch.step, version)
         except BaseException as problem:  # it is raised where the step asks for its rollouts
-            batch.result.set_exception(problem)
+            result.set_exception(problem)
             return
         self._ready[batch.step] = time.perf_counter()
-        batch.result.set_result(made)
+        result.set_result(made)

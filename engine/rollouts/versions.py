@@ -25,6 +25,10 @@ class VersionedAgent(Agent, Protocol):
         """The policy as it is now, after `step` optimiser steps, acts from here on, if it does not do so already."""
         ...
 
+    def holding(self, version: Any) -> AbstractContextManager[None]:
+        """This version can act as long as one is inside, whichever come after it."""
+        ...
+
     def acting_as(self, version: Any) -> AbstractContextManager[None]:
         """This version acts in the sessions that the calling thread starts inside."""
         ...

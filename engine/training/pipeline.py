@@ -143,6 +143,7 @@ class RolloutPipeline:
         batch = rollouts_of(groups) if self.replay is None else refill(groups, self.replay, request.step)
         metrics = {
             **metrics,
+            **({} if self.servers is None else self.servers.take_times()),
             "grpo/filtering_rate": filtered,
             "grpo/replay_share": sum(r.replayed for r in batch) / max(len(batch), 1),
             "grpo/effective_batch": float(np.mean([bool(np.any(r.advantages)) for r in batch])),

@@ -46,7 +46,9 @@ class ServerRollouts:
         self.agent = agent
         self.runner = runner
         self.options = options
-        self.ahead: RolloutsAhead[Sequence[Row], Version] = RolloutsAhead(self._make, options.max_staleness)
+        self.ahead: RolloutsAhead[Sequence[Row], Version] = RolloutsAhead(
+            self._make, options.max_staleness, agent.holding
+        )
         self._seed = seed
         self._idle_runners: list[RolloutRunner] = []
         self._times = {"trainer/idle": 0.0, "rollout/wait": 0.0, "rollout/dropped": 0.0}
@@ -79,10 +81,11 @@ class ServerRollouts:
     def correct(
         self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int
     ) -> tuple[list[Rollout], Metrics]:
-        """Rollouts with their weights, and what was measured since the last call. See `correction.corrected`.
+        """Rollouts with their weights (`correction.corrected`), and how far apart the policies are.
 
-        Raises MismatchError.
+        sampled: as their environments gave them; present: with log-probs of the policy as it is. Raises MismatchError.
         """
+        sampled = [now if made.logprobs is None else made for made, now in zip(sampled, present, strict=True)]
         fresh = [i for i, r in enumerate(sampled) if r.policy_version == step]
         apart = mismatch([sampled[i] for i in fresh], [present[i] for i in fresh])
         if len(apart) and apart.mean() > self.options.max_mismatch:
@@ -93,8 +96,7 @@ class ServerRollouts:
             )
         every = mismatch(sampled, present)
         metrics: Metrics = {
-            "rollout/staleness": float(np.mean([step - r.policy_version for r in sampled])) if sampled else 0.0,
-            **self._times,
+            "rollout/staleness": float(np.mean([step - r.policy_version for r in sampled])) if sampled else 0.0
         }
         if len(every):
             metrics |= {
@@ -102,9 +104,13 @@ class ServerRollouts:
                 "rollout/logprob_mismatch_p99": float(np.percentile(every, 99)),
                 "rollout/logprob_mismatch_max": float(every.max()),
             }
-        self._times = dict.fromkeys(self._times, 0.0)
         how, cap = self.options.correction, self.options.correction_cap
         return corrected(sampled, present, how, cap), metrics
+
+    def take_times(self) -> Metrics:
+        """Who waited for whom since the last call."""
+        taken, self._times = self._times, dict.fromkeys(self._times, 0.0)
+        return dict(taken)
 
     def _make(self, rows: Sequence[Row], step: int, version: Version) -> list[Rollout]:
         runner = self._idle_runners.pop() if self._idle_runners else self.runner.beside()

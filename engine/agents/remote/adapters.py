@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,7 @@ class AdapterPublisher:
         self._unloaded: list[Adapter] = []
         """Those that no server serves any more, whose folders are still there."""
         self._users: dict[str, int] = {}
+        self._counting = threading.Lock()
         pool.admit = self._admit
 
     def publish(self, model: PeftModel, step: int) -> Adapter:
@@ -100,12 +102,14 @@ class AdapterPublisher:
         return adapter
 
     def use(self, adapter: Adapter) -> None:
-        """A session begins whose turns this version writes."""
-        self._users[adapter.name] = self._users.get(adapter.name, 0) + 1
+        """Somebody begins who needs this version; on any thread."""
+        with self._counting:
+            self._users[adapter.name] = self._users.get(adapter.name, 0) + 1
 
     def release(self, adapter: Adapter) -> None:
-        """It has ended."""
-        self._users[adapter.name] -= 1
+        """They have ended."""
+        with self._counting:
+            self._users[adapter.name] -= 1
 
     def close(self) -> None:
         """Unload and delete all versions."""
@@ -159,7 +163,8 @@ class AdapterPublisher:
         """Delete what was unloaded when the version before came."""
         for adapter in self._unloaded:
             shutil.rmtree(adapter.folder, ignore_errors=True)
-            self._users.pop(adapter.name, None)
+            with self._counting:
+                self._users.pop(adapter.name, None)
         self._unloaded = []
 
     # ------------------------------------------------------------------------------------------------ in its loop

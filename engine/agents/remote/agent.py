@@ -70,6 +70,15 @@ class RemoteAgent:
         finally:
             self._own_version.reset(token)
 
+    @contextmanager
+    def holding(self, version: Adapter) -> Iterator[None]:
+        """This version stays on the servers inside."""
+        self.publisher.use(version)
+        try:
+            yield
+        finally:
+            self.publisher.release(version)
+
     def publish(self, step: int) -> Adapter:
         """The policy as it is now, after `step` optimiser steps, is what acts from here on."""
         return self.publisher.publish(self.model, step)

@@ -44,11 +44,13 @@ class NoServersLeft(GrpoTuiError, RuntimeError):
 
 @dataclass
 class Server:
-    """One server of the pool. why_out: empty while it is in; refusal: set where it would not help to wait."""
+    """One server of the pool. why_out: empty while it is in; refusal: set where it would not help to wait.
+    retried: somebody asks it from time to time whether it is fit again."""
 
     client: ServerClient
     why_out: str = "it was not asked yet"
     refusal: ServerRefusal | None = None
+    retried: bool = False
     in_flight: int = 0
 
     @property
@@ -133,9 +135,10 @@ class ServerPool:
         return [Home(first + i) for i in range(count)]
 
     async def take_in(self) -> None:
-        """Have every server that is out try to come in, and wait until each has tried. In the pool's loop."""
-        await asyncio.gather(*(self._try(s) for s in self.servers if not s.up))
-        for server in self.servers:
+        """Have every server that was not asked yet try to come in, and wait until each has. In the pool's loop."""
+        new = [s for s in self.servers if not s.up and not s.retried]
+        await asyncio.gather(*(self._try(s) for s in new))
+        for server in new:
             if not server.up:
                 self._keep_trying(server)
 
@@ -214,11 +217,14 @@ class ServerPool:
         self._keep_trying(server)
 
     def _keep_trying(self, server: Server) -> None:
+        server.retried = True
+
         async def again() -> None:
             began = time.monotonic()
             while not server.up:
                 await asyncio.sleep(PROBE_S)
                 await self._try(server)
+            server.retried = False
             self._tell(f"rollout server {server.url} is back after {time.monotonic() - began:.0f} s", True)
 
         task = asyncio.get_running_loop().create_task(again())

@@ -201,6 +201,16 @@ def test_an_old_version_is_unloaded_when_unused_and_deleted_one_version_later(wo
     assert not servers[0].adapters and not world.names()
 
 
+def test_a_version_that_was_promised_to_a_later_step_stays(world: World, servers: list[FakeVLLM]):
+    first = world.agent.publish(0)
+    with world.agent.holding(first):
+        move(world.policy)
+        world.agent.publish(1)
+        with world.agent.acting_as(first):
+            assert {t.policy_version for t in world.agent.start(PROMPTS, 1, seed=0).act([0, 1, 2])} == {0}
+    assert world.told == []
+
+
 def test_a_folder_of_adapters_never_changes(world: World):
     first = world.agent.publish(0)
     facts = {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in first.folder.iterdir()}

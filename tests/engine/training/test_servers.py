@@ -38,6 +38,7 @@ def configured(folder: Path, base: Path, urls: list[str] | None = None, **rollou
     config["rewards"]["w_curiosity"] = 0.0
     config["training"] |= {"beta_mode": "fixed", "temperature": TEMPERATURE}
     config["environment"]["eval_tasks"] = 2
+    config["environment"]["train_tasks"] = 10
     if urls is not None:
         config["rollouts"] = {"engine": "vllm", "servers": urls, "server_wait_s": 60, **rollouts}
     path.write_text(yaml.safe_dump(config))
@@ -85,20 +86,19 @@ def test_weights_after_ten_steps_are_those_of_the_transformers_engine_bit_by_bit
 def test_two_steps_ahead_nothing_is_staler_than_that(tmp_path: Path):
     made = configured(tmp_path / "made", tmp_path / "base")
     server = server_of(made, tmp_path / "base")
-    ahead = configured(tmp_path / "ahead", tmp_path / "base", [server.url], max_staleness=2, steps=6)
+    ahead = configured(tmp_path / "ahead", tmp_path / "base", [server.url], max_staleness=2, steps=8)
     assert run(ahead) == 0
+    assert not server.adapters and not list((ahead / "served").iterdir()), "nothing is left behind"
     server.stop()
     with RunReader(ahead) as record:
         staleness = [v for _, v in record.metrics.points("rollout/staleness")]
-        assert staleness == [0, 1, 2, 2, 2, 2]
+        assert staleness == [0, 1, 2, 2, 2, 0, 1, 2], "an epoch has five steps, and its first waits for its rollouts"
         assert all(v == 0 for _, v in record.metrics.points("rollout/dropped"))
         rows = [row for row in record.rollouts.page(limit=1000) if row.split == "train"]
-        assert {(row.step, row.policy_version) for row in rows} == {(step, max(step - 3, 0)) for step in range(1, 7)}, (
-            "each rollout says which version made it"
-        )
+        made_by = {(step, step - 1 - int(behind)) for step, behind in enumerate(staleness, 1)}
+        assert {(row.step, row.policy_version) for row in rows} == made_by, "each rollout says which version made it"
         turns = record.bodies.trajectory(rows[0].id).trajectory.steps
         assert {turn.policy_version for turn in turns} == {rows[0].policy_version}
-    assert not server.adapters and not list((ahead / "served").iterdir())
 
 
 def test_a_run_whose_servers_are_gone_saves_its_step_says_so_and_goes_on_later(
