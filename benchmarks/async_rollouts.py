@@ -80,7 +80,7 @@ class LockStepSession:
 class OwnPaceSession(LockStepSession):
     """The same for one row alone."""
 
-    async def turn(self, row: int) -> AgentTurn:
+    async def act_alone(self, row: int) -> AgentTurn:
         await asyncio.sleep(TURN_S)
         return self._turn(row)
 

@@ -82,7 +82,7 @@ class SeeingSession(AgentSession, Protocol):
 class AsyncAgentSession(AgentSession, Protocol):
     """A session in which each row may write its next turn as soon as it is ready, whatever the others do."""
 
-    async def turn(self, row: int) -> AgentTurn:
+    async def act_alone(self, row: int) -> AgentTurn:
         """Let one row write its next turn; as many rows at once as there are."""
         ...
 

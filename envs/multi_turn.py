@@ -268,7 +268,7 @@ class MultiTurnEnv(Env):
                 if rollout.steps:
                     self._observe(session, rollouts, [row])
                 with generating:
-                    turn = await session.turn(row)
+                    turn = await session.act_alone(row)
                 if turn.stop_reason == "refused":
                     rollout.refuse(turn.problem)
                     break

@@ -54,11 +54,11 @@ class RemoteSession:
         """Let these rows write their next turn; one `AgentTurn` per row, in order. Not inside a running event loop."""
 
         async def all_rows() -> list[AgentTurn]:
-            return await asyncio.gather(*(self.turn(row) for row in rows))
+            return await asyncio.gather(*(self.act_alone(row) for row in rows))
 
         return asyncio.run(all_rows())
 
-    async def turn(self, row: int) -> AgentTurn:
+    async def act_alone(self, row: int) -> AgentTurn:
         """Let one row write its next turn. A row without room for a token writes nothing: `token_limit`."""
         start = int(self.history.length[row])
         if self._exhausted[row] or self._room(row) <= 0:
