@@ -146,7 +146,7 @@ def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:
         return Outcome(error=_sentence(problem), detail=traceback.format_exc(), seconds=time.perf_counter() - began)
 
 
-def _overdue(timeout_s: float, seconds: float) -> Outcome[R]:
+def _overdue(timeout_s: float, seconds: float) -> Outcome[Any]:
     return Outcome(error=f"took longer than {timeout_s:g} s and was given up", timed_out=True, seconds=seconds)
 
 

@@ -12,10 +12,12 @@ from ...configs.schema import RunConfig
 from ...envs.agent import Message
 from ..agents.chat import ChatBridge
 from ..agents.decoder import UnsupportedModelError, stop_ids_of
+from ..agents.remote.adapters import AdapterPublisher
+from ..agents.remote.agent import RemoteAgent
+from ..agents.remote.pool import ServerPool
 from ..agents.settings import AgentSettings
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.sight.processor import Sight
-from ..rollouts.versions import VersionedAgent
 from .server_rollouts import ServerOptions
 
 SERVED = "served"
@@ -35,7 +37,7 @@ PROBE: list[Message] = [
 
 def make_agent(
     config: RunConfig, model: Any, tokenizer: PreTrainedTokenizerBase, sight: Sight | None, run_dir: Path
-) -> TransformersAgent | VersionedAgent:
+) -> TransformersAgent | RemoteAgent:
     """The agent that `rollouts.engine` names. sight: of a model that takes images.
 
     Raises MissingHTTPClient, and UnsupportedModelError for a model that sees, of which servers get the text only.
@@ -65,10 +67,6 @@ def make_agent(
         raise UnsupportedModelError(
             "rollouts.engine: vllm sends token ids alone, and this policy looks at images; use transformers instead"
         )
-    from ..agents.remote.adapters import AdapterPublisher
-    from ..agents.remote.agent import RemoteAgent
-    from ..agents.remote.pool import ServerPool
-
     chat = ChatBridge(tokenizer, stop_ids=stop_ids_of(model), template_kwargs=template)
     folder = Path(rollouts.adapter_folder).expanduser() if rollouts.adapter_folder else run_dir.absolute() / SERVED
     pool = ServerPool(

@@ -34,6 +34,7 @@ ROLLOUTS = 4
 
 class World:
     def __init__(self, folder: Path, servers: list[RealServer]) -> None:
+        self.model: Any
         self.model, self.tokenizer = load_policy(RunConfig().model, adapters="builtin:tiny-sft", trainable=True)
         self.local = TransformersAgent(self.model, self.tokenizer, **SETTINGS)
         self.told: list[str] = []
