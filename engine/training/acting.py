@@ -16,6 +16,7 @@ from ..agents.remote.adapters import AdapterPublisher
 from ..agents.remote.agent import RemoteAgent
 from ..agents.remote.pool import ServerPool
 from ..agents.settings import AgentSettings
+from ..agents.sight_check import check_sight
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.sight.processor import Sight
 from .server_rollouts import ServerOptions
@@ -52,7 +53,7 @@ def make_agent(
     )
     template = config.model.chat_template_kwargs
     if rollouts.engine == "transformers":
-        return TransformersAgent(
+        agent = TransformersAgent(
             model,
             tokenizer,
             temperature=settings.temperature,
@@ -62,7 +63,10 @@ def make_agent(
             max_trajectory_tokens=settings.max_trajectory_tokens,
             template_kwargs=template,
             sight=sight,
+            native_calls=config.model.native_calls,
         )
+        check_sight(agent)
+        return agent
     if sight is not None:
         raise UnsupportedModelError(
             "rollouts.engine: vllm sends token ids alone, and this policy looks at images; use transformers instead"
@@ -84,7 +88,7 @@ def make_agent(
         chat.prompt(PROBE)[:PROBE_TOKENS],
         rollouts.probe_tolerance or half,
     )
-    return RemoteAgent(model, chat, settings, pool, publisher)
+    return RemoteAgent(model, chat, settings, pool, publisher, native_calls=config.model.native_calls)
 
 
 def server_options(config: RunConfig) -> ServerOptions:

@@ -13,8 +13,10 @@ from peft import PeftModel
 
 from ....envs.agent import Message, Seed
 from ....envs.seeds import seed_of
+from ...policy.sight.processor import Encoded
 from ..chat import ChatBridge
 from ..settings import AgentSettings
+from ..tool_calls import NativeCalls
 from .adapters import Adapter, AdapterPublisher
 from .pool import ServerPool
 from .session import RemoteSession
@@ -23,9 +25,12 @@ from .session import RemoteSession
 class RemoteAgent:
     """See `Agent`. The version that acts is the last one that was published (`publish`), or the one of `acting_as`.
 
-    model: the policy that is trained here, whose adapters the servers get. Settings and version hold for the calling
-    thread: an evaluation and rollouts of a step ahead may go on side by side.
+    model: the policy that is trained here, whose adapters the servers get. native_calls: as of `TransformersAgent`.
+    Settings and version hold for the calling thread: an evaluation and rollouts of a step ahead may go on side by side.
     """
+
+    sees = False
+    """Servers get token ids alone."""
 
     def __init__(
         self,
@@ -34,9 +39,13 @@ class RemoteAgent:
         settings: AgentSettings,
         pool: ServerPool,
         publisher: AdapterPublisher,
+        *,
+        native_calls: bool = True,
     ) -> None:
         self.model = model
         self.chat = chat
+        self.call_reader = NativeCalls.of(chat) if native_calls else None
+        self._tool_chat = chat.answering_tools() if self.call_reader is not None else chat
         self.pool = pool
         self.publisher = publisher
         self._config = settings
@@ -99,7 +108,12 @@ class RemoteAgent:
             seed = int(torch.randint(2**62, ()).item())
         seeds = [seed_of(seed, i) for i in range(len(prompts))] if isinstance(seed, int) else seed
         tokens = [self.chat.prompt(messages, tools) for messages in prompts]
-        return RemoteSession(self.pool, self.publisher, version, self.chat, self.config, tokens, num_rollouts, seeds)
+        chat = self._tool_chat if tools else self.chat
+        return RemoteSession(self.pool, self.publisher, version, chat, self.config, tokens, num_rollouts, seeds)
+
+    def begin(self, messages: Sequence[Message]) -> Encoded:
+        """A prompt as tokens."""
+        return self.chat.seen(messages)
 
     def close(self) -> None:
         """Take all versions away from the servers, and end the connection."""
