@@ -44,7 +44,9 @@ def recompute_steps(
     later: dict[int, list[tuple[Item, Use]]] = {}
     for step, items in steps:
         for item in items:
-            report.same(item.place, "policy version", item.record.policy_version, step - 1)
+            behind = step - 1 - (item.record.policy_version or 0)
+            allowed = min(max(behind, 0), config.rollouts.max_staleness)
+            report.same(item.place, "policy version", item.record.policy_version, step - 1 - allowed)
             for use in item.uses:
                 if use.kind == "replayed":
                     later.setdefault(use.step, []).append((item, use))

@@ -43,7 +43,8 @@ class Loss:
         entropy = math.fsum(loss.entropy for loss in losses) / max(tokens, 1)
         self.report.number(place, "metric train/entropy", metrics.get("train/entropy"), entropy)
         if any(loss.policy is None for loss in losses):
-            self.report.given["loss"] = f"the policy-gradient term of {self.training.loss_type} is not recorded"
+            why = f"of {self.training.loss_type}, and of rollouts with importance weights, is not recorded"
+            self.report.given["loss"] = f"the policy-gradient term {why}"
             return
         clipped = sum(sum(loss.low) + sum(loss.high) for loss in losses) / max(tokens, 1)
         self.report.number(place, "metric train/clip_fraction", metrics.get("train/clip_fraction"), clipped)

@@ -94,7 +94,7 @@ class Rewards:
                 self.report.number(place, "raw coherence", values["coherence"], right)
 
     def _sums(self, item: Item, breakdown: RewardBreakdown) -> None:
-        after = item.record.policy_version or 0
+        after = (item.row.step or 1) - 1
         weights = {name: self.config.weight(name, after) for name in self.config.weights}
         for i, step in enumerate(breakdown.steps):
             place = f"{item.place}, turn {i + 1}"
