@@ -11,20 +11,19 @@ from ....engine.runs.query import EVERYTHING, Query
 from ..data import Reads
 from ..widgets.line import Line
 from ..widgets.table import Table
-from .base import AppScreen
+from .table_screen import TableScreen
 
 FILTER_HINT = "reward<0.2 and penalty:missing_prerequisite and action:TRACK_OBJECT and step>100 · tab completes"
 SEARCH_HINT = "words of prompts, thoughts, actions, observations, answers and penalties · “two words” as a phrase"
 _REMEMBERED = 30
 
 
-class QueryList(AppScreen):
+class QueryList(TableScreen):
     """A table of what `asks` leaves. Subclasses read the rows again in `restart`, and name the orders in `sorts`."""
 
     sorts: Sequence[str] = ()
     downwards: Sequence[str] = ()
     """Orders that begin with the largest."""
-    table: Table
 
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__()
@@ -96,22 +95,6 @@ class QueryList(AppScreen):
         kept = self.shell.memory.run(self.reads.path.name).setdefault(what, [])
         del kept[:-_REMEMBERED]
         return kept
-
-    def action_scroll(self, by: int) -> None:
-        """One row."""
-        self.table.move(by)
-
-    def action_page(self, by: int) -> None:
-        """One page."""
-        self.table.move(by * max(1, self.table.body_height - 1))
-
-    def action_first(self) -> None:
-        """The first row."""
-        self.table.move_to(0)
-
-    def action_last(self) -> None:
-        """The last row."""
-        self.table.move_to(self.table.total - 1)
 
     def on_table_selected(self, message: Table.Selected) -> None:
         """A click on the row under the cursor."""

@@ -8,11 +8,11 @@ from ....engine.launch import LaunchError, delete_run, rename_run
 from ....engine.runs.control import request
 from ..run_list import RunRow
 from ..widgets.prompt_bar import ask
-from .base import AppScreen
 from .dialogs import confirm
+from .table_screen import TableScreen
 
 
-class RunKeys(AppScreen):
+class RunKeys(TableScreen):
     """Acts on the run under the cursor."""
 
     @property

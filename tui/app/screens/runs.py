@@ -178,22 +178,6 @@ class RunsScreen(RunKeys):
         """The run under the cursor."""
         return self.table.current
 
-    def action_scroll(self, by: int) -> None:
-        """One row."""
-        self.table.move(by)
-
-    def action_page(self, by: int) -> None:
-        """One page."""
-        self.table.move(by * max(1, self.table.body_height - 1))
-
-    def action_first(self) -> None:
-        """The first run."""
-        self.table.move_to(0)
-
-    def action_last(self) -> None:
-        """The last run."""
-        self.table.move_to(self.table.total - 1)
-
     def on_table_moved(self, message: Table.Moved) -> None:
         """The run below is the one under the cursor."""
         self._show_card()
