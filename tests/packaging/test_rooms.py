@@ -236,6 +236,7 @@ SHARED = (
     "metric_picker",
     "elsewhere",
     "stepper_plan",
+    "table_screen",
 )
 """What screens are made with, beside them: none of these is a screen that a destination opens."""
 
