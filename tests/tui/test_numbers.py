@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.geometry import Region
 
@@ -163,6 +163,8 @@ values = st.dictionaries(
 
 
 @settings(max_examples=40)
+@example(dict.fromkeys(NAMES, math.inf), 60, 20)
+@example(dict.fromkeys(NAMES, math.nan), 60, 20)
 @given(values, st.integers(1, 130), st.integers(2, 20))
 def test_numbers_are_whole_or_absent_at_every_width(latest: dict[str, float], width: int, height: int) -> None:
     trends = {name: [(1, value), (2, value), (9, 0.5)] for name, value in latest.items()}

@@ -3,6 +3,7 @@ health of the update. Each kind of run has rows of its own."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from ....engine.runs.summary import RATE_WINDOW
@@ -15,6 +16,12 @@ from .line import Line
 from .pane import Pane
 
 Row = tuple[str, str, Callable[[float | None], str]]
+
+
+def _whole(value: float | None) -> str:
+    """A count, which metrics hold as a float."""
+    return number(int(value) if value is not None and math.isfinite(value) else value)
+
 
 ROWS: Mapping[Kind, tuple[Row, ...]] = {
     "rft": (
@@ -41,7 +48,7 @@ ROWS: Mapping[Kind, tuple[Row, ...]] = {
     "online": (
         ("online/gate_rate", "gate open", percent),
         ("online/flip_rate", "labels flipped", percent),
-        ("online/updates", "updates", lambda v: number(None if v is None else int(v)) if v == v else "–"),
+        ("online/updates", "updates", _whole),
         ("online/rejected", "taken back", percent),
         ("online/delta_validation", "Δ validation", number),
         ("train/loss", "loss", number),
