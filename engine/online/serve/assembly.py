@@ -8,10 +8,11 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -31,7 +32,7 @@ from ..process import load_serving_policy
 from ..store.folder import OnlineFolder
 from ..store.images import ImageFolder
 from ..store.snapshots import SnapshotReader
-from ..store.update_queue import UpdateQueue
+from ..store.update_queue import QueueError, UpdateQueue
 from .answers import Answer, answer_as_json
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
@@ -45,7 +46,10 @@ from .serving import Serving
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
+AGAIN_S = 1.0
+"""The pause before a disk that said no is asked again."""
 SAVE_EVERY_S = 10.0
 """How often the memory of earlier experiences is saved: a kill loses at most so much of it."""
 TOKEN_VARIABLE = "GRPO_TUI_TOKEN"
@@ -67,7 +71,6 @@ def serve(
     torch.set_num_threads(online.engine_threads or max(1, cores - online.worker_threads * online.updates))
     torch.manual_seed(config.seed)
     folder = OnlineFolder(run_dir)
-    folder.root.mkdir(parents=True, exist_ok=True)
 
     def problem(message: str) -> None:
         writer.event("alert", message, detector="serving")
@@ -75,7 +78,10 @@ def serve(
 
     with contextlib.ExitStack() as closing:  # what is opened first is closed last
         # Two connections: reading must not wait for a write that a stopped worker holds up.
-        written = UpdateQueue(folder.queue, limit=online.queue_limit, on_mended=problem)
+        opened = partial(UpdateQueue, folder.queue, limit=online.queue_limit, on_mended=problem)
+        written = patiently(opened, control, problem)
+        if written is None:
+            return False
         closing.callback(written.close)
         queue = UpdateQueue(folder.queue, on_mended=log.warning)
         closing.callback(queue.close)
@@ -101,6 +107,8 @@ def serve(
         if server is not None:
             closing.callback(folder.address.unlink, missing_ok=True)
             closing.callback(server.stop)
+            if patiently(partial(_tell_address, folder.address, server), control, problem) is None:
+                return False
         _record_vocabulary(writer, tokenizer)
         serving = Serving(
             engine=engine,
@@ -117,6 +125,25 @@ def serve(
         )
         writer.status("running", step=serving.answered, total_steps=online.max_requests)
         return serving.run()
+
+
+def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str], None]) -> T | None:
+    """What `act` gives once the disk lets it; None when the run is to end before that."""
+    told = False
+    while True:
+        try:
+            done = act()
+        except (QueueError, OSError) as error:
+            if not told:
+                told = True
+                tell(f"{error} Serving waits for that.")
+        else:
+            if told:
+                tell("The disk can be written to again: serving goes on.")
+            return done
+        if any(command.command == "stop" for command in control.poll()):
+            return None
+        time.sleep(AGAIN_S)
 
 
 def _inference_engine(
@@ -272,10 +299,7 @@ def _server(
     follower: WeightFollower,
     shown: bool,
 ) -> AnswerServer | None:
-    """The HTTP side, started, its address in a file that only the owner reads; None when not asked for.
-
-    shown: whether the policy is shown pictures.
-    """
+    """The HTTP side, started; None when not asked for. shown: whether the policy is shown pictures."""
     online = config.online
     if online.serve is None:
         return None
@@ -292,11 +316,16 @@ def _server(
         key=_file(online.tls_key),
     )
     server.start()
-    descriptor = os.open(folder.address, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump({"url": server.url, "token_needed": server.token_needed}, file)
     log.info("answering on %s", server.url)
     return server
+
+
+def _tell_address(path: Path, server: AnswerServer) -> bool:
+    """Write where the engine answers into a file that only its owner reads. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump({"url": server.url, "token_needed": server.token_needed}, file)
+    return True
 
 
 def _file(name: str | None) -> Path | None:
