@@ -116,8 +116,9 @@ class ExperienceBuffer:
             with np.load(path, allow_pickle=False) as data:
                 vectors, ids, answers = data["vectors"], data["ids"], data["answers"]
                 oldest = int(data["next"])
-        except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is damaged ({error})") from error
+        except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, TypeError, AttributeError, ValueError) as error:
+            # NumPy's own words would be of pickles, and of how to load them unsafely
+            raise ValueError(f"{path} is damaged") from error
         if vectors.ndim != 2 or not len(vectors) == len(ids) == len(answers):
             raise ValueError(f"{path} is not an experience buffer")
         order = np.roll(np.arange(len(ids)), -oldest)[-self.capacity :] if len(ids) else np.arange(0)
