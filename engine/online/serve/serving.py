@@ -62,7 +62,10 @@ class Serving:
         self.answered = max(queued, recorded[REQUEST_POSITION])
         if queued < recorded[REQUEST_POSITION] and self.config.updates:
             missing = f"{queued + 1}" if self.answered == queued + 1 else f"{queued + 1} to {self.answered}"
-            lost = f"What was to be learnt from request {missing} is not in the update queue: it was killed or damaged."
+            lost = (
+                f"The update queue does not know of request {missing}, which were answered (a kill or damage took its "
+                "last rows): what they would have taught, and was not learnt yet, is lost."
+            )
             self.keeper.event("record", lost)
         self.heard = 0
         self.source.skip(max(int(self.queue.get("row", 0)), recorded[ROW_POSITION]))
