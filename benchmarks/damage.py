@@ -26,7 +26,7 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from functools import partial
@@ -452,11 +452,11 @@ def tried(kind: str, folder: Path, given: argparse.Namespace, until: float) -> i
         (folder / kind / "made").touch()
     usual, wrong = usual_lines(kind, source, folder), 0
     done = {(r["run"], r["file"], r["damage"]) for r in _found(folder)}
-    for trouble in troubles(kind, source):
+    for trouble in _wanted(troubles(kind, source), given.files, given.damage.split(",")):
         if time.monotonic() > until:
             break
         file, damage = trouble.file, trouble.damage
-        if (kind, file, damage) in done or not fnmatch(file, given.files) or not fnmatch(damage, given.damage):
+        if (kind, file, damage) in done:
             continue
         began, row = time.monotonic(), Row(kind, file, damage)
         case = Case(kind, source, folder / "case", usual, trouble)
@@ -473,6 +473,13 @@ def tried(kind: str, folder: Path, given: argparse.Namespace, until: float) -> i
         for line in row.said[:6]:
             print(f"         | {line.strip()[:240]}", flush=True)
     return wrong
+
+
+def _wanted(all_of_them: Iterable[Trouble], files: str, damages: Sequence[str]) -> list[Trouble]:
+    """Those that are asked for, in the order of the patterns of damages."""
+    those = [t for t in all_of_them if fnmatch(t.file, files)]
+    found = [t for pattern in damages for t in those if fnmatch(t.damage, pattern)]
+    return list(dict.fromkeys(found))
 
 
 def table(folder: Path) -> str:
@@ -507,7 +514,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", choices=sorted(MAKERS), action="append")
     parser.add_argument("--files", default="*", help="which files, as a pattern")
-    parser.add_argument("--damage", default="*", help=", ".join(DAMAGE))
+    parser.add_argument("--damage", default="*", help="which damages first, patterns with commas: " + ", ".join(DAMAGE))
     parser.add_argument("--seconds", type=float, default=480, help="no further case is begun after this")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="only print what was found")
