@@ -16,7 +16,7 @@ import pytest
 from grpo_tui.engine.online.serve import assembly, enqueuer
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
 from grpo_tui.engine.online.store.folder import OnlineFolder
-from grpo_tui.engine.online.store.update_queue import UpdateQueue
+from grpo_tui.engine.online.store.update_queue import QueueError, UpdateQueue
 
 from .test_update_worker import Run
 from .tiny import lora_model, make_task
@@ -89,7 +89,9 @@ def test_tasks_and_updates_wait_for_room_and_none_is_lost(disk: Disk, monkeypatc
     assert run.worker.step()
     disk.fill()
     puts.put(make_task(lora_model(), "request-7", seed=7, rows=1, length=6))
-    assert run.worker.step()  # made, and not committed
+    with pytest.raises(QueueError, match="full"):  # the worker's loop waits and asks again
+        run.worker.step()
+    assert not run.worker.commit()  # the update that was made stays in memory
     wait_for(lambda: told)
     assert "wait in memory" in told[0] and any("cannot be committed" in m for m in run.told)
     assert run.contributions() == []
