@@ -7,6 +7,7 @@ record fits what is in it. The damaged file is kept beside it under another name
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -25,31 +26,54 @@ from .status import process_names, read_json, write_json
 from .store import RecordStore
 from .types import TrajectoryRecord
 
+HEAD = 100
+"""Bytes of the head of an SQLite file."""
 PROBE = 4096
 """How many numbers behind the last readable one are tried one by one before a table is taken to end there."""
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """What came of it. `expected`: trajectories that were committed, as far as anything tells. `kept`: the old file."""
+    """What came of it. `expected`: trajectories that were committed, as far as anything tells. `kept`: the old file,
+    None when there was none."""
 
     saved: int
     expected: int
     metrics: int
     events: int
-    kept: Path
+    kept: Path | None
 
 
 def repair(run_dir: Path) -> Repaired:
     """Write a new record with everything that can still be read, and put it in the place of the old one.
 
-    Nobody may write to the record meanwhile. Raises RecordDamaged when the file is no database at all, OSError.
+    Of a record that is gone nothing can be saved: a new one is begun. Nobody may write to the record meanwhile. Raises
+    RecordDamaged when the file is no database at all, OSError.
     """
     path = run_dir / DATABASE
-    if not path.is_file():
-        raise RecordDamaged(f"there is no record {path}")
     target = run_dir / f".{DATABASE}.repaired"
+    kept = run_dir / f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{DATABASE}"
     _remove(target)
+    if not path.is_file():
+        expected = committed(run_dir)
+        _move(path, kept)
+        RecordStore(path).close()
+        _tell_processes(run_dir, 0)
+        return Repaired(0, expected, 0, 0, None)
+    headless = not _opens(path)
+    if headless:
+        _move(path, kept)
+        _put_head_back(kept, path)
+    try:
+        return _repaired(run_dir, path, target, None if headless else kept, kept)
+    except BaseException:
+        if headless:
+            _remove(path)
+            _move(kept, path)
+        raise
+
+
+def _repaired(run_dir: Path, path: Path, target: Path, move_to: Path | None, kept: Path) -> Repaired:
     source = connect_reader(path)
     store = RecordStore(target)
     reader = RunReader(run_dir)
@@ -73,17 +97,54 @@ def repair(run_dir: Path) -> Repaired:
     source.close()
     store.close()
     expected = max(committed(run_dir), last, saved)
-    kept = run_dir / f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{DATABASE}"
-    for suffix in ("", "-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            os.replace(f"{path}{suffix}", f"{kept}{suffix}")
+    if move_to is not None:
+        _move(path, move_to)
+    _remove(path)
     os.replace(target, path)
     _remove(target)
-    for name in process_names(run_dir):  # what is lost has been said once; from here on the new record is whole
+    _tell_processes(run_dir, saved)
+    return Repaired(saved, expected, metrics, events, kept)
+
+
+def _tell_processes(run_dir: Path, saved: int) -> None:
+    """What is lost has been said once; from here on the new record is whole."""
+    for name in process_names(run_dir):
         said = read_json(run_dir / PROCESSES / f"{name}.json")
         if "trajectories" in said:
             write_json(run_dir / PROCESSES / f"{name}.json", {**said, "trajectories": saved})
-    return Repaired(saved, expected, metrics, events, kept)
+
+
+def _opens(path: Path) -> bool:
+    try:
+        connect_reader(path).close()
+        return True
+    except RecordDamaged:
+        return False
+
+
+def _put_head_back(damaged: Path, path: Path) -> None:
+    """Copy a record whose first 100 bytes are damaged, with those of a new one: but for counters they are the same.
+
+    The file format: https://www.sqlite.org/fileformat.html#the_database_header
+    """
+    RecordStore(path).close()
+    head = bytearray(path.read_bytes()[:HEAD])
+    _remove(path)
+    page = int.from_bytes(head[16:18], "big")
+    head[28:32] = (damaged.stat().st_size // page).to_bytes(4, "big")
+    head[32:40] = bytes(8)  # no list of free pages
+    with damaged.open("rb") as source, path.open("wb") as target:
+        target.write(head)
+        source.seek(HEAD)
+        shutil.copyfileobj(source, target)
+    with suppress(FileNotFoundError):
+        shutil.copyfile(f"{damaged}-wal", f"{path}-wal")
+
+
+def _move(path: Path, to: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{to}{suffix}")
 
 
 def _trajectories(source: sqlite3.Connection, reader: RunReader, store: RecordStore) -> tuple[int, int]:

@@ -28,7 +28,7 @@ def repair(run: RunReference, runs_dir: RunsDir = None) -> None:
     try:
         done = repaired(path)
     except RecordError as error:
-        fail(f"nothing can be saved: {error}")
+        fail(f"nothing can be saved: {error}; to begin a new record, move that file away and call repair again")
     except (OSError, sqlite3.Error) as error:
         fail(f"the new record cannot be written: {getattr(error, 'strerror', None) or error}")
     lost = done.expected - done.saved
@@ -36,4 +36,5 @@ def repair(run: RunReference, runs_dir: RunsDir = None) -> None:
         f"saved {done.saved:,} of {done.expected:,} trajectories, {done.metrics:,} values of metrics and "
         f"{done.events:,} events" + (f"; {lost:,} trajectories are lost" if lost else "")
     )
-    say(f"the old record is kept as {done.kept}")
+    if done.kept is not None:
+        say(f"the old record is kept as {done.kept}")

@@ -157,6 +157,24 @@ def test_what_is_no_database_is_left_as_it_is(copy: Path):
     assert sorted(p.name for p in copy.iterdir()) == files and (copy / "record.sqlite").stat().st_size == 50_000
 
 
+@pytest.mark.parametrize("spoilt", [16, 100])
+def test_a_record_whose_head_is_damaged_is_saved_whole(copy: Path, spoilt: int):
+    before = readable(copy)
+    with (copy / "record.sqlite").open("r+b") as file:
+        file.write(b"\xa5" * spoilt)
+    assert damage(copy) is not None
+    done = repair(copy)
+    assert (done.saved, done.expected) == (600, 600) and done.kept is not None and done.kept.is_file()
+    assert damage(copy) is None and readable(copy) == before
+
+
+def test_of_a_record_that_is_gone_a_new_one_is_begun(copy: Path):
+    (copy / "record.sqlite").unlink()
+    assert damage(copy) is not None
+    assert repair(copy).saved == 0
+    assert damage(copy) is None and readable(copy) == {}
+
+
 def test_a_record_that_was_removed_is_told(copy: Path):
     (copy / "record.sqlite").unlink()
     with RunReader(copy) as reader:
