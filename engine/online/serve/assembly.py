@@ -95,7 +95,7 @@ def serve(
             except (OSError, ValueError) as error:  # only a memory: serving does not depend on it
                 problem(f"The memory of earlier experiences is lost ({error}): it begins anew.")
         elif resume:
-            writer.event("note", "There is no memory of earlier experiences: it begins anew.")
+            writer.event("phase", "There is no memory of earlier experiences: it begins anew.", name="loading")
         closing.callback(_saved_from_now_on(buffer, folder.buffer))
         engine = _inference_engine(config, writer, model, tokenizer, buffer, engine_class)
         follower = WeightFollower(
