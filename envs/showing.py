@@ -28,7 +28,7 @@ def loaded(picture: Picture) -> Picture:
 
 def shown_in(session: AgentSession, row: int) -> Sequence[Any]:
     """See `SeeingSession.shown`; nothing in a session of an agent that does not see."""
-    shown = getattr(session, "shown", None)
+    shown: Any = getattr(session, "shown", None)
     return shown(row) if callable(shown) else ()
 
 

@@ -224,7 +224,7 @@ def test_tools_answer_as_users_where_the_template_drops_a_tools_images():
     chat = agent("qwen3_vl").chat
     assert chat.sight is not None
     assert chat.answering_tools().observation_role == "tool"
-    shows = chat.sight.processor.chat_template
+    shows = str(chat.sight.processor.chat_template)
     dropping = shows.replace("b['type'] == 'image'", "b['type'] == 'image' and m['role'] != 'tool'")
     dropping = dropping.replace("{{ b['text'] }}", "{{ b['text'] if b['type'] == 'text' else '' }}")
     chat.sight.processor.chat_template = dropping
