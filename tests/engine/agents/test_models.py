@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
 from grpo_tui.engine.policy.models import load_policy, save_adapters
 from grpo_tui.engine.policy.sources import ModelLoadError
+from grpo_tui.envs.agent import Message
 
 from .models import model, tokenizer
 
@@ -171,7 +172,7 @@ def test_a_base_model_gets_chatml_or_the_template_of_a_file(base, tmp_path):
     bare.chat_template = None
     bare.save_pretrained(tmp_path / "bare")
     (tmp_path / "bare" / "config.json").write_text((base / "config.json").read_text())
-    talk = [{"role": "user", "content": "What?"}]
+    talk: list[Message] = [{"role": "user", "content": "What?"}]
     made = load_tokenizer(config(tmp_path / "bare", chat_template="chatml"))
     assert ChatBridge(made).prompt_text(talk) == "<|im_start|>user\nWhat?" + _ends(made) + "\n<|im_start|>assistant\n"
     (tmp_path / "mine.jinja").write_text(
