@@ -311,9 +311,7 @@ def _rows(run_dir: Path) -> int:
     from grpo_tui.engine.runs.reader import RunReader
 
     with RunReader(run_dir) as reader:
-        return (
-            reader.rollouts.count().value if hasattr(reader.rollouts.count(), "value") else int(reader.rollouts.count())
-        )
+        return int(reader.rollouts.count())
 
 
 def _versions(run_dir: Path) -> dict[int, str]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -66,9 +67,10 @@ def _here(text: str, url: str) -> str:
 def test_openais_python_client(served: tuple[str, Path]) -> None:
     url, run_dir = served
     model, client = _model(url), openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
-    messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "what is it?"}]
-    for _ in range(3):
-        answer = client.chat.completions.create(model=model, messages=messages)
+    messages: list[Any] = [{"role": "user", "content": "what is it?"}]
+    answer = client.chat.completions.create(model=model, messages=messages)
+    for _ in range(2):  # enough for a second version
+        client.chat.completions.create(model=model, messages=messages)
     assert answer.choices[0].message.content in ("0", "1", "2") and answer.usage is not None
     chunks = client.chat.completions.create(model=model, messages=messages, stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in chunks) in ("0", "1", "2")
