@@ -22,7 +22,7 @@ POTENTIALS = ("curiosity", "coherence")
 EMBEDDERS = ("reference", "hashed", "none")
 
 Normalization = Literal["zscore", "scale_only", "group", "none"]
-"""How one component is normalised; docs/ARCHITECTURE.md, "Rewards", says when to use which."""
+"""How one component is normalised; docs/architecture/rewards.md says when to use which."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _CLASS_PATH = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[^:]+\.py:[A-Za-z_]\w*)")

@@ -122,7 +122,7 @@ class BetaChange:
 
 
 class BetaController:
-    """Sets the weight of the KL penalty (docs/ARCHITECTURE.md, "Online").
+    """Sets the weight of the KL penalty (docs/architecture/online.md).
 
     After each update the mean over the last `window` KLs is compared with the target: above
     `target_kl + kl_tolerance` beta is multiplied by `factor`, below `target_kl − kl_tolerance` it is divided by it,

@@ -1,4 +1,4 @@
-"""`GRPOEnvTrainer`: TRL's GRPO on whole environment rollouts; see "Training" in docs/ARCHITECTURE.md.
+"""`GRPOEnvTrainer`: TRL's GRPO on whole environment rollouts; see docs/architecture/training.md.
 
 A thin adapter: where TRL asks for completions it gets the rollouts of `pipeline` as the tensors of `batch`, and where
 TRL's loss asks for log-probs it gets those of one packed forward pass. TRL's loss is called, not copied.

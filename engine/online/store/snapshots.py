@@ -14,7 +14,7 @@ fails the check is reported and the newest version that passes is served instead
 
 Nothing is overwritten in place, versions only grow (also over restarts), and an old version is deleted only when an
 exclusive lock on it can be had, which no reader's hold allows. Locks are `flock`s: they go with the process that held
-them, however it died. `docs/ARCHITECTURE.md` says what each step protects from.
+them, however it died. `docs/architecture/online.md` says what each step protects from.
 """
 
 from __future__ import annotations
