@@ -29,7 +29,7 @@ def loaded(picture: Picture) -> Picture:
 def shown_in(session: AgentSession, row: int) -> Sequence[Any]:
     """See `SeeingSession.shown`; nothing in a session of an agent that does not see."""
     shown: Any = getattr(session, "shown", None)
-    return shown(row) if callable(shown) else ()
+    return () if shown is None else shown(row)
 
 
 def with_seen(trajectory: Trajectory, prompt: Sequence[str | None], shown: Sequence[Any]) -> Trajectory:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from grpo_tui.envs.agent import AgentTurn, Message, Seed
+from grpo_tui.envs.content import text_of
 from grpo_tui.envs.trajectory import TokenArrays
 
 Script = Callable[[int, int, str | None], str]
@@ -40,7 +41,7 @@ class ByteAgent:
 class ByteSession:
     def __init__(self, prompts: Sequence[Sequence[Message]], agent: ByteAgent) -> None:
         self.agent = agent
-        self.rows = [list(" ".join(m.get("content", "") for m in p).encode()) for p in prompts]
+        self.rows = [list(" ".join(text_of(m.get("content", "")) for m in p).encode()) for p in prompts]
         self.agents = [[False] * len(r) for r in self.rows]
         self.turns = [[-1] * len(r) for r in self.rows]
         self.turn = [0] * len(self.rows)

@@ -12,6 +12,7 @@ import pytest
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.calculator import CalculatorEnv
+from grpo_tui.envs.content import text_of
 from grpo_tui.envs.explain import EXAMPLES
 from grpo_tui.envs.gym import ReasoningGymEnv
 from grpo_tui.envs.multi_turn import MultiTurnEnv
@@ -31,7 +32,7 @@ class Reader(ByteAgent):
         return False
 
     def start(self, prompts: Sequence[Sequence[Message]], num_rollouts: int = 1, **given: Any) -> ByteSession:
-        text = "\n".join(m.get("content", "") for m in prompts[0])
+        text = "\n".join(text_of(m.get("content", "")) for m in prompts[0])
         self.calls = list(self.read(text))
         return super().start(prompts, num_rollouts, **given)
 

@@ -54,8 +54,8 @@ def test_the_splits_share_no_question_and_tasks_repeat():
     env = ReasoningGymEnv()
     train, held_out = env.make_tasks("train", 60, seed=5), env.make_tasks("eval", 60, seed=5)
     assert ReasoningGymEnv().make_tasks("train", 30, seed=5) == train[:30]
-    assert not {env.reset(t)[1][0].get("content") for t in train} & {
-        env.reset(t)[1][0].get("content") for t in held_out
+    assert not {str(env.reset(t)[1][0].get("content")) for t in train} & {
+        str(env.reset(t)[1][0].get("content")) for t in held_out
     }
 
 
