@@ -31,8 +31,11 @@ _USERINFO = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 
 
 def is_secret_key(key: str) -> bool:
-    """Whether a key names a secret: `WANDB_API_KEY`, `hf_token`, `dbPassword`; not `max_tokens` or `tokenizer`."""
+    """Whether a key names a secret: `WANDB_API_KEY`, `hf_token`, `dbPassword`; not `max_tokens` or `tokenizer`, nor
+    `api_key_env`, the name of a variable that holds one."""
     words = [w for w in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower()) if w]
+    if words and words[-1] == "env":
+        return False
     if any(w in _WORDS for w in words) or "apikey" in words:
         return True
     if any(pair in _PAIRS for pair in itertools.pairwise(words)):

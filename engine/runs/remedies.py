@@ -22,6 +22,10 @@ REMEDIES: Mapping[str, str] = {
         "Lower the learning rate, raise the KL weight or the upper clip bound (`epsilon_high`), or sample at a higher "
         "temperature."
     ),
+    "logprob_mismatch": (
+        "Lower `rollouts.max_staleness` or the learning rate; where nothing is behind, serve the model in the "
+        "trainer's precision (`grpo-tui doctor --server URL`)."
+    ),
     "length_collapse": (
         "Look whether short answers are rewarded or long ones cut: a length penalty, a token limit, or a loss that is "
         "averaged over sequences."

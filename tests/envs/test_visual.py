@@ -107,7 +107,7 @@ def test_shifted_scenes_hold_what_was_asked_for():
         ({"radii": [9]}, "radii must be two numbers"),
         ({"photo_share": 2}, "photo_share must be between 0 and 1"),
         ({"noise": -1}, "noise must be between"),
-        ({"prompt_style": "long"}, "prompt_style must be terse or full"),
+        ({"prompt_style": "long"}, "prompt_style must be terse, full or native"),
         ({"max_side": 2}, "max_side must be at least 16"),
         ({"images": "no/such/place"}, "no/such/place cannot be read"),
         ({"colour": 1}, "unknown colour"),

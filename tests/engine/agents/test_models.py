@@ -1,5 +1,6 @@
 """Loading the policy by name or path, and what a person reads when it cannot be."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -168,7 +169,7 @@ def test_a_base_model_gets_chatml_or_the_template_of_a_file(base, tmp_path):
     from grpo_tui.engine.agents.chat import ChatBridge
     from grpo_tui.engine.policy.sources import load_tokenizer
 
-    bare = tokenizer()
+    bare = copy.deepcopy(tokenizer())  # others share it
     bare.chat_template = None
     bare.save_pretrained(tmp_path / "bare")
     (tmp_path / "bare" / "config.json").write_text((base / "config.json").read_text())

@@ -226,7 +226,19 @@ def test_keys_of_secrets(key: str):
 
 
 @pytest.mark.parametrize(
-    "key", ["max_tokens", "tokenizer", "record_tokens", "keyboard", "eos_token", "pad_token", "monkey", "tokens", "key"]
+    "key",
+    [
+        "max_tokens",
+        "tokenizer",
+        "record_tokens",
+        "keyboard",
+        "eos_token",
+        "pad_token",
+        "monkey",
+        "tokens",
+        "key",
+        "api_key_env",
+    ],
 )
 def test_keys_that_only_sound_like_secrets(key: str):
     assert mask({key: "abc"}) == {key: "abc"}

@@ -69,7 +69,9 @@ class GroupPanel(Pane):
         reward, advantage = fixed(row.reward), fixed(row.advantage, 1 if width < 26 else 2, signed=True)
         line.add(reward, p.strong if here else p.text, cells=max(5, len(reward)), align=">")
         shown = f"A {advantage}" if row.advantage is not None else ""
-        line.gap().add(shown, p.sign(row.advantage), cells=max(8 if width >= 26 else 7, len(shown)))
+        room = width - line.width - 1
+        if len(shown) <= room:
+            line.gap().add(shown, p.sign(row.advantage), cells=min(room, max(8 if width >= 26 else 7, len(shown))))
         line.whole(f"✗{row.penalties}" if row.penalties else "", p.warn, width - line.width)
         line.whole(f" {_used(row)}", p.faint, width - line.width)
         line.hits = [(0, width, ("rollout", row.n))]

@@ -86,7 +86,8 @@ class PolicyPanel(Pane):
         """KL, beta, then the health of the update."""
         p = self.palette
         lines = [] if self.kind == "sft" else [*self._kl(width), *self._beta(width)]
-        lines += [Line(p).add(text, p.muted, cells=width) for text in wrap(bottleneck(self.latest), width, 400)[:2]]
+        if slower := bottleneck(self.latest):
+            lines += [Line(p).add(text, p.muted, cells=width) for text in wrap(slower, width, 400)[:2]]
         for name, title, show in ROWS[self.kind]:
             value = self.latest.get(name)
             if value is None:
@@ -110,7 +111,7 @@ class PolicyPanel(Pane):
             if get("kl/beta") == 0.0:
                 return [Line(p).add("KL off: beta is 0", p.faint, cells=min(width, 17))]
             return []
-        line = Line(p).add("KL ", p.muted)
+        line = Line(p).add("KL ", p.muted, cells=min(width, 3))
         line.offer(Line(p).add(number(kl), p.strong), width)
         if target is not None:
             line.offer(Line(p).add(" → ", p.faint).add(number(target), p.text), width)

@@ -141,7 +141,9 @@ class RewardArithmetic(Pane):
                 lines += [Line(p).add(t, p.faint) for t in wrap(self.recomputed, width) if t]
             return lines
         step = record.step_advantages[self.step] if self.step < len(record.step_advantages) else None
-        line = Line(p).add("advantage ", p.muted).add(fixed(record.advantage, signed=True), p.sign(record.advantage))
+        value = fixed(record.advantage, signed=True)
+        name = "advantage " if len("advantage ") + len(value) <= width else "A "
+        line = Line(p).add(name, p.muted).whole(value, p.sign(record.advantage), width - len(name))
         if step is not None:
             line.whole(f"  this step {fixed(step, signed=True)}", p.text, width - line.width)
         lines.append(line)
