@@ -59,7 +59,8 @@ def recomputed_text(term: AdvantageTerm | None) -> str:
 def moments(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation as training computes them: with Bessel's correction (n − 1), 0 for fewer than two."""
     mean = sum(values) / len(values)
-    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
+    # hypot, because squares of large rewards do not fit into a float
+    return mean, math.hypot(*(v - mean for v in values)) / math.sqrt(max(1, len(values) - 1))
 
 
 def equation(formula: AdvantageFormula | None, step: int, advantage: float | None) -> list[str]:

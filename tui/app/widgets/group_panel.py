@@ -67,7 +67,9 @@ class GroupPanel(Pane):
         line.add(name, p.strong if here else p.text, cells=max(4, len(name))).gap()
         line.add(mark(row.correct), p.outcome(row.correct)).gap()
         reward, advantage = fixed(row.reward), fixed(row.advantage, 1 if width < 26 else 2, signed=True)
-        line.add(reward, p.strong if here else p.text, cells=max(5, len(reward)), align=">")
+        room = max(0, width - line.width)
+        if len(reward) <= room:
+            line.add(reward, p.strong if here else p.text, cells=min(room, max(5, len(reward))), align=">")
         shown = f"A {advantage}" if row.advantage is not None else ""
         room = width - line.width - 1
         if len(shown) <= room:
