@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ class _Open:
     at: int
 
 
-class PackedLines:
+class PackedLines(ABC):
     """What gzip and zstd share. `damage`: what their readers raise for a damaged file."""
 
     name = ""
@@ -43,9 +44,9 @@ class PackedLines:
         self._kept: _Open | None = None
         self._document: tuple[tuple[Path, int, int], tuple[Any, ...]] | None = None
 
+    @abstractmethod
     def unpacked(self, file: Any) -> Any:
         """A stream of the text of an open file."""
-        raise NotImplementedError
 
     def start_of(self, path: Path, offset: int) -> tuple[int, int]:
         """Where in the file to begin for a byte of the text, and which byte of the text that is."""
