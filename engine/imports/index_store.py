@@ -1,0 +1,132 @@
+"""What an index holds besides a record: which files, where each rollout stands in them, what was said of it later."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+from ..runs.paths import DATABASE
+from ..runs.store import RecordStore
+
+VERSION = "4"
+"""Of what an index holds; one of another version is made anew."""
+PROBLEMS = 100
+"""Most that are told of what was skipped; ten times as many are kept."""
+_GROUPS = 100_000
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS sources (
+    id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, container TEXT NOT NULL, size INTEGER NOT NULL,
+    changed INTEGER NOT NULL, position INTEGER NOT NULL, line INTEGER NOT NULL, tail BLOB, done INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS places (
+    n INTEGER PRIMARY KEY, source INTEGER NOT NULL, at INTEGER NOT NULL, length INTEGER NOT NULL, part INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS amendments (
+    id TEXT NOT NULL, source INTEGER NOT NULL, at INTEGER NOT NULL, length INTEGER NOT NULL,
+    step INTEGER, advantage REAL, extra TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS amendments_id ON amendments (id);
+CREATE TABLE IF NOT EXISTS seen (format TEXT PRIMARY KEY, documents INTEGER NOT NULL, rollouts INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS skipped (id INTEGER PRIMARY KEY, path TEXT NOT NULL, line INTEGER, why TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS measured (step INTEGER PRIMARY KEY, rollouts INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS logged (name TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+_DROP = "".join(
+    f"DROP TABLE IF EXISTS {name};"
+    for name in ("sources", "places", "amendments", "seen", "skipped", "measured", "logged")
+)
+_KEPT = ("meta",)
+
+
+class IndexStore:
+    """The database of one index. One process at a time writes it (see `cache.lock`)."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.record = RecordStore(folder / DATABASE)
+        self.db = self.record.db
+        if self.meta("index") != VERSION:
+            self.db.executescript(_DROP)
+        self.db.executescript(_TABLES)
+        self.db.execute("PRAGMA cache_size = -32768")
+        self.db.execute("PRAGMA wal_autocheckpoint = 4000")
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._first: str | None = None
+        self._uncounted = bool(self.record.last_n())  # whether groups may have rollouts that are not in `_counts`
+        self.problems = int(self.db.execute("SELECT count(*) FROM skipped").fetchone()[0])
+        if self.meta("index") != VERSION:
+            self.forget()
+
+    def close(self) -> None:
+        """Close the database."""
+        self.record.close()
+
+    def meta(self, key: str) -> str | None:
+        """What was noted under a key."""
+        row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def skip(self, path: str, line: int | None, why: str) -> None:
+        """Note what could not be read, and why."""
+        self.problems += 1
+        if self.problems <= PROBLEMS * 10:
+            why = why.encode("utf-8", "replace").decode()
+            self.db.execute("INSERT INTO skipped (path, line, why) VALUES (?, ?, ?)", (path, line, why[:500]))
+
+    def holds_rows(self, source: int) -> bool:
+        """Whether anything of a file is in the index."""
+        return bool(
+            self.db.execute("SELECT 1 FROM places WHERE source = ? LIMIT 1", (source,)).fetchone()
+            or self.db.execute("SELECT 1 FROM amendments WHERE source = ? LIMIT 1", (source,)).fetchone()
+        )
+
+    def scope(self, format_: str) -> str:
+        """What tells the groups of a format apart from those of the dump's first format, which need nothing."""
+        if self._first is None:
+            row = self.db.execute("SELECT format FROM seen WHERE rollouts ORDER BY rowid LIMIT 1").fetchone()
+            self._first = format_ if row is None else row[0]
+        return "" if format_ == self._first else format_
+
+    def position_in_group(self, group: str) -> int:
+        """How many rollouts of a group there are so far."""
+        known = self._counts.pop(group, None)
+        if known is None:
+            known = 0
+            if self._uncounted:
+                known = self.db.execute(
+                    "SELECT count(*) FROM rows WHERE grp = (SELECT id FROM groups WHERE name = ?)", (group,)
+                ).fetchone()[0]
+        self._counts[group] = known + 1
+        if len(self._counts) > _GROUPS:
+            self._counts.popitem(last=False)
+            self._uncounted = True
+        return known
+
+    def forget(self) -> None:
+        """Empty the index, in one transaction; readers that are open begin anew."""
+        self.record.begin()
+        tables = [
+            name
+            for (name,) in self.db.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
+                "AND name NOT LIKE 'search%'"
+            )
+        ]
+        for table in tables:
+            if table not in _KEPT:
+                self.db.execute(f"DELETE FROM {table}")
+        self.db.execute("INSERT INTO search (search) VALUES ('delete-all')")
+        self.record.set_meta("searchable", "0")
+        self.record.set_meta("searchable_bytes", "0")
+        self.record.set_meta("measured", "")
+        self.record.set_meta("means", "{}")
+        self.record.set_meta("diagnosed", "")
+        self.record.set_meta("index", VERSION)
+        self.record.set_meta("epoch", str(time.time_ns()))
+        self.record.commit()
+        self.record.rollback()  # forget the names that were known
+        self._counts.clear()
+        self._first = None
+        self.problems = 0

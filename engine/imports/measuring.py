@@ -1,0 +1,74 @@
+"""Means of the steps of a dump, for the charts where its writer logged none."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from sqlite3 import Connection
+
+from .check import TEXT
+from .index_store import IndexStore
+
+
+def measure(store: IndexStore, *, whole: bool) -> None:
+    """Put means of steps into the index: of the steps behind the last one while
+    files are read, and of all that have changed once they are (`whole`)."""
+    db = store.db
+    last_n = str(store.record.last_n())
+    if whole and store.meta("measured") == last_n:
+        return
+    if whole:
+        sql, params = "SELECT step, count(*) FROM rows WHERE step IS NOT NULL GROUP BY step", ()
+    else:
+        last = db.execute("SELECT coalesce(max(step), -1) FROM measured").fetchone()[0]
+        sql = "SELECT step, count(*) FROM rows WHERE step > ? AND step < (SELECT max(step) FROM rows) GROUP BY step"
+        params = (last,)
+    known = dict(db.execute("SELECT step, rollouts FROM measured"))
+    changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if known.get(step) != size]
+    logged = {name for (name,) in db.execute("SELECT name FROM logged")}
+    store.record.begin()
+    for step, size in changed:
+        values = {k: v for k, v in _means(db, step).items() if v is not None and k not in logged}
+        store.record.replace_metrics(step, values)
+        db.execute("INSERT OR REPLACE INTO measured VALUES (?, ?)", (step, size))
+    if whole:
+        means = {name: mean for name, mean in _means(db, None).items() if mean is not None}
+        store.record.set_meta("means", json.dumps(means))
+        store.record.set_meta("measured", last_n)
+    store.record.commit()
+
+
+def _means(db: Connection, step: int | None) -> dict[str, float | None]:
+    """Of the rollouts of one step; of all rollouts for None."""
+    where, params = ("rows.step = ?", (step,)) if step is not None else ("1", ())
+    reward, right, labelled, turns, tokens = db.execute(
+        f"SELECT avg(reward), sum(correct = 1), count(correct), avg(turns), avg(tokens) FROM rows WHERE {where}",
+        params,
+    ).fetchone()
+    means = {
+        "rewards/total/mean": reward,
+        "success/train": right / labelled if labelled else None,
+        "turns/mean": turns,
+        "tokens/total": tokens,
+    }
+    for name, mean in db.execute(
+        f"SELECT labels.name, avg(number) FROM labels CROSS JOIN rows CROSS JOIN extras WHERE {where} "
+        "AND labels.kind = 'extra' AND labels.name GLOB 'component.*' "
+        "AND extras.name = labels.id AND extras.n = rows.n GROUP BY 1",
+        params,
+    ):
+        means[f"rewards/raw/{name.removeprefix('component.')}"] = mean
+    return {**means, **(_actions(db, step) if step is not None else {})}
+
+
+def _actions(db: Connection, step: int) -> dict[str, float]:
+    """The share of each action in the turns of one step; words between calls are none."""
+    counts: Counter[str] = Counter()
+    for (actions,) in db.execute(
+        "SELECT cards.actions FROM cards JOIN rows ON rows.n = cards.n WHERE step = ?", (step,)
+    ):
+        counts.update(actions.split(","))
+    names = {str(id_): name for id_, name in db.execute("SELECT id, name FROM labels WHERE kind = 'action'")}
+    known = {names[id_]: count for id_, count in counts.items() if names.get(id_, TEXT) != TEXT}
+    whole = sum(known.values())
+    return {f"behavior/action_distribution/{name}": count / whole for name, count in known.items()}

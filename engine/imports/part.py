@@ -1,0 +1,227 @@
+"""The documents of one file that are read and not yet committed: made into rows, then written in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..runs import codec
+from ..runs.listed import Listed
+from .containers.base import Found
+from .convert import columns, identity, listed_of
+from .dump import format_of
+from .format import Format, Origin
+from .index_store import IndexStore
+from .rollout import Amendment, Numbers, Rollout
+
+PART_BYTES = 4 << 20
+PART_ROLLOUTS = 512
+PART_SECONDS = 0.1
+_TAIL = 4096
+
+
+class Part:
+    """What is read of one file and not yet committed."""
+
+    def __init__(self, store: IndexStore, formats: Sequence[Format], source: int, origin: Origin) -> None:
+        self.store = store
+        self.formats = formats
+        self.source = source
+        self.origin = origin
+        self.format: Format | None = None
+        self.keys: tuple[object, ...] | None = None
+        self.documents = 0
+        self.strange: list[tuple[int, str]] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self.began = time.monotonic()
+        self.bytes = 0
+        self.after: int | None = None
+        self.line = 0
+        self.rows: list[Listed] = []
+        self.places: list[tuple[int, int, int, int]] = []
+        self.numbers: list[Numbers] = []
+        self.amendments: list[tuple[Amendment, int, int]] = []
+        self.problems: list[tuple[int | None, str]] = []
+        self.seen: dict[str, tuple[int, int]] = {}
+        self.ids: set[str] = set()
+        self.again: list[tuple[str, Rollout]] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to commit."""
+        large = self.bytes >= PART_BYTES or len(self.rows) >= PART_ROLLOUTS
+        return large or time.monotonic() - self.began > PART_SECONDS  # what is packed takes longer than its bytes say
+
+    def problem(self, line: int | None, why: str) -> None:
+        """Something could not be read."""
+        self.problems.append((line, why))
+
+    def take(self, found: Found) -> None:
+        """One document."""
+        self.after, self.line = found.after, found.line
+        self.documents += 1
+        self.bytes += max(found.length, 256)
+        if found.problem is not None:
+            self.problem(found.line, found.problem)
+            return
+        reader = self._format(found.document)
+        if reader is None:
+            self._see("(unknown)", 0)
+            if isinstance(found.document, dict) and len(self.strange) < 3:
+                keys = ", ".join(str(k)[:30] for k in list(found.document)[:6])
+                self.strange.append((found.line, f"no format that is known (its keys: {keys}); see --map"))
+            return
+        rows = len(self.rows)
+        try:
+            items = list(reader.open(found.document, self.origin))
+            for part, rollout in enumerate(item for item in items if isinstance(item, Rollout)):
+                self._add(rollout, found, part, self.store.scope(reader.name))
+        except RecursionError:
+            del self.rows[rows:], self.places[rows:]
+            self.problem(found.line, "it is nested too deeply")
+            return
+        except Exception as error:  # a document may hold anything, and a user's own format is the user's code
+            del self.rows[rows:], self.places[rows:]
+            self.problem(found.line, f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})")
+            return
+        self._see(reader.name, len(self.rows) - rows)
+        for item in items:
+            if isinstance(item, Numbers):
+                self.numbers.append(item)
+            elif isinstance(item, Amendment):
+                self.amendments.append((item, found.offset, found.length))
+
+    def _see(self, format_: str, rollouts: int) -> None:
+        documents, before = self.seen.get(format_, (0, 0))
+        self.seen[format_] = (documents + 1, before + rollouts)
+
+    def _format(self, document: object) -> Format | None:
+        """The format of a document: that of the one before where the keys are the same and it knows this one, too."""
+        keys = tuple(document) if isinstance(document, dict) else None
+        if self.format is not None and keys is not None and keys == self.keys:
+            try:
+                if self.format.detect(document, self.origin):
+                    return self.format
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+                pass
+        self.format = format_of(document, self.origin, self.formats)
+        self.keys = keys
+        return self.format
+
+    def _add(self, rollout: Rollout, found: Found, part: int, scope: str) -> None:
+        if rollout.same_as_id and rollout.id:
+            if (
+                rollout.id in self.ids
+                or self.store.db.execute("SELECT 1 FROM cards WHERE id = ?", (rollout.id,)).fetchone()
+            ):
+                self.again.append((rollout.id, rollout))
+                return
+            self.ids.add(rollout.id)
+        named = identity(rollout, scope)
+        fallback = f"{self.origin.relative}:{found.line}"
+        self.rows.append(
+            listed_of(
+                rollout,
+                named,
+                fallback_id=f"{fallback}.{part}" if part else fallback,
+                index=self.store.position_in_group(named[1]),
+            )
+        )
+        self.places.append((self.source, found.offset, found.length, part))
+
+    def commit(self, done: bool) -> None:
+        """Write what was read."""
+        record, db = self.store.record, self.store.db
+        size, changed = stat_of(self.origin.path) if self.origin.path.exists() else (0, 0)
+        record.begin()
+        try:
+            if self.rows:
+                first = record.add_rows(self.rows)
+                db.executemany(
+                    "INSERT INTO places VALUES (?, ?, ?, ?, ?)",
+                    ((first + i, *place) for i, place in enumerate(self.places)),
+                )
+                self._amend_new(first)
+            for id_, rollout in self.again:
+                self._amend(id_, Amendment(id_, rollout.step, rollout.advantage, columns(rollout)))
+            for amendment, at, length in self.amendments:
+                extra = codec.encode_json(amendment.extra).decode("utf-8", "replace")
+                values = (amendment.id, self.source, at, length, amendment.step, amendment.advantage, extra)
+                db.execute("INSERT INTO amendments VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                self._amend(amendment.id, amendment)
+            for numbers in self.numbers:
+                db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
+                record.replace_metrics(numbers.step, numbers.values)
+            if self.again or self.amendments:  # they may tell steps and components of rollouts that were counted
+                record.set_meta("measured", "")
+            db.executemany(
+                "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT (format) DO UPDATE SET "
+                "documents = documents + excluded.documents, rollouts = rollouts + excluded.rollouts",
+                ((name, *counts) for name, counts in self.seen.items()),
+            )
+            if self.documents > 1:  # a lone document that nobody knows is a side file, such as settings
+                self.problems += self.strange
+                self.strange.clear()
+            for line, why in self.problems:
+                self.store.skip(str(self.origin.path), line, why)
+            if self.after is not None:
+                db.execute(
+                    "UPDATE sources SET position = ?, line = ?, tail = ? WHERE id = ?",
+                    (self.after, self.line, tail_of(str(self.origin.path), self.after), self.source),
+                )
+            if done:
+                db.execute(
+                    "UPDATE sources SET done = 1, size = ?, changed = ? WHERE id = ?", (size, changed, self.source)
+                )
+            record.commit()
+        except BaseException:
+            record.rollback()
+            raise
+        self._clear()
+
+    def _amend_new(self, first: int) -> None:
+        """Rollouts may come after what is said of them: annotations stand in files of their own."""
+        db = self.store.db
+        if db.execute("SELECT 1 FROM amendments LIMIT 1").fetchone() is None:
+            return
+        said = db.execute(
+            "SELECT cards.id, amendments.step, amendments.advantage, extra FROM cards "
+            "JOIN amendments ON amendments.id = cards.id WHERE cards.n >= ?",
+            (first,),
+        ).fetchall()
+        for id_, step, advantage, extra in said:
+            self._amend(id_, Amendment(id_, step, advantage, json.loads(extra)))
+
+    def _amend(self, id_: str, amendment: Amendment) -> None:
+        """Put what was said later into the row; nothing where the rollout is not there (yet)."""
+        db = self.store.db
+        row = db.execute("SELECT max(n) FROM cards WHERE id = ?", (id_,)).fetchone()
+        if row is None or row[0] is None:
+            return
+        if amendment.advantage is not None:
+            db.execute("UPDATE rows SET advantage = ? WHERE n = ?", (amendment.advantage, row[0]))
+        if amendment.step is not None:
+            db.execute("UPDATE rows SET step = coalesce(step, ?) WHERE n = ?", (amendment.step, row[0]))
+        self.store.record.add_extras(row[0], amendment.extra)
+
+
+def stat_of(path: str | Path) -> tuple[int, int]:
+    """Size in bytes, and when it was changed last, in nanoseconds. Raises OSError."""
+    stat = os.stat(path)
+    return stat.st_size, stat.st_mtime_ns
+
+
+def tail_of(path: str, position: int) -> bytes:
+    """A digest of the bytes before a position: whether a file that grew is still the one that it was."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, position - _TAIL))
+            return hashlib.blake2b(file.read(min(position, _TAIL)), digest_size=16).digest()
+    except OSError:
+        return b""
