@@ -8,13 +8,10 @@ An environment that raises, hangs or answers nonsense fails that rollout alone.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, cast, get_args
 
 import numpy as np
@@ -23,7 +20,6 @@ from .agent import (
     Agent,
     AgentSession,
     AgentTurn,
-    AsyncAgentSession,
     CallReader,
     Message,
     Seed,
@@ -33,96 +29,21 @@ from .agent import (
     sees,
 )
 from .arrays import pad_trajectories, task_id
-from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, Verdict, env_name
+from .base import Env, ImageStore, Picture, PromptStyle, Split, StepResult, env_name
 from .calls import ToolCall, clean_text, means_call
 from .checks import find_problem
-from .content import pictures_of, text_of, with_text_before
+from .content import pictures_of, with_text_before
 from .explain import with_explanation
-from .guard import AsyncGuard, Outcome, describe, guarded_map
+from .guard import Outcome, describe, guarded_map
+from .kept_pictures import KeptPictures
+from .pacing import OnProgress, Stopwatch, Turns
 from .schemas import schema_of_tool
 from .showing import cleaned, loaded, shown_in, with_seen
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
-from .trajectory import Message as Said
-from .trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
+from .trajectory import StepContext, TokenArrays, Trajectory
+from .under_way import Answer, RolloutUnderWay
 
 logger = logging.getLogger(__name__)
-
-OnProgress = Callable[[int, int], None]
-"""Told how many rollouts have ended, of how many."""
-
-
-@dataclass
-class _Rollout:
-    """One rollout under way."""
-
-    task: Mapping[str, Any]
-    state: Any = None
-    messages: list[Message] | None = None
-    context: StepContext = field(default_factory=StepContext)
-    call: ToolCall | None = None
-    resources: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    answer: str | None = None
-    correct: bool | None = None
-    stop_reason: str | None = None
-    error: str | None = None
-    detail: str = ""
-    images: tuple[str, ...] = ()
-    keep_images: bool = False
-    answered_with: tuple[Picture, ...] = ()
-    """Pictures of the last answer."""
-    seconds: float = 0.0
-    verdict: Verdict = field(default_factory=Verdict)
-
-    @property
-    def live(self) -> bool:
-        return self.stop_reason is None
-
-    def judged(self, verdict: Verdict) -> None:
-        """Take in what the environment said at the end."""
-        self.verdict = verdict
-        if verdict.error is not None:
-            self.stop_reason, self.error = "error", verdict.error
-        elif self.steps:
-            self.steps[-1] = replace(self.steps[-1], scores=(*self.steps[-1].scores, *verdict.scores))
-
-    def fail(self, outcome: Outcome[Any], where: str) -> None:
-        self.stop_reason = "timeout" if outcome.timed_out else "error"
-        self.error = f"{where}: {outcome.error}"
-        self.detail = outcome.detail
-
-    def refuse(self, problem: str) -> None:
-        """The agent cannot go on with this rollout."""
-        self.stop_reason = "error"
-        self.error = f"{f'step {len(self.steps)}' if self.steps else 'prompt'}: {problem}"
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """A checked step: the context that it was checked against, the call, and what came back."""
-
-    call: ToolCall
-    context: StepContext
-    result: StepResult
-
-
-class _Overlap(contextlib.AbstractContextManager[None]):
-    """`seconds` during which at least one block was open."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._open = 0
-        self._began = 0.0
-
-    def __enter__(self) -> None:
-        if self._open == 0:
-            self._began = time.perf_counter()
-        self._open += 1
-
-    def __exit__(self, *error: object) -> None:
-        self._open -= 1
-        if self._open == 0:
-            self.seconds += time.perf_counter() - self._began
 
 
 class MultiTurnEnv(Env):
@@ -172,7 +93,7 @@ class MultiTurnEnv(Env):
         self.workers = workers
         self.image_store = image_store
         self.image_tasks = image_tasks
-        self._saved: dict[str, str] = {}  # a picture's name → the path that it was saved at
+        self._kept = KeptPictures(image_store)
 
     def run_trial(
         self,
@@ -203,127 +124,52 @@ class MultiTurnEnv(Env):
         """
         if num_rollouts < 1:
             raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
-        timings = {"generate_s": 0.0, "environment_s": 0.0}
         self.style = self._style(agent)
         self._reader = call_reader(agent) if self.style == "native" else None
         self._offered = [schema_of_tool(tool) for tool in self.offered()] if self._reader is not None else None
         self.sees = sees(agent)
-        began = time.perf_counter()
-        rollouts = self._begin(task_data_list, num_rollouts)
-        prompts = self._prompts(rollouts, num_rollouts)
-        timings["environment_s"] += time.perf_counter() - began
+        self._kept.store = self.image_store
+        generating, environment = Stopwatch(), Stopwatch()
+        with environment:
+            rollouts = self._begin(task_data_list, num_rollouts)
+            prompts = self._prompts(rollouts, num_rollouts)
         if not rollouts:
-            return self._result([], [], [], [], timings)
+            return self._result([], [], [], generating, environment)
 
-        began = time.perf_counter()
-        session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
-        timings["generate_s"] += time.perf_counter() - began
+        with generating:
+            session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
         try:
-            if isinstance(session, AsyncAgentSession):
-                asyncio.run(self._each_alone(session, rollouts, timings, on_progress))
-            else:
-                self._together(session, rollouts, timings, on_progress)
+            turns = Turns(
+                rollouts,
+                answer=self._answer,
+                note=self._note,
+                observe=lambda rows: self._observe(session, rollouts, rows),
+                max_turns=self.max_turns,
+                timeout_s=self.turn_timeout_s,
+                workers=self.workers,
+                on_progress=on_progress,
+                generating=generating,
+                environment=environment,
+            )
+            turns.take(session)
             tokens = [session.tokens(row) for row in range(len(rollouts))]
             shown = [shown_in(session, row) if self.sees else () for row in range(len(rollouts))]
         finally:
             session.close()
-        began = time.perf_counter()
-        self._finish(rollouts, num_rollouts)
-        timings["environment_s"] += time.perf_counter() - began
+        with environment:
+            self._finish(rollouts, num_rollouts)
         self._log_failures(rollouts)
         trajectories = self._trajectories(rollouts, prompts, num_rollouts, step)
         if self.sees:
             for row, trajectory in enumerate(trajectories):
                 pictures, keep = pictures_of(prompts[row // num_rollouts]), rollouts[row].keep_images
-                paths = [self._save(picture) if keep else None for picture in pictures]
+                paths = [self._kept.save(picture) if keep else None for picture in pictures]
                 trajectories[row] = with_seen(trajectory, paths, shown[row])
-        return self._result(rollouts, trajectories, tokens, shown, timings)
+        return self._result(trajectories, tokens, shown, generating, environment)
 
     # ------------------------------------------------------------------------------------------------ one turn
 
-    def _together(
-        self, session: AgentSession, rollouts: list[_Rollout], timings: dict[str, float], tell: OnProgress | None
-    ) -> None:
-        """Turn by turn, all live rollouts at once."""
-        for _ in range(self.max_turns):
-            live = [row for row, rollout in enumerate(rollouts) if rollout.live]
-            if not live:
-                break
-            self._advance(session, rollouts, live, timings)
-            if tell is not None:
-                tell(sum(not rollout.live for rollout in rollouts), len(rollouts))
-
-    async def _each_alone(
-        self, session: AsyncAgentSession, rollouts: list[_Rollout], timings: dict[str, float], tell: OnProgress | None
-    ) -> None:
-        """Each rollout at its own pace. Time in which any of them waits for a turn counts as generating."""
-        guard = AsyncGuard(timeout_s=self.turn_timeout_s, workers=self.workers)
-        generating = _Overlap()
-        ended = sum(not rollout.live for rollout in rollouts)
-
-        async def play(row: int) -> None:
-            nonlocal ended
-            rollout = rollouts[row]
-            while rollout.live and len(rollout.steps) < self.max_turns:
-                if rollout.steps:
-                    self._observe(session, rollouts, [row])
-                with generating:
-                    turn = await session.act_alone(row)
-                if turn.stop_reason == "refused":
-                    rollout.refuse(turn.problem)
-                    break
-                if self._is_full(turn):  # the last observation left no room for a turn: the rollout ended with it
-                    rollout.stop_reason = "max_tokens"
-                    break
-                outcome = await guard(lambda said: self._answer(rollout, said), turn)
-                self._note(rollout, turn, outcome)
-            ended += 1
-            if tell is not None:
-                tell(ended, len(rollouts))
-
-        began = time.perf_counter()
-        tasks = [asyncio.create_task(play(row)) for row, rollout in enumerate(rollouts) if rollout.live]
-        try:
-            await asyncio.gather(*tasks)
-        finally:  # what the agent raises for one ends the others, too
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        timings["generate_s"] += generating.seconds
-        timings["environment_s"] += time.perf_counter() - began - generating.seconds
-
-    def _advance(
-        self, session: AgentSession, rollouts: list[_Rollout], live: list[int], timings: dict[str, float]
-    ) -> None:
-        began = time.perf_counter()
-        turns = session.act(live)
-        for row, turn in zip(live, turns, strict=True):
-            if turn.stop_reason == "refused":
-                rollouts[row].refuse(turn.problem)
-        acting = {r: t for r, t in zip(live, turns, strict=True) if rollouts[r].live and not self._is_full(t)}
-        for row in live:
-            if (
-                row not in acting and rollouts[row].live
-            ):  # the last observation left no room for a turn: the rollout ended with it
-                rollouts[row].stop_reason = "max_tokens"
-        live, turns = list(acting), list(acting.values())
-        acted = time.perf_counter()
-        outcomes = guarded_map(
-            lambda pair: self._answer(rollouts[pair[0]], pair[1]),
-            list(zip(live, turns, strict=True)),
-            timeout_s=self.turn_timeout_s,
-            workers=self.workers,
-        )
-        for row, turn, outcome in zip(live, turns, outcomes, strict=True):
-            self._note(rollouts[row], turn, outcome)
-        answered = time.perf_counter()
-        going_on = [row for row in live if rollouts[row].live and len(rollouts[row].steps) < self.max_turns]
-        if going_on:
-            self._observe(session, rollouts, going_on)
-        timings["environment_s"] += answered - acted
-        timings["generate_s"] += acted - began + time.perf_counter() - answered
-
-    def _observe(self, session: AgentSession, rollouts: list[_Rollout], rows: list[int]) -> None:
+    def _observe(self, session: AgentSession, rollouts: list[RolloutUnderWay], rows: list[int]) -> None:
         """What the environment answered goes to the agent."""
         observations = [rollouts[row].steps[-1].observation for row in rows]
         if self.sees:
@@ -332,12 +178,7 @@ class MultiTurnEnv(Env):
         else:
             session.observe(rows, observations)
 
-    @staticmethod
-    def _is_full(turn: AgentTurn) -> bool:
-        """Whether the trajectory had no room left for a single token: nothing was written, so there is no step."""
-        return turn.stop_reason == "token_limit" and turn.token_span[0] == turn.token_span[1]
-
-    def _answer(self, rollout: _Rollout, turn: AgentTurn) -> _Answer:
+    def _answer(self, rollout: RolloutUnderWay, turn: AgentTurn) -> Answer:
         """Understand a turn and carry it out. Runs under guard: may raise anything, may hang."""
         rollout.call = None
         call = checked_call(self._read(turn.text))
@@ -347,11 +188,11 @@ class MultiTurnEnv(Env):
         if not self.answers_misuse:
             problem = find_problem(call, self.tools, context) if self.tools else call.error
         if problem is not None:
-            return _Answer(call, context, StepResult(f"error: {problem}", error=problem))
+            return Answer(call, context, StepResult(f"error: {problem}", error=problem))
         result = checked_result(self.step(rollout.state, call))
         if self.sees and result.images:  # here, where an author's code may raise or hang
             result = replace(result, images=tuple(map(loaded, result.images)))
-        return _Answer(call, context, result)
+        return Answer(call, context, result)
 
     def _style(self, agent: Agent) -> PromptStyle:
         """How an agent is told of the tools."""
@@ -369,7 +210,7 @@ class MultiTurnEnv(Env):
                 return call
         return self.parse(text)
 
-    def _context(self, rollout: _Rollout) -> StepContext:
+    def _context(self, rollout: RolloutUnderWay) -> StepContext:
         """What the environment says, with the resources that its steps have produced so far."""
         context = checked_context(self.context(rollout.state))
         merged = dict(context.resources)
@@ -377,68 +218,25 @@ class MultiTurnEnv(Env):
             merged[kind] = tuple(dict.fromkeys((*merged.get(kind, ()), *ids)))
         return replace(context, resources=merged) if merged != context.resources else context
 
-    def _note(self, rollout: _Rollout, turn: AgentTurn, outcome: Outcome[_Answer]) -> None:
+    def _note(self, rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[Answer]) -> None:
         """Write down what a turn came to."""
-        index = len(rollout.steps)
-        rollout.seconds += outcome.seconds
-        common = {
-            "index": index,
-            "text": turn.text,
-            "stop_reason": turn.stop_reason,
-            "token_span": turn.token_span,
-            "seconds": outcome.seconds,
-            "policy_version": turn.policy_version,
-        }
-        if outcome.value is None:
-            rollout.fail(outcome, f"step {index + 1}")
-            call = rollout.call or ToolCall(None, {}, turn.text, "", "could not be read")
-            rollout.steps.append(
-                Step(
-                    **common,
-                    thought=call.thought,
-                    action=call.name,
-                    arguments=call.arguments,
-                    parse_error=call.error,
-                    context=rollout.context,
-                    error=outcome.error,
-                )
-            )
-            return
-        call, context, result = outcome.value.call, outcome.value.context, outcome.value.result
-        for kind, ids in result.produced.items():
-            rollout.resources[kind] = (*rollout.resources.get(kind, ()), *map(str, ids))
-        rollout.answered_with = result.images
-        images, overlay = self._keep_pictures(rollout, result)
-        rollout.steps.append(
-            Step(
-                **common,
-                thought=call.thought,
-                action=call.name,
-                arguments=call.arguments,
-                parse_error=call.error,
-                observation=clean_text(result.observation),
-                images=images,
-                overlay=overlay,
-                context=context,
-                reward=float(result.reward),
-                error=None if call.name is None else result.error,
-                calls=result.calls,
-            )
-        )
-        if result.done:
-            rollout.answer, rollout.correct, rollout.stop_reason = result.answer, result.correct, "answer"
-        elif turn.stop_reason == "token_limit":
-            rollout.stop_reason = "max_tokens"
+        images: tuple[str, ...] = ()
+        overlay = None
+        if outcome.value is not None:
+            overlay = outcome.value.result.overlay
+            if rollout.keep_images:
+                images, overlay = self._kept.of_answer(outcome.value.result, rollout.images)
+        rollout.note(turn, outcome, images, overlay)
 
     # ------------------------------------------------------------------------------------------------ begin and end
 
-    def _begin(self, tasks: Sequence[Mapping[str, Any]], num_rollouts: int) -> list[_Rollout]:
+    def _begin(self, tasks: Sequence[Mapping[str, Any]], num_rollouts: int) -> list[RolloutUnderWay]:
         try:
             self.prefetch(tasks)
         except Exception:  # only a hint: whatever is wrong with a task comes out when it is begun
             logger.warning("%s could not prefetch", env_name(self), exc_info=True)
         rollouts = [
-            _Rollout(task, keep_images=self.image_store is not None and index < self.image_tasks)
+            RolloutUnderWay(task, keep_images=self.image_store is not None and index < self.image_tasks)
             for index, task in enumerate(tasks)
             for _ in range(num_rollouts)
         ]
@@ -449,11 +247,11 @@ class MultiTurnEnv(Env):
             else:
                 rollout.state, rollout.messages, rollout.context, pictures = outcome.value
                 if rollout.keep_images:
-                    rollout.images = tuple(p for p in map(self._save, pictures) if p)
+                    rollout.images = self._kept.save_all(pictures)
             rollout.seconds += outcome.seconds
         return rollouts
 
-    def _reset(self, rollout: _Rollout) -> tuple[Any, list[Message], StepContext, tuple[Picture, ...]]:
+    def _reset(self, rollout: RolloutUnderWay) -> tuple[Any, list[Message], StepContext, tuple[Picture, ...]]:
         begun = self.reset(rollout.task)
         if not isinstance(begun, tuple) or len(begun) != 2:
             raise TypeError(f"reset returned {describe(begun)}, not (state, messages)")
@@ -480,7 +278,7 @@ class MultiTurnEnv(Env):
                 logger.warning("%s could not show its pictures", env_name(self), exc_info=True)
         return state, told, context, pictures
 
-    def _finish(self, rollouts: Sequence[_Rollout], num_rollouts: int) -> None:
+    def _finish(self, rollouts: Sequence[RolloutUnderWay], num_rollouts: int) -> None:
         """Let the environment judge the rollouts of each task together."""
         if type(self).finish is Env.finish:
             return
@@ -501,7 +299,7 @@ class MultiTurnEnv(Env):
                 elif (verdict := outcome.value[index]) is not None:
                     rollout.judged(verdict)
 
-    def _prompts(self, rollouts: Sequence[_Rollout], num_rollouts: int) -> list[list[Message]]:
+    def _prompts(self, rollouts: Sequence[RolloutUnderWay], num_rollouts: int) -> list[list[Message]]:
         """One prompt a task. A rollout whose prompt differs from its group's could not be compared: it fails."""
         prompts: list[list[Message]] = []
         for start in range(0, len(rollouts), num_rollouts):
@@ -515,47 +313,32 @@ class MultiTurnEnv(Env):
         return prompts
 
     def _trajectories(
-        self, rollouts: Sequence[_Rollout], prompts: Sequence[Sequence[Message]], num_rollouts: int, step: int
+        self, rollouts: Sequence[RolloutUnderWay], prompts: Sequence[Sequence[Message]], num_rollouts: int, step: int
     ) -> list[Trajectory]:
         name = env_name(self)
         trajectories: list[Trajectory] = []
         for index, prompt in enumerate(prompts):
-            group_of = rollouts[index * num_rollouts : (index + 1) * num_rollouts]
-            prompt_id = task_id(name, group_of[0].task)
+            members = rollouts[index * num_rollouts : (index + 1) * num_rollouts]
+            prompt_id = task_id(name, members[0].task)
             # The random part keeps ids apart when a prompt comes twice in a step, on two ranks or in two evaluations.
             group = f"{step}-{prompt_id[:6]}-{secrets.token_hex(4)}"
-            text = "\n\n".join(text_of(m.get("content", "")) for m in prompt)
-            for number, rollout in enumerate(group_of):
-                trajectories.append(
-                    Trajectory(
-                        id=f"{group}-{number}",
-                        env=name,
-                        prompt_id=prompt_id,
-                        group=group,
-                        rollout=number,
-                        prompt=text,
-                        steps=tuple(rollout.steps),
-                        task=dict(rollout.task) if isinstance(rollout.task, Mapping) else {"task": rollout.task},
-                        tools=self.tools,
-                        answer=rollout.answer,
-                        expected=self._expected(rollout.task),
-                        correct=_correct(rollout),
-                        env_reward=float(sum(s.reward or 0.0 for s in rollout.steps)),
-                        modality=rollout.context.modality,
-                        images=rollout.images,
-                        stop_reason=rollout.stop_reason or "max_turns",
-                        error=rollout.error,
-                        seconds=rollout.seconds,
-                        messages=_said(prompt),
-                        extra=dict(rollout.verdict.extra),
-                        judged_by=rollout.verdict.judged_by,
-                    )
+            trajectories.extend(
+                rollout.trajectory(
+                    prompt,
+                    env=name,
+                    prompt_id=prompt_id,
+                    group=group,
+                    rollout=number,
+                    tools=self.tools,
+                    expected=self._expected(rollout.task),
                 )
+                for number, rollout in enumerate(members)
+            )
         return trajectories
 
-    def _log_failures(self, rollouts: Sequence[_Rollout]) -> None:
+    def _log_failures(self, rollouts: Sequence[RolloutUnderWay]) -> None:
         """Each kind of failure once, with its traceback: a broken environment must not bury the log."""
-        failures: dict[str, list[_Rollout]] = {}
+        failures: dict[str, list[RolloutUnderWay]] = {}
         for rollout in rollouts:
             if rollout.error is not None:
                 failures.setdefault(rollout.error, []).append(rollout)
@@ -572,11 +355,11 @@ class MultiTurnEnv(Env):
 
     def _result(
         self,
-        rollouts: Sequence[_Rollout],
         trajectories: list[Trajectory],
         tokens: list[TokenArrays],
         shown: Sequence[Sequence[Any]],
-        timings: dict[str, float],
+        generating: Stopwatch,
+        environment: Stopwatch,
     ) -> dict[str, Any]:
         return {
             **pad_trajectories(trajectories, tokens, pad_token_id=self._pad_token_id()),
@@ -584,7 +367,7 @@ class MultiTurnEnv(Env):
             "trajectories": trajectories,
             "tokens": tokens,
             "images": shown,
-            "timings": timings,
+            "timings": {"generate_s": generating.seconds, "environment_s": environment.seconds},
         }
 
     def _pad_token_id(self) -> int:
@@ -593,52 +376,6 @@ class MultiTurnEnv(Env):
             if isinstance(value, int):
                 return value
         return 0
-
-    # ------------------------------------------------------------------------------------------------ pictures
-
-    def _keep_pictures(self, rollout: _Rollout, result: StepResult) -> tuple[tuple[str, ...], Overlay | None]:
-        if not rollout.keep_images:
-            return (), result.overlay
-        images = tuple(p for p in map(self._save, result.images) if p)
-        overlay = result.overlay
-        if result.mask is not None or overlay is not None:
-            shown = self._save(result.on_image) if result.on_image else next(iter(rollout.images), None)
-            mask_path = self._save(result.mask) if result.mask else None
-            overlay = replace(overlay or Overlay(), image=shown, mask_path=mask_path)
-        return images, overlay
-
-    def _save(self, picture: Picture) -> str | None:
-        """Save a picture once and return its path; a picture that cannot be saved costs the picture, not the run."""
-        if self.image_store is None:
-            return None
-        path = self._saved.get(picture.name)
-        if path is None:
-            try:
-                path = self.image_store.save_image(picture.load(), picture.name)
-            except Exception:
-                logger.warning("could not save the picture %s", picture.name, exc_info=True)
-                return None
-            if len(self._saved) > 100_000:
-                self._saved.clear()
-            self._saved[picture.name] = path
-        return path
-
-
-def _correct(rollout: _Rollout) -> bool | None:
-    """What the verdict or the last step says. A rollout that ran out of turns or tokens did not answer rightly; of a
-    failed one nothing is known."""
-    if rollout.error is not None:
-        return None
-    if rollout.verdict.correct is not None:
-        return rollout.verdict.correct
-    return rollout.correct if rollout.stop_reason == "answer" else False
-
-
-def _said(prompt: Sequence[Message]) -> tuple[Said, ...]:
-    """A prompt of several messages with its roles; of a single one the text says all."""
-    if len(prompt) < 2:
-        return ()
-    return tuple(Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt)
 
 
 def _with_system(text: str, messages: list[Message]) -> list[Message]:

@@ -1,0 +1,171 @@
+"""One rollout under way: what it was told, wrote and saw so far, and the trajectory that comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .agent import AgentTurn, Message
+from .base import Picture, StepResult, Verdict
+from .calls import ToolCall, clean_text
+from .content import text_of
+from .guard import Outcome
+from .tools import ToolSpec
+from .trajectory import Message as Said
+from .trajectory import Overlay, Step, StepContext, Trajectory
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A checked step: the context that it was checked against, the call, and what came back."""
+
+    call: ToolCall
+    context: StepContext
+    result: StepResult
+
+
+@dataclass
+class RolloutUnderWay:
+    """One rollout of a task, from its first message to its verdict."""
+
+    task: Mapping[str, Any]
+    state: Any = None
+    messages: list[Message] | None = None
+    context: StepContext = field(default_factory=StepContext)
+    call: ToolCall | None = None
+    resources: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    answer: str | None = None
+    correct: bool | None = None
+    stop_reason: str | None = None
+    error: str | None = None
+    detail: str = ""
+    images: tuple[str, ...] = ()
+    keep_images: bool = False
+    answered_with: tuple[Picture, ...] = ()
+    """Pictures of the last answer."""
+    seconds: float = 0.0
+    verdict: Verdict = field(default_factory=Verdict)
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not ended yet; one that has used its turns up may still be live."""
+        return self.stop_reason is None
+
+    def fail(self, outcome: Outcome[Any], where: str) -> None:
+        """The environment's code raised or was given up."""
+        self.stop_reason = "timeout" if outcome.timed_out else "error"
+        self.error = f"{where}: {outcome.error}"
+        self.detail = outcome.detail
+
+    def refuse(self, problem: str) -> None:
+        """The agent cannot go on with this rollout."""
+        self.stop_reason = "error"
+        self.error = f"{f'step {len(self.steps)}' if self.steps else 'prompt'}: {problem}"
+
+    def note(
+        self, turn: AgentTurn, outcome: Outcome[Answer], images: tuple[str, ...] = (), overlay: Overlay | None = None
+    ) -> None:
+        """Write down what a turn came to; `images` and `overlay` are what was kept of the answer's pictures."""
+        self.seconds += outcome.seconds
+        answer = outcome.value
+        # Without an answer: the call as far as it was read before the environment failed.
+        call = answer.call if answer else self.call or ToolCall(None, {}, turn.text, "", "could not be read")
+        step = Step(
+            index=len(self.steps),
+            text=turn.text,
+            stop_reason=turn.stop_reason,
+            token_span=turn.token_span,
+            seconds=outcome.seconds,
+            policy_version=turn.policy_version,
+            thought=call.thought,
+            action=call.name,
+            arguments=call.arguments,
+            parse_error=call.error,
+            context=answer.context if answer else self.context,
+        )
+        if answer is None:
+            self.fail(outcome, f"step {step.index + 1}")
+            self.steps.append(replace(step, error=outcome.error))
+            return
+        result = answer.result
+        for kind, ids in result.produced.items():
+            self.resources[kind] = (*self.resources.get(kind, ()), *map(str, ids))
+        self.answered_with = result.images
+        self.steps.append(
+            replace(
+                step,
+                observation=clean_text(result.observation),
+                images=images,
+                overlay=overlay,
+                reward=float(result.reward),
+                error=None if call.name is None else result.error,
+                calls=result.calls,
+            )
+        )
+        if result.done:
+            self.answer, self.correct, self.stop_reason = result.answer, result.correct, "answer"
+        elif turn.stop_reason == "token_limit":
+            self.stop_reason = "max_tokens"
+
+    def judged(self, verdict: Verdict) -> None:
+        """Take in what the environment said at the end."""
+        self.verdict = verdict
+        if verdict.error is not None:
+            self.stop_reason, self.error = "error", verdict.error
+        elif self.steps:
+            self.steps[-1] = replace(self.steps[-1], scores=(*self.steps[-1].scores, *verdict.scores))
+
+    @property
+    def outcome(self) -> bool | None:
+        """Whether it was right, by the verdict or the last step. A rollout that ran out of turns or tokens did not
+        answer rightly; of a failed one nothing is known."""
+        if self.error is not None:
+            return None
+        if self.verdict.correct is not None:
+            return self.verdict.correct
+        return self.correct if self.stop_reason == "answer" else False
+
+    def trajectory(
+        self,
+        prompt: Sequence[Message],
+        *,
+        env: str,
+        prompt_id: str,
+        group: str,
+        rollout: int,
+        tools: Sequence[ToolSpec],
+        expected: str | None,
+    ) -> Trajectory:
+        """The finished rollout, number `rollout` of its group."""
+        return Trajectory(
+            id=f"{group}-{rollout}",
+            env=env,
+            prompt_id=prompt_id,
+            group=group,
+            rollout=rollout,
+            prompt="\n\n".join(text_of(m.get("content", "")) for m in prompt),
+            steps=tuple(self.steps),
+            task=dict(self.task) if isinstance(self.task, Mapping) else {"task": self.task},
+            tools=tuple(tools),
+            answer=self.answer,
+            expected=expected,
+            correct=self.outcome,
+            env_reward=float(sum(s.reward or 0.0 for s in self.steps)),
+            modality=self.context.modality,
+            images=self.images,
+            stop_reason=self.stop_reason or "max_turns",
+            error=self.error,
+            seconds=self.seconds,
+            messages=_with_roles(prompt),
+            extra=dict(self.verdict.extra),
+            judged_by=self.verdict.judged_by,
+        )
+
+
+def _with_roles(prompt: Sequence[Message]) -> tuple[Said, ...]:
+    """A prompt of several messages with its roles; of a single one the text says all."""
+    if len(prompt) < 2:
+        return ()
+    return tuple(Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt)
