@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from transformers import TrainerCallback
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.imports.formats.trl import METRICS
 from grpo_tui.engine.imports.messages import completion, conversation
 from grpo_tui.engine.imports.rollout import Rollout, Score
@@ -352,8 +353,8 @@ class _Numbers(TrainerCallback):
             for name, weight in self.reader.weights().items():
                 mean = logs.get(f"rewards/{name}/mean")
                 if mean is not None:
-                    values |= {f"rewards/raw/{name}": mean, f"rewards/weight/{name}": weight}
-                    values[f"rewards/contribution/{name}"] = mean * weight
+                    values |= {metric.COMPONENT_RAW(name): mean, metric.COMPONENT_WEIGHT(name): weight}
+                    values[metric.COMPONENT_CONTRIBUTION(name)] = mean * weight
             self.reader.recorder.metrics(int(state.global_step), values)
 
     def on_train_end(

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.tables import VERL
 from grpo_tui.engine.imports.rollout import Rollout
@@ -115,13 +116,13 @@ class _Logger:
 
 
 METRICS = {
-    "critic/score/mean": "rewards/total/mean",
-    "actor/kl_loss": "kl/mean",
-    "actor/pg_loss": "train/loss",
-    "actor/grad_norm": "train/grad_norm",
-    "actor/lr": "train/learning_rate",
-    "actor/entropy": "train/entropy",
-    "actor/pg_clipfrac": "train/clip_fraction",
+    "critic/score/mean": metric.REWARD_MEAN,
+    "actor/kl_loss": metric.KL_MEAN,
+    "actor/pg_loss": metric.LOSS,
+    "actor/grad_norm": metric.GRAD_NORM,
+    "actor/lr": metric.LEARNING_RATE,
+    "actor/entropy": metric.ENTROPY,
+    "actor/pg_clipfrac": metric.CLIP_FRACTION,
 }
 """verl's names of numbers that have a place of their own on the dashboard; all others keep verl's name."""
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.envs.agent import AgentTurn, Message, Seed
 from grpo_tui.envs.trajectory import TokenArrays
 from grpo_tui.envs.visual import VisualEnv
@@ -213,7 +214,7 @@ def share_of_step(steps: int, skip: int = 3) -> dict[str, Any]:
 
         reader = RunReader(Path(folder) / "x")
         values = {
-            name: statistics.fmean(v for step, v in reader.metrics.points(f"time/{name}") if step > skip)
+            name: statistics.fmean(v for step, v in reader.metrics.points(metric.PHASE_SECONDS(name)) if step > skip)
             for name in ("step", "environment", "generate")
         }
         reader.close()

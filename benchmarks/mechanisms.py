@@ -29,6 +29,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.runs.null_writer import NullWriter
 from grpo_tui.engine.training.rft import run_rft
@@ -146,11 +147,11 @@ def _training(folder: Path, task: str, arm: str, seed: int, size: Mapping[str, i
         sys.exit("the training was stopped")
     last = size["steps"] - size["steps"] // 4
     return {
-        "halfway": log.at("success/eval_sampled", size["steps"] // 2),
-        "end": log.at("success/eval_sampled", size["steps"]),
-        "training": fmean(v["success/train"] for s, v in log.steps.items() if s > last),
-        "penalties": fmean(v["penalties/per_trajectory"] for s, v in log.steps.items() if s > last),
-        "kl": fmean(v["kl/mean"] for s, v in log.steps.items() if s > last),
+        "halfway": log.at(metric.SUCCESS_SAMPLED, size["steps"] // 2),
+        "end": log.at(metric.SUCCESS_SAMPLED, size["steps"]),
+        "training": fmean(v[metric.SUCCESS_TRAIN] for s, v in log.steps.items() if s > last),
+        "penalties": fmean(v[metric.PENALTIES] for s, v in log.steps.items() if s > last),
+        "kl": fmean(v[metric.KL_MEAN] for s, v in log.steps.items() if s > last),
     }
 
 

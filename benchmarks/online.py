@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch import start_run, stop_run
 from grpo_tui.engine.launch.children import spawn
@@ -147,8 +148,8 @@ def stream(folder: Path, arm: str, seed: int, adapters: str, requests: int, sett
         spawn(run_dir, "worker", worker, environment=secrets)
     finished(run_dir, 1200)
     reader = RunReader(run_dir)
-    served = np.array([v for _, v in reader.metrics.points("online/success")])
-    initial = np.array([v for _, v in reader.metrics.points("online/success_initial")])
+    served = np.array([v for _, v in reader.metrics.points(metric.ONLINE_SUCCESS)])
+    initial = np.array([v for _, v in reader.metrics.points(metric.ONLINE_SUCCESS_INITIAL)])
     quarter = max(1, len(served) // 4)
     latest = reader.metrics.latest()
     return {
@@ -158,8 +159,8 @@ def stream(folder: Path, arm: str, seed: int, adapters: str, requests: int, sett
         "served_last": float(served[-quarter:].mean()),
         "initial_first": float(initial[:quarter].mean()),
         "initial_last": float(initial[-quarter:].mean()),
-        "updates": int(latest.get("online/updates", 0)),
-        "version": int(latest.get("online/serving_version", 0)),
+        "updates": int(latest.get(metric.UPDATES, 0)),
+        "version": int(latest.get(metric.SERVING_VERSION, 0)),
         "seconds": time.monotonic() - began,
         "curve": [round(float(c.mean()), 3) for c in np.array_split(served, 8)],
     }
@@ -277,10 +278,10 @@ def latency(stretches: int, requests: int, settings: dict[str, Any]) -> dict[str
                 while look(run_dir).step < min(first + requests, total) and look(run_dir).status not in ENDED:
                     time.sleep(0.05)
                 reader = RunReader(run_dir)
-                values = dict(reader.metrics.points("online/latency_s", after_step=first))
+                values = dict(reader.metrics.points(metric.LATENCY, after_step=first))
                 reader.close()
                 samples[command] += list(values.values())
-        depth = RunReader(run_dir).metrics.latest().get("online/queue_depth")
+        depth = RunReader(run_dir).metrics.latest().get(metric.QUEUE_DEPTH)
         stop_run(look(run_dir), timeout=60, force=True)
     rows = {k: [1e3 * float(q) for q in np.percentile(v, [50, 95])] for k, v in samples.items()}
     ratio = rows["resume"][1] / rows["pause"][1]

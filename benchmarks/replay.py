@@ -22,6 +22,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.policy.prepared import acting
 from grpo_tui.engine.rollouts.evaluation import evaluate
@@ -121,8 +122,8 @@ class Log(TrainerCallback):
         """After each step."""
         if not logs or "loss" not in logs:
             return
-        self.effective.append(float(cast(float, self.trainer.rollouts.metrics["grpo/effective_batch"])))
-        self.filtered.append(float(cast(float, self.trainer.rollouts.metrics["grpo/filtering_rate"])))
+        self.effective.append(float(cast(float, self.trainer.rollouts.metrics[metric.EFFECTIVE_BATCH])))
+        self.filtered.append(float(cast(float, self.trainer.rollouts.metrics[metric.FILTERING_RATE])))
         self.rollouts.append(len(self.trainer.rollouts.generated))
         with acting(self.trainer.policy.model):
             found = evaluate(self.trainer.runner, self.rows, temperature=0.0, step=state.global_step)

@@ -20,11 +20,12 @@ from typing import Any
 
 import yaml
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.launch.children import CPU_SETTINGS
 from grpo_tui.engine.runs.reader import RunReader
 
-KEYS = ("success/eval_greedy", "success/eval_sampled")
+KEYS = (metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED)
 
 
 def main() -> None:
@@ -77,7 +78,7 @@ def one(seed: int, given: argparse.Namespace) -> dict[str, Any]:
         total = time.time() - began
         reader = RunReader(folder)
         greedy, sampled = (reader.metrics.points(key) for key in KEYS)
-        seconds = [v for _, v in reader.metrics.points("time/step")]
+        seconds = [v for _, v in reader.metrics.points(metric.STEP_SECONDS)]
         reader.close()
     if given.curve:
         for (step, a), (_, b) in zip(greedy, sampled, strict=True):
@@ -99,7 +100,7 @@ def _steps(folder: Path) -> int:
     try:
         reader = RunReader(folder)
         try:
-            return len(reader.metrics.points("train/loss"))
+            return len(reader.metrics.points(metric.LOSS))
         finally:
             reader.close()
     except Exception:  # the record is being made

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..configs import metric_names as metric
 from ..envs.trajectory import Trajectory
 from .breakdown import ComponentValue, NormalizedBy, Penalty, RewardBreakdown, StepReward
 from .detectors import SAME
-from .metrics import ACTION_DISTRIBUTION, RolloutSums, action_distribution, component_metrics
+from .metrics import RolloutSums, action_distribution, component_metrics
 from .moments import Moments
 from .normalization import Normalized, RewardNormalizer, tensor_moments
 from .result import RewardResult
@@ -92,13 +93,13 @@ def assemble(
             RolloutSums(*(float(s[i].mean()) if rollouts else 0.0 for s in (raw_sums, normalized_sums, per_rollout))),
         )
     shares = _advantage_shares(per_rollout, batch.group)
-    metrics |= {f"rewards/advantage_share/{name}": share for name, share in zip(names, shares, strict=False)}
+    metrics |= {metric.COMPONENT_ADVANTAGE_SHARE(name): share for name, share in zip(names, shares, strict=False)}
     totals = per_rollout.sum(dim=0)
-    metrics["rewards/total/mean"] = float(totals.mean()) if rollouts else 0.0
-    metrics["rewards/total/std"] = float(totals.std()) if rollouts > 1 else 0.0
-    metrics["rewards/nonfinite"] = float(nonfinite)
-    metrics["penalties/per_trajectory"] = sum(len(at) for row in penalties for at in row) / max(1, rollouts)
-    metrics[ACTION_DISTRIBUTION] = action_distribution(batch.trajectories)
+    metrics[metric.REWARD_MEAN] = float(totals.mean()) if rollouts else 0.0
+    metrics[metric.REWARD_STD] = float(totals.std()) if rollouts > 1 else 0.0
+    metrics[metric.REWARD_NONFINITE] = float(nonfinite)
+    metrics[metric.PENALTIES] = sum(len(at) for row in penalties for at in row) / max(1, rollouts)
+    metrics[metric.ACTION_SHARE.mapping] = action_distribution(batch.trajectories)
 
     longest = max(batch.counts, default=0)
     mask = torch.arange(longest)[None] < torch.tensor(batch.counts, dtype=torch.int64)[:, None]

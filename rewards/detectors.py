@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
+from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
 from ..envs.trajectory import Trajectory
 from .breakdown import RewardBreakdown
 
-ENTROPY = "train/entropy"
-MISMATCH = "rollout/logprob_mismatch"
-STALENESS = "rollout/staleness"
+ENTROPY = metric.ENTROPY
+MISMATCH = metric.LOGPROB_MISMATCH
+STALENESS = metric.STALENESS
 SAME = 1e-9
 """Rewards that differ by less are the same reward."""
 
@@ -258,7 +259,7 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     latest = batches[-1]
     bad = [r for r in latest.rollouts if not math.isfinite(r.total)]
     names = sorted(name for name, value in latest.metrics.items() if not math.isfinite(value))
-    dropped = latest.metrics.get("rewards/nonfinite", 0.0)
+    dropped = latest.metrics.get(metric.REWARD_NONFINITE, 0.0)
     if not bad and not names and not dropped > 0:
         return []
     where = [f"the reward of {len(bad)} trajectories"] if bad else []

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from ..configs import metric_names as metric
 from ..envs.trajectory import Trajectory
 from .moments import Moments
 
-ACTION_DISTRIBUTION = "behavior/action_distribution"
 UNPARSABLE = "(unparsable)"
 UNKNOWN_TOOL = "(unknown tool)"
 
@@ -50,17 +50,17 @@ def component_metrics(
 ) -> dict[str, float]:
     """The metrics of one component. `raw` and `normalized` are over the steps where it is defined."""
     return {
-        f"rewards/raw/{name}": raw.mean,
-        f"rewards/raw_std/{name}": raw.std,
-        f"rewards/normalized/{name}": normalized.mean,
-        f"rewards/normalized_std/{name}": normalized.std,
-        f"rewards/weight/{name}": weight,
-        f"rewards/contribution/{name}": normalized.mean * weight,
-        f"rewards/raw_per_trajectory/{name}": sums.raw,
-        f"rewards/normalized_per_trajectory/{name}": sums.normalized,
-        f"rewards/per_trajectory/{name}": sums.contribution,
-        f"rewards/running_mean/{name}": running.mean,
-        f"rewards/running_std/{name}": running.std,
+        metric.COMPONENT_RAW(name): raw.mean,
+        metric.COMPONENT_RAW_STD(name): raw.std,
+        metric.COMPONENT_NORMALIZED(name): normalized.mean,
+        metric.COMPONENT_NORMALIZED_STD(name): normalized.std,
+        metric.COMPONENT_WEIGHT(name): weight,
+        metric.COMPONENT_CONTRIBUTION(name): normalized.mean * weight,
+        metric.COMPONENT_RAW_SUM(name): sums.raw,
+        metric.COMPONENT_NORMALIZED_SUM(name): sums.normalized,
+        metric.COMPONENT_SUM(name): sums.contribution,
+        metric.COMPONENT_RUNNING_MEAN(name): running.mean,
+        metric.COMPONENT_RUNNING_STD(name): running.std,
     }
 
 

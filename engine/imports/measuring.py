@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from sqlite3 import Connection
 
+from ...configs import metric_names as metric
 from .check import TEXT
 from .index_store import IndexStore
 
@@ -46,10 +47,10 @@ def _means(db: Connection, step: int | None) -> dict[str, float | None]:
         params,
     ).fetchone()
     means = {
-        "rewards/total/mean": reward,
-        "success/train": right / labelled if labelled else None,
-        "turns/mean": turns,
-        "tokens/total": tokens,
+        metric.REWARD_MEAN: reward,
+        metric.SUCCESS_TRAIN: right / labelled if labelled else None,
+        metric.TURNS: turns,
+        metric.TOKENS_TOTAL: tokens,
     }
     for name, mean in db.execute(
         f"SELECT labels.name, avg(number) FROM labels CROSS JOIN rows CROSS JOIN extras WHERE {where} "
@@ -57,7 +58,7 @@ def _means(db: Connection, step: int | None) -> dict[str, float | None]:
         "AND extras.name = labels.id AND extras.n = rows.n GROUP BY 1",
         params,
     ):
-        means[f"rewards/raw/{name.removeprefix('component.')}"] = mean
+        means[metric.COMPONENT_RAW(name.removeprefix("component."))] = mean
     return {**means, **(_actions(db, step) if step is not None else {})}
 
 
@@ -71,4 +72,4 @@ def _actions(db: Connection, step: int) -> dict[str, float]:
     names = {str(id_): name for id_, name in db.execute("SELECT id, name FROM labels WHERE kind = 'action'")}
     known = {names[id_]: count for id_, count in counts.items() if names.get(id_, TEXT) != TEXT}
     whole = sum(known.values())
-    return {f"behavior/action_distribution/{name}": count / whole for name, count in known.items()}
+    return {metric.ACTION_SHARE(name): count / whole for name, count in known.items()}

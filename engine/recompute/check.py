@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ..runs.reader import RunReader
 from ..runs.types import Use
@@ -15,7 +16,7 @@ from .metrics import StepMetrics
 from .replay import Replay
 from .rewards import Rewards
 
-SINGLE_NUMBERS = ("train/loss", "train/entropy", "train/clip_fraction", "kl/mean")
+SINGLE_NUMBERS = (metric.LOSS, metric.ENTROPY, metric.CLIP_FRACTION, metric.KL_MEAN)
 
 
 def recompute(reader: RunReader, config: RunConfig) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from ...configs import metric_names as metric
 from ...configs.sections.training import TrainingConfig
 from ..runs.types import LossTerms, Use
 from .items import Item
@@ -41,20 +42,20 @@ class Loss:
         tokens = sum(loss.tokens for loss in losses)
         place = f"step {step}"
         entropy = math.fsum(loss.entropy for loss in losses) / max(tokens, 1)
-        self.report.number(place, "metric train/entropy", metrics.get("train/entropy"), entropy)
+        self.report.number(place, "metric train/entropy", metrics.get(metric.ENTROPY), entropy)
         if any(loss.policy is None for loss in losses):
             why = f"of {self.training.loss_type}, and of rollouts with importance weights, is not recorded"
             self.report.given["loss"] = f"the policy-gradient term {why}"
             return
         clipped = sum(sum(loss.low) + sum(loss.high) for loss in losses) / max(tokens, 1)
-        self.report.number(place, "metric train/clip_fraction", metrics.get("train/clip_fraction"), clipped)
-        beta = metrics.get("kl/beta", 0.0)
+        self.report.number(place, "metric train/clip_fraction", metrics.get(metric.CLIP_FRACTION), clipped)
+        beta = metrics.get(metric.BETA, 0.0)
         found = self._loss(losses, tokens, beta)
         if found is None:
             self.report.given["loss"] = f"the mean of {self.training.loss_type} is over micro-batches"
             return
         value, size = found
-        self.report.number(place, "metric train/loss", metrics.get("train/loss"), value, tolerance=LOSS, size=size)
+        self.report.number(place, "metric train/loss", metrics.get(metric.LOSS), value, tolerance=LOSS, size=size)
 
     def _policy(self, step: int, item: Item, use: Use, loss: LossTerms) -> None:
         """−Σ A·ρ over the tokens of each turn, ρ its bound where it is clipped."""
@@ -89,7 +90,7 @@ class Loss:
     def _kl(self, step: int, items: Sequence[Item], metrics: Mapping[str, float]) -> None:
         sums = [(item.record.log_ratio_sum, item.agent_tokens) for item in items]
         known = [(s, n) for s, n in sums if s is not None]
-        if "kl/mean" not in metrics or not known:
+        if metric.KL_MEAN not in metrics or not known:
             return
         mean = math.fsum(s for s, _ in known) / max(sum(n for _, n in known), 1)
-        self.report.number(f"step {step}", "metric kl/mean", metrics["kl/mean"], mean, tolerance=1e-6, size=1.0)
+        self.report.number(f"step {step}", "metric kl/mean", metrics[metric.KL_MEAN], mean, tolerance=1e-6, size=1.0)

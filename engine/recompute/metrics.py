@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ...configs import metric_names as metric
 from ...rewards.moments import Moments, merge
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
 from .rewards import moments
 
-FROM_SINGLE = ("trl/reward", "trl/reward_std", "advantage/std")
+FROM_SINGLE = (metric.TRL("reward"), metric.TRL("reward_std"), metric.ADVANTAGE_STD)
 """Made of float32 rewards of turns, which may cancel each other."""
 SAME = 1e-12
 """A variance below this is rounding: shares of it are not told."""
@@ -37,10 +38,10 @@ class StepMetrics:
         found = self._rollouts(items)
         groups = groups_of(items)
         silent = len(items) - signal
-        found["grpo/filtering_rate"] = silent / max(len(items), 1)
+        found[metric.FILTERING_RATE] = silent / max(len(items), 1)
         if self.one_batch:
-            found["grpo/replay_share"] = replayed / max(rows, 1)
-            found["grpo/effective_batch"] = (replayed + sum(_learns(i) for i in items)) / max(rows, 1)
+            found[metric.REPLAY_SHARE] = replayed / max(rows, 1)
+            found[metric.EFFECTIVE_BATCH] = (replayed + sum(_learns(i) for i in items)) / max(rows, 1)
             found |= self._rewards(items, groups)
         for name, value in found.items():
             if name in metrics:
@@ -56,26 +57,26 @@ class StepMetrics:
         advantages = moments([i.record.advantage or 0.0 for i in items])
         reward = moments(rewards)
         found = {
-            "tokens/agent": math.fsum(lengths),
-            "turns/mean": _mean([float(len(i.tokens_by_turn)) for i in items]),
-            "environment/failed": _mean([float(t.error is not None) for t in trajectories]),
-            "advantage/std": advantages.std,
-            "trl/reward": reward.mean,
-            "trl/reward_std": reward.std,
-            "trl/environment_reward": _mean([t.env_reward or 0.0 for t in trajectories]),
-            "trl/completions/mean_length": _mean(lengths),
-            "trl/completions/min_length": min(lengths),
-            "trl/completions/max_length": max(lengths),
+            metric.TOKENS_AGENT: math.fsum(lengths),
+            metric.TURNS: _mean([float(len(i.tokens_by_turn)) for i in items]),
+            metric.ENVIRONMENT_FAILED: _mean([float(t.error is not None) for t in trajectories]),
+            metric.ADVANTAGE_STD: advantages.std,
+            metric.TRL("reward"): reward.mean,
+            metric.TRL("reward_std"): reward.std,
+            metric.TRL("environment_reward"): _mean([t.env_reward or 0.0 for t in trajectories]),
+            metric.TRL("completions/mean_length"): _mean(lengths),
+            metric.TRL("completions/min_length"): min(lengths),
+            metric.TRL("completions/max_length"): max(lengths),
         }
         if known:
-            found["success/train"] = _mean(known)
+            found[metric.SUCCESS_TRAIN] = _mean(known)
         if all(i.tokens is not None for i in items):
             sizes = [float(len(i.tokens)) for i in items if i.tokens is not None]
             self._seen += int(sum(sizes))
             found |= {
-                "tokens/step": sum(sizes),
-                "tokens/per_trajectory": _mean(sizes),
-                "tokens/total": float(self._seen),
+                metric.TOKENS_STEP: sum(sizes),
+                metric.TOKENS_PER_ROLLOUT: _mean(sizes),
+                metric.TOKENS_TOTAL: float(self._seen),
             }
         return found
 
@@ -92,24 +93,24 @@ class StepMetrics:
             weight = next(v.weight or 0.0 for column in columns for v in column)
             before = self.running.get(name, Moments())
             found |= {
-                f"rewards/raw/{name}": raw.mean,
-                f"rewards/raw_std/{name}": raw.std,
-                f"rewards/normalized/{name}": normalized.mean,
-                f"rewards/normalized_std/{name}": normalized.std,
-                f"rewards/weight/{name}": weight,
-                f"rewards/contribution/{name}": weight * normalized.mean,
-                f"rewards/raw_per_trajectory/{name}": _mean([_sum(c, "raw") for c in columns]),
-                f"rewards/normalized_per_trajectory/{name}": _mean([_sum(c, "normalized") for c in columns]),
-                f"rewards/per_trajectory/{name}": _mean([_sum(c, "contribution") for c in columns]),
-                f"rewards/running_mean/{name}": before.mean,
-                f"rewards/running_std/{name}": before.std,
+                metric.COMPONENT_RAW(name): raw.mean,
+                metric.COMPONENT_RAW_STD(name): raw.std,
+                metric.COMPONENT_NORMALIZED(name): normalized.mean,
+                metric.COMPONENT_NORMALIZED_STD(name): normalized.std,
+                metric.COMPONENT_WEIGHT(name): weight,
+                metric.COMPONENT_CONTRIBUTION(name): weight * normalized.mean,
+                metric.COMPONENT_RAW_SUM(name): _mean([_sum(c, "raw") for c in columns]),
+                metric.COMPONENT_NORMALIZED_SUM(name): _mean([_sum(c, "normalized") for c in columns]),
+                metric.COMPONENT_SUM(name): _mean([_sum(c, "contribution") for c in columns]),
+                metric.COMPONENT_RUNNING_MEAN(name): before.mean,
+                metric.COMPONENT_RUNNING_STD(name): before.std,
             }
             self.running[name] = merge(before, raw)
         totals = moments([i.record.breakdown.total or 0.0 for i in scored])  # type: ignore[union-attr]
-        found["rewards/total/mean"] = totals.mean
-        found["rewards/total/std"] = math.sqrt(totals.m2 / max(totals.count - 1, 1))
+        found[metric.REWARD_MEAN] = totals.mean
+        found[metric.REWARD_STD] = math.sqrt(totals.m2 / max(totals.count - 1, 1))
         paid = sum(len(s.penalties) for i in scored for s in i.record.breakdown.steps)  # type: ignore[union-attr]
-        found["penalties/per_trajectory"] = paid / len(scored)
+        found[metric.PENALTIES] = paid / len(scored)
         return found | _shares(names, groups) | _actions(scored)
 
 
@@ -127,7 +128,7 @@ def _shares(names: Mapping[str, float], groups: Sequence[Sequence[Item]]) -> dic
                 shares[name] += value * advantage
     if variance <= SAME:
         return {}
-    return {f"rewards/advantage_share/{name}": value / variance for name, value in shares.items()}
+    return {metric.COMPONENT_ADVANTAGE_SHARE(name): value / variance for name, value in shares.items()}
 
 
 def _actions(items: Sequence[Item]) -> dict[str, float]:
@@ -138,7 +139,7 @@ def _actions(items: Sequence[Item]) -> dict[str, float]:
         for step in item.record.trajectory.steps:
             name = "(unparsable)" if step.action is None else step.action
             counts[name if step.action is None or not tools or name in tools else "(unknown tool)"] += 1
-    return {f"behavior/action_distribution/{name}": n / counts.total() for name, n in counts.items()}
+    return {metric.ACTION_SHARE(name): n / counts.total() for name, n in counts.items()}
 
 
 def _contributions(item: Item) -> dict[str, float]:

@@ -12,6 +12,7 @@ import psutil
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from ...configs import metric_names as metric
 from ..rollouts.rollout import Rollout
 from ..runs.null_writer import Values
 from ..runs.types import EventKind, LossTerms, TrajectoryRecord, Use
@@ -20,13 +21,13 @@ from ..runs.writer import RecordWriter
 logger = logging.getLogger(__name__)
 
 NAMES = {
-    "loss": "train/loss",
-    "grad_norm": "train/grad_norm",
-    "learning_rate": "train/learning_rate",
-    "entropy": "train/entropy",
-    "clip_ratio/region_mean": "train/clip_fraction",
-    "kl": "kl/mean",
-    "num_tokens": "tokens/total",
+    "loss": metric.LOSS,
+    "grad_norm": metric.GRAD_NORM,
+    "learning_rate": metric.LEARNING_RATE,
+    "entropy": metric.ENTROPY,
+    "clip_ratio/region_mean": metric.CLIP_FRACTION,
+    "kl": metric.KL_MEAN,
+    "num_tokens": metric.TOKENS_TOTAL,
 }
 """TRL's names and ours."""
 
@@ -69,7 +70,9 @@ class StepRecorder:
         Returns the metrics as recorded.
         """
         began = time.perf_counter()
-        values: dict[str, Any] = {NAMES.get(k, f"trl/{k}"): v for k, v in logs.items() if isinstance(v, (int, float))}
+        values: dict[str, Any] = {
+            NAMES.get(k, metric.TRL(k)): v for k, v in logs.items() if isinstance(v, (int, float))
+        }
         values |= measured
         values |= rollout_metrics(rollouts) | loss_metrics(loss or {}) | memory_metrics()
         self.guard("metrics", lambda: self.writer.metrics(step, values))
@@ -133,15 +136,15 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     known = [r.trajectory.correct for r in rollouts if r.trajectory is not None and r.trajectory.correct is not None]
     failed = [r.trajectory is not None and r.trajectory.error is not None for r in rollouts]
     values = {
-        "tokens/agent": float(sum(r.agent_tokens for r in rollouts)),
-        "tokens/step": float(sum(len(r) for r in rollouts)),
-        "tokens/per_trajectory": float(np.mean([len(r) for r in rollouts])),
-        "turns/mean": float(np.mean([r.turns for r in rollouts])),
-        "environment/failed": float(np.mean(failed)),
-        "advantage/std": float(np.std([r.advantage for r in rollouts])),
+        metric.TOKENS_AGENT: float(sum(r.agent_tokens for r in rollouts)),
+        metric.TOKENS_STEP: float(sum(len(r) for r in rollouts)),
+        metric.TOKENS_PER_ROLLOUT: float(np.mean([len(r) for r in rollouts])),
+        metric.TURNS: float(np.mean([r.turns for r in rollouts])),
+        metric.ENVIRONMENT_FAILED: float(np.mean(failed)),
+        metric.ADVANTAGE_STD: float(np.std([r.advantage for r in rollouts])),
     }
     if known:
-        values["success/train"] = float(np.mean(known))
+        values[metric.SUCCESS_TRAIN] = float(np.mean(known))
     return values
 
 
@@ -150,17 +153,17 @@ def loss_metrics(loss: Mapping[str, LossTerms]) -> dict[str, float]:
     tokens = sum(t.tokens for t in loss.values())
     if not tokens:
         return {}
-    values = {"train/entropy": sum(t.entropy for t in loss.values()) / tokens}
+    values = {metric.ENTROPY: sum(t.entropy for t in loss.values()) / tokens}
     if all(t.policy is not None for t in loss.values()):
-        values["train/clip_fraction"] = sum(sum(t.low) + sum(t.high) for t in loss.values()) / tokens
+        values[metric.CLIP_FRACTION] = sum(sum(t.low) + sum(t.high) for t in loss.values()) / tokens
     return values
 
 
 def memory_metrics() -> dict[str, float]:
     """Memory of this process, MiB."""
-    values = {"memory/rss_mib": psutil.Process().memory_info().rss / 2**20}
+    values = {metric.MEMORY_RSS: psutil.Process().memory_info().rss / 2**20}
     if torch.cuda.is_available():
-        values["memory/gpu_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        values[metric.MEMORY_GPU] = torch.cuda.max_memory_allocated() / 2**20
     return values
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...configs import metric_names as metric
 from ...configs.sections.logging import LoggingConfig
-from ...rewards.metrics import ACTION_DISTRIBUTION
 
 log = logging.getLogger(__name__)
 
@@ -145,5 +145,5 @@ class WandbSink:
 
 
 def _frequencies(metrics: Mapping[str, float | Mapping[str, float]]) -> Mapping[str, float]:
-    found = metrics.get(ACTION_DISTRIBUTION)
+    found = metrics.get(metric.ACTION_SHARE.mapping)
     return {k: v for k, v in found.items() if math.isfinite(v)} if isinstance(found, Mapping) else {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ...configs import metric_names as metric
 from .status import number
 from .summary import NAMES, POINTS, RATE_WINDOW, RATES, rolling
 from .types import RunInfo
@@ -13,8 +14,8 @@ from .types import RunInfo
 if TYPE_CHECKING:  # a list of runs whose status files say enough opens no record, and need not load what reads one
     from .reader import RunReader
 
-REWARD = "rewards/total/mean"
-SUCCESS = ("success/eval_greedy", *RATES, "success/train")
+REWARD = metric.REWARD_MEAN
+SUCCESS = (metric.SUCCESS_GREEDY, *RATES, metric.SUCCESS_TRAIN)
 """Where the success of a run is taken from: the first that was recorded."""
 
 Points = list[tuple[float, float]]

@@ -6,10 +6,12 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from ...configs import metric_names as metric
+
 RATE_WINDOW = 100
 """Requests over which the outcome of one request (0 or 1) becomes a rate."""
-RATES = ("online/success",)
-NAMES = ("success/train", "success/eval_greedy", "success/eval_sampled", "rewards/total/mean", *RATES)
+RATES = (metric.ONLINE_SUCCESS,)
+NAMES = (metric.SUCCESS_TRAIN, metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED, metric.REWARD_MEAN, *RATES)
 POINTS = 32
 
 

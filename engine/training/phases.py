@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
+from ...configs import metric_names as metric
+from ...configs.metric_names import Phase
+
 
 class PhaseClock:
     """Adds up seconds by phase until they are taken. On CUDA a phase ends when the device has done its work.
@@ -22,31 +25,34 @@ class PhaseClock:
         self._device = device
 
     @contextmanager
-    def __call__(self, phase: str, without: str = "") -> Iterator[None]:
+    def __call__(self, phase: Phase, without: Phase | None = None) -> Iterator[None]:
         """Count what happens inside under `phase`, except what is counted under `without` meanwhile."""
         if self.on_begin is not None:
             self.on_begin(phase)
-        began, other = time.perf_counter(), self.seconds(without)
+        began, other = time.perf_counter(), self._seconds_of(without)
         try:
             yield
         finally:
             self._settle()
-            spent = time.perf_counter() - began - (self.seconds(without) - other)
+            spent = time.perf_counter() - began - (self._seconds_of(without) - other)
             self._seconds[phase] += max(spent, 0.0)
 
-    def add(self, phase: str, seconds: float) -> None:
+    def add(self, phase: Phase, seconds: float) -> None:
         """Count seconds that were measured elsewhere."""
         self._seconds[phase] += seconds
 
-    def seconds(self, phase: str) -> float:
+    def seconds(self, phase: Phase) -> float:
         """So far under `phase`."""
         return self._seconds.get(phase, 0.0)
 
     def take(self) -> dict[str, float]:
-        """Everything so far as `time/<phase>`, and start again from zero."""
-        taken = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
+        """Everything so far by the name of its metric, and start again from zero."""
+        taken = {metric.PHASE_SECONDS(phase): seconds for phase, seconds in self._seconds.items()}
         self._seconds.clear()
         return taken
+
+    def _seconds_of(self, phase: Phase | None) -> float:
+        return 0.0 if phase is None else self.seconds(phase)
 
     def _settle(self) -> None:
         if self._device is not None and self._device.type == "cuda":

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from datasets import Dataset
 
+from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
 from ...envs.seeds import seed_of
 from ..policy.prepared import PreparedModel, acting, inference
@@ -144,9 +145,9 @@ class RolloutPipeline:
         metrics = {
             **metrics,
             **({} if self.servers is None else self.servers.take_times()),
-            "grpo/filtering_rate": filtered,
-            "grpo/replay_share": sum(r.replayed for r in batch) / max(len(batch), 1),
-            "grpo/effective_batch": float(np.mean([bool(np.any(r.advantages)) for r in batch])),
+            metric.FILTERING_RATE: filtered,
+            metric.REPLAY_SHARE: sum(r.replayed for r in batch) / max(len(batch), 1),
+            metric.EFFECTIVE_BATCH: float(np.mean([bool(np.any(r.advantages)) for r in batch])),
         }
         return self._shared(batch, mark(generated, batch, filters), metrics, request)
 

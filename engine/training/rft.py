@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from trl.trainer.grpo_config import GRPOConfig
 
+from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
 from ...configs.schema import RunConfig
 from ...configs.sections import KLConfig, TrainingConfig
@@ -260,5 +261,8 @@ def save_final(trainer: GRPOEnvTrainer, folder: str) -> None:
 
 def log_step(step: int, metrics: Mapping[str, Any]) -> None:
     """One plain line a step, for the run's log."""
-    numbers = [metrics.get(name, float("nan")) for name in ("trl/reward", "success/train", "kl/mean", "time/step")]
+    numbers = [
+        metrics.get(name, float("nan"))
+        for name in (metric.TRL("reward"), metric.SUCCESS_TRAIN, metric.KL_MEAN, metric.STEP_SECONDS)
+    ]
     logger.info("step %d  reward %.3f  success %.2f  kl %.4f  %.2f s", step, *numbers)

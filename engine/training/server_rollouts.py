@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
 from ..rollouts.ahead import RolloutsAhead
 from ..rollouts.correction import Correction, corrected, mismatch
@@ -51,7 +52,7 @@ class ServerRollouts:
         )
         self._seed = seed
         self._idle_runners: list[RolloutRunner] = []
-        self._times = {"trainer/idle": 0.0, "rollout/wait": 0.0, "rollout/dropped": 0.0}
+        self._times = {metric.TRAINER_IDLE: 0.0, metric.ROLLOUTS_WAIT: 0.0, metric.ROLLOUTS_DROPPED: 0.0}
 
     def begin(self, step: int) -> None:
         """The policy has made `step` optimiser steps: it goes to the servers, and rollouts of later steps begin."""
@@ -62,10 +63,10 @@ class ServerRollouts:
         taken = self.ahead.take(step)
         if taken is None:
             return None
-        self._times["trainer/idle"] += taken.idle_s
-        self._times["rollout/wait"] += taken.wait_s
+        self._times[metric.TRAINER_IDLE] += taken.idle_s
+        self._times[metric.ROLLOUTS_WAIT] += taken.wait_s
         if any(step - r.policy_version > self.options.max_staleness for r in taken.rollouts):
-            self._times["rollout/dropped"] += len(taken.rollouts)
+            self._times[metric.ROLLOUTS_DROPPED] += len(taken.rollouts)
             return None
         return taken.rollouts
 
@@ -76,7 +77,7 @@ class ServerRollouts:
         try:
             yield
         finally:
-            self._times["trainer/idle"] += time.perf_counter() - began
+            self._times[metric.TRAINER_IDLE] += time.perf_counter() - began
 
     def correct(
         self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int
@@ -96,13 +97,13 @@ class ServerRollouts:
             )
         every = mismatch(sampled, present)
         metrics: Metrics = {
-            "rollout/staleness": float(np.mean([step - r.policy_version for r in sampled])) if sampled else 0.0
+            metric.STALENESS: float(np.mean([step - r.policy_version for r in sampled])) if sampled else 0.0
         }
         if len(every):
             metrics |= {
-                "rollout/logprob_mismatch": float(every.mean()),
-                "rollout/logprob_mismatch_p99": float(np.percentile(every, 99)),
-                "rollout/logprob_mismatch_max": float(every.max()),
+                metric.LOGPROB_MISMATCH: float(every.mean()),
+                metric.LOGPROB_MISMATCH_P99: float(np.percentile(every, 99)),
+                metric.LOGPROB_MISMATCH_MAX: float(every.max()),
             }
         how, cap = self.options.correction, self.options.correction_cap
         return corrected(sampled, present, how, cap), metrics

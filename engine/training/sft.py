@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
 from trl.trainer.sft_config import SFTConfig as TRLConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
+from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.models import load_policy, save_policy
@@ -117,7 +118,7 @@ def run_sft(
 
 def log_step(step: int, metrics: Mapping[str, Any]) -> None:
     """One plain line a step, for the run's log."""
-    numbers = [metrics.get(name, float("nan")) for name in ("train/loss", "train/token_accuracy", "time/step")]
+    numbers = [metrics.get(name, float("nan")) for name in (metric.LOSS, metric.TOKEN_ACCURACY, metric.STEP_SECONDS)]
     logger.info("step %d  loss %.4f  tokens right %.3f  %.2f s", step, *numbers)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...configs import metric_names as metric
 from ...configs.sections.rewards import RewardsConfig
 from ..curiosity import CuriosityDrivenRewardModule
 from ..errors import RewardError
@@ -49,11 +50,11 @@ class CuriosityReward(RewardComponent):
         module = self.module
         if module is None:
             return {}
-        loss = {} if module.loss is None else {"curiosity/dynamics_loss": module.loss}
+        loss = {} if module.loss is None else {metric.CURIOSITY_DYNAMICS_LOSS: module.loss}
         return {
-            "curiosity/repeat_rate": module.repeat_rate,
-            "curiosity/cache_hit_rate": module.hit_rate,
-            "curiosity/version": float(module.model.version),
+            metric.CURIOSITY_REPEAT_RATE: module.repeat_rate,
+            metric.CURIOSITY_CACHE_HIT_RATE: module.hit_rate,
+            metric.CURIOSITY_VERSION: float(module.model.version),
             **loss,
         }
 

@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = ("configs", "envs", "rewards", "engine", "tui")
 
-PLAIN_DATA = ("envs.trajectory", "envs.tools", "rewards.breakdown", "configs.errors")
-"""Dataclasses without torch that the record is made of, and the root of errors."""
+PLAIN_DATA = ("envs.trajectory", "envs.tools", "rewards.breakdown", "configs.errors", "configs.metric_names")
+"""Dataclasses without torch that the record is made of, the root of errors, and the names of metrics."""
 
 BELOW_TRAINING = (
     "configs",

@@ -115,6 +115,7 @@ async def test_charts_change_and_any_metrics_can_be_chosen_by_typing(run: Path) 
         assert "type a part of a name" in await app.press("M")
         text = await app.type("entr")
         assert "train/entropy" in text and "kl/beta" not in text
+        assert "entropy of the policy at an agent's token" in text, "what the name under the cursor says"
         await app.press("enter")
         assert app.screen.chart_view.chosen == ("train/entropy",)
         await app.press("M")

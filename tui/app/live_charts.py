@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...configs import metric_names as metric
 from ...engine.runs.summary import RATE_WINDOW, rolling
 from .curves import SMOOTHING, Series
 from .live_data import RATES, Kind, Points, Reading, spread_of
@@ -26,56 +27,59 @@ class ChartOf:
 
 
 _COMMON = (
-    ChartOf("Loss", ("train/loss",)),
-    ChartOf("Gradient norm", ("train/grad_norm",)),
-    ChartOf("Tokens", ("tokens/agent", "tokens/total"), panels=True),
-    ChartOf("Seconds a step", ("time/step", "time/generate", "time/environment", "time/logprobs", "time/backward")),
+    ChartOf("Loss", (metric.LOSS,)),
+    ChartOf("Gradient norm", (metric.GRAD_NORM,)),
+    ChartOf("Tokens", (metric.TOKENS_AGENT, metric.TOKENS_TOTAL), panels=True),
+    ChartOf(
+        "Seconds a step",
+        (metric.STEP_SECONDS, *map(metric.PHASE_SECONDS, ("generate", "environment", "logprobs", "backward"))),
+    ),
 )
 _RFT = (
     ChartOf(
         "Reward of a rollout, mean ± std, and success",
-        ("rewards/total/mean", "success/train", "success/eval_greedy", "success/eval_sampled"),
+        (metric.REWARD_MEAN, metric.SUCCESS_TRAIN, metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED),
     ),
-    ChartOf("Components, their part of a rollout's reward", ("rewards/per_trajectory/*",)),
-    ChartOf("Components, raw, a step", ("rewards/raw/*",), panels=True),
-    ChartOf("Components, running mean ± std of the normaliser", ("rewards/running_mean/*",), panels=True),
-    ChartOf("KL divergence and its target, nats per token", ("kl/mean", "kl/target")),
-    ChartOf("Beta", ("kl/beta",)),
-    ChartOf("Entropy and clipped share", ("train/entropy", "train/clip_fraction"), panels=True),
-    ChartOf("Groups filtered, samples replayed", ("grpo/filtering_rate", "grpo/replay_share")),
-    ChartOf("Seconds a step: trainer waits, rollouts wait", ("trainer/idle", "rollout/wait")),
-    ChartOf("Steps that rollouts are behind", ("rollout/staleness", "rollout/dropped"), panels=True),
+    ChartOf("Components, their part of a rollout's reward", (metric.COMPONENT_SUM.every,)),
+    ChartOf("Components, raw, a step", (metric.COMPONENT_RAW.every,), panels=True),
+    ChartOf("Components, running mean ± std of the normaliser", (metric.COMPONENT_RUNNING_MEAN.every,), panels=True),
+    ChartOf("KL divergence and its target, nats per token", (metric.KL_MEAN, metric.KL_TARGET)),
+    ChartOf("Beta", (metric.BETA,)),
+    ChartOf("Entropy and clipped share", (metric.ENTROPY, metric.CLIP_FRACTION), panels=True),
+    ChartOf("Groups filtered, samples replayed", (metric.FILTERING_RATE, metric.REPLAY_SHARE)),
+    ChartOf("Seconds a step: trainer waits, rollouts wait", (metric.TRAINER_IDLE, metric.ROLLOUTS_WAIT)),
+    ChartOf("Steps that rollouts are behind", (metric.STALENESS, metric.ROLLOUTS_DROPPED), panels=True),
     ChartOf(
         "Log-probs of servers and trainer apart, nats",
-        ("rollout/logprob_mismatch", "rollout/logprob_mismatch_p99", "rollout/logprob_mismatch_max"),
+        (metric.LOGPROB_MISMATCH, metric.LOGPROB_MISMATCH_P99, metric.LOGPROB_MISMATCH_MAX),
     ),
     *_COMMON,
 )
 _SFT = (
-    ChartOf("Loss and token accuracy", ("train/loss", "train/token_accuracy"), panels=True),
-    ChartOf("Success on held-out tasks", ("success/eval_greedy", "success/eval_sampled")),
-    ChartOf("Entropy", ("train/entropy",)),
-    ChartOf("Learning rate", ("train/learning_rate",)),
+    ChartOf("Loss and token accuracy", (metric.LOSS, metric.TOKEN_ACCURACY), panels=True),
+    ChartOf("Success on held-out tasks", (metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED)),
+    ChartOf("Entropy", (metric.ENTROPY,)),
+    ChartOf("Learning rate", (metric.LEARNING_RATE,)),
     *_COMMON,
 )
 _ONLINE = (
     ChartOf(
         f"Success, rate over {RATE_WINDOW} requests",
-        ("online/success", "online/success_initial", "online/validation_ema", "online/validation_live"),
+        (metric.ONLINE_SUCCESS, metric.ONLINE_SUCCESS_INITIAL, metric.VALIDATION_EMA, metric.VALIDATION_LIVE),
     ),
-    ChartOf(f"Gate and flips, rates over {RATE_WINDOW} requests", ("online/gate_rate", "online/flip_rate")),
-    ChartOf(f"Confidence of the vote, mean over {RATE_WINDOW} requests", ("online/confidence",)),
-    ChartOf("KL divergence and its target, nats per token", ("kl/mean", "kl/reverse", "kl/target")),
-    ChartOf("Beta", ("kl/beta",)),
-    ChartOf(f"Seconds to an answer, mean over {RATE_WINDOW} requests", ("online/latency_s",)),
-    ChartOf("Waiting updates and version", ("online/queue_depth", "online/serving_version"), panels=True),
-    ChartOf("Change of validation", ("online/delta_validation",)),
-    ChartOf("Components, their part of a rollout's reward", ("rewards/per_trajectory/*",)),
+    ChartOf(f"Gate and flips, rates over {RATE_WINDOW} requests", (metric.GATE_RATE, metric.FLIP_RATE)),
+    ChartOf(f"Confidence of the vote, mean over {RATE_WINDOW} requests", (metric.CONFIDENCE,)),
+    ChartOf("KL divergence and its target, nats per token", (metric.KL_MEAN, metric.KL_REVERSE, metric.KL_TARGET)),
+    ChartOf("Beta", (metric.BETA,)),
+    ChartOf(f"Seconds to an answer, mean over {RATE_WINDOW} requests", (metric.LATENCY,)),
+    ChartOf("Waiting updates and version", (metric.QUEUE_DEPTH, metric.SERVING_VERSION), panels=True),
+    ChartOf("Change of validation", (metric.VALIDATION_DELTA,)),
+    ChartOf("Components, their part of a rollout's reward", (metric.COMPONENT_SUM.every,)),
     *_COMMON[:2],
 )
 CHARTS: Mapping[Kind, tuple[ChartOf, ...]] = {"rft": _RFT, "sft": _SFT, "online": _ONLINE}
 
-KL = ("kl/mean", "kl/target")
+KL = (metric.KL_MEAN, metric.KL_TARGET)
 """Metrics of the small chart beside the components."""
 KL_HEADING = "KL, nats per token"
 X_AXES = ("step", "time", "tokens")
@@ -84,21 +88,30 @@ LEAST_WINDOW = 4.0
 """Steps that are shown at the least."""
 
 _LABELS = {
-    "rewards/total/mean": "reward",
-    "success/train": "success",
-    "success/eval_greedy": "held-out greedy",
-    "success/eval_sampled": "held-out sampled",
-    "online/success": "vote",
-    "online/success_initial": "first rollout alone",
-    "online/validation_ema": "validation, published",
-    "online/validation_live": "validation, newest",
-    "online/gate_rate": "gate open",
-    "online/flip_rate": "labels flipped",
-    "kl/mean": "KL",
-    "kl/reverse": "KL of the last update",
-    "kl/target": "target",
+    metric.REWARD_MEAN: "reward",
+    metric.SUCCESS_TRAIN: "success",
+    metric.SUCCESS_GREEDY: "held-out greedy",
+    metric.SUCCESS_SAMPLED: "held-out sampled",
+    metric.ONLINE_SUCCESS: "vote",
+    metric.ONLINE_SUCCESS_INITIAL: "first rollout alone",
+    metric.VALIDATION_EMA: "validation, published",
+    metric.VALIDATION_LIVE: "validation, newest",
+    metric.GATE_RATE: "gate open",
+    metric.FLIP_RATE: "labels flipped",
+    metric.KL_MEAN: "KL",
+    metric.KL_REVERSE: "KL of the last update",
+    metric.KL_TARGET: "target",
 }
-_PREFIXES = ("rewards/raw/", "rewards/per_trajectory/", "rewards/running_mean/", "online/", "train/", "time/")
+MEASURED_AT_TIMES = (metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED, metric.VALIDATION_EMA, metric.VALIDATION_LIVE)
+"""Metrics of few steps: their points are drawn, too."""
+_PREFIXES = (
+    metric.COMPONENT_RAW.prefix,
+    metric.COMPONENT_SUM.prefix,
+    metric.COMPONENT_RUNNING_MEAN.prefix,
+    "online/",
+    "train/",
+    metric.PHASE_SECONDS.prefix,
+)
 
 
 @dataclass(frozen=True)
@@ -233,7 +246,7 @@ def series_of(
                 [x(step) for step, _ in points],
                 [value for _, value in points],
                 [spread.get(step, 0.0) for step, _ in points] if spread else None,
-                dots=name.startswith(("success/eval", "online/validation")),
+                dots=name in MEASURED_AT_TIMES,
                 last=latest.get(name),
             )
         )
@@ -243,7 +256,7 @@ def series_of(
 def kl_series(reading: Reading, curves: Mapping[str, Points], x: Along | None = None) -> list[Series]:
     """KL, and its target with the tolerance as a band."""
     made = series_of([name for name in KL if curves.get(name)], curves, reading.latest, x)
-    tolerance = reading.latest.get("kl/tolerance")
+    tolerance = reading.latest.get(metric.KL_TOLERANCE)
     return [
         replace(s, spread=[tolerance] * len(s.ys)) if s.name == "target" and tolerance is not None else s for s in made
     ]

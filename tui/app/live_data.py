@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ...configs import metric_names as metric
 from ...engine.runs.control import Asked, asked
 from ...engine.runs.errors import RecordError
 from ...engine.runs.reader import RunReader
@@ -17,7 +18,7 @@ Points = list[tuple[int, float]]
 Kind = Literal["rft", "sft", "online"]
 """What sort of run it is, and so which panels say something about it."""
 
-ACTIONS = "behavior/action_distribution/"
+ACTIONS = metric.ACTION_SHARE.prefix
 POINTS = 400
 """Points of a curve that are read: about two a cell of a wide terminal."""
 FOLLOW_SECONDS = 1.0
@@ -26,12 +27,14 @@ TREND = 40
 PACE_STEPS = 20
 """Steps over which the time of a step is averaged: one of them may have waited for anything."""
 RATES = (
-    "online/success", "online/success_initial", "online/gate_rate", "online/flip_rate", "online/rejected",
-    "online/confidence", "online/latency_s",
+    metric.ONLINE_SUCCESS, metric.ONLINE_SUCCESS_INITIAL, metric.GATE_RATE, metric.FLIP_RATE, metric.REJECTED,
+    metric.CONFIDENCE, metric.LATENCY,
 )  # fmt: skip
 """What is recorded of single requests or updates: shown as rates and means over the last `RATE_WINDOW` of them."""
-_TRENDS = ("rewards/per_trajectory/", "rewards/raw/", ACTIONS, "kl/mean", "kl/beta", "rewards/total/mean", "train/",
-           "grpo/", "turns/", "online/", "success/")  # fmt: skip
+_TRENDS = (
+    metric.COMPONENT_SUM.prefix, metric.COMPONENT_RAW.prefix, ACTIONS, metric.KL_MEAN, metric.BETA, metric.REWARD_MEAN,
+    metric.TURNS, "train/", "grpo/", "online/", "success/",
+)  # fmt: skip
 _FAMILIES = (ACTIONS, "rewards/")
 """Metrics that are recorded together: one that the newest step lacks belongs to an earlier step and is not shown."""
 
@@ -60,7 +63,7 @@ class Reading:
         """By the run's mode; a mode that is not known is told by what was recorded."""
         if self.info.mode in ("sft", "online"):
             return "sft" if self.info.mode == "sft" else "online"
-        if not self.info.mode and "online/serving_version" in self.latest:
+        if not self.info.mode and metric.SERVING_VERSION in self.latest:
             return "online"
         return "rft"
 
@@ -117,11 +120,13 @@ def _current(points: Mapping[str, tuple[int, float]]) -> dict[str, float]:
 
 
 def _pace(reader: RunReader, points: Mapping[str, tuple[int, float]]) -> float | None:
-    if "time/step" not in points:
+    if metric.STEP_SECONDS not in points:
         return None
-    last = points["time/step"][0]
-    steps = _mean([value for _, value in reader.metrics.points("time/step", after_step=last - PACE_STEPS)])
-    evaluations = reader.metrics.points("time/evaluate", after_step=0) if "time/evaluate" in points else []
+    last = points[metric.STEP_SECONDS][0]
+    steps = _mean([value for _, value in reader.metrics.points(metric.STEP_SECONDS, after_step=last - PACE_STEPS)])
+    evaluations = (
+        reader.metrics.points(metric.EVALUATE_SECONDS, after_step=0) if metric.EVALUATE_SECONDS in points else []
+    )
     share = math.fsum(value for _, value in evaluations if math.isfinite(value)) / max(last, 1)
     return steps + share if math.isfinite(steps) else None
 
@@ -133,9 +138,14 @@ def _mean(values: Sequence[float]) -> float:
 
 def spread_of(name: str) -> str:
     """The metric that holds the standard deviation of another."""
-    for mean, std in (("/total/mean", "/total/std"), ("/running_mean/", "/running_std/"), ("/raw/", "/raw_std/")):
-        if name.startswith("rewards/") and mean in name:
-            return name.replace(mean, std)
+    if name == metric.REWARD_MEAN:
+        return metric.REWARD_STD
+    for mean, std in (
+        (metric.COMPONENT_RUNNING_MEAN, metric.COMPONENT_RUNNING_STD),
+        (metric.COMPONENT_RAW, metric.COMPONENT_RAW_STD),
+    ):
+        if name in mean:
+            return std(mean.part(name))
     return ""
 
 

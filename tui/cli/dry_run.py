@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...configs import metric_names as metric
 from .common import ExitCode, fail, say
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 ROLLOUTS = 2
 POLL_S = 0.2
-PHASES = ("generate", "environment", "reward", "logprobs", "backward")
 
 
 def dry_run(config: RunConfig) -> int:
@@ -102,16 +102,16 @@ def cost(measured: Mapping[str, float], config: RunConfig) -> list[str]:
     """What a step of the real size costs at most, from what two rollouts cost."""
     training = config.training
     size = training.prompts_per_step * training.num_generations
-    seconds = {phase: measured.get(f"time/{phase}", 0.0) for phase in PHASES}
+    seconds = {phase: measured.get(metric.PHASE_SECONDS(phase), 0.0) for phase in metric.PHASES}
     parts = ", ".join(f"{phase} {value:.2f} s" for phase, value in seconds.items() if value >= 0.005)
     lines = [
-        f"these {ROLLOUTS} rollouts: {measured.get('tokens/per_trajectory', 0):.0f} tokens each, {parts or '0 s'}",
+        f"these {ROLLOUTS} rollouts: {measured.get(metric.TOKENS_PER_ROLLOUT, 0):.0f} tokens each, {parts or '0 s'}",
         f"a step of {training.prompts_per_step} × {training.num_generations} rollouts takes at most "
         f"{sum(seconds.values()) * size / ROLLOUTS:.1f} s like these (rollouts that run together take less)",
     ]
     used = [
         f"{measured[name] / 1024:.1f} GiB of {where}"
-        for name, where in (("memory/gpu_mib", "GPU memory at its peak"), ("memory/rss_mib", "main memory"))
+        for name, where in ((metric.MEMORY_GPU, "GPU memory at its peak"), (metric.MEMORY_RSS, "main memory"))
         if name in measured
     ]
     if used:

@@ -12,6 +12,7 @@ from types import FrameType
 
 import psutil
 
+from ...configs import metric_names as metric
 from ...engine.launch.children import exit_code
 from ...engine.launch.logs import last_error, log_path
 from ...engine.launch.stop import wait_until_gone
@@ -30,24 +31,24 @@ LINE_EVERY_S = 1.0
 
 COLUMNS = {
     "sft": (
-        ("loss", "train/loss"),
-        ("tokens right", "train/token_accuracy"),
-        ("held-out", "success/eval_greedy"),
-        ("s/step", "time/step"),
+        ("loss", metric.LOSS),
+        ("tokens right", metric.TOKEN_ACCURACY),
+        ("held-out", metric.SUCCESS_GREEDY),
+        ("s/step", metric.STEP_SECONDS),
     ),
     "rft": (
-        ("reward", "rewards/total/mean"),
-        ("±", "rewards/total/std"),
-        ("success", "success/train"),
-        ("KL", "kl/mean"),
-        ("s/step", "time/step"),
+        ("reward", metric.REWARD_MEAN),
+        ("±", metric.REWARD_STD),
+        ("success", metric.SUCCESS_TRAIN),
+        ("KL", metric.KL_MEAN),
+        ("s/step", metric.STEP_SECONDS),
     ),
     "online": (
-        (f"success of {RATE_WINDOW}", "online/success"),
-        ("KL", "online/mean_kl"),
-        ("beta", "online/current_beta"),
-        ("queue", "online/queue_depth"),
-        ("version", "online/serving_version"),
+        (f"success of {RATE_WINDOW}", metric.ONLINE_SUCCESS),
+        ("KL", metric.ONLINE_KL),
+        ("beta", metric.ONLINE_BETA),
+        ("queue", metric.QUEUE_DEPTH),
+        ("version", metric.SERVING_VERSION),
     ),
 }
 VAGUE = ("the process is gone", "the process never started")

@@ -10,21 +10,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ....configs import metric_names as metric
 from ..format import Origin
 from ..mapped import Mapped
 from ..messages import completion, conversation
 from ..rollout import Item, Message, Numbers, Score, listed, number, whole
 
 METRICS = {
-    "reward": "rewards/total/mean",
-    "reward_std": "rewards/total/std",
-    "kl": "kl/mean",
-    "loss": "train/loss",
-    "grad_norm": "train/grad_norm",
-    "learning_rate": "train/learning_rate",
-    "entropy": "train/entropy",
-    "clip_ratio/region_mean": "train/clip_fraction",
-    "frac_reward_zero_std": "grpo/filtering_rate",
+    "reward": metric.REWARD_MEAN,
+    "reward_std": metric.REWARD_STD,
+    "kl": metric.KL_MEAN,
+    "loss": metric.LOSS,
+    "grad_norm": metric.GRAD_NORM,
+    "learning_rate": metric.LEARNING_RATE,
+    "entropy": metric.ENTROPY,
+    "clip_ratio/region_mean": metric.CLIP_FRACTION,
+    "frac_reward_zero_std": metric.FILTERING_RATE,
 }
 """TRL's names of numbers that have a place of their own on the dashboard; all others keep TRL's name."""
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
 from ....envs.trajectory import Trajectory
 from ....rewards import RewardOrchestrator
@@ -359,17 +360,17 @@ class InferenceEngine:
 
     def _metrics(self, answer: Answer) -> dict[str, Any]:
         values: dict[str, Any] = {
-            "online/gate_rate": float(answer.gate.open),
-            "online/flip_rate": float(answer.label_vote.flipped),
-            "online/confidence": answer.label_vote.confidence,
-            "online/latency_s": answer.seconds,
-            "online/neighbours": float(len(answer.neighbours)),
+            metric.GATE_RATE: float(answer.gate.open),
+            metric.FLIP_RATE: float(answer.label_vote.flipped),
+            metric.CONFIDENCE: answer.label_vote.confidence,
+            metric.LATENCY: answer.seconds,
+            metric.NEIGHBOURS: float(len(answer.neighbours)),
         }
         if answer.correct is not None:
-            values["online/success"] = float(answer.correct)
+            values[metric.ONLINE_SUCCESS] = float(answer.correct)
             initial = answer.samples[0].trajectory
             if initial is not None and initial.correct is not None:
-                values["online/success_initial"] = float(initial.correct)
+                values[metric.ONLINE_SUCCESS_INITIAL] = float(initial.correct)
         return values
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ....configs import metric_names as metric
 from ....configs.sections.online import KLConfig
 from ...runs.paths import DATABASE
 from ...runs.position import JOURNAL_POSITION, recorded_position
@@ -22,24 +23,24 @@ from .inference_engine import Learned
 log = logging.getLogger(__name__)
 
 UPDATE_METRICS = {
-    "beta": ("online/current_beta", "kl/beta"),
-    "mean_kl": ("online/mean_kl", "kl/mean"),
-    "kl": ("kl/reverse",),
-    "kl_forward": ("kl/forward",),
-    "kl_before": ("kl/before",),
-    "loss": ("train/loss",),
-    "rl_loss": ("train/rl_loss",),
-    "grad_norm": ("train/grad_norm",),
-    "clipped_grad_norm": ("train/grad_norm_clipped",),
-    "learning_rate": ("train/learning_rate",),
-    "clip_fraction": ("train/clip_fraction",),
-    "step_norm": ("online/step_norm",),
-    "weight": ("online/update_weight",),
-    "kl_start": ("kl/start",),
-    "baseline": ("online/baseline",),
-    "mean_return": ("online/mean_return",),
-    "update": ("online/updates",),
-    "seconds": ("time/update",),
+    "beta": (metric.ONLINE_BETA, metric.BETA),
+    "mean_kl": (metric.ONLINE_KL, metric.KL_MEAN),
+    "kl": (metric.KL_REVERSE,),
+    "kl_forward": (metric.KL_FORWARD,),
+    "kl_before": (metric.KL_BEFORE,),
+    "loss": (metric.LOSS,),
+    "rl_loss": (metric.RL_LOSS,),
+    "grad_norm": (metric.GRAD_NORM,),
+    "clipped_grad_norm": (metric.CLIPPED_GRAD_NORM,),
+    "learning_rate": (metric.LEARNING_RATE,),
+    "clip_fraction": (metric.CLIP_FRACTION,),
+    "step_norm": (metric.UPDATE_NORM,),
+    "weight": (metric.UPDATE_WEIGHT,),
+    "kl_start": (metric.KL_START,),
+    "baseline": (metric.BASELINE,),
+    "mean_return": (metric.RETURN_MEAN,),
+    "update": (metric.UPDATES,),
+    "seconds": (metric.UPDATE_SECONDS,),
 }
 """Keys of an update's journal row, and the metrics that they are."""
 
@@ -50,11 +51,11 @@ USE_FACTS = (
 """What the record keeps of an update beside each rollout that it used."""
 
 VALIDATION_METRICS = {
-    "live": "online/validation_live",
-    "ema": "online/validation_ema",
-    "delta": "online/delta_validation",
-    "label_accuracy": "online/canary_label_accuracy",
-    "label_flips": "online/canary_flip_rate",
+    "live": metric.VALIDATION_LIVE,
+    "ema": metric.VALIDATION_EMA,
+    "delta": metric.VALIDATION_DELTA,
+    "label_accuracy": metric.CANARY_LABEL_ACCURACY,
+    "label_flips": metric.CANARY_FLIP_RATE,
 }
 
 
@@ -97,7 +98,7 @@ class RecordKeeper:
         """Numbers of a step, to the record and the sinks; `axis`: the name and value that they stand at in the sinks,
         when that is not the request."""
         self._guard("metrics", lambda: self.writer.metrics(step, values))
-        name, value = axis or ("online/request", step)
+        name, value = axis or (metric.REQUEST, step)
         for sink in self.sinks:
             self._guard(type(sink).__name__, lambda s=sink: s.log(value, values, axis=name))
 
@@ -154,11 +155,11 @@ class RecordKeeper:
         values = row.row
         found = {name: values[key] for key, names in UPDATE_METRICS.items() if key in values for name in names}
         found |= {
-            "kl/target": self.kl.target_kl,
-            "kl/tolerance": self.kl.kl_tolerance,
-            "online/rejected": float(values.get("rejected") is not None),
+            metric.KL_TARGET: self.kl.target_kl,
+            metric.KL_TOLERANCE: self.kl.kl_tolerance,
+            metric.REJECTED: float(values.get("rejected") is not None),
         }
-        self.metrics(step, found, ("online/updates", int(values["update"])))
+        self.metrics(step, found, (metric.UPDATES, int(values["update"])))
         self._uses(step, values)
         if values.get("rejected"):
             self.writer.event(
@@ -208,9 +209,9 @@ class RecordKeeper:
         action, version = values.get("action"), values.get("version")
         message = str(values.get("message") or f"Version {version} {action}, with {values.get('update')} updates.")
         if version is not None and action in ("published", "rolled_back"):
-            self.metrics(step, {"online/snapshot_version": float(version)})
+            self.metrics(step, {metric.SNAPSHOT_VERSION: float(version)})
         if action in ("held", "released"):
-            self.metrics(step, {"online/publishing_held": float(action == "held")})
+            self.metrics(step, {metric.PUBLISHING_HELD: float(action == "held")})
         self.writer.event(
             "snapshot",
             message,

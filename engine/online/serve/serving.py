@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
 from ...runs.control import ControlChannel, request
 from ...runs.position import REQUEST_POSITION, ROW_POSITION, recorded_position
@@ -129,12 +130,12 @@ class Serving:
                 self.enqueuer.put(item.task)
         self.enqueuer.put(None, request=self.answered, row=self.source.rows_taken)
         extra = {
-            "online/serving_version": float(self.follower.version),
-            "online/tasks_lost": float(self.enqueuer.lost),
-            "online/tasks_dropped": float(self.enqueuer.dropped),
+            metric.SERVING_VERSION: float(self.follower.version),
+            metric.TASKS_LOST: float(self.enqueuer.lost),
+            metric.TASKS_DROPPED: float(self.enqueuer.dropped),
         }
         try:
-            extra["online/queue_depth"] = float(self.queue.depth())
+            extra[metric.QUEUE_DEPTH] = float(self.queue.depth())
         except QueueError as error:
             log.warning("%s", error)
         self.keeper.requests(learned, extra, request=self.answered, row=self.source.rows_taken)

@@ -9,6 +9,7 @@ from typing import Any
 from accelerate.utils import gather_object
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from ....configs import metric_names as metric
 from ...policy.prepared import acting
 from ...record.step_recorder import StepRecorder
 from ...rollouts.evaluation import Evaluation, evaluate
@@ -82,8 +83,8 @@ class HeldOutEvaluation(AfterStep):
         self._clock.forget(seconds)
 
     def _record(self, step: int, greedy: Evaluation, sampled: Evaluation, seconds: float) -> None:
-        success = {"success/eval_greedy": greedy.success, "success/eval_sampled": sampled.success}
-        self._recorder.values(step, {**success, "time/evaluate": seconds})
+        success = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
+        self._recorder.values(step, {**success, metric.EVALUATE_SECONDS: seconds})
         self._recorder.trajectories(step, greedy.rollouts, "eval")
         self._recorder.event(
             "eval",

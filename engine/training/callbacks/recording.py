@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from ....configs import metric_names as metric
 from ...policy.kl import BetaController
 from ...record.step_recorder import StepRecorder, memory_metrics
 from ...runs.types import LossTerms
@@ -47,8 +48,8 @@ class StepRecording(AfterStep):
         if not self._is_main:
             return
         step = state.global_step
-        times = {"time/record": self._recorder.take_seconds()}  # of the step before: this one's is being spent
-        values = self.record(step, logs, {**times, "time/step": self._clock.take()})
+        times = {metric.RECORD_SECONDS: self._recorder.take_seconds()}  # of the step before: this one's is being spent
+        values = self.record(step, logs, {**times, metric.STEP_SECONDS: self._clock.take()})
         self._recorder.guard("status", lambda: self._recorder.writer.status("running", step=step))
         for observer in self.observers:
             observer(step, values)
@@ -70,8 +71,8 @@ class GRPORecording(StepRecording):
         self._target: dict[str, float] = {}
         if controller is not None:
             self._target = {
-                "kl/target": controller.config.target_kl,
-                "kl/tolerance": controller.config.kl_tolerance,
+                metric.KL_TARGET: controller.config.target_kl,
+                metric.KL_TOLERANCE: controller.config.kl_tolerance,
             }
 
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
@@ -83,7 +84,7 @@ class GRPORecording(StepRecording):
         """See `StepRecorder.step`. Beta is the one that the step was made with."""
         made = self._trainer.rollouts
         phases = self._trainer.phases.take()
-        measured = {**made.metrics, **phases, "kl/beta": self._trainer.beta, **times, **self._target}
+        measured = {**made.metrics, **phases, metric.BETA: self._trainer.beta, **times, **self._target}
         return self._recorder.step(step, logs, measured, made.generated, made.replayed, self._loss)
 
 
@@ -91,12 +92,12 @@ class SFTRecording(StepRecording):
     """Records the numbers of a step of supervised fine-tuning."""
 
     NAMES: ClassVar = {
-        "loss": "train/loss",
-        "grad_norm": "train/grad_norm",
-        "learning_rate": "train/learning_rate",
-        "entropy": "train/entropy",
-        "mean_token_accuracy": "train/token_accuracy",
-        "num_tokens": "tokens/total",
+        "loss": metric.LOSS,
+        "grad_norm": metric.GRAD_NORM,
+        "learning_rate": metric.LEARNING_RATE,
+        "entropy": metric.ENTROPY,
+        "mean_token_accuracy": metric.TOKEN_ACCURACY,
+        "num_tokens": metric.TOKENS_TOTAL,
     }
     """TRL's names and ours."""
 

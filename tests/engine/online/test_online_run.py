@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from grpo_tui.configs.metric_names import meaning
 from grpo_tui.configs.writing import to_yaml
 from grpo_tui.engine.launch import start_run, stop_run
 from grpo_tui.engine.online.store.folder import OnlineFolder
@@ -65,6 +66,7 @@ def test_a_run_serves_learns_validates_and_ends_by_itself(tmp_path: Path) -> Non
     assert status.status == "finished", logs(run_dir)
     reader = RunReader(run_dir)
     latest = reader.metrics.latest()
+    assert [name for name in latest if not meaning(name)] == []
     rows = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
     queue = UpdateQueue(OnlineFolder(run_dir).queue)
     counts = queue.counts()

@@ -12,6 +12,7 @@ import pytest
 from transformers import TrainerCallback
 
 from grpo_tui.configs.loading import load_config
+from grpo_tui.configs.metric_names import meaning
 from grpo_tui.configs.sections import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.record.step_recorder import StepRecorder
@@ -132,6 +133,7 @@ def test_recorded_numbers_are_those_that_were_trained_on(tmp_path, base):
         assert latest[f"time/{phase}"] >= 0, phase
     for name in ("grpo/filtering_rate", "grpo/replay_share", "kl/mean", "kl/beta", "train/loss", "train/entropy"):
         assert math.isfinite(latest[name]), name
+    assert [name for name in latest if not meaning(name)] == []
     reader.close()
 
 

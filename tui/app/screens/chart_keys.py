@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ....configs import metric_names as metric
 from ....engine.runs.reader import RunReader
 from ..data import Reads
 from ..live_charts import KL, KL_HEADING, Along, ChartView, along, kl_series, metrics_of, series_of
@@ -13,8 +14,6 @@ from ..live_data import Points, Reading, read_curves
 from ..widgets.chart import Chart
 from .following import FollowsRun
 from .metric_picker import MetricPicker
-
-_TOKENS = "tokens/total"
 
 
 class ChartKeys(FollowsRun):
@@ -49,7 +48,7 @@ class ChartKeys(FollowsRun):
     @staticmethod
     def _along(reader: RunReader, reading: Reading, view: ChartView) -> Along:
         times = reader.metrics.step_times() if view.axis == "time" else []
-        tokens = reader.metrics.points(_TOKENS, max_points=400) if view.axis == "tokens" else []
+        tokens = reader.metrics.points(metric.TOKENS_TOTAL, max_points=400) if view.axis == "tokens" else []
         return along(view.axis, reading.kind, times, tokens, reading.info.created)
 
     def take_curves(self, extra: tuple[ChartView, dict[str, Points], dict[str, Points], Along]) -> None:
@@ -104,7 +103,7 @@ class ChartKeys(FollowsRun):
         wait = "not recorded; m: next chart" if shown.is_dump else "appears with the first step; m: next chart"
         self.chart.put(view.heading, series_of(names, curves, shown.latest, self.x), wait)
         why = "not recorded" if shown.is_dump else "KL appears with the first update"
-        why = "KL is not measured: beta is 0" if shown.latest.get("kl/beta") == 0 else why
+        why = "KL is not measured: beta is 0" if shown.latest.get(metric.BETA) == 0 else why
         self.kl.put(KL_HEADING, kl_series(shown, curves, self.x), why)
 
     def _ends(self) -> tuple[float, float]:

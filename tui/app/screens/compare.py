@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ....configs import metric_names as metric
 from ....engine.runs.errors import RecordError
 from ....engine.runs.paths import CONFIG_FILE, RUN_FILE
 from ....engine.runs.status import read_json
@@ -22,7 +23,7 @@ from ..widgets.line import Line
 from ..widgets.pane import Pane
 from .base import AppScreen
 
-FIRST = ("rewards/total/mean", "success/train", "success/eval_greedy", "kl/mean", "train/entropy", "train/loss")
+FIRST = (metric.REWARD_MEAN, metric.SUCCESS_TRAIN, metric.SUCCESS_GREEDY, metric.KL_MEAN, metric.ENTROPY, metric.LOSS)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:

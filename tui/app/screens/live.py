@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from ....configs import metric_names as metric
 from ....engine.runs.flight import in_flight
 from ....engine.runs.query import Query
 from ...export import open_outside, write
@@ -208,5 +209,5 @@ class LiveScreen(ChartKeys, RequestKeys):
             case ("component", "penalty"):
                 self._trajectories(Query(filter="penalties>0"))
             case ("component", str(name)):
-                chosen = (f"rewards/raw/{name}", f"rewards/normalized/{name}")
+                chosen = (metric.COMPONENT_RAW(name), metric.COMPONENT_NORMALIZED(name))
                 self.look_at(replace(self.chart_view, chosen=chosen))

@@ -10,6 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
+from ....configs.metric_names import meaning
 from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
@@ -30,7 +31,8 @@ def matching(names: Sequence[str], typed: str) -> list[str]:
 
 
 class PickerPane(Pane):
-    """What was typed, then the names that match, the chosen ones with their place in the order."""
+    """What was typed, then the names that match, the chosen ones with their place in the order, and what the one under
+    the cursor says."""
 
     def __init__(self, names: Sequence[str], chosen: Sequence[str]) -> None:
         super().__init__("picker")
@@ -57,7 +59,8 @@ class PickerPane(Pane):
             head.offer(Line(p).add(" type a part of a name", p.faint), width)
         lines = [head]
         found = self.found
-        room = max(1, height - 1)
+        told = height >= 4
+        room = max(1, height - 1 - told)
         first = max(0, min(self.cursor - room // 2, len(found) - room))
         for index, name in enumerate(found[first : first + room], first):
             here = index == self.cursor
@@ -67,6 +70,8 @@ class PickerPane(Pane):
             line.add(name, p.strong if here or at else p.text, cells=max(1, width - line.width))
             line.hits = [(0, width, index)]
             lines.append(line)
+        if told and self.cursor < len(found):
+            lines.append(Line(p).gap(min(5, width)).add(meaning(found[self.cursor]), p.faint, cells=max(0, width - 5)))
         if not found:
             lines.append(Line(p).add("no metric has such a name", p.faint, cells=width))
         return lines
@@ -117,7 +122,7 @@ class MetricPicker(ModalScreen[tuple[str, ...] | None]):
         size = self.app.size
         self.frame.styles.width = min(64, size.width - 4 if size.width >= 40 else size.width)
         self.frame.styles.height = min(
-            len(self.pane.names) + 3, size.height - 2 if size.height >= 10 else size.height, 28
+            len(self.pane.names) + 4, size.height - 2 if size.height >= 10 else size.height, 28
         )
 
     def _hints(self, width: int) -> Line:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ....configs import metric_names as metric
 from ....engine.runs.headline import Headline
 from ..bindings import RUNS, bindings
 from ..curves import Series
 from ..destinations import Compare, Live, Trajectories
+from ..live_charts import MEASURED_AT_TIMES
 from ..run_list import LARGEST_FIRST, SORTS, RunRow, arranged, load, looked_into
 from ..widgets.chart import Chart
 from ..widgets.frame import Box, Part, split
@@ -23,10 +25,10 @@ from ..widgets.table import Column, Table
 from .run_keys import RunKeys
 
 CURVES = (
-    ("rewards/total/mean", "reward"),
-    ("success/train", "success"),
-    ("success/eval_greedy", "held-out, greedy"),
-    ("online/success", "success"),
+    (metric.REWARD_MEAN, "reward"),
+    (metric.SUCCESS_TRAIN, "success"),
+    (metric.SUCCESS_GREEDY, "held-out, greedy"),
+    (metric.ONLINE_SUCCESS, "success"),
 )
 RELOAD_SECONDS = 2.0
 SHOWN_TOGETHER = 16
@@ -194,7 +196,7 @@ class RunsScreen(RunKeys):
             points = row.headline.curves.get(name)
             if points:
                 xs, ys = [step for step, _ in points], [value for _, value in points]
-                dots = name.startswith("success/eval")
+                dots = name in MEASURED_AT_TIMES
                 series.append(Series(title, xs, ys, dots=dots, last=row.headline.values.get(name)))
         self.chart.x_name = "request" if row.info.mode == "online" else "step"
         self.chart.put(row.info.id, series, "nothing recorded yet")

@@ -6,9 +6,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
+from ....configs import metric_names as metric
 from ...format import bar, trend, whole_percents
 from ...text import told_apart
-from ..live_data import ACTIONS
 from ..theme import PATTERNS
 from .line import Line
 from .pane import Pane
@@ -30,8 +30,8 @@ class ActionBars(Pane):
 
     def put(self, latest: Mapping[str, float], history: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         """Shares of the last step and their history, by metric name."""
-        self.latest = {k[len(ACTIONS) :]: v for k, v in latest.items() if k.startswith(ACTIONS)}
-        self.history = {k[len(ACTIONS) :]: v for k, v in history.items() if k.startswith(ACTIONS)}
+        self.latest = {metric.ACTION_SHARE.part(k): v for k, v in latest.items() if k in metric.ACTION_SHARE}
+        self.history = {metric.ACTION_SHARE.part(k): v for k, v in history.items() if k in metric.ACTION_SHARE}
         self.changed()
 
     def toggle(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ....configs import metric_names as metric
 from ...format import MINUS, fitted, number, trend
 from ...text import literal, told_apart
 from ...text import width as width_of
@@ -43,21 +44,24 @@ class ComponentTable(Pane):
 
     def names(self) -> list[str]:
         """Components that were recorded: the user's reward functions as they were named, then the program's own."""
-        prefix = "rewards/raw/"
-        found = [k[len(prefix) :] for k in self.latest if k.startswith(prefix)]
+        found = [metric.COMPONENT_RAW.part(k) for k in self.latest if k in metric.COMPONENT_RAW]
         return sorted(found, key=lambda n: _ORDER.index(n) if n in _ORDER else -1)
 
     def values(self, name: str) -> dict[str, float | None]:
         """What a row says. Records before the sums over rollouts were kept have none of the first two."""
         get = self.latest.get
         if self.of_rollouts:
-            named = {"raw": "raw", "norm": "normalized", "×w": "weight", "adds": "contribution"}
-            return {column: get(f"rewards/{kind}/{name}") for column, kind in named.items()}
+            return {
+                "raw": get(metric.COMPONENT_RAW(name)),
+                "norm": get(metric.COMPONENT_NORMALIZED(name)),
+                "×w": get(metric.COMPONENT_WEIGHT(name)),
+                "adds": get(metric.COMPONENT_CONTRIBUTION(name)),
+            }
         return {
-            "raw": get(f"rewards/raw_per_trajectory/{name}"),
-            "norm": get(f"rewards/normalized_per_trajectory/{name}"),
-            "×w": get(f"rewards/weight/{name}"),
-            "adds": get(f"rewards/per_trajectory/{name}"),
+            "raw": get(metric.COMPONENT_RAW_SUM(name)),
+            "norm": get(metric.COMPONENT_NORMALIZED_SUM(name)),
+            "×w": get(metric.COMPONENT_WEIGHT(name)),
+            "adds": get(metric.COMPONENT_SUM(name)),
         }
 
     def build(self, width: int, height: int) -> list[Line]:
@@ -95,8 +99,8 @@ class ComponentTable(Pane):
                 line.add(*self._cell(title, values, size - 1), cells=size, align=">")
             if step:
                 line.add(self._of_a_step(name, step - 1), p.muted, cells=step, align=">")
-            lines.append(self._with_trend(line, f"rewards/per_trajectory/{name}", cells))
-        total, std = self.latest.get("rewards/total/mean"), self.latest.get("rewards/total/std")
+            lines.append(self._with_trend(line, metric.COMPONENT_SUM(name), cells))
+        total, std = self.latest.get(metric.REWARD_MEAN), self.latest.get(metric.REWARD_STD)
         if total is not None and columns:
             body = name_width + sum(w for _, w in columns)
             line = Line(p).add("Σ total", p.strong, cells=body - columns[-1][1])
@@ -105,8 +109,8 @@ class ComponentTable(Pane):
                 line.add("" if std is None else f"± {number(std)}", p.muted, cells=step, align=">")
             if height > len(lines) + 1:
                 lines.append(Line(p).add("─" * body, p.border))
-            lines.append(self._with_trend(line, "rewards/total/mean", cells))
-        penalty = self.latest.get("rewards/raw/penalty")
+            lines.append(self._with_trend(line, metric.REWARD_MEAN, cells))
+        penalty = self.latest.get(metric.COMPONENT_RAW("penalty"))
         note = Line(p).add(f"{MINUS} ", p.warn).add("penalised steps have their reasons in the stepper", p.faint)
         if penalty is not None and penalty < -1e-9 and height > len(lines) and note.width <= width:
             lines.append(note)
@@ -125,7 +129,7 @@ class ComponentTable(Pane):
 
     def _of_a_step(self, name: str, cells: int) -> str:
         """Mean and deviation of the raw values of single steps, as the batch had them."""
-        mean, std = self.latest.get(f"rewards/raw/{name}"), self.latest.get(f"rewards/raw_std/{name}")
+        mean, std = self.latest.get(metric.COMPONENT_RAW(name)), self.latest.get(metric.COMPONENT_RAW_STD(name))
         if mean is None:
             return "–"
         if std is None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from ....configs import metric_names as metric
 from ....engine.runs.summary import RATE_WINDOW
 from ....engine.runs.types import Event
 from ...format import fixed, number, percent, trend
@@ -25,36 +26,36 @@ def _whole(value: float | None) -> str:
 
 ROWS: Mapping[Kind, tuple[Row, ...]] = {
     "rft": (
-        ("rollout/staleness", "steps behind", number),
-        ("rollout/logprob_mismatch", "mismatch", number),
-        ("train/entropy", "entropy", number),
-        ("train/grad_norm", "grad norm", number),
-        ("train/clip_fraction", "clipped", percent),
-        ("train/learning_rate", "lr", number),
-        ("train/loss", "loss", number),
-        ("grpo/filtering_rate", "filtered groups", percent),
-        ("grpo/replay_share", "replayed", percent),
-        ("turns/mean", "turns", number),
+        (metric.STALENESS, "steps behind", number),
+        (metric.LOGPROB_MISMATCH, "mismatch", number),
+        (metric.ENTROPY, "entropy", number),
+        (metric.GRAD_NORM, "grad norm", number),
+        (metric.CLIP_FRACTION, "clipped", percent),
+        (metric.LEARNING_RATE, "lr", number),
+        (metric.LOSS, "loss", number),
+        (metric.FILTERING_RATE, "filtered groups", percent),
+        (metric.REPLAY_SHARE, "replayed", percent),
+        (metric.TURNS, "turns", number),
     ),
     "sft": (
-        ("train/loss", "loss", number),
-        ("train/token_accuracy", "tokens right", percent),
-        ("train/entropy", "entropy", number),
-        ("train/grad_norm", "grad norm", number),
-        ("train/learning_rate", "lr", number),
-        ("success/eval_greedy", "held-out, greedy", percent),
-        ("success/eval_sampled", "held-out, sampled", percent),
+        (metric.LOSS, "loss", number),
+        (metric.TOKEN_ACCURACY, "tokens right", percent),
+        (metric.ENTROPY, "entropy", number),
+        (metric.GRAD_NORM, "grad norm", number),
+        (metric.LEARNING_RATE, "lr", number),
+        (metric.SUCCESS_GREEDY, "held-out, greedy", percent),
+        (metric.SUCCESS_SAMPLED, "held-out, sampled", percent),
     ),
     "online": (
-        ("online/gate_rate", "gate open", percent),
-        ("online/flip_rate", "labels flipped", percent),
-        ("online/updates", "updates", _whole),
-        ("online/rejected", "taken back", percent),
-        ("online/delta_validation", "Δ validation", number),
-        ("train/loss", "loss", number),
-        ("train/grad_norm", "grad norm", number),
-        ("train/learning_rate", "lr", number),
-        ("train/clip_fraction", "clipped", percent),
+        (metric.GATE_RATE, "gate open", percent),
+        (metric.FLIP_RATE, "labels flipped", percent),
+        (metric.UPDATES, "updates", _whole),
+        (metric.REJECTED, "taken back", percent),
+        (metric.VALIDATION_DELTA, "Δ validation", number),
+        (metric.LOSS, "loss", number),
+        (metric.GRAD_NORM, "grad norm", number),
+        (metric.LEARNING_RATE, "lr", number),
+        (metric.CLIP_FRACTION, "clipped", percent),
     ),
 }
 TITLES: Mapping[Kind, str] = {"rft": "Policy", "sft": "Learning", "online": f"Learning ─ rates of {RATE_WINDOW}"}
@@ -106,9 +107,9 @@ class PolicyPanel(Pane):
 
     def _kl(self, width: int) -> list[Line]:
         p, get = self.palette, self.latest.get
-        kl, target, tolerance = get("kl/mean"), get("kl/target"), get("kl/tolerance")
+        kl, target, tolerance = get(metric.KL_MEAN), get(metric.KL_TARGET), get(metric.KL_TOLERANCE)
         if kl is None:
-            if get("kl/beta") == 0.0:
+            if get(metric.BETA) == 0.0:
                 return [Line(p).add("KL off: beta is 0", p.faint, cells=min(width, 17))]
             return []
         line = Line(p).add("KL ", p.muted, cells=min(width, 3))
@@ -122,14 +123,14 @@ class PolicyPanel(Pane):
             tone = p.good if verdict == "on target" else p.warn
             if not line.offer(Line(p).add(f" {sign} {verdict}", tone), width):
                 line.offer(Line(p).add(f" {sign}", tone), width)
-        return [self._with_trend(line, "kl/mean", width)]
+        return [self._with_trend(line, metric.KL_MEAN, width)]
 
     def _beta(self, width: int) -> list[Line]:
-        p, beta = self.palette, self.latest.get("kl/beta")
+        p, beta = self.palette, self.latest.get(metric.BETA)
         line = Line(p).add("β  ", p.muted)
         if beta is None or not line.offer(Line(p).add(number(beta), p.strong), width):
             return []
-        lines = [self._with_trend(line, "kl/beta", width)]
+        lines = [self._with_trend(line, metric.BETA, width)]
         if self.betas:
             reason = wrap(self._reason(self.betas[-1]), max(8, width - 3), 400)
             lines += [Line(p).gap(3).add(text, p.muted, cells=max(1, width - 3)) for text in reason[:2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ....configs import metric_names as metric
 from ....engine.runs.headline import Headline
 from ....engine.runs.summary import RATE_WINDOW
 from ....engine.runs.types import RunInfo
@@ -12,9 +13,9 @@ from .line import Line
 from .pane import Pane
 
 _SUCCESS = (
-    ("success/eval_greedy", "greedy", "of held-out tasks"),
-    ("success/eval_sampled", "sampled", "of held-out tasks"),
-    ("online/success", "success", f"of the last {RATE_WINDOW} requests"),
+    (metric.SUCCESS_GREEDY, "greedy", "of held-out tasks"),
+    (metric.SUCCESS_SAMPLED, "sampled", "of held-out tasks"),
+    (metric.ONLINE_SUCCESS, "success", f"of the last {RATE_WINDOW} requests"),
 )
 
 

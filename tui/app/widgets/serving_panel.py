@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ....configs import metric_names as metric
 from ....engine.runs.summary import RATE_WINDOW
 from ...format import count, number, percent, trend
 from .line import Line
@@ -33,19 +34,19 @@ class ServingPanel(Pane):
         p, get = self.palette, self.latest.get
         if not self.answered:
             return [Line(p).add("waiting for the first request", p.faint, cells=width, align="^")]
-        success, alone = get("online/success"), get("online/success_initial")
+        success, alone = get(metric.ONLINE_SUCCESS), get(metric.ONLINE_SUCCESS_INITIAL)
         rows = [("requests", count(self.answered), "", "")]
         if success is None:
             rows.append(("success", "not known", "the tasks have no known answer", ""))
         else:
             gain = "" if alone is None else f"{percent(alone)} without the vote"
-            rows.append(("success", percent(success), gain, "online/success"))
-        rows.append(("confidence", percent(get("online/confidence")), "of a vote", "online/confidence"))
-        latency = get("online/latency_s")
-        rows.append(("latency", f"{number(latency)} s" if latency is not None else "–", "", "online/latency_s"))
-        version, waiting = get("online/serving_version"), get("online/queue_depth")
-        rows.append(("version", _whole(version, "v"), f"queue {_whole(waiting)}", "online/serving_version"))
-        lost = sum(v for v in (get("online/tasks_lost"), get("online/tasks_dropped")) if v is not None and v == v)
+            rows.append(("success", percent(success), gain, metric.ONLINE_SUCCESS))
+        rows.append(("confidence", percent(get(metric.CONFIDENCE)), "of a vote", metric.CONFIDENCE))
+        latency = get(metric.LATENCY)
+        rows.append(("latency", f"{number(latency)} s" if latency is not None else "–", "", metric.LATENCY))
+        version, waiting = get(metric.SERVING_VERSION), get(metric.QUEUE_DEPTH)
+        rows.append(("version", _whole(version, "v"), f"queue {_whole(waiting)}", metric.SERVING_VERSION))
+        lost = sum(v for v in (get(metric.TASKS_LOST), get(metric.TASKS_DROPPED)) if v is not None and v == v)
         if lost:
             rows.append(("lost", number(lost), "updates that found no room", ""))
         lines = []

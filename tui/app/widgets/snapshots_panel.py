@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ....configs import metric_names as metric
 from ....engine.runs.types import Event
 from ...format import ago, percent
 from ..live_data import Kind
@@ -49,11 +50,11 @@ class SnapshotsPanel(Pane):
         p, now = self.palette, self.app.clock()
         newest = {str(e.data.get("action", "published")): e for e in self.events if e.kind == "snapshot"}
         lines = []
-        for title, action, metric in (
-            ("published", "published", "online/snapshot_version"),
-            ("serving", "loaded", "online/serving_version"),
+        for title, action, name in (
+            ("published", "published", metric.SNAPSHOT_VERSION),
+            ("serving", "loaded", metric.SERVING_VERSION),
         ):
-            event, known = newest.get(action), self.latest.get(metric)
+            event, known = newest.get(action), self.latest.get(name)
             version = event.data.get("version") if event is not None else None
             if version is None and known is not None and abs(known) < 1e15:
                 version = f"{known:.0f}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ....configs import metric_names as metric
 from ....engine.runs.flight import InFlight
 from ...format import bar, duration, number, percent
 from .line import Line
 from .pane import Pane
 
-PHASES = ("generate", "environment", "reward", "logprobs", "backward", "record")
+PHASES = (*metric.PHASES, "record")
 
 
 class SpeedPanel(Pane):
@@ -34,22 +35,23 @@ class SpeedPanel(Pane):
         """Seconds a step, tokens a second, memory; then one bar a phase."""
         p = self.palette
         get = self.latest.get
-        step = get("time/step")
+        step = get(metric.STEP_SECONDS)
         lines: list[Line] = []
         facts: list[Line] = []
         if step:
             facts.append(Line(p).add(f"{number(step)} s", p.strong).add("/step", p.muted))
-            tokens = get("tokens/agent")
+            tokens = get(metric.TOKENS_AGENT)
             if tokens:
                 facts.append(Line(p).add(number(tokens / step), p.text).add(" agent tok/s", p.muted))
-        if (rss := get("memory/rss_mib")) is not None:
+        if (rss := get(metric.MEMORY_RSS)) is not None:
             facts.append(Line(p).add("RAM ", p.muted).add(f"{number(rss / 1024)} GiB", p.text))
-        if (gpu := get("memory/gpu_mib")) is not None and gpu > 0:
+        if (gpu := get(metric.MEMORY_GPU)) is not None and gpu > 0:
             facts.append(Line(p).add("GPU ", p.muted).add(f"{number(gpu / 1024)} GiB", p.text))
         for fact in facts:
             if not (lines and lines[-1].offer(Line(p).gap(2).extend(fact), width)) and fact.width <= width:
                 lines.append(fact)
-        known = [(name, get(f"time/{name}", 0.0)) for name in PHASES if f"time/{name}" in self.latest]
+        spent = {name: get(metric.PHASE_SECONDS(name)) for name in PHASES}
+        known = [(name, seconds) for name, seconds in spent.items() if seconds is not None]
         lines += self._in_flight(width, height - len(lines) - len(known) - 1)
         whole = step or sum(v for _, v in known) or 1.0
         rest = whole - sum(v for _, v in known)
