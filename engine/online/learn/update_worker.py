@@ -309,10 +309,20 @@ class UpdateWorker:
             return self._publish(self.updater.ema, self.updater.update)
         return False
 
-    def offer(self) -> bool:
-        """Let the committed state be validated, unless one waits for that or the last one was a moment ago."""
+    def finish(self) -> None:
+        """Nothing waits. When no further request can come, what was learnt last is validated, too."""
+        if self._candidate is None and self.queue.get("ending") and self.commit():
+            self.offer(at_once=True)
+            self.queue.set(ending=False)
+
+    def offer(self, *, at_once: bool = False) -> bool:
+        """Let the committed state be validated, unless one waits for that or the last one was a moment ago.
+
+        at_once: also a moment later, if anything was learnt since.
+        """
         last = int(self.queue.get("offered", -1))
-        due = last < 0 or self.updater.update >= last + self.config.validation.every_updates
+        wait = 1 if at_once else self.config.validation.every_updates
+        due = last < 0 or self.updater.update >= last + wait
         self._overdue = self._overdue or (due and self._candidate is not None)
         if not due or self._candidate is not None or not self.commit():
             return False

@@ -145,6 +145,8 @@ def _loop(
                 validation.keep_alive()
         try:
             worked = not paused and worker.step()
+            if not worked and not paused and validation is not None:
+                worker.finish()
             if waiting:
                 waiting = False
                 _tell(writer, "The update queue can be used again: learning goes on.")

@@ -35,6 +35,10 @@ KEEPING_S = 0.5
 """How often the worker's journal goes into the record, and the queue is looked at."""
 DRAIN_S = 120.0
 """How long an engine without further requests waits for the worker to use up the queue."""
+VALIDATE_S = 120.0
+"""How long it then waits until what was learnt last is validated, and so published."""
+RESERVED = 64
+"""Numbers of requests that are noted as used before they are: after a kill none is told to two callers."""
 
 
 @dataclass(kw_only=True)
@@ -68,6 +72,10 @@ class Serving:
                 "last rows): what they would have taught, and was not learnt yet, is lost."
             )
             self.keeper.event("record", lost)
+        self.answered = max(self.answered, int(self.queue.get("reserved", 0)))
+        self._reserved = 0
+        self.enqueuer.put(None, ending=False)
+        self._reserve()
         self.heard = 0
         self.source.skip(max(int(self.queue.get("row", 0)), recorded[ROW_POSITION]))
         self._kept = 0.0
@@ -88,9 +96,15 @@ class Serving:
         finished = not self._stopped
         if finished:
             self._drain()
+        self.enqueuer.put(None, reserved=self.answered)
         self.enqueuer.close()
         self._keep(force=True)
         return finished
+
+    def _reserve(self) -> None:
+        if self._reserved - self.answered < RESERVED // 2:
+            self._reserved = self.answered + RESERVED
+            self.enqueuer.put(None, reserved=self._reserved)
 
     def turn(self, requests: Sequence[Request]) -> None:
         """One round: new weights if there are any, answers out, and only then what is learnt from them."""
@@ -107,6 +121,7 @@ class Serving:
             )
         if not requests:
             return
+        self._reserve()
         began = time.perf_counter()
         numbered = []
         for item in requests:
@@ -242,6 +257,27 @@ class Serving:
             log.error("%s", message)
         self._worker_missed = dead
 
+    def _await(self, condition: Callable[[], bool], seconds: float, doing: str) -> None:
+        """Serve the record until the worker has come so far, or is gone, or the time is up."""
+        until, told = time.monotonic() + seconds, False
+        while time.monotonic() < until and not self._stopped:
+            self._listen()
+            self._keep()
+            try:
+                if condition() or not process_state(self.run_dir, "worker")["alive"]:
+                    return
+            except QueueError:
+                return
+            if not told:
+                told = True
+                self.keeper.event("phase", doing, name="ending")
+            time.sleep(self.config.poll_interval_s)
+
+    def _all_is_judged(self) -> bool:
+        result = self.queue.get("validation")
+        cannot_be = isinstance(result, dict) and "missing" in result
+        return not self.queue.get("ending") and (cannot_be or self.queue.get("candidate") is None)
+
     def _signal_worker(self) -> None:
         state = process_state(self.run_dir, "worker")
         if state["alive"] and state.get("started") and not is_elsewhere(state):
@@ -249,18 +285,14 @@ class Serving:
                 os.kill(int(state["pid"]), signal.SIGTERM)
 
     def _drain(self) -> None:
-        """No request is left: let the worker use up the queue, as long as it lives, then tell it that this is all."""
-        until = time.monotonic() + DRAIN_S
+        """No request is left: let the worker, as long as it lives, use up the queue and have what it learnt last
+        validated, then tell it that this is all."""
+        self.enqueuer.put(None, ending=True)
         self.enqueuer.flush()
-        while self.config.updates and time.monotonic() < until and not self._stopped:
-            self._listen()
-            self._keep()
-            try:
-                if self.queue.depth() == 0 or not process_state(self.run_dir, "worker")["alive"]:
-                    break
-            except QueueError:
-                break
-            time.sleep(self.config.poll_interval_s)
+        if self.config.updates:
+            self._await(lambda: self.queue.depth() == 0, DRAIN_S, "No request is left: what waits is learnt from.")
+        if self.config.updates and self.config.validation.enabled:
+            self._await(self._all_is_judged, VALIDATE_S, "What was learnt last is validated.")
         try:
             request(self.run_dir, "stop")
         except OSError:  # a full disk: a signal says the same

@@ -87,6 +87,14 @@ def test_a_run_serves_learns_validates_and_ends_by_itself(tmp_path: Path) -> Non
     assert len(beta) == sum(r.row["kind"] == "beta" for r in queue.journal(limit=10_000))
     assert all({"from", "to", "reason", "mean_kl", "target_kl"} <= e.data.keys() for e in beta)
     assert "published" in snapshot_actions(run_dir)
+    assert queue.get("offered") == queue.get("update")  # what was learnt last was validated before the end
+    assert queue.get("candidate") is None
+
+
+def ask_over_http(run_dir: Path, timeout: float = 60) -> dict[str, Any]:
+    address = wait_for(lambda: _address(run_dir), "the address")
+    body = {"messages": [{"role": "user", "content": "what is it?"}]}
+    return httpx.post(f"{address}/v1/chat/completions", json=body, timeout=timeout).json()
 
 
 def test_stopped_resumed_and_asked_over_http(tmp_path: Path) -> None:
@@ -95,9 +103,7 @@ def test_stopped_resumed_and_asked_over_http(tmp_path: Path) -> None:
     run_dir = Path(start_run(config, runs_dir=runs, run_id="two").path)
 
     def ask(count: int, timeout: float = 60) -> list[dict[str, Any]]:
-        address = wait_for(lambda: _address(run_dir), "the address")
-        body = {"messages": [{"role": "user", "content": "what is it?"}]}
-        return [httpx.post(f"{address}/v1/chat/completions", json=body, timeout=timeout).json() for _ in range(count)]
+        return [ask_over_http(run_dir, timeout) for _ in range(count)]
 
     answers = ask(10)
     assert all(a["choices"][0]["message"]["content"] in ("0", "1", "2") for a in answers)

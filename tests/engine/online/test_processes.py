@@ -19,10 +19,11 @@ from grpo_tui.engine.launch.errors import LaunchError
 from grpo_tui.engine.launch.settings import write_config
 from grpo_tui.engine.launch.stop import living, wait_until_gone
 from grpo_tui.engine.online.process import run_process
+from grpo_tui.engine.online.serve.serving import RESERVED
 from grpo_tui.engine.runs.lock import hold
 from grpo_tui.engine.runs.status import identity, look, process_state, write_json
 
-from .test_online_run import logs, wait_for
+from .test_online_run import ask_over_http, logs, wait_for
 from .tiny import run_config
 
 VALIDATION = "grpo_tui.engine.online.learn.validator"
@@ -68,6 +69,7 @@ def test_an_engine_that_dies_alone_leaves_nothing_behind(tmp_path: Path) -> None
     runs = tmp_path / "runs"
     run_dir = Path(start_run(config, runs_dir=runs, run_id="one").path)
     wait_for(lambda: look(run_dir).status == "running" and _pid(run_dir, "validation"), "all three processes")
+    assert ask_over_http(run_dir)["grpo_tui"]["request"] == 1
     engine = _pid(run_dir, "engine")
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
@@ -75,6 +77,7 @@ def test_an_engine_that_dies_alone_leaves_nothing_behind(tmp_path: Path) -> None
     assert look(run_dir).status == "crashed"
     again = start_run(config, runs_dir=runs, resume="one")  # nothing is in its way
     wait_for(lambda: look(run_dir).status == "running", "the resumed run")
+    assert ask_over_http(run_dir)["grpo_tui"]["request"] == RESERVED + 1  # no number is told twice
     assert stop_run(again, timeout=60).status == "stopped", logs(run_dir)
     assert living(run_dir) == []
 
