@@ -124,10 +124,7 @@ class MultiTurnEnv(Env):
         """
         if num_rollouts < 1:
             raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
-        self.style = self._style(agent)
-        self._reader = call_reader(agent) if self.style == "native" else None
-        self._offered = [schema_of_tool(tool) for tool in self.offered()] if self._reader is not None else None
-        self.sees = sees(agent)
+        self._meet(agent)
         self._kept.store = self.image_store
         generating, environment = Stopwatch(), Stopwatch()
         with environment:
@@ -167,6 +164,20 @@ class MultiTurnEnv(Env):
                 trajectories[row] = with_seen(trajectory, paths, shown[row])
         return self._result(trajectories, tokens, shown, generating, environment)
 
+    def opening(self, task: Mapping[str, Any], agent: object) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """What `agent` would read of a task before its first turn: the messages, and the schemas of the tools that its
+        chat template is to show. Raises whatever `reset` raises."""
+        self._meet(agent)
+        _, messages, _, _ = self._reset(RolloutUnderWay(task))
+        return messages, self._offered
+
+    def _meet(self, agent: object) -> None:
+        """See what this agent has to be told, how it calls tools, and whether it is shown pictures."""
+        self.style = self._style(agent)
+        self._reader = call_reader(agent) if self.style == "native" else None
+        self._offered = [schema_of_tool(tool) for tool in self.offered()] if self._reader is not None else None
+        self.sees = sees(agent)
+
     # ------------------------------------------------------------------------------------------------ one turn
 
     def _observe(self, session: AgentSession, rollouts: list[RolloutUnderWay], rows: list[int]) -> None:
@@ -194,7 +205,7 @@ class MultiTurnEnv(Env):
             result = replace(result, images=tuple(map(loaded, result.images)))
         return Answer(call, context, result)
 
-    def _style(self, agent: Agent) -> PromptStyle:
+    def _style(self, agent: object) -> PromptStyle:
         """How an agent is told of the tools."""
         if self.prompt_style in ("terse", "full"):
             return self.prompt_style

@@ -69,9 +69,13 @@ def _rows_of_dataset(config: EnvironmentConfig, data: DataConfig, split: str, to
         tasks = load_tasks(data, split, config.eval_tasks)
     except SourceError as problem:
         raise DataError(str(problem)) from problem
-    options = {**config.config, "tools": config.tools} if config.tools else config.config
-    raw = [{"env_class_path": config.class_path, "env_config": options, "task_data": task} for task in tasks]
+    raw = [{"env_class_path": config.class_path, "env_config": options_of(config), "task_data": task} for task in tasks]
     return check_rows(raw, tokenizer, data.source or "")
+
+
+def options_of(config: EnvironmentConfig) -> dict[str, Any]:
+    """What the environment of a dataset is made with."""
+    return {**config.config, "tools": config.tools} if config.tools else dict(config.config)
 
 
 def check_rows(raw: Sequence[Mapping[str, Any]], tokenizer: Any = None, source: str = "dataset") -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ...configs.sections import TrainingConfig
@@ -24,7 +25,7 @@ CHECK_SECONDS = 20.0
 """Prompts are counted in tokens before the first step for so long; what comes after is taken as it is."""
 
 
-class PromptReader(Protocol):
+class PromptWriter(Protocol):
     """What renders prompts (`engine.agents.chat.ChatBridge`)."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
@@ -36,32 +37,71 @@ class PromptReader(Protocol):
         ...
 
 
-def check_template(messages: Sequence[Message], reader: PromptReader, where: str) -> None:
-    """Raise DataError when the chat template leaves a message of the prompt out."""
-    text = reader.prompt_text(messages)
-    for message in messages:
+class Policy(Protocol):
+    """A policy as far as its prompts go: any agent of `engine.agents`. What it knows and how it calls tools is asked as
+    in `envs.agent`."""
+
+    @property
+    def chat(self) -> PromptWriter:
+        """What renders its prompts."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a policy reads before its first turn. tools: schemas that its chat template shows, if it shows tools."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+
+def prompt_of(env: Any, task: Mapping[str, Any], policy: object) -> Prompt:
+    """The prompt of a task, with what its environment tells this policy of its tools. Raises what `reset` raises."""
+    if isinstance(env, MultiTurnEnv):
+        return Prompt(*env.opening(task, policy))
+    return Prompt(env.reset(task)[1])
+
+
+def check_template(asked: Sequence[Message], prompt: Prompt, chat: PromptWriter, where: str) -> None:
+    """Raise DataError when the chat template leaves a message of the prompt out. asked: the messages of the data."""
+    text = chat.prompt_text(prompt.messages, prompt.tools)
+    for message in asked:
         content, role = text_of(message.get("content", "")).strip(), message.get("role")
         if role != "assistant" and content not in text:
             cure = (
                 "put it into data.prompt_template instead" if role == "system" else "name another model.chat_template"
             )
             raise DataError(f"{where}: the model's chat template drops the {role}'s message; {cure}")
+    for message in prompt.messages:
+        if message.get("role") == "system" and text_of(message.get("content", "")).strip() not in text:
+            raise DataError(
+                f"{where}: the model's chat template drops the system message in which the tools are explained; name "
+                "another model.chat_template, such as chatml"
+            )
 
 
 def fitting(
-    rows: Sequence[Row], reader: PromptReader, limits: TrainingConfig, on_long: Literal["stop", "drop"]
+    rows: Sequence[Row],
+    policy: Policy,
+    environment: Callable[[Row], Any],
+    limits: TrainingConfig,
+    on_long: Literal["stop", "drop"],
 ) -> list[Row]:
-    """The rows of a dataset whose prompts leave room for an answer.
+    """The rows of a dataset whose prompts, tools included, leave room for an answer.
 
     Raises DataError for one that does not, where `on_long` is `stop`, and when no row is left.
     """
-    if rows:
-        check_template(rows[0].task_data["messages"], reader, _where(rows[0]))
     limit = limits.max_trajectory_tokens
     until = time.monotonic() + CHECK_SECONDS
     kept: list[Row] = []
-    for row in rows:
-        tokens = len(reader.prompt(row.task_data["messages"])) if time.monotonic() < until else 0
+    for number, row in enumerate(rows):
+        if time.monotonic() > until:
+            kept += rows[number:]
+            break
+        prompt = prompt_of(environment(row), row.task_data, policy)
+        if number == 0:
+            check_template(row.task_data["messages"], prompt, policy.chat, _where(row))
+        tokens = len(policy.chat.prompt(prompt.messages, prompt.tools))
         if tokens < limit:
             kept.append(row)
         elif on_long == "stop":
@@ -86,7 +126,9 @@ class SeeingReader(Protocol):
         """Whether it is shown pictures."""
         ...
 
-    def begin(self, messages: Sequence[Message]) -> Encoded | SightError:
+    def begin(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Encoded | SightError:
         """A prompt as tokens and images, or why its rollouts cannot begin."""
         ...
 
@@ -106,12 +148,11 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], Any], agent: 
             )
         if not agent.sees or not isinstance(env, MultiTurnEnv) or time.monotonic() > until:
             return
-        env.sees = True
         try:
-            _, messages = env.reset(row.task_data)
+            prompt = prompt_of(env, row.task_data, agent)
         except Exception:  # a malformed task fails its own rollouts, and says so there
             continue
-        begun = agent.begin(messages)
+        begun = agent.begin(prompt.messages, prompt.tools)
         if isinstance(begun, SightError):
             raise DataError(f"task {number}: {begun}") from begun
         if len(begun.ids) + 1 >= limit:

@@ -6,42 +6,47 @@ where the model's tokenizer is not on this machine, the messages are shown as th
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ...configs.schema import RunConfig
-from ...envs.agent import Message
+from ...configs.sections.model import ModelConfig
+from ...envs.agent import CallReader
+
+if TYPE_CHECKING:
+    from ..agents.chat import ChatBridge
 
 
-class PromptSeen(Exception):
-    """The first prompt of a trial is known, and nothing more is wanted."""
-
-
+@dataclass(frozen=True)
 class Reader:
-    """An agent that reads the first prompt and does nothing else. known: names of environments that it was taught."""
+    """A policy that only reads, as environments ask it (`envs.agent`). known: environments that it was taught."""
 
-    def __init__(self, known: Sequence[str], calls: Any = None) -> None:
-        self.known, self.call_reader = known, calls
-        self.tools: Sequence[Mapping[str, Any]] | None = None
-        self.messages: list[Message] = []
+    known: Sequence[str] = ()
+    call_reader: CallReader | None = None
 
     def knows(self, environment: str) -> bool:
         """See `envs.agent.knows`."""
         return environment in self.known
 
-    def start(
-        self,
-        prompts: Sequence[Sequence[Message]],
-        *_: Any,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **__: Any,
-    ) -> NoReturn:
-        """Keep the first prompt with its tools and end the trial. Raises PromptSeen."""
-        self.messages, self.tools = list(prompts[0]), tools
-        raise PromptSeen
+
+def reader(config: ModelConfig) -> tuple[Reader, ChatBridge]:
+    """How a model reads its prompts, without its weights. Raises ModelLoadError, ChatTemplateError."""
+    from transformers import AutoConfig
+
+    from ..agents.chat import ChatBridge
+    from ..agents.tool_calls import NativeCalls
+    from ..policy.sources import ModelLoadError, base_source, explain, load_tokenizer
+
+    chat = ChatBridge(load_tokenizer(config), template_kwargs=config.chat_template_kwargs)
+    source, revision = base_source(config)
+    try:
+        known = getattr(AutoConfig.from_pretrained(source, revision=revision), "known_environments", None) or ()
+    except (OSError, ValueError) as problem:
+        raise ModelLoadError(explain(config.base, problem)) from problem
+    return Reader(known, NativeCalls.of(chat) if config.native_calls else None), chat
 
 
 def first_prompt(config: RunConfig) -> str:
@@ -49,35 +54,23 @@ def first_prompt(config: RunConfig) -> str:
 
     Raises DataError, EnvLoadError, and what the environment raises.
     """
-    from transformers import AutoConfig
-
-    from ..agents.chat import ChatBridge
-    from ..agents.tool_calls import NativeCalls
-    from ..policy.sources import ModelLoadError, base_source, load_tokenizer
+    from ...envs.loading import make_env
+    from ..policy.sources import ModelLoadError
     from ..rollouts.dataset import load_rows
-    from ..rollouts.runner import RolloutRunner
+    from ..rollouts.prompts import prompt_of
 
-    known: Sequence[str] = ()
-    tokenizer = None
+    chat = None
     try:
-        source, revision = base_source(config.model)
-        known = getattr(AutoConfig.from_pretrained(source, revision=revision), "known_environments", None) or ()
-        tokenizer = load_tokenizer(config.model)
-    except (ModelLoadError, OSError, ValueError):
-        pass  # not on this machine
-    row = load_rows(
-        config.environment.model_copy(update={"train_tasks": 1}), "train", config.seed, tokenizer, config.data
-    )[0]
-    bridge = None
-    if tokenizer is not None:
-        bridge = ChatBridge(tokenizer, template_kwargs=config.model.chat_template_kwargs)
-    reader = Reader(known, NativeCalls.of(bridge) if bridge is not None and config.model.native_calls else None)
-    env = RolloutRunner(agent=None, tokenizer=tokenizer, num_rollouts=1).environment(row)  # type: ignore[arg-type]
-    with contextlib.suppress(PromptSeen):
-        env.run_trial(task_data_list=[row.task_data], agent=reader, num_rollouts=1)
-    if bridge is not None:
-        return bridge.prompt_text(reader.messages, reader.tools)
-    said = "\n".join(_message(m) for m in reader.messages)
+        policy, chat = reader(config.model)
+    except ModelLoadError:  # not on this machine
+        policy = Reader()
+    tokenizer = None if chat is None else chat.tokenizer
+    environment = config.environment.model_copy(update={"train_tasks": 1})
+    row = load_rows(environment, "train", config.seed, tokenizer, config.data)[0]
+    prompt = prompt_of(make_env(row.env_class_path, row.env_config, tokenizer), row.task_data, policy)
+    if chat is not None:
+        return chat.prompt_text(prompt.messages, prompt.tools)
+    said = "\n".join(_message(m) for m in prompt.messages)
     return f"({config.model.base} is not on this machine, so its chat template is not applied)\n{said}"
 
 

@@ -26,6 +26,7 @@ from ..rollouts.dataset import load_rows, to_dataset
 from ..rollouts.judging import make_judge, special_texts
 from ..rollouts.prompts import check_images, fitting
 from ..rollouts.replay import ReplayBuffer
+from ..rollouts.runner import RolloutRunner
 from ..runs.control import ControlChannel
 from ..runs.writer import RecordWriter
 from . import checkpoints
@@ -98,7 +99,8 @@ def build_trainer(
     rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
     eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     if config.data.source is not None:
-        rows, eval_rows = (fitting(r, agent.chat, training, config.data.long_prompts) for r in (rows, eval_rows))
+        made = RolloutRunner(agent, tokenizer, training.num_generations).environment
+        rows, eval_rows = (fitting(r, agent, made, training, config.data.long_prompts) for r in (rows, eval_rows))
     judge = make_judge(config.environment, [*rows, *eval_rows], special_texts(tokenizer))
     orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
     controller = beta_controller(training)

@@ -10,12 +10,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
+    from ..agents.chat import ChatBridge
+    from ..rollouts.prompts import Prompt
 
 MOST_COUNTED = 2000
 """Prompts that are counted in tokens; of a longer dataset the first ones."""
@@ -32,22 +35,22 @@ def told(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
     yield f"columns for reward functions: {', '.join(columns) or 'none'}"
     form = "texts" if tasks and tasks[0]["plain"] else "lists of messages"
     yield f"reward functions get completions as {form} (data.completions)"
-    bridge = _bridge(config) if tokens else None
+    read = _reading(config) if tokens else None
     for task in tasks[:rows]:
         yield ""
-        if bridge is None:
+        if read is None:
             yield f"row {task['row']}"
             for message in task["messages"]:
                 yield f"  [{message['role']}] {message['content']}"
         else:
-            yield f"row {task['row']}, {len(bridge.prompt(task['messages']))} tokens"
-            yield from (f"  {line}" for line in bridge.prompt_text(task["messages"]).splitlines())
+            yield f"row {task['row']}, {read.tokens(task)} tokens"
+            yield from (f"  {line}" for line in read.text(task).splitlines())
         shown = {k: v for k, v in task["columns"].items() if v is not None and str(v) not in str(task["messages"])}
         for name, value in shown.items():
             yield f"  {name} = {_short(value)}"
-    if bridge is not None:
+    if read is not None:
         yield ""
-        yield from _lengths([*tasks, *held_out], bridge, config)
+        yield from _lengths([*tasks, *held_out], read, config)
 
 
 def columns(config: RunConfig) -> str:
@@ -59,8 +62,8 @@ def columns(config: RunConfig) -> str:
     return json.dumps(read_table(data.source, name=data.name, split=data.split, revision=data.revision).column_names)
 
 
-def _lengths(tasks: Sequence[dict[str, Any]], bridge: Any, config: RunConfig) -> Iterator[str]:
-    counted = {t["row"]: len(bridge.prompt(t["messages"])) for t in tasks[:MOST_COUNTED]}
+def _lengths(tasks: Sequence[dict[str, Any]], read: Reading, config: RunConfig) -> Iterator[str]:
+    counted = {t["row"]: read.tokens(t) for t in tasks[:MOST_COUNTED]}
     if not counted:
         return
     sizes, limit, turn = list(counted.values()), config.training.max_trajectory_tokens, config.training.max_turn_tokens
@@ -83,11 +86,34 @@ def _listed(rows: Sequence[int]) -> str:
     return "row " + ", ".join(map(str, rows[:8])) + (" …" if len(rows) > 8 else "")
 
 
-def _bridge(config: RunConfig) -> Any:
-    from ..agents.chat import ChatBridge
-    from ..policy.sources import load_tokenizer
+@dataclass(frozen=True)
+class Reading:
+    """How a policy reads tasks, with what their environment tells it of its tools."""
 
-    return ChatBridge(load_tokenizer(config.model), template_kwargs=config.model.chat_template_kwargs)
+    prompt: Callable[[Mapping[str, Any]], Prompt]
+    chat: ChatBridge
+
+    def text(self, task: Mapping[str, Any]) -> str:
+        """The prompt of a task."""
+        prompt = self.prompt(task)
+        return self.chat.prompt_text(prompt.messages, prompt.tools)
+
+    def tokens(self, task: Mapping[str, Any]) -> int:
+        """How many tokens it has."""
+        prompt = self.prompt(task)
+        return len(self.chat.prompt(prompt.messages, prompt.tools))
+
+
+def _reading(config: RunConfig) -> Reading:
+    """Raises ModelLoadError, ChatTemplateError, EnvLoadError."""
+    from ...envs.loading import make_env
+    from ..rollouts.dataset import options_of
+    from ..rollouts.prompts import prompt_of
+    from .first_prompt import reader
+
+    policy, chat = reader(config.model)
+    env = make_env(config.environment.class_path, options_of(config.environment), chat.tokenizer)
+    return Reading(lambda task: prompt_of(env, task, policy), chat)
 
 
 def _short(value: object) -> str:
