@@ -109,6 +109,12 @@ def _data(config: RunConfig) -> Iterator[Problem]:
         key = "eval_source" if data.eval_source is not None else "prompt_template"
         yield Problem(f"data.{key}", "this is for a dataset, and data.source names none", "set data.source")
     conversations = data.source is not None and environment.class_path == DATASET_ENV and config.mode == "rft"
+    if conversations and environment.reward_funcs and not any(environment.reward_funcs.values()) and not data.answer:
+        yield Problem(
+            "environment.reward_funcs",
+            "every weight is 0, so that no answer is better than another",
+            "a weight of at least one function that is not 0",
+        )
     if conversations and not environment.reward_funcs and data.answer is None:
         yield Problem(
             "environment.reward_funcs",
@@ -192,9 +198,29 @@ def check_paths(config: RunConfig) -> Iterator[Problem]:
     for key, path in named:
         if path is not None and not os.path.exists(os.path.expanduser(path)):
             right = f"a path that exists; relative paths start in {os.getcwd()}"
+            if key.startswith("data.") and "://" in path:
+                right = "a hub id such as openai/gsm8k, or a file; addresses are not read"
+            if key == "model.chat_template":
+                right = f"chatml, or a file with a Jinja template; relative paths start in {os.getcwd()}"
             if key == "model.sft_adapters":
                 right = "the folder that `grpo-tui train --mode sft` wrote, a hub id is not taken here; or null"
             yield Problem(key, f"there is no file or folder {path}", right)
+    yield from _output(config)
+
+
+def _output(config: RunConfig) -> Iterator[Problem]:
+    """Where the adapters go when all steps are made: found out at the end, the training would be lost."""
+    key = {"sft": "sft.output_dir", "rft": "training.output_dir"}.get(config.mode)
+    if key is None:
+        return
+    folder = os.path.abspath(os.path.expanduser(getattr(config, key.partition(".")[0]).output_dir))
+    there = folder
+    while not os.path.lexists(there) and os.path.dirname(there) != there:
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        yield Problem(key, f"{there} is a file, and the adapters need a folder", "a folder, which is made")
+    elif not os.access(there, os.W_OK):
+        yield Problem(key, f"nothing can be written in {there}", "a folder of yours, which is made")
 
 
 def is_path(source: str) -> bool:

@@ -97,7 +97,8 @@ def load_tool(path: str) -> FunctionTool:
         raise EnvLoadError(f"environment.tools: {problem}") from problem
     function = getattr(module, name, None)
     if not callable(function) or inspect.isclass(function):
-        raise EnvLoadError(f'environment.tools: "{path}": {module.__name__} has no function {name}')
+        where = path.rpartition(":")[0] or module.__name__
+        raise EnvLoadError(f'environment.tools: "{path}": {where} has no function {name}')
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise EnvLoadError(f'tool "{path}": a policy cannot give `{parameter}`; declare each argument by name')

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import json
 import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,7 @@ def load_mcp_tools(path: str) -> tuple[McpTool, ...]:
     try:
         declared = server.tools()
     except Exception as problem:  # a server, its command or the network may fail in any way
-        raise EnvLoadError(f'environment.tools: "{path}": {_reason(problem)}') from problem
+        raise EnvLoadError(f'environment.tools: "{path}": {_why_not(server.target, problem)}') from problem
     if not declared:
         raise EnvLoadError(f'environment.tools: "{path}": the server has no tools')
     return tuple(
@@ -98,7 +99,8 @@ class McpServer:
             return _plain(await session.call_tool(name, arguments))
         except BaseException:
             if self._stop is not None:
-                self._stop.set()  # the next call starts anew
+                self._stop.set()
+            self._session = None  # the next call starts anew, also before the lost session has been left
             raise
 
     async def _open(self) -> Any:
@@ -123,7 +125,8 @@ class McpServer:
             if not opened.done():
                 opened.set_exception(problem if isinstance(problem, Exception) else RuntimeError(one_line(problem)))
         finally:
-            self._session = None
+            if self._session is opened:
+                self._session = None
 
 
 def _transport(target: str) -> Any:
@@ -152,6 +155,17 @@ def _text(answer: Mapping[str, Any]) -> str:
     if not parts and answer.get("structuredContent") is not None:
         return json.dumps(answer["structuredContent"], ensure_ascii=False)
     return "\n".join(parts)
+
+
+def _why_not(target: str, problem: BaseException) -> str:
+    """Why a server's tools cannot be had, and what would be right."""
+    reason = _reason(problem)
+    if target.startswith(("http://", "https://")):
+        return f"no MCP server answers there ({reason}); start it first, or correct the address"
+    command = shlex.split(target)[:1]
+    if command and shutil.which(command[0]) is None:
+        return f"there is no command {command[0]} here; write one that starts the server, such as mcp:python server.py"
+    return reason
 
 
 def _reason(problem: BaseException) -> str:

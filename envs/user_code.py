@@ -51,7 +51,7 @@ def _module_by_name(name: str, path: str) -> ModuleType:
         else:
             hint = f"{name} needs the module {missing}, which is not installed"
         raise UserCodeError(f'"{path}": {hint}') from problem
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise UserCodeError(f'"{path}": importing {name} failed: {one_line(problem)}') from problem
 
 
@@ -70,7 +70,7 @@ def _module_of_file(file: Path, path: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         del sys.modules[name]
         raise UserCodeError(f'"{path}": running {file.name} failed: {one_line(problem)}') from problem
     return module

@@ -7,6 +7,7 @@ score and a sentence that says why. Several functions that are async run at the 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import logging
 import math
@@ -154,7 +155,7 @@ class RewardFunctions:
         for function in self.functions if len(asked) else ():
             try:
                 result = function.call(**function.arguments(asked, extra))
-            except Exception as problem:
+            except (Exception, SystemExit) as problem:  # the user's code
                 result = self._failed(function, asked, problem)
             if inspect.isawaitable(result):
                 waiting[function.path] = _awaited(result)
@@ -170,7 +171,7 @@ class RewardFunctions:
         by_row = [tuple(column[i] for column in columns) for i in range(len(asked))]
         return Scores(by_row, {name: values for name, values in extra.items() if len(values) == len(asked)})
 
-    def _failed(self, function: RewardFunction, asked: Completions, problem: Exception) -> list[None]:
+    def _failed(self, function: RewardFunction, asked: Completions, problem: BaseException) -> list[None]:
         """No scores, or the error. The row is found by asking for one at a time."""
         where = ""
         for index in range(min(len(asked), TRIES)):
@@ -180,11 +181,15 @@ class RewardFunctions:
                     (result,) = _together([_awaited(result)])
                     if isinstance(result, Exception):
                         raise result
-            except Exception as again:
+            except (Exception, SystemExit) as again:
                 where, problem = f" for {asked.rows[index]}", again
                 break
         hint = ""
-        if isinstance(problem, TypeError) and asked.completions and not isinstance(asked.completions[0], str):
+        if (
+            isinstance(problem, (TypeError, AttributeError))
+            and asked.completions
+            and not isinstance(asked.completions[0], str)
+        ):
             hint = '; completions are lists of messages here (`completion[0]["content"]`): data.completions says which'
         self._problem(f"{function.said} raised {one_line(problem)}{where}{hint}", problem)
         return [None] * len(asked)
@@ -214,7 +219,7 @@ class RewardFunctions:
             scores.append(Score(function.name, score, function.weight, str(why or "")))
         return scores
 
-    def _problem(self, message: str, cause: Exception | None = None) -> None:
+    def _problem(self, message: str, cause: BaseException | None = None) -> None:
         if self.on_error == "stop":
             cure = "environment.reward_errors: skip goes on without its score"
             raise RewardFunctionError(f"{message} ({cure})") from cause
@@ -232,16 +237,22 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
     found = getattr(module, name, None)
     if found is None:
         own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
+        own = own or [
+            n for n in dir(module) if not n.startswith("_")
+        ]  # a package that imports them when they are asked
+        near = difflib.get_close_matches(name, own, 1, 0.6)
         raise RewardFunctionError(
-            f'"{path}": there is no {name}' + (f"; it has {', '.join(own)}" if own else " and no other function")
+            f'"{path}": there is no {name}'
+            + (f"; did you mean {near[0]}?" if near else f"; it has {', '.join(own)}" if own else " and nothing else")
         )
     if inspect.isclass(found) or not callable(found):
         raise RewardFunctionError(f'"{path}" is {_shown(found)}, not a function `f(completions, **kwargs)`')
+    anything = False
     try:
-        parameters = inspect.signature(found).parameters.values()
+        parameters = list(inspect.signature(found).parameters.values())
     except (TypeError, ValueError):  # some callables written in C have none
-        parameters = ()
-    anything = not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters)
+        parameters, anything = [], True
+    anything = anything or any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     nameless = next((p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty), None)
     if nameless is not None:

@@ -66,7 +66,14 @@ class EnvironmentConfig(Section):
         """A list, or one text, of `function` or `function:weight` means the same as the mapping."""
         if isinstance(value, str):
             value = [value]
-        return dict(weighted_function(text) for text in value) if isinstance(value, list) else value
+        if not isinstance(value, list):
+            return value
+        named = [weighted_function(text) for text in value]
+        paths = [path for path, _ in named]
+        twice = next((path for path in paths if paths.count(path) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is named twice; name it once, with its weight behind it: {twice}:0.5")
+        return dict(named)
 
     @field_validator("reward_funcs")
     @classmethod
@@ -109,5 +116,7 @@ def weighted_function(text: Any) -> tuple[str, float]:
 
 def check_function(path: str) -> None:
     """Raise ValueError for what cannot be the name of a function."""
+    if path.endswith(".py"):
+        raise ValueError(f"{path!r} is a file, and which function of it is not said: write {path}:name")
     if not _FUNCTION.fullmatch(path):
         raise ValueError(f"{path!r} names no function: write file.py:name or package.module.name")

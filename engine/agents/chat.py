@@ -154,7 +154,7 @@ class ChatBridge:
         if not (before and agent and observation) or AGENT in rest or OBSERVATION in answer:
             raise ChatTemplateError(
                 f"the chat template does not show an assistant turn followed by a {role!r} turn exactly once; "
-                "choose another role for observations or set `tokenizer.chat_template`"
+                "name another in model.chat_template, such as chatml"
             )
         return close, answer
 
@@ -166,7 +166,9 @@ class ChatBridge:
             told = [{**m, "content": text_of(m.get("content", ""))} for m in messages]
             text = self.tokenizer.apply_chat_template(told, tokenize=False, **kwargs)
         except Exception as error:  # templates raise whatever they like (jinja's raise_exception)
-            raise ChatTemplateError(f"the chat template refused the conversation: {error}") from error
+            raise ChatTemplateError(
+                f"the chat template refused the conversation ({error}); model.chat_template names another"
+            ) from error
         return str(text)
 
     def encode(self, text: str) -> list[int]:

@@ -35,7 +35,7 @@ def identity(rollout: Rollout, scope: str = "") -> tuple[str, str]:
         prompt_id = digest.hexdigest() if rollout.prompt else (rollout.id or "?")
     group = rollout.group
     if not group or (group.isdecimal() and rollout.step is not None):
-        group = group or prompt_id
+        group = group or (f"{prompt_id}:{rollout.agent}" if rollout.agent else prompt_id)
         group = group if rollout.step is None else f"{rollout.step}:{group}"
     if rollout.split and rollout.split != "train" and not rollout.group:
         group = f"{rollout.split}:{group}"

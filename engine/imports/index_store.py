@@ -9,7 +9,7 @@ from pathlib import Path
 from ..runs.paths import DATABASE
 from ..runs.store import RecordStore
 
-VERSION = "4"
+VERSION = "5"
 """Of what an index holds; one of another version is made anew."""
 PROBLEMS = 100
 """Most that are told of what was skipped; ten times as many are kept."""
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS places (
 );
 CREATE TABLE IF NOT EXISTS amendments (
     id TEXT NOT NULL, source INTEGER NOT NULL, at INTEGER NOT NULL, length INTEGER NOT NULL,
-    step INTEGER, advantage REAL, extra TEXT NOT NULL
+    step INTEGER, reward REAL, advantage REAL, extra TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS amendments_id ON amendments (id);
 CREATE TABLE IF NOT EXISTS seen (format TEXT PRIMARY KEY, documents INTEGER NOT NULL, rollouts INTEGER NOT NULL);

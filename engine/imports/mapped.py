@@ -48,6 +48,8 @@ ROLES = (
 )
 """What a key can be mapped to, also on the command line (`--map reward=score`)."""
 
+_ALL_COUNT = ("components", "extra", "messages", "tools")
+"""Roles of which every path counts, or none that is a column."""
 _COLUMN_TEXT = 400
 _COLUMN_DEPTH = 2
 _COLUMN_ITEMS = 16
@@ -59,7 +61,8 @@ _PLANS = 256
 class Mapped:
     """A format as a table. `keys`: what it calls each role. `needs`: keys that every document has; `never`: keys that
     none has. `components`: dotted paths of objects `{name: value}`; `prefixes`: of keys that are components;
-    `numbers`: what other numbers are."""
+    `numbers`: what other numbers are; `by_token`: whether a list of rewards is one a token, so that their sum is the
+    reward (of a list that may be one a turn, or one a function, nobody knows the total)."""
 
     name: str
     keys: Mapping[str, tuple[str, ...]]
@@ -68,6 +71,7 @@ class Mapped:
     unknown: Mapping[str, str] = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()
     numbers: Literal["component", "extra"] = "extra"
+    by_token: bool = False
     ignored: tuple[str, ...] = ()
     read_prompt: Reader = conversation
     read_completion: Reader = completion
@@ -96,25 +100,33 @@ class Mapped:
     def rollout(self, document: Mapping[str, Any], origin: Origin) -> Rollout:
         """The rollout of a document."""
         plan = self._plan(document)
-        get = {role: plan.first(document, role) for role in plan.roles}.get
-        whole_conversation = get("messages")
+        found = {role: plan.first(document, role) for role in plan.roles}
+        get = found.get
+        asked, whole_conversation = get("prompt"), get("messages")
         if whole_conversation is not None and get("completion") is None:
             prompt, said = split(self.read_prompt(whole_conversation))
         else:
-            prompt = self.read_prompt(get("prompt")) if get("prompt") is not None else ()
+            asked = whole_conversation if asked is None else asked  # up to where the completion begins
+            prompt = self.read_prompt(asked) if asked is not None else ()
             said = self.read_completion(get("completion"))
         components, extra = self._columns(document, plan)
         reward, correct = get("reward"), get("correct")
         if isinstance(reward, Mapping):
             components = {**scores(reward), **components}
-        if correct not in (None, True, False):  # a part of the way is a number, not a verdict
-            extra = {**plain({"correct": correct}), **extra}
         group, index = text(get("group")) or "", whole(get("index"))
         if group and self.group_of is not None:
             group, position = self.group_of(group)
             index = position if index is None else index
         step = whole(get("step"))
         tools = get("tools")
+        read = {
+            "reward": (total if self.by_token else number)(reward),
+            "advantage": mean(get("advantage")),
+            "step": step,
+            "index": index,
+        }
+        read["correct"] = bool(correct) if correct in (True, False) else None  # a part of the way is no verdict
+        extra = {**plain(plan.left_over(document, found, read)), **extra}
         return Rollout(
             prompt=prompt,
             completion=said,
@@ -127,12 +139,12 @@ class Mapped:
             agent=text(get("agent")) or "",
             model=text(get("model")) or "",
             split=text(get("split")) or origin.split,
-            reward=total(reward),
+            reward=read["reward"],
             components=components,
-            advantage=mean(get("advantage")),
+            advantage=read["advantage"],
             answer=text(get("answer")),
             expected=text(get("expected")),
-            correct=bool(correct) if correct in (True, False) else None,
+            correct=None if read["correct"] is None else bool(read["correct"]),
             stop=text(get("stop")) or "",
             error=error_text(get("error")),
             token_count=whole(get("token_count")),
@@ -179,7 +191,7 @@ class Mapped:
             if key not in named:
                 prefix = next((p for p in self.prefixes if key.startswith(p) and len(key) > len(p)), None)
                 columns.append((key, None if prefix is None else key[len(prefix) :]))
-        return _Plan(roles, tuple(columns))
+        return _Plan(roles, tuple(columns), tuple(r for r, p in roles.items() if len(p) > 1 and r not in _ALL_COUNT))
 
     def _columns(self, document: Mapping[str, Any], plan: _Plan) -> tuple[dict[str, Score], dict[str, Any]]:
         components: dict[str, Score] = {}
@@ -210,6 +222,8 @@ class _Plan:
 
     roles: Mapping[str, tuple[str, ...]]
     columns: tuple[tuple[str, str | None], ...]
+    several: tuple[str, ...] = ()
+    """Roles that more than one path may hold."""
 
     def first(self, document: Mapping[str, Any], role: str) -> Any:
         """The first value of a role that is not null."""
@@ -218,6 +232,21 @@ class _Plan:
             if found is not None:
                 return found
         return None
+
+    def left_over(
+        self, document: Mapping[str, Any], found: Mapping[str, Any], read: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What is in the paths of a role and became no part of the rollout, by path: what could not be read (a reward
+        in words), and what stands beside the value that counts and says something else."""
+        left: dict[str, Any] = {}
+        for role, value in read.items():
+            if value is None and (given := found.get(role)) is not None and not isinstance(given, Mapping):
+                left.update((path, given) for path in self.roles[role] if at(document, path) is given)
+        for role in self.several:
+            for path in self.roles[role]:
+                if (given := at(document, path)) is not None and given != found[role]:
+                    left[path] = given
+        return left
 
 
 def has(document: Mapping[str, Any], key: str) -> bool:

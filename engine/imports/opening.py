@@ -12,6 +12,7 @@ from .containers import DumpError
 from .index import Indexer
 from .lock import locked
 from .options import Options
+from .part import UNKNOWN
 
 FIRST_SECONDS = 0.12
 """How long the first look may index before the app is painted."""
@@ -76,4 +77,9 @@ def _nothing(dump: Path, summary: dict[str, object]) -> str:
         return f"nothing in {dump} can be opened: {where}: {first['why']}{others}"
     if not summary["files"]:
         return f"{dump} holds no files"
+    formats = summary["formats"]
+    assert isinstance(formats, dict)
+    known = [name for name in formats if name != UNKNOWN]
+    if known:
+        return f"{dump} was recognised as {', '.join(known)}, but there is no rollout in it"
     return f"nothing in {dump} is a rollout in a format that is known: see docs/importing.md, or name keys with --map"

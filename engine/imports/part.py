@@ -22,6 +22,8 @@ PART_BYTES = 4 << 20
 PART_ROLLOUTS = 512
 PART_SECONDS = 0.1
 _TAIL = 4096
+UNKNOWN = "(unknown)"
+"""Stands for the format of documents that no format knows."""
 
 
 class Part:
@@ -72,7 +74,7 @@ class Part:
             return
         reader = self._format(found.document)
         if reader is None:
-            self._see("(unknown)", 0)
+            self._see(UNKNOWN, 0)
             if isinstance(found.document, dict) and len(self.strange) < 3:
                 keys = ", ".join(str(k)[:30] for k in list(found.document)[:6])
                 self.strange.append((found.line, f"no format that is known (its keys: {keys}); see --map"))
@@ -149,11 +151,12 @@ class Part:
                 )
                 self._amend_new(first)
             for id_, rollout in self.again:
-                self._amend(id_, Amendment(id_, rollout.step, rollout.advantage, columns(rollout)))
+                self._amend(id_, Amendment(id_, rollout.step, None, rollout.advantage, columns(rollout)))
             for amendment, at, length in self.amendments:
                 extra = codec.encode_json(amendment.extra).decode("utf-8", "replace")
-                values = (amendment.id, self.source, at, length, amendment.step, amendment.advantage, extra)
-                db.execute("INSERT INTO amendments VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                stated = (amendment.step, amendment.reward, amendment.advantage)
+                values = (amendment.id, self.source, at, length, *stated, extra)
+                db.execute("INSERT INTO amendments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
                 self._amend(amendment.id, amendment)
             for numbers in self.numbers:
                 db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
@@ -191,12 +194,12 @@ class Part:
         if db.execute("SELECT 1 FROM amendments LIMIT 1").fetchone() is None:
             return
         said = db.execute(
-            "SELECT cards.id, amendments.step, amendments.advantage, extra FROM cards "
+            "SELECT cards.id, amendments.step, amendments.reward, amendments.advantage, extra FROM cards "
             "JOIN amendments ON amendments.id = cards.id WHERE cards.n >= ?",
             (first,),
         ).fetchall()
-        for id_, step, advantage, extra in said:
-            self._amend(id_, Amendment(id_, step, advantage, json.loads(extra)))
+        for id_, step, reward, advantage, extra in said:
+            self._amend(id_, Amendment(id_, step, reward, advantage, json.loads(extra)))
 
     def _amend(self, id_: str, amendment: Amendment) -> None:
         """Put what was said later into the row; nothing where the rollout is not there (yet)."""
@@ -204,6 +207,8 @@ class Part:
         row = db.execute("SELECT max(n) FROM cards WHERE id = ?", (id_,)).fetchone()
         if row is None or row[0] is None:
             return
+        if amendment.reward is not None:
+            db.execute("UPDATE rows SET reward = ? WHERE n = ?", (amendment.reward, row[0]))
         if amendment.advantage is not None:
             db.execute("UPDATE rows SET advantage = ? WHERE n = ?", (amendment.advantage, row[0]))
         if amendment.step is not None:

@@ -105,6 +105,7 @@ class Amendment:
 
     id: str
     step: int | None = None
+    reward: float | None = None
     advantage: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     tokens: Callable[[Rollout], Callable[[], StoredTokens | None] | None] | None = None
@@ -113,6 +114,7 @@ class Amendment:
         """The rollout with this in it."""
         return replace(
             rollout,
+            reward=rollout.reward if self.reward is None else self.reward,
             advantage=rollout.advantage if self.advantage is None else self.advantage,
             step=self.step if rollout.step is None else rollout.step,
             extra={**rollout.extra, **self.extra},

@@ -25,6 +25,10 @@ class ModelLoadError(GrpoTuiError, RuntimeError):
 def base_source(config: ModelConfig) -> tuple[str, str | None]:
     """What `from_pretrained` is given: a folder, or a hub id with its revision."""
     name = config.base
+    if not name.strip():
+        raise ModelLoadError("model.base is empty: name a hub id, a folder, or builtin:tiny")
+    if "://" in name:
+        raise ModelLoadError(f"model.base is {name}: name the hub id of a model, such as Qwen/Qwen3-0.6B, no address")
     if name.startswith("builtin:"):
         return str(builtin(name, BUILTIN_MODELS, "model")), None
     folder = Path(name).expanduser()
@@ -33,6 +37,8 @@ def base_source(config: ModelConfig) -> tuple[str, str | None]:
             hint = "; these are adapters: name them in model.sft_adapters" if _holds_adapters(folder) else ""
             raise ModelLoadError(f"the folder {name} holds no model: config.json is missing there{hint}")
         return str(folder), None
+    if folder.is_file():
+        raise ModelLoadError(f"model.base is the file {name}: name the folder of a model, or a hub id")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelLoadError(f"there is no folder {name} with a model (model.base)")
     return name, config.revision

@@ -70,7 +70,7 @@ def _rows_of_dataset(config: EnvironmentConfig, data: DataConfig, split: str, to
     except SourceError as problem:
         raise DataError(str(problem)) from problem
     raw = [{"env_class_path": config.class_path, "env_config": options_of(config), "task_data": task} for task in tasks]
-    return check_rows(raw, tokenizer, data.source or "")
+    return check_rows(raw, tokenizer, data.source or "", one_environment=True)
 
 
 def options_of(config: EnvironmentConfig) -> dict[str, Any]:
@@ -78,8 +78,12 @@ def options_of(config: EnvironmentConfig) -> dict[str, Any]:
     return {**config.config, "tools": config.tools} if config.tools else dict(config.config)
 
 
-def check_rows(raw: Sequence[Mapping[str, Any]], tokenizer: Any = None, source: str = "dataset") -> list[Row]:
+def check_rows(
+    raw: Sequence[Mapping[str, Any]], tokenizer: Any = None, source: str = "dataset", *, one_environment: bool = False
+) -> list[Row]:
     """Parse rows, load each environment once, and begin each task once (for a limited time).
+
+    one_environment: no row names one itself, so none is to blame for it.
 
     Raises DataError with the number of the row, counted from 1, and the reason.
     """
@@ -96,7 +100,7 @@ def check_rows(raw: Sequence[Mapping[str, Any]], tokenizer: Any = None, source: 
             try:
                 environments[row.key] = make_env(row.env_class_path, row.env_config, tokenizer)
             except EnvLoadError as problem:
-                raise DataError(f"{where}: {problem}") from problem
+                raise DataError(str(problem) if one_environment else f"{where}: {problem}") from problem
         if time.monotonic() < until:
             env = environments[row.key]
             limit = float(getattr(env, "turn_timeout_s", 30.0))

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction")
 READERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+TRAIN = "train"
+"""The split that a source has which has no splits."""
 HOLD_OUT = 10
 """One of so many rows is held out for evaluation where no split is named for it."""
 
@@ -51,7 +53,8 @@ def load_tasks(config: DataConfig, split: str, eval_tasks: int) -> list[Task]:
         return []
     own = config.eval_source is not None or config.eval_split is not None
     if split == "eval" and own:
-        return read_tasks(config, config.eval_source or config.source, config.eval_split or config.split)[:eval_tasks]
+        split = config.eval_split or (config.split if config.eval_source is None else TRAIN)
+        return read_tasks(config, config.eval_source or config.source, split)[:eval_tasks]
     tasks = read_tasks(config, config.source, config.split)[: config.rows]
     if own or eval_tasks == 0:
         return tasks
@@ -86,20 +89,35 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
         raise SourceError(f"{source} ends in {path.suffix or 'nothing'}; files that can be read: {', '.join(FILES)}")
     if is_path(source) and not path.exists():
         raise SourceError(f"there is no file {source} (looked from {Path.cwd()})")
+    if path.is_file():
+        _check_plain(source, split, name=name, revision=revision)
     try:
         if path.is_dir():
             found = load_from_disk(str(path))
         elif path.is_file():
-            found = load_dataset(READERS[path.suffix], data_files=str(path), split="train")
+            found = load_dataset(READERS[path.suffix], data_files=str(path), split=TRAIN)
         else:
             found = load_dataset(source, name, split=None, revision=revision)
     except Exception as problem:  # pyarrow, pandas, fsspec and the hub's client raise what they like
         raise SourceError(_explain(source, path, problem)) from problem
     if isinstance(found, Dataset):
+        _check_plain(source, split, name=name, revision=revision)
         return found
     if not isinstance(found, DatasetDict) or split not in found:
         raise SourceError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
     return found[split]
+
+
+def _check_plain(source: str, split: str, **of_the_hub: str | None) -> None:
+    """Raise SourceError for a part that a file does not have: other rows would be trained, or judged, on."""
+    if split != TRAIN:
+        raise SourceError(
+            f"{source} has no splits, and {split} is asked of it: leave data.split and data.eval_split out (a tenth of "
+            "the rows is held out), or name a file of its own in data.eval_source"
+        )
+    for key, value in of_the_hub.items():
+        if value is not None:
+            raise SourceError(f"data.{key} is for datasets of the hub, and {source} is none: leave it out")
 
 
 def is_saved(folder: Path) -> bool:
@@ -176,7 +194,9 @@ class TaskMaker:
             if not prompt.strip():
                 raise SourceError(f"{where}: {self.prompt or 'the prompt'} is empty")
             return [{"role": "user", "content": prompt}], True
-        if not isinstance(prompt, list) or not prompt:
+        if prompt == []:
+            raise SourceError(f"{where}: {self.prompt} is empty")
+        if not isinstance(prompt, list):
             raise SourceError(
                 f"{where}: {self.prompt} must be text or a list of messages, not {_kind(prompt)}; data.prompt names "
                 "another column"
@@ -184,6 +204,7 @@ class TaskMaker:
         messages: list[dict[str, str]] = []
         for i, message in enumerate(prompt, 1):
             role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (0, 0)
+            content = _joined(content)
             if role not in ROLES or not isinstance(content, str):
                 raise SourceError(
                     f"{where}: message {i} of {self.prompt} must be {{role: {' or '.join(ROLES)}, content: text}}"
@@ -196,6 +217,14 @@ class TaskMaker:
         if not any(m["content"].strip() for m in messages):
             raise SourceError(f"{where}: {self.prompt} is empty")
         return messages, False
+
+
+def _joined(content: Any) -> Any:
+    """Content in parts that are all text, as one text; other content as it is."""
+    if not isinstance(content, list) or not content:
+        return content
+    parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+    return "".join(parts) if all(isinstance(part, str) for part in parts) else content
 
 
 def _fields(template: str) -> list[str]:
@@ -245,7 +274,8 @@ def _held_out(tasks: Sequence[Task], number: int) -> set[str]:
 def _explain(source: str, path: Path, problem: Exception) -> str:
     reason = " ".join(str(problem).split())[:200] or type(problem).__name__
     if path.is_file():
-        return _wrong_row(source, path) or f"{source} cannot be read: {reason}"
+        cause = " ".join(str(problem.__cause__ or problem).split())[:200] or reason
+        return _wrong_row(source, path) or f"{source} cannot be read: {cause}"
     if path.is_dir():
         return f"{source} cannot be read as a saved dataset: {reason}"
     if "Config name is missing" in reason or "BuilderConfig" in reason:
@@ -266,21 +296,34 @@ def _wrong_row(source: str, path: Path) -> str | None:
                     width = width or len(cells)
                     if cells and len(cells) != width:
                         return f"{source}, row {number}: {len(cells)} cells, but the header has {width}"
+            return f"{source} has no rows" if width == 0 else None
+        if path.suffix == ".parquet":
             return None
         if path.suffix == ".json":
-            rows: Iterable[tuple[int, Any]] = enumerate(json.loads(path.read_text(encoding="utf-8")), 1)
+            found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+            rows: Iterable[tuple[int, Any]] = enumerate(found if isinstance(found, list) else [found], 1)
         else:
             rows = _json_lines(path)
+        number = 0
         for number, row in rows:
             if not isinstance(row, dict):
                 return f"{source}, row {number}: a row must be a JSON object, not {_kind(row)}"
+        return f"{source} has no rows" if number == 0 else None
     except UnicodeDecodeError:
         return f"{source} is not UTF-8 text"
     except _NotJson as wrong:
         return f"{source}, row {wrong.number}: not JSON ({wrong.reason})"
     except (ValueError, TypeError) as problem:
         return f"{source} is not JSON: {problem}"
-    return None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, each of whose keys stands there once. Raises ValueError."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)} stands there twice")
+    return made
 
 
 class _NotJson(Exception):
@@ -293,8 +336,8 @@ def _json_lines(path: Path) -> Iterable[tuple[int, Any]]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    yield number, json.loads(line)
-                except json.JSONDecodeError as problem:
+                    yield number, json.loads(line, object_pairs_hook=_once)
+                except ValueError as problem:
                     raise _NotJson(number, str(problem)) from problem
 
 

@@ -143,12 +143,25 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
         ("model: {base: Qwen/Qwen3-0.6B, sft_adapters: builtin:tiny-sft}\n", "model.sft_adapters"),
         ("model: {device: cpu, dtype: float16}\n", "model.dtype"),
         ("training: {output_dir: ./a}\nsft: {output_dir: a}\n", "training.output_dir"),
+        ("data: {source: d.csv}\nenvironment: {reward_funcs: {'r.py:a': 0.0}}\n", "environment.reward_funcs"),
+        ("environment:\n  reward_funcs: ['r.py:a', 'r.py:a:0.5']\n", "environment.reward_funcs"),
+        ("environment:\n  reward_funcs: r.py\n", "environment.reward_funcs"),
+        ("environment:\n  tools: [t.py]\n", "environment.tools"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, text: str, key: str):
     problem = problems_of(tmp_path, text)[key]
-    assert problem.right
+    assert problem.right or "write" in problem.message or "name it once" in problem.message
     assert "my.yaml" in problem.place
+
+
+def test_a_place_that_the_adapters_cannot_have_is_refused_before_a_run_not_after_it(tmp_path: Path):
+    (tmp_path / "taken").write_text("")
+    file = tmp_path / "my.yaml"
+    for folder in ("taken", "taken/adapters"):
+        file.write_text(f"training: {{output_dir: {tmp_path / folder}}}\n")
+        with pytest.raises(ConfigError, match="taken is a file, and the adapters need a folder"):
+            load_config(file, paths=True)
 
 
 def test_files_that_are_named_but_missing_are_refused_when_a_run_is_about_to_start(tmp_path: Path):

@@ -60,8 +60,14 @@ def nan(completions, **kwargs):
 def text(completions, **kwargs):
     return ["good" for c in completions]
 
+def leaves(completions, **kwargs):
+    raise SystemExit(3)
+
 def blind(x):
     return x
+
+def blank():
+    return []
 
 def positional(completions, /):
     return [0.0]
@@ -131,6 +137,7 @@ def test_functions_of_trl_itself_run(path):
     [
         ("raises", "reward function raises ({path}) raised ZeroDivisionError: division by zero for row 2 of the data"),
         ("index", "raised TypeError"),
+        ("leaves", "raised SystemExit: 3"),
         ("too_few", "returned 1 scores for 2 completions"),
         ("no_list", "returned 1.0, not a list of 2 scores"),
         ("nan", "gave nan to row 2 of the data"),
@@ -154,7 +161,9 @@ def test_what_a_function_does_wrong_names_function_and_row_and_may_be_skipped(pa
     ("name", "said"),
     [
         ("gone", "there is no gone; it has length"),
+        ("lenght", "there is no lenght; did you mean length"),
         ("blind", "takes neither prompts nor completions"),
+        ("blank", "takes neither prompts nor completions"),
         ("positional", "`completions` cannot be given by name"),
         ("Judge", "not a function"),
         ("gate", "not a function"),

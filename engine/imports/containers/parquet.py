@@ -19,7 +19,7 @@ from .base import DumpError, Found
 INSTALL = "reading parquet needs one more package: pip install 'grpo-tui[parquet]'"
 COPIES = {"trajectory_json": ("messages",)}
 """Columns that hold again, arrow's way, what another column holds whole (ART's): they are not made into Python's
-values, which is what costs the time."""
+values, which is what costs the time, in a batch in which every row has that other one."""
 
 Row = Mapping[str, Any]
 
@@ -127,9 +127,10 @@ def _size(batch: Any) -> int:
 def _rows(path: Path, batch: Any) -> Iterator[Row]:
     """The rows of a batch as plain values. Copies of other columns, and bytes (images), are left out as null."""
     names = [str(name) for name in batch.schema.names]
-    left_out = {copy for column, copies in COPIES.items() if column in names for copy in copies}
     try:
         with _quiet():
+            whole = {n for n in COPIES if n in names and batch.column(names.index(n)).null_count == 0}
+            left_out = {copy for name in whole for copy in COPIES[name]}
             columns = [
                 [None] * _size(batch) if name in left_out or _is_bytes(kind) else batch.column(i).to_pylist()
                 for i, (name, kind) in enumerate(zip(names, _types(batch), strict=True))

@@ -41,6 +41,13 @@ class ZstdLines(PackedLines):
         return 0, 0
 
 
+    def end(self, path: Path) -> int:
+        """The bytes of the text, where a seek table tells them; else the size of the file."""
+        stat = path.stat()
+        table = _table(path, stat.st_size, stat.st_mtime_ns)
+        return table[-1][1] if table else stat.st_size
+
+
 @lru_cache(maxsize=64)
 def _table(path: Path, size: int, _changed: int) -> tuple[tuple[int, int, int], ...]:
     """The seek table at the end of a file: per frame its place, and where its text ends and begins; or nothing."""

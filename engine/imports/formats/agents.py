@@ -10,7 +10,7 @@ from typing import Any
 from ..format import Origin
 from ..mapped import at, plain, scores
 from ..messages import call, conversation, error_text, message, split
-from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, parsed, summed, text, whole
+from ..rollout import Amendment, Item, Message, Rollout, Score, listed, mapping, number, parsed, summed, text, whole
 
 _NO_REWARD = "the writer records no reward"
 _NO_ADVANTAGE = "the writer records no advantages"
@@ -189,14 +189,17 @@ class Rllm:
         ended = text(document.get("termination_reason")) or ""
         error = error_text(at(document, "metadata.error")) or error_text(document.get("error"))
         step = whole(document.get("training_step"))
-        for trajectory in trajectories:
+        more = {**mapping(document.get("metadata")), **mapping(document.get("info"))}
+        several = len(trajectories) > 1
+        names = [text(t.get("name")) or "" for t in trajectories]
+        for i, (name, trajectory) in enumerate(zip(names, trajectories, strict=True)):
             prompt, said = _rllm_messages(listed(trajectory.get("steps")))
-            name = text(trajectory.get("name")) or ""
-            several = len(trajectories) > 1
+            again = f":{names[:i].count(name)}" if name in names[:i] else ""  # two solvers, say, and a judge
+            about = {**mapping(trajectory.get("metadata")), **mapping(trajectory.get("info"))}
             yield Rollout(
                 prompt=prompt,
                 completion=said,
-                id=f"{episode}:{name}" if several else episode,
+                id=f"{episode}:{name}{again}" if several else episode,
                 step=origin.step if step is None else step,
                 group=f"{group}:{name}" if several and group else group,
                 index=whole(index) if index.isdecimal() else None,
@@ -210,12 +213,14 @@ class Rllm:
                 correct=correct if isinstance(correct, bool) and ended != "error" else None,
                 stop=ended,
                 error=error or ("the episode ended by an error" if ended == "error" else None),
+                extra=plain({**{k: v for k, v in more.items() if k != "error"}, **about}),
                 task=task,
             )
 
 
 class OpenTelemetry:
-    """OTLP JSON lines with the GenAI attributes: one rollout a root span."""
+    """OTLP JSON lines with the GenAI attributes: one rollout a trace. Spans are exported when they end, so the root may
+    stand on a later line than the conversation: what it says is added to the rollout."""
 
     name = "OpenTelemetry spans"
     unknown: Mapping[str, str] = {
@@ -237,7 +242,7 @@ class OpenTelemetry:
                     if isinstance(span, Mapping):
                         traces[str(span.get("traceId"))].append(span)
         for trace_id, spans in traces.items():
-            made = _of_spans(trace_id, spans)
+            made = _of_spans(trace_id, spans) or _of_root(trace_id, spans)
             if made is not None:
                 yield made
 
@@ -260,13 +265,17 @@ def _exception(info: Mapping[str, Any]) -> str | None:
 
 
 def _rllm_messages(steps: list[Any]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """The last step's conversation is the whole one; turns get the steps' rewards where each step has one."""
+    """The last step's conversation is the whole one, unless each step has its own: then a turn is the end of each.
+    Turns get the steps' rewards where each step has one."""
     known = [s for s in steps if isinstance(s, Mapping)]
     if not known:
         return (), ()
-    chat = listed(known[-1].get("chat_completions"))
-    if chat:
-        prompt, said = split(conversation(chat))
+    chats = [conversation(listed(s.get("chat_completions"))) for s in known]
+    if chats[-1]:
+        prompt, said = split(chats[-1])
+        if sum(m.is_agent for m in said) < len(known) and all(chats):
+            prompt = split(chats[0])[0]
+            said = tuple(m for i, chat in enumerate(chats) for m in (chat[len(prompt) :] if i == 0 else chat[-2:]))
     else:
         prompt = (Message("user", text(known[0].get("observation")) or ""),)
         said = tuple(Message("assistant", text(s.get("model_response")) or text(s.get("action")) or "") for s in known)
@@ -299,26 +308,52 @@ def _of_spans(trace_id: str, spans: list[Mapping[str, Any]]) -> Rollout | None:
     prompt, said = split(messages)
     status = [mapping(s.get("status")) for s in spans if not s.get("parentSpanId")]
     failed = next((s for s in status if s.get("code") in (2, "STATUS_CODE_ERROR")), None)
-    score = number(root.get("gen_ai.evaluation.score.value"))
+    evaluated = _evaluations(spans, attributes)
+    reward = evaluated.pop("reward", None)
     return Rollout(
         prompt=prompt,
         completion=said,
-        id=text(root.get("gen_ai.conversation.id")) or trace_id,
+        id=_conversation(attributes) or trace_id,
         step=whole(root.get("training.step")),
         group=text(root.get("training.group")) or "",
         env=text(root.get("gen_ai.agent.name")) or "",
         model=next((str(a["gen_ai.request.model"]) for a in attributes if a.get("gen_ai.request.model")), ""),
-        reward=score if root.get("gen_ai.evaluation.name", "reward") == "reward" else None,
-        components=_evaluations(root, score),
+        reward=reward,
+        components={name: Score(value) for name, value in evaluated.items()},
         error=text(failed.get("message")) or text(root.get("error.type")) or "error" if failed is not None else None,
         token_count=usage or None,
         extra=plain({k: v for k, v in root.items() if not k.startswith(("gen_ai.", "training."))}),
     )
 
 
-def _evaluations(root: Mapping[str, Any], score: float | None) -> dict[str, Score]:
-    name = text(root.get("gen_ai.evaluation.name"))
-    return {} if name in (None, "reward") or score is None else {str(name): Score(score)}
+def _of_root(trace_id: str, spans: list[Mapping[str, Any]]) -> Amendment | None:
+    """What spans without a conversation say of one that stands elsewhere; None where they say nothing."""
+    attributes = [_attributes(s) for s in spans]
+    known = {k: v for values in attributes for k, v in values.items()}
+    evaluated = _evaluations(spans, attributes)
+    step = whole(known.get("training.step"))
+    extra = plain({k: v for k, v in known.items() if not k.startswith(("gen_ai.", "training."))})
+    if not evaluated and step is None:
+        return None
+    reward = evaluated.pop("reward", None)
+    extra |= {f"component.{name}": value for name, value in evaluated.items()}
+    return Amendment(_conversation(attributes) or trace_id, step=step, reward=reward, extra=extra)
+
+
+def _conversation(attributes: list[dict[str, Any]]) -> str:
+    """The conversation's id, on whichever span it stands."""
+    return next((str(a["gen_ai.conversation.id"]) for a in attributes if a.get("gen_ai.conversation.id")), "")
+
+
+def _evaluations(spans: list[Mapping[str, Any]], attributes: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Scores by name: attributes of a span, or events on it (`gen_ai.evaluation.result`); one without a name is the
+    reward."""
+    events = [_attributes(e) for s in spans for e in listed(s.get("events")) if isinstance(e, Mapping)]
+    return {
+        text(values.get("gen_ai.evaluation.name")) or "reward": number(values["gen_ai.evaluation.score.value"])
+        for values in (*attributes, *events)
+        if "gen_ai.evaluation.score.value" in values
+    }
 
 
 def _attributes(span: Mapping[str, Any]) -> dict[str, Any]:

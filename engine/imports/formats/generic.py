@@ -10,7 +10,8 @@ from ..mapped import Mapped
 from ..rollout import Item, Numbers, number, whole
 from .tables import GENERIC
 
-_COMPLETIONS = ("completions", "responses", "outputs", "generations", "completion", "response", "output")
+_PLURAL = ("completions", "responses", "outputs", "generations")
+_COMPLETIONS = (*_PLURAL, "completion", "response", "output")
 
 
 class Groups:
@@ -36,8 +37,12 @@ class Groups:
         for i in range(size):
             row: dict[str, Any] = {"rollout": i} if named else {}
             for name, value in document.items():
-                is_list = isinstance(value, list) and len(value) == size and name not in ("prompt", "messages")
-                row[_singular(name) if is_list else name] = value[i] if is_list else value
+                if not isinstance(value, list) or name in ("prompt", "messages", "tools"):
+                    row[name] = value
+                elif len(value) == size:
+                    row[_singular(name)] = value[i]
+                else:  # one value for two rollouts is nobody's
+                    row[f"group.{name}"] = value
             yield self.single.rollout(row, origin)
 
 
@@ -201,7 +206,7 @@ def _list_key(document: Any) -> str | None:
         return None
     for key in _COMPLETIONS:
         value = document.get(key)
-        if not isinstance(value, list) or not value:
+        if not isinstance(value, list) or (not value and key not in _PLURAL):
             continue
         if all(isinstance(v, str) or v is None for v in value):
             return key

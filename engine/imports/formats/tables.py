@@ -33,7 +33,7 @@ VERL = Mapped(
     keys={
         "prompt": ("input",),
         "completion": ("output",),
-        "reward": ("score",),
+        "reward": ("score", "reward"),
         "expected": ("gts",),
         "step": ("step",),
         "group": ("uid",),
@@ -42,7 +42,6 @@ VERL = Mapped(
         "answer": ("pred",),
         "advantage": ("advantage", "advantages"),
     },
-    ignored=("reward",),
     numbers="component",
     read_prompt=_verl_text,
     read_completion=_verl_output,
@@ -69,6 +68,7 @@ SKYRL = Mapped(
         "extra": ("env_extras.extra_info",),
         "task": ("env_extras",),
     },
+    by_token=True,
     unknown={
         "advantage": "evaluations have no advantages",
         "components": "one score, no components",

@@ -11,7 +11,7 @@ from typing import Any
 from ..format import Origin
 from ..mapped import at
 from ..messages import conversation, message, split
-from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, text, whole
+from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, summed, text, whole
 
 _TURN = re.compile(r"Turn (\d+)")
 _REWARD = re.compile(r"reward (-?\d+(?:\.\d+)?|nan)")
@@ -47,7 +47,7 @@ class TinkerSummaries:
             said = message({"role": "assistant", "content": text(logs.get("response")) or "", "tool_calls": calls})
             messages.append(replace(said, reward=number(step.get("reward")), error=text(logs.get("error"))))
             errors += [text(logs["error"])] if logs.get("error") else []
-            counts.append(number(step.get("ac_len")))
+            counts.append(step.get("ac_len"))
             components.update({k: number(v) for k, v in mapping(step.get("metrics")).items()})
         components.update({k: number(v) for k, v in mapping(document.get("trajectory_metrics")).items()})
         iteration = whole(document.get("iteration"))
@@ -70,7 +70,7 @@ class TinkerSummaries:
             components={k: Score(v) for k, v in components.items() if not k.startswith("stop/")},
             stop=stop,
             error="; ".join(e for e in errors if e) or None,
-            token_count=None if None in counts or not counts else sum(map(int, filter(None, counts))),
+            token_count=summed(counts),
             policy_version=whole(document.get("sampling_client_step")),
             extra=by_group,
         )

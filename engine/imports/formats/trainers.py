@@ -74,6 +74,7 @@ class NemoRl:
         "group": "no group is written: rollouts of one prompt in one step are shown as one",
         "advantage": "validation has no advantages",
     }
+    _READ = frozenset(("content", "rewards", "advantages", "input_lengths", "token_ids", "token_loss_mask"))
 
     def detect(self, document: Any, origin: Origin) -> bool:
         """By its keys."""
@@ -81,13 +82,13 @@ class NemoRl:
             isinstance(document, Mapping)
             and isinstance(document.get("content"), list)
             and "rewards" in document
-            and "idx" in document
+            and ("idx" in document or all(isinstance(v, list) and len(v) == 1 for v in document.values()))
         )
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """One rollout."""
         one = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in document.items()}
-        content = listed(one["content"])
+        content = listed(one["content"]) or ([one["content"]] if isinstance(one["content"], str) else [])
         if content and all(isinstance(c, Mapping) for c in content):
             prompt, said = split(conversation(content))
         else:
@@ -111,7 +112,7 @@ class NemoRl:
             else number(one.get("advantages")),
             token_count=whole(one.get("input_lengths")) or len(ids) or None,
             tokens=(lambda: Tokens.of(ids, mask, logprobs, advantages, overlays)) if ids else None,
-            extra=plain({k: v for k, v in one.items() if k in ("sample_loss_mask", "idx")}),
+            extra=plain({k: v for k, v in one.items() if k not in self._READ}),
         )
 
 
@@ -168,7 +169,7 @@ class Inspect:
             return False
         if isinstance(document.get("member"), str) and "document" in document:
             return _is_sample(document["document"]) or _is_part(document["member"])
-        return isinstance(document.get("eval"), Mapping) and isinstance(document.get("samples"), list)
+        return isinstance(document.get("eval"), Mapping) and ("samples" in document or "status" in document)
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """One rollout a sample."""
@@ -177,8 +178,8 @@ class Inspect:
                 yield _sample(document["document"], _header(origin))
             return
         header = {k: v for k, v in document.items() if k != "samples"}
-        for sample in document["samples"]:
-            if _is_sample(sample):
+        for sample in listed(document.get("samples")):
+            if isinstance(sample, Mapping):
                 yield _sample(sample, header)
 
 

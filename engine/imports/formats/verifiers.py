@@ -157,10 +157,10 @@ class Results:
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """One rollout."""
         about = origin.beside("metadata.json")
-        metrics = {
-            **mapping(document.get("metrics")),
-            **{k: v for k, v in document.items() if k not in self._KEYS and isinstance(v, (int, float, type(None)))},
-        }
+        others = {k: v for k, v in document.items() if k not in self._KEYS}
+        columns = {k: v for k, v in others.items() if v is None or isinstance(v, (int, float)) or v == "NaN"}
+        others = {k: v for k, v in others.items() if k not in columns}
+        metrics = {**mapping(document.get("metrics")), **columns}
         counted = {k: v for k, v in metrics.items() if k.startswith("num_") or k.endswith("_calls")}
         usage = mapping(document.get("token_usage"))
         stop = text(document.get("stop_condition")) or ""
@@ -185,7 +185,7 @@ class Results:
             stop=stop or ("truncated" if document.get("is_truncated") else ""),
             error=error_text(document.get("error")),
             token_count=summed([usage.get(k) for k in ("final_input_tokens", "final_output_tokens")]),
-            extra={**plain(mapping(document.get("info"))), **plain(counted)},
+            extra={**plain(others), **plain(mapping(document.get("info"))), **plain(counted)},
             seconds=number(at(document, "timing.total")) or 0.0,
             tools=tuple(t for t in tools if isinstance(t, Mapping)),
         )

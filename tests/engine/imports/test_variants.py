@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -34,9 +35,13 @@ def whole(reader: RunReader) -> list[TrajectoryRecord]:
     return [reader.bodies.trajectory(row.n) for row in reader.rollouts.page(limit=100)]
 
 
-def opened_text(path: Path, opened: Open, data: str | bytes, name: str = "a") -> list[TrajectoryRecord]:
-    (path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
-    return whole(opened(path / name))
+def opened_of(path: Path, opened: Open, data: str | bytes) -> RunReader:
+    (path / "a").write_bytes(data if isinstance(data, bytes) else data.encode())
+    return opened(path / "a")
+
+
+def opened_text(path: Path, opened: Open, data: str | bytes) -> list[TrajectoryRecord]:
+    return whole(opened_of(path, opened, data))
 
 
 def one(path: Path, opened: Open, document: Any) -> TrajectoryRecord:
@@ -162,12 +167,137 @@ def test_a_batch_of_columns_with_nan_as_text_and_null(tmp_path: Path, opened: Op
     assert raw[:2] == [1.0, None] and raw[2] != raw[2]
 
 
+def test_what_cannot_be_read_or_stands_beside_what_counts_is_a_column(tmp_path: Path, opened: Open):
+    wordy = one(tmp_path, opened, {"prompt": "q", "completion": "a", "reward": "good", "step": "first", "acc": 0.5})
+    assert wordy.trajectory.env_reward is None and wordy.trajectory.correct is None
+    assert wordy.trajectory.extra == {"reward": "good", "step": "first", "acc": 0.5}
+    two = {
+        "prompt": "q",
+        "question": "asked",
+        "completion": "a",
+        "reward": 1,
+        "score": 0.5,
+        "id": "x",
+        "request_id": "y",
+    }
+    record = one(tmp_path, opened, two)
+    assert record.trajectory.env_reward == 1.0
+    assert record.trajectory.extra == {"question": "asked", "score": 0.5, "request_id": "y"}
+    assert one(tmp_path, opened, {**VERL, "reward": 0.5}).trajectory.extra == {}, "the same number twice is one"
+    assert one(tmp_path, opened, {**VERL, "score": None, "reward": 0.25}).trajectory.env_reward == 0.25
+
+
+def test_a_list_of_rewards_of_one_rollout_is_no_total(tmp_path: Path, opened: Open):
+    record = one(tmp_path, opened, {"prompt": "q", "completion": "a", "rewards": [0.5, 0.25]})
+    assert record.trajectory.env_reward is None and "reward" in record.unknown
+    assert record.trajectory.extra == {"rewards": "[0.5, 0.25]"}
+
+
+def test_messages_beside_a_completion_are_its_prompt(tmp_path: Path, opened: Open):
+    record = one(tmp_path, opened, {"messages": CHAT[:1], "completion": "a", "reward": 1})
+    assert [m.text for m in record.trajectory.messages] == ["q"]
+    assert [s.text for s in record.trajectory.steps] == ["a"]
+
+
+def test_a_group_gives_no_rollout_what_is_not_its_own(tmp_path: Path, opened: Open):
+    group = {"prompt": "q", "completions": ["a", "b"], "rewards": [1.0], "advantages": [0.5, -0.5]}
+    records = opened_text(tmp_path, opened, json.dumps(group) + "\n")
+    assert [(r.trajectory.env_reward, r.advantage) for r in records] == [(None, 0.5), (None, -0.5)]
+    assert all(r.trajectory.extra == {"group.rewards": "[1.0]"} for r in records)
+
+
+def test_an_empty_group_is_a_group_without_rollouts(tmp_path: Path):
+    empty = {"prompt": "q", "completions": [], "rewards": []}
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(d) + "\n" for d in (VERL, empty)))
+    summary = open_dump(tmp_path / "a.jsonl", whole=True).summary
+    assert summary["rollouts"] == 1 and summary["skipped"] == []
+
+
+def test_nemo_batches_keep_all_their_columns_and_need_no_index(tmp_path: Path, opened: Open):
+    row = {"content": [["q", "a", "seen", "b"]], "rewards": [None], "truncated": [True], "advantages": [[0, 0.5, 0.5]]}
+    record = one(tmp_path, opened, row)
+    assert [s.text for s in record.trajectory.steps] == ["a", "b"]
+    assert record.trajectory.env_reward is None and record.advantage == 0.5
+    assert record.trajectory.extra == {"truncated": True}
+
+
 def test_several_agents_of_an_episode_are_rollouts_of_their_own(tmp_path: Path, opened: Open):
     nodes = [{"parent": None if not i else i - 1, "message": m, "sampled": i == 1} for i, m in enumerate(CHAT)]
     traces = [{"id": n, "agent": {"name": n}, "nodes": nodes, "rewards": {}} for n in ("planner", "solver")]
     records = opened_text(tmp_path, opened, json.dumps({"id": "e", "env": {"id": "x"}, "traces": traces}) + "\n")
     assert [r.trajectory.agent for r in records] == ["planner", "solver"]
     assert all("reward" in r.unknown for r in records), "no component has a score"
+
+
+def test_agents_of_one_task_are_no_group_where_the_writer_names_none(tmp_path: Path, opened: Open):
+    nodes = [{"parent": None if not i else i - 1, "message": m, "sampled": i == 1} for i, m in enumerate(CHAT)]
+    traces = [{"id": n, "agent": {"name": n}, "nodes": nodes, "rewards": {}} for n in ("planner", "solver")]
+    episode = {"id": "e", "env": {"id": "x"}, "task": {"data": {"name": "sum"}}, "traces": traces}
+    records = opened_text(tmp_path, opened, json.dumps(episode) + "\n")
+    assert len({r.trajectory.group for r in records}) == 2 and len({r.trajectory.prompt_id for r in records}) == 1
+
+
+def test_solvers_of_one_name_are_told_apart_and_steps_with_talks_of_their_own_are_all_shown(
+    tmp_path: Path, opened: Open
+):
+    def talk(asked: str, said: str, reward: float) -> dict[str, Any]:
+        chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+        return {"chat_completions": chat, "reward": reward}
+
+    solvers = [{"name": "solver", "steps": [talk("q", "a", 0.0), talk("seen", "b", 1.0)], "reward": r} for r in (0, 1)]
+    episode = {"episode_id": "t:0", "task": {}, "metadata": {"seed": 7}, "trajectories": solvers}
+    records = opened_text(tmp_path, opened, json.dumps(episode))
+    assert len({r.trajectory.id for r in records}) == 2
+    assert [r.trajectory.env_reward for r in records] == [0.0, 1.0]
+    for record in records:
+        assert [(s.text, s.observation, s.reward) for s in record.trajectory.steps] == [
+            ("a", "seen", 0.0),
+            ("b", "", 1.0),
+        ]
+        assert record.trajectory.extra["seed"] == 7
+
+
+def test_spans_of_a_trace_on_several_lines_and_evaluations_as_events(tmp_path: Path, opened: Open):
+    def line(trace: str, attributes: dict[str, Any], parent: str = "", events: dict[str, Any] | None = None) -> str:
+        def typed(values: dict[str, Any]) -> list[dict[str, Any]]:
+            kinds = {str: "stringValue", float: "doubleValue", int: "intValue"}
+            return [{"key": k, "value": {kinds[type(v)]: v}} for k, v in values.items()]
+
+        span = {"traceId": trace, "spanId": "s", "parentSpanId": parent, "attributes": typed(attributes)}
+        span["events"] = [{"name": "gen_ai.evaluation.result", "attributes": typed(events)}] if events else []
+        return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}) + "\n"
+
+    talk = {f"gen_ai.{k}.messages": json.dumps([m]) for k, m in zip(("input", "output"), CHAT, strict=True)}
+    score = {"gen_ai.evaluation.name": "relevance", "gen_ai.evaluation.score.value": 0.75}
+    root = {"gen_ai.evaluation.score.value": 0.5, "training.step": 3}
+    text = (
+        line("t1", talk, parent="r") + line("t1", root) + line("t2", talk, events=score) + line("t3", {"http": "GET"})
+    )
+    reader = opened_of(tmp_path, opened, text)
+    assert [(r.step, r.reward) for r in reader.rollouts.page()] == [(3, 0.5), (None, None)]
+    first, second = whole(reader)
+    assert first.trajectory.env_reward == 0.5 and first.trajectory.steps[0].text == "a"
+    assert second.breakdown is not None and second.breakdown.steps[-1].components["relevance"].raw == 0.75
+
+
+def test_results_keep_the_columns_that_an_environment_added(tmp_path: Path, opened: Open):
+    row = {
+        "example_id": 1,
+        "prompt": CHAT[:1],
+        "completion": CHAT[1:],
+        "reward": 1.0,
+        "difficulty": "hard",
+        "acc": "NaN",
+    }
+    record = one(tmp_path, opened, row)
+    assert record.trajectory.extra["difficulty"] == "hard"
+    assert record.breakdown is not None and math.isnan(record.breakdown.steps[-1].components["acc"].raw or 0)
+
+
+def test_a_log_without_samples_is_known_and_said_to_hold_none(tmp_path: Path):
+    (tmp_path / "log.json").write_text(json.dumps({"version": 2, "status": "started", "eval": {"task": "t"}}))
+    with pytest.raises(DumpError, match="was recognised as inspect-ai samples, but there is no rollout in it"):
+        open_dump(tmp_path / "log.json", whole=True)
 
 
 def test_scores_of_inspect_that_are_no_numbers_are_columns(tmp_path: Path, opened: Open):

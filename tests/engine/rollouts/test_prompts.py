@@ -73,6 +73,20 @@ def test_data_show_counts_and_prints_the_tools_as_the_policy_reads_them(
     assert tokens_told(config) == len(tokenizer.encode(first_prompt(config), add_special_tokens=False))
 
 
+def test_rows_that_leave_too_little_room_are_listed(tmp_path: Path):
+    config = configured(tmp_path, tools=False)
+    config.data.prompt_template = "{question} Be brief."
+    size = tokens_told(config)
+    config.training.max_trajectory_tokens = size + config.training.max_turn_tokens - 1
+    lines = "\n".join(told(config, 1, True))
+    assert "Be brief.<|end|><|assistant|>" in lines
+    assert f"leave less room than training.max_turn_tokens ({config.training.max_turn_tokens})" in lines
+    config.training.max_trajectory_tokens = size
+    assert (
+        f"leave no room for an answer within training.max_trajectory_tokens ({size})" in list(told(config, 1, True))[-1]
+    )
+
+
 @pytest.mark.parametrize("template", [None, SHOWS_TOOLS])
 def test_a_prompt_that_only_its_tools_make_too_long_is_refused_before_training(tmp_path: Path, template: str | None):
     config = configured(tmp_path, template)

@@ -76,6 +76,14 @@ def test_template_and_system_prompt_make_the_messages_and_other_braces_stay(tmp_
     ]
 
 
+def test_content_in_parts_of_text_is_one_text(tmp_path: Path):
+    path = tmp_path / "parts.jsonl"
+    parts = [{"type": "text", "text": "what is "}, {"type": "text", "text": "2?"}]
+    path.write_text(json.dumps({"prompt": [{"role": "user", "content": parts}]}) + "\n")
+    task = load_tasks(DataConfig(source=str(path)), "train", 0)[0]
+    assert task["messages"] == [{"role": "user", "content": "what is 2?"}]
+
+
 def test_the_form_of_the_prompt_decides_what_functions_get(tmp_path: Path):
     def plain(row: dict[str, Any], **config: Any) -> bool:
         path = tmp_path / "one.jsonl"
@@ -122,7 +130,17 @@ LINES = {
     "template": ('{"q": "a"}\n', {"prompt_template": "{question}"}, "names {question}, but .* has the columns q"),
     "constant template": ('{"q": "a"}\n', {"prompt_template": "hello"}, "names no column"),
     "split": ('{"prompt": "a"}\n', {"eval_source": "gone.jsonl"}, "there is no file gone.jsonl"),
-    "no rows": ("", {}, "cannot be read|has no rows"),
+    "no rows": ("", {}, "has no rows"),
+    "blank lines": ("\n\n", {}, "has no rows"),
+    "a key twice": (
+        '{"prompt": "a"}\n{"prompt": "a", "prompt": "b"}\n',
+        {},
+        "row 2: .*the key prompt stands there twice",
+    ),
+    "no messages": ('{"prompt": []}\n', {}, "row 1: prompt is empty"),
+    "a split of a file": ('{"prompt": "a"}\n', {"eval_split": "test"}, "has no splits, and test is asked of it"),
+    "another split of a file": ('{"prompt": "a"}\n', {"split": "test"}, "has no splits, and test is asked of it"),
+    "a name of a file": ('{"prompt": "a"}\n', {"name": "main"}, "data.name is for datasets of the hub"),
     "empty answer": ('{"prompt": "a", "y": "1"}\n{"prompt": "b", "y": ""}\n', {"answer": "y"}, "row 2: y is empty"),
 }
 

@@ -19,7 +19,6 @@ from grpo_tui.engine.record.step_recorder import StepRecorder
 from grpo_tui.engine.rollouts.judging import completions_of, special_texts
 from grpo_tui.engine.rollouts.rollout import rollouts_of
 from grpo_tui.engine.rollouts.runner import parse_row
-from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import NullWriter
 from grpo_tui.engine.training.pipeline import Request
 from grpo_tui.engine.training.rft import build_trainer
@@ -150,28 +149,6 @@ def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(
         np.testing.assert_allclose(np.array(scores, dtype=float), logged, atol=1e-6)
         assert f"rewards/raw/{name}" in metrics
     assert "rewards/raw/task" not in metrics
-
-
-def test_a_run_records_each_function_with_its_reason_and_can_be_searched(tmp_path: Path):
-    config = configured(tmp_path, {"vowels": 1.0, "tokens": -0.5})
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-    assert start(run).wait(240) == 0, (run / "log.txt").read_text()[-2000:]
-    reader = RunReader(run)
-    try:
-        row = next(r for r in reader.rollouts.page(limit=100) if r.split == "train")
-        record = reader.bodies.trajectory(row.n)
-        assert record.breakdown is not None
-        step = record.breakdown.steps[-1]
-        assert list(step.components)[:2] == ["vowels", "tokens"]
-        assert step.components["tokens"].weight == -0.5
-        assert record.breakdown.total == pytest.approx(sum(v.contribution or 0 for v in step.components.values()))
-        assert record.trajectory.steps[-1].scores[0].why == "counted"
-        assert record.trajectory.judged_by == "vowels"
-        assert [value for _, value in reader.metrics.points("rewards/raw/vowels")]
-    finally:
-        reader.close()
 
 
 def test_a_function_that_raises_ends_the_run_with_one_sentence_or_goes_on_without(tmp_path: Path):

@@ -1,0 +1,68 @@
+"""What a file says of its own parts is used: seek tables of zstd, columns of parquet that hold the same again."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.imports.containers.parquet import Parquet
+from grpo_tui.engine.imports.containers.zstd_lines import SEEKABLE, SKIPPABLE, ZstdLines
+from grpo_tui.engine.imports.coverage import Coverage
+from grpo_tui.engine.runs.zstd import zstd_compress
+
+from .conftest import PEERS
+
+TEXTS = [json.dumps({"n": n, "text": "x" * 200}).encode() + b"\n" for n in range(30)]
+
+
+def seekable(path: Path, frames: int) -> tuple[Path, list[int]]:
+    """The texts in frames, with a table of them at the end; and where each frame begins."""
+    size = len(TEXTS) // frames
+    parts = [b"".join(TEXTS[i : i + size]) for i in range(0, len(TEXTS), size)]
+    packed = [zstd_compress(part) for part in parts]
+    entries = b"".join(struct.pack("<II", len(p), len(t)) for p, t in zip(packed, parts, strict=True))
+    table = entries + struct.pack("<IBI", len(parts), 0, SEEKABLE)
+    path.write_bytes(b"".join(packed) + struct.pack("<II", SKIPPABLE, len(table)) + table)
+    return path, [sum(map(len, packed[:i])) for i in range(len(packed))]
+
+
+def test_a_document_behind_a_seek_table_is_read_without_the_frames_before_it(tmp_path: Path):
+    path, starts = seekable(tmp_path / "a.zst", frames=3)
+    places = [(found.offset, found.length) for found in ZstdLines().open(path)]
+    assert len(places) == len(TEXTS)
+    data = bytearray(path.read_bytes())
+    data[starts[0] + 6 : starts[1]] = b"\xff" * (starts[1] - starts[0] - 6)  # only what is unpacked can fail
+    path.write_bytes(data)
+    lines = ZstdLines()
+    for n in (29, 25, 10):
+        assert lines.read(path, *places[n])["n"] == n
+
+
+def test_prime_rls_sealed_chunks_have_such_a_table(tmp_path: Path):
+    chunks = sorted(PEERS.glob("prime-rl/since-2026-09/**/*.zst"))
+    for chunk in chunks:
+        assert ZstdLines().end(chunk) == sum(found.length + 1 for found in ZstdLines().open(chunk))
+    assert chunks
+
+
+def test_how_far_the_index_is_counts_the_text_that_a_seek_table_tells(tmp_path: Path):
+    path, _ = seekable(tmp_path / "a.zst", frames=3)
+    half = sum(map(len, TEXTS)) // 2
+    coverage = Coverage.of([(str(path), ZstdLines.name, half, 0, path.stat().st_size)], 0, 0)
+    assert coverage.share == pytest.approx(0.5, abs=0.01), "bytes of the text, of which there are many more"
+
+
+def test_columns_that_hold_the_same_again_are_no_values_unless_they_are_all_there_is(tmp_path: Path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    trajectory = json.dumps({"messages_and_choices": [], "reward": 1.0})
+    for told, made in (([trajectory] * 2, [None, None]), ([trajectory, None], [["m"], ["m"]])):
+        table = {"trajectory_json": pa.array(told, pa.string()), "messages": [["m"], ["m"]], "image": [b"\0", b"\1"]}
+        parquet.write_table(pa.table(table), tmp_path / "a")
+        rows = [found.document for found in Parquet().open(tmp_path / "a")]
+        assert [row["messages"] for row in rows] == made
+        assert [row["image"] for row in rows] == [None, None], "bytes are no text of a rollout"
