@@ -40,7 +40,6 @@ class ZstdLines(PackedLines):
                 return at, start
         return 0, 0
 
-
     def end(self, path: Path) -> int:
         """The bytes of the text, where a seek table tells them; else the size of the file."""
         stat = path.stat()

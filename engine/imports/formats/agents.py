@@ -62,7 +62,14 @@ class MiniSweAgent:
             answer=text(info.get("submission")) or None,
             stop=status,
             error=f"{status}: {error}" if error else status if status.lower() not in known else None,
-            extra=plain({**mapping(info.get("model_stats")), "version": info.get("mini_version")}),
+            extra=plain(
+                {
+                    **_others(document, "info", "messages", "trajectory_format", "instance_id"),
+                    **_others(info, "config", "model_stats", "mini_version", "exit_status", "submission"),
+                    **mapping(info.get("model_stats")),
+                    "version": info.get("mini_version"),
+                }
+            ),
         )
 
 
@@ -109,7 +116,12 @@ class SweAgent:
             answer=text(info.get("submission")) or None,
             stop=status,
             error=status if failed else None,
-            extra=plain(mapping(info.get("model_stats"))),
+            extra=plain(
+                {
+                    **_others(info, "model_stats", "exit_status", "submission"),
+                    **mapping(info.get("model_stats")),
+                }
+            ),
         )
 
 
@@ -159,7 +171,13 @@ class Atif:
             components={k: v for k, v in scores(rewards).items() if k != "reward"},
             error=_exception(mapping(result.get("exception_info"))),
             token_count=summed([final.get(k) for k in ("total_prompt_tokens", "total_completion_tokens")]),
-            extra=plain(final),
+            extra=plain(
+                {
+                    **_others(document, "schema_version", "session_id", "agent", "steps", "final_metrics", "extra"),
+                    **mapping(document.get("extra")),
+                    **final,
+                }
+            ),
             tools=tuple(t for t in listed(agent.get("tool_definitions")) if isinstance(t, Mapping)),
         )
 
@@ -245,6 +263,11 @@ class OpenTelemetry:
             made = _of_spans(trace_id, spans) or _of_root(trace_id, spans)
             if made is not None:
                 yield made
+
+
+def _others(document: Mapping[str, Any], *known: str) -> dict[str, Any]:
+    """What a writer added of its own."""
+    return {k: v for k, v in document.items() if k not in known}
 
 
 def _atif_step(step: Mapping[str, Any]) -> list[Message]:

@@ -26,7 +26,14 @@ class Art:
         "step": "the step is the file's number",
         "group": "groups have a number in their file only",
         "tokens": "token ids are not written",
+        "additional histories": "of conversations beside the main one only their number is shown",
     }
+    _READ = frozenset(
+        (
+            *("messages_and_choices", "messages", "additional_histories", "tools", "reward", "metrics", "metadata"),
+            *("exception", "group_index", "group_json", "group_metadata", "trajectory_index", "trajectory_json"),
+        )
+    )
 
     def detect(self, document: Any, origin: Origin) -> bool:
         """By its columns (version 1 has no `trajectory_json`)."""
@@ -46,6 +53,7 @@ class Art:
         metrics, about = mapping(whole_.get("metrics")), mapping(whole_.get("metadata"))
         position = text(document.get("group_index")) or ""
         split_name = origin.path.parent.name
+        others = listed(whole_.get("additional_histories"))
         yield Rollout(
             prompt=prompt,
             completion=said,
@@ -59,7 +67,12 @@ class Art:
             answer=text(about.get("answer")),
             expected=text(about.get("expected")),
             error=error_text(whole_.get("exception")) or error_text(metrics.get("error")) or _errors(document),
-            extra={**plain(about), **plain({k: v for k, v in metrics.items() if isinstance(v, bool)})},
+            extra={
+                **plain({k: v for k, v in whole_.items() if k not in self._READ}),
+                **plain(about),
+                **plain({k: v for k, v in metrics.items() if isinstance(v, bool)}),
+                **({"additional_histories": len(others)} if others else {}),
+            },
             tools=tuple(t for t in listed(whole_.get("tools")) if isinstance(t, Mapping)),
         )
 

@@ -53,6 +53,8 @@ class Trl:
         "reward": "TRL writes each reward function's value, but neither weights nor the total",
         "weight": "TRL does not write the weights of reward functions",
         "group": "no group is written: rollouts of one prompt in one step are shown as one",
+        "reward functions": "which columns are reward functions is not written: where no trainer_state.json stands "
+        "beside the folder, every column of numbers is shown as one",
         "tokens": "token ids are not written, only text",
         "error": "errors are not written",
         "call arguments": "an argument that is null in the file may have been absent: arrow gives all tools one set",

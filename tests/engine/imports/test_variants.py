@@ -280,18 +280,29 @@ def test_spans_of_a_trace_on_several_lines_and_evaluations_as_events(tmp_path: P
     assert second.breakdown is not None and second.breakdown.steps[-1].components["relevance"].raw == 0.75
 
 
-def test_results_keep_the_columns_that_an_environment_added(tmp_path: Path, opened: Open):
-    row = {
-        "example_id": 1,
-        "prompt": CHAT[:1],
-        "completion": CHAT[1:],
-        "reward": 1.0,
-        "difficulty": "hard",
-        "acc": "NaN",
-    }
+def test_a_reward_function_of_verifiers_that_gave_nan_is_known_to_have(tmp_path: Path, opened: Open):
+    row = {"example_id": 1, "prompt": CHAT[:1], "completion": CHAT[1:], "reward": 1.0, "acc": "NaN"}
     record = one(tmp_path, opened, row)
-    assert record.trajectory.extra["difficulty"] == "hard"
     assert record.breakdown is not None and math.isnan(record.breakdown.steps[-1].components["acc"].raw or 0)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param({"trajectory_format": "mini-swe-agent-1", "messages": CHAT, "info": {}}, id="mini-swe-agent"),
+        pytest.param({"schema_version": "ATIF-v1.8", "steps": [], "session_id": "s", "agent": {}}, id="ATIF"),
+        pytest.param({"episode_id": "e", "messages": CHAT}, id="OpenEnv"),
+        pytest.param({"messages_and_choices": CHAT, "reward": 1.0}, id="ART"),
+        pytest.param({"content": [["q", "a"]], "rewards": [1.0], "idx": 0}, id="NeMo-RL"),
+        pytest.param({"example_id": 1, "prompt": CHAT[:1], "completion": CHAT[1:]}, id="verifiers"),
+        pytest.param({"input_prompt": "q", "output_response": "a", "score": 1}, id="SkyRL"),
+        pytest.param({"rollout_id": "r", "reward": 1, "prompt": "q", "response": "a"}, id="agentlightning"),
+        pytest.param(VERL, id="verl"),
+    ],
+)
+def test_a_key_of_a_writers_own_is_a_column(tmp_path: Path, opened: Open, document: dict[str, Any]):
+    record = one(tmp_path, opened, {**document, "difficulty": "hard"})
+    assert record.trajectory.extra["difficulty"] == "hard"
 
 
 def test_a_log_without_samples_is_known_and_said_to_hold_none(tmp_path: Path):
