@@ -224,7 +224,8 @@ def _joined(content: Any) -> Any:
     if not isinstance(content, list) or not content:
         return content
     parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
-    return "".join(parts) if all(isinstance(part, str) for part in parts) else content
+    texts = [part for part in parts if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(content) else content
 
 
 def _fields(template: str) -> list[str]:
