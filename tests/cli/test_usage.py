@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_tui.configs.loading import load_config
+from grpo_tui.engine.training.first_prompt import first_prompt
+
 from .conftest import Cli
 
 HERE = Path(__file__).parent
@@ -62,9 +65,12 @@ def test_every_problem_of_a_configuration_is_told_with_its_line(cli: Cli, tmp_pa
     assert [line.split(": ")[0] for line in answer.stderr.splitlines()] == ["my.yaml:1", "my.yaml:3"]
 
 
-def test_config_show_prints_a_configuration_that_checks(cli: Cli, tmp_path: Path):
+def test_config_show_prints_a_configuration_that_checks_and_the_first_prompt(cli: Cli, tmp_path: Path):
     shown = cli("config", "show", "qwen3_0.6b", "--set", "seed=4")
     assert "# Rank." in shown.stdout and "seed: 4" in shown.stdout
+    prompt = shown.stdout.split("# The first prompt, as the policy reads it:\n")[1].splitlines()
+    assert '#   {"name": "SEGMENT_OBJECT_AT", "arguments": {"x": 1, "y": 1}}' in prompt
+    assert "#   - ANSWER(text: string, the answer): Ends the task with the answer." in prompt
     (tmp_path / "my.yaml").write_text(shown.stdout)
     assert cli("config", "check", "my.yaml").returncode == 0
 
@@ -99,27 +105,17 @@ def test_a_reader_that_goes_away_is_no_error(cli: Cli):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "lines"),
+    ("settings", "line"),
     [
-        ([], ["#   <|user|>image 96 104. colour at 60 40?<|end|><|assistant|>"]),
+        ([], "image 96 104. colour at 60 40?<|end|><|assistant|>"),
         (
-            ["qwen3_0.6b"],
-            [
-                '#   {"name": "SEGMENT_OBJECT_AT", "arguments": {"x": 1, "y": 1}}',
-                "#   - ANSWER(text: string, the answer): Ends the task with the answer.",
-            ],
-        ),
-        (
-            ["--set", "environment.class_path=grpo_tui.envs.CalculatorEnv"],
-            ['#   {"name": "CALCULATE", "arguments": {"operation": "add", "a": 1, "b": 1}}'],
+            ["environment.class_path=grpo_tui.envs.CalculatorEnv"],
+            '{"name": "CALCULATE", "arguments": {"operation": "add", "a": 1, "b": 1}}',
         ),
     ],
 )
-def test_config_show_ends_with_the_first_prompt(cli: Cli, arguments: list[str], lines: list[str]):
-    shown = cli("config", "show", *arguments)
-    assert shown.returncode == 0
-    prompt = shown.stdout.split("# The first prompt, as the policy reads it:\n")[1].splitlines()
-    assert set(lines) <= {line.replace("<|user|>", "") if "image" not in line else line for line in prompt}
+def test_the_first_prompt_says_what_the_policy_does_not_know(settings: list[str], line: str):
+    assert line in first_prompt(load_config(None, settings)).replace("<|user|>", "")
 
 
 def test_the_folder_of_runs_may_stand_before_the_command(cli: Cli, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import train
+
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"```python\n# file: (\S+)\n(.*?)```", re.S)
 SETTINGS = (
@@ -53,9 +55,12 @@ def test_what_one_writes_in_files_of_ones_own_trains(tmp_path: Path):
 
     for name, code in shown().items():
         (tmp_path / name).write_text(code)
-    run = trained(
-        tmp_path,
+    run = tmp_path / "runs" / "mine"
+    train(
+        run,
+        None,
         (
+            *SETTINGS,
             "environment.class_path=guess.py:GuessEnv",
             "environment.config={}",
             "rewards.penalty_rules=[{class_path: too_many_zooms.py:TooManyZooms}]",
@@ -63,6 +68,7 @@ def test_what_one_writes_in_files_of_ones_own_trains(tmp_path: Path):
             "training.loss_type=clipped.py:clipped",
             "rewards.extra_components={brevity: {class_path: brevity.py:Brevity, weight: 0.1}}",
         ),
+        cwd=tmp_path,
     )
     with RunReader(run) as reader:
         latest = reader.metrics.latest()

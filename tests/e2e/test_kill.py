@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,23 +16,13 @@ import pytest
 from grpo_tui.engine.launch import find_run
 from grpo_tui.engine.runs.checkpoints import checkpoint_folder, newest_whole
 from grpo_tui.engine.runs.reader import RunReader
+from tests.forked import TrainingProcess
 
 from .world import grpo_tui, variables, write_world
 
 STEPS = 400
 ROWS = 16
 """Trajectories of one step: 4 prompts × 4 generations."""
-
-
-@pytest.fixture
-def start_trainer(project: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(Path(__file__).with_name("fork_trainers.py"))]
-    process = subprocess.Popen(
-        command, cwd=project, env=variables(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    yield process
-    process.kill()
-    process.wait()
 
 
 def wait_for_step(run: Path, step: int, seconds: float = 120.0) -> None:
@@ -70,9 +59,7 @@ def assert_whole(run: Path) -> int:
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.stress)])
-def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(
-    project: Path, model: Path, start_trainer: subprocess.Popen[str], kills: int
-):
+def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(project: Path, model: Path, kills: int):
     config = write_world(project, model, max_steps=STEPS, save_every=2)
     run = project / "runs" / "k"
     follower = subprocess.Popen(
@@ -91,16 +78,12 @@ def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(
     assert follower.returncode == 1
     assert "run k crashed at step" in err and "--resume k" in out
 
-    assert start_trainer.stdin is not None and start_trainer.stdout is not None
-    assert start_trainer.stdout.readline() == "ready\n"
     chance = random.Random(int.from_bytes(os.urandom(4)))
     for round in range(kills - 1):
         newest, damaged = newest_whole(checkpoint_folder(run))
         assert damaged == []
         kept = newest[0] if newest else 0
-        start_trainer.stdin.write(f"{run}\n")
-        start_trainer.stdin.flush()
-        pid = int(start_trainer.stdout.readline())
+        trainer = TrainingProcess(run, resume=True, log=run / "logs" / "training.log", cwd=project)
         # Half of the kills come while the trainer loads or trains, half around the checkpoint after its first steps.
         # A resumed trainer first removes what came after its checkpoint; from then on nothing may go missing.
         cleared = last_step(run) <= kept
@@ -109,13 +92,12 @@ def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(
         while time.monotonic() < earliest or (round % 2 and not (cleared and last_step(run) >= kept + 3)):
             cleared = cleared or last_step(run) <= kept
             log = (run / "logs" / "training.log").read_text()
-            assert Path(f"/proc/{pid}").exists() and time.monotonic() < begun + 120, log[-3000:]
+            assert trainer.poll() is None and time.monotonic() < begun + 120, log[-3000:]
             time.sleep(0.02)
         time.sleep(chance.uniform(0.0, 0.3) if round % 2 else 0.0)
         seen = {id: step for id, step in contents(run).items() if cleared or step <= kept}
-        os.kill(pid, signal.SIGKILL)
-        while Path(f"/proc/{pid}").exists():
-            time.sleep(0.01)
+        trainer.kill()
+        assert trainer.wait(60) == -signal.SIGKILL
         assert seen.items() <= contents(run).items()
         assert find_run(project / "runs", "k").status == "crashed"
 

@@ -30,21 +30,6 @@ def train(project: Path, model: Path, run_id: str, **settings: object) -> list[d
     return [json.loads(row) for row in rows]
 
 
-def test_reasoning_gym_trains_from_the_command_line(project: Path, model: Path):
-    config = json.dumps({"dataset": "chain_sum", "options": {"max_terms": 2, "max_digits": 1}, "scratch_pad": True})
-    rows = train(
-        project,
-        model,
-        "gym",
-        environment__class_path="grpo_tui.envs.gym.ReasoningGymEnv",
-        environment__config=config,
-        environment__train_tasks=16,
-    )
-    assert {row["env"] for row in rows} == {"reasoning-gym"}
-    assert len([row for row in rows if row["split"] == "train"]) == 3 * 4 * 4
-    assert all("NOTE(text), ANSWER(text)" in row["prompt"] for row in rows)
-
-
 def test_four_environments_train_in_one_batch(project: Path, model: Path):
     from grpo_tui.envs.loading import make_env
 
@@ -63,6 +48,8 @@ def test_four_environments_train_in_one_batch(project: Path, model: Path):
     recorded = train(project, model, "mixed", environment__train_data="rows.jsonl", training__prompts_per_step=8)
     assert {row["env"] for row in recorded} == {"visual", "calculator", "reasoning-gym"}
     assert not any(row["stop_reason"] == "error" for row in recorded)
+    assert len([row for row in recorded if row["split"] == "train"]) == 3 * 8 * 4
+    assert any("NOTE(text), ANSWER(text)" in row["prompt"] for row in recorded if row["env"] == "reasoning-gym")
 
 
 TROUBLE = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,10 +80,21 @@ def modules(room: str, house: Path = ROOT) -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def imports(name: str, path: Path, house: Path = ROOT) -> Iterator[tuple[int, str]]:
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All of a file, read once for all tests."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
+
+
+@functools.cache
+def imports(name: str, path: Path, house: Path = ROOT) -> tuple[tuple[int, str], ...]:
     """Every import in a file, wherever it stands (functions, TYPE_CHECKING), as an absolute dotted name."""
+    return tuple(_imports(name, path, house))
+
+
+def _imports(name: str, path: Path, house: Path) -> Iterator[tuple[int, str]]:
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -246,7 +258,7 @@ def test_inside_the_product_imports_are_relative(room: str):
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for _, path in modules(room)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if (isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("grpo_tui"))
         or (isinstance(node, ast.Import) and any(alias.name.startswith("grpo_tui") for alias in node.names))
     ]
@@ -293,7 +305,7 @@ def test_nothing_is_unpickled():
                 for n, t in imports(name, path)
                 if t.split(".")[0] in ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
             ]
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes(path):
                 if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
                     bad = (node.arg == "allow_pickle" and node.value.value) or (
                         node.arg == "weights_only" and node.value.value is False
@@ -315,7 +327,7 @@ def test_every_error_of_the_product_has_the_one_root():
     wrong = []
     for room in ROOMS:
         for _, path in modules(room):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.name != "GrpoTuiError":
                     bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
                     if not any(b.endswith("Error") and b not in BUILTIN_ERRORS for b in bases):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -72,12 +73,15 @@ def _modules() -> list[str]:
 
 def _privates(cls: type) -> set[str]:
     """The private names of the Textual classes that a class inherits from, those given in methods too."""
-    names: set[str] = set()
-    for base in cls.__mro__:
-        if base.__module__.startswith("textual"):
-            names |= {n for n in vars(base) if re.match(r"_[a-z]", n)}
-            names |= set(re.findall(r"\bself\.(_[a-z]\w*)", inspect.getsource(base)))
-    return names - META
+    return set().union(*map(_privates_of, cls.__mro__)) - META
+
+
+@functools.cache
+def _privates_of(base: type) -> set[str]:
+    if not base.__module__.startswith("textual"):
+        return set()
+    names = {n for n in vars(base) if re.match(r"_[a-z]", n)}
+    return names | set(re.findall(r"\bself\.(_[a-z]\w*)", inspect.getsource(base)))
 
 
 @pytest.mark.parametrize("name", [n for n in _modules() if n != SEAM])

@@ -164,3 +164,5 @@ def test_in_a_pipe(tmp_path: Path) -> None:
     assert by_id["a"]["answer"] in ("0", "1", "2") and "trajectory_id" in by_id["b"]
     assert "line 2: not JSON" in by_id[None]["error"]
     assert done.returncode == 0
+    assert "run three finished" in done.stderr
+    assert look(tmp_path / "runs" / "three").mode == "online"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from grpo_tui.engine.runs.reader import RunReader
+from tests.forked import TrainingProcess
 
 from .parts import policy, tokenizer
 
@@ -52,18 +50,9 @@ def make_run(folder: Path, base: Path, **training: Any) -> Path:
     return folder
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """The run's training process, as the launcher starts it."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with (folder / "log.txt").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "grpo_tui.engine.training", str(folder), *options],
-            stdout=log,
-            stderr=log,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
+def start(folder: Path, *, resume: bool = False) -> TrainingProcess:
+    """The run's training process; what it prints goes to `log.txt`."""
+    return TrainingProcess(folder, resume=resume, log=folder / "log.txt")
 
 
 def recorded_steps(folder: Path) -> list[int]:

@@ -71,7 +71,7 @@ def assert_same_run(folder: Path, whole: Path) -> None:
 
 def kill_when(folder: Path, moment: Callable[[], bool], later: float = 0.0, *, resume: bool) -> None:
     """Start or resume a run and SIGKILL it once `moment` has come and `later` seconds have passed."""
-    process = start(folder, *(["--resume"] if resume else []))
+    process = start(folder, resume=resume)
     until = time.monotonic() + 120
     try:
         while not moment() and process.poll() is None:
@@ -217,7 +217,7 @@ def test_a_full_disk_costs_checkpoints_and_the_result_waits_for_room(tmp_path, b
 def test_one_run_is_trained_by_one_process_at_a_time(tmp_path, base, whole):
     folder = make_run(tmp_path / "twice", base, max_steps=STEPS, eval_every=3)
     kill_when(folder, lambda: look(folder).step >= 2, resume=False)
-    both = [start(folder, "--resume") for _ in range(2)]
+    both = [start(folder, resume=True) for _ in range(2)]
     codes = sorted(process.wait(120) for process in both)
     assert codes == [0, 1]
     assert "stop it first" in (folder / "log.txt").read_text()

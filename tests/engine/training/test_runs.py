@@ -136,7 +136,7 @@ def test_a_run_that_is_refused_says_why_in_one_sentence_and_keeps_the_traceback(
 def test_twenty_kills_at_random_moments_lose_nothing(tmp_path, base):
     folder = make_run(tmp_path / "often", base, max_steps=120, save_every=3)
     for attempt in range(20):
-        process = start(folder, *(["--resume"] if attempt else []))
+        process = start(folder, resume=attempt > 0)
         before = look(folder).step
         try:
             wait(lambda at=before, child=process: look(folder).step > at or child.poll() is not None)
