@@ -19,7 +19,7 @@ Check = Callable[[RunConfig], Iterator[Problem]]
 
 def check_relations(config: RunConfig) -> Iterator[Problem]:
     """Keys that contradict each other. `place` is filled in by the loader."""
-    for check in (_tokens, _rows, _adapters, _precision, _folders, _data, _servers):
+    for check in (_tokens, _rows, _adapters, _precision, _folders, _data, _servers, _queue):
         yield from check(config)
 
 
@@ -120,6 +120,16 @@ def _data(config: RunConfig) -> Iterator[Problem]:
             "environment.reward_funcs",
             "nothing says what a good answer is",
             "name a reward function (`--reward rewards.py:accuracy`), or the column of right answers in data.answer",
+        )
+
+
+def _queue(config: RunConfig) -> Iterator[Problem]:
+    online = config.online
+    if online.is_shared and online.shared_files is None:
+        yield Problem(
+            "online.shared_files",
+            "null, but machines that share a queue exchange snapshots and states",
+            "a folder that all of them see, or a URL such as s3://BUCKET/FOLDER",
         )
 
 

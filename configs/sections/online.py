@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .base import Section
 
@@ -131,6 +132,18 @@ class OnlineConfig(Section):
     max_learning_rate: float = Field(default=5e-3, gt=0)
     """A task that asks for more is refused."""
 
+    queue: str = "sqlite"
+    """Where tasks wait for the update worker: `sqlite`, a file of the run, or a Redis server that engines on several
+    machines share: `redis://[USER:PASSWORD@]HOST:PORT/NUMBER` (`rediss://` with TLS, `unix://` for a socket)."""
+    queue_env: str | None = None
+    """The environment variable that holds the server's URL, in place of `queue`: for one with a password."""
+    queue_name: str = Field(default="default", pattern=r"[A-Za-z0-9._-]{1,64}")
+    """Engines with the same server and name serve and teach one policy."""
+    shared_files: str | None = None
+    """Where machines that share a queue exchange snapshots and states: a folder that all of them see, or a URL that
+    fsspec knows (`s3://BUCKET/FOLDER`)."""
+    lease_s: float = Field(default=15.0, gt=0)
+    """On a shared queue one worker learns and the others stand by; one takes over when it was silent for so long."""
     queue_limit: int = Field(default=256, ge=1)
     """Tasks that may wait; beyond it the oldest goes."""
     staleness_limit: int = Field(default=16, ge=0)
@@ -168,6 +181,21 @@ class OnlineConfig(Section):
     worker_nice: int = Field(default=10, ge=0, le=19)
     worker_threads: int = Field(default=1, ge=1)
     validation: ValidationConfig = ValidationConfig()
+
+    @field_validator("queue")
+    @classmethod
+    def _queue_is_known(cls, value: str) -> str:
+        # A password stands before the host and nowhere else: there it is known to be one and kept out of the record.
+        if value != "sqlite" and not re.fullmatch(r"(redis|rediss|unix)://[^/\s]*(/[^@\s]*)?", value):
+            raise ValueError("sqlite, or the URL of a Redis server: redis://HOST:PORT/NUMBER (/ in a password as %2F)")
+        if re.search(r"[?&](username|password)=", value):
+            raise ValueError("user and password stand before the host: redis://USER:PASSWORD@HOST:PORT/NUMBER")
+        return value
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the queue is one that several machines may share."""
+        return self.queue_env is not None or self.queue != "sqlite"
 
     @model_validator(mode="after")
     def _rates_in_order(self) -> Self:

@@ -60,7 +60,7 @@ def rendered(config: RunConfig) -> tuple[bytes, dict[str, str]]:
 
     data = config.model_dump(mode="json")
     for path, value in _leaves(data):
-        if value == MASKED:
+        if isinstance(value, str) and MASKED in value:
             key = ".".join(map(str, path))
             raise LaunchError(f"{key} is a secret and not kept with the run: give it again with --set {key}=…")
     masked = mask(data)

@@ -200,7 +200,8 @@ def _command(
     if module not in MODULES.values() or (num_processes == 1 and accelerate is None):
         return [sys.executable, *program]
     options = ["--num_processes", str(num_processes)] if num_processes > 1 or accelerate is None else []
-    options += ["--main_process_port", str(_free_port())]
+    if not _names_port(accelerate):
+        options += ["--main_process_port", str(_free_port())]
     if accelerate is not None:
         options += ["--config_file", str(accelerate)]
     else:
@@ -208,6 +209,18 @@ def _command(
         if num_processes > 1:
             options.append("--multi_gpu")  # torchrun, also on CPUs: with --cpu a launch without MPI is one process
     return [sys.executable, "-m", "accelerate.commands.launch", *options, *program]
+
+
+def _names_port(accelerate: Path | None) -> bool:
+    """Whether an accelerate config says where its processes meet, as it must where they are on several machines."""
+    if accelerate is None:
+        return False
+    import yaml
+
+    with contextlib.suppress(OSError, yaml.YAMLError):
+        settings = yaml.safe_load(accelerate.read_bytes())
+        return isinstance(settings, dict) and settings.get("main_process_port") is not None
+    return False
 
 
 def _free_port() -> int:

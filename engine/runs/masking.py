@@ -27,7 +27,7 @@ _VALUES = re.compile(
     r"|xox[abprs]-[A-Za-z0-9-]{10,}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
 )
 _INNER_KEY = re.compile(r"([\w.-]+)[\"']?\s*[:=]")
-_USERINFO = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+_USERINFO = re.compile(r"(?<=://)[^/\s:@]*:[^/\s]+(?=@)")
 
 
 def is_secret_key(key: str) -> bool:

@@ -90,6 +90,12 @@ def test_a_wrong_type_or_value_is_answered_with_what_would_be_right(tmp_path: Pa
     assert problem.place.endswith(f"my.yaml:{text.count(chr(10))}")
 
 
+@pytest.mark.parametrize("queue", ["http://host", "redis", "redis://:a/b@host/0", "redis://host/0?password=x"])
+def test_a_queue_is_a_url_whose_password_stands_where_it_is_known_to_be_one(tmp_path: Path, queue: str):
+    problem = problems_of(tmp_path, f"online:\n  queue: '{queue}'\n  shared_files: x\n")["online.queue"]
+    assert "HOST:PORT/NUMBER" in problem.message
+
+
 def test_a_problem_from_set_names_the_option_not_a_line(tmp_path: Path):
     found = problems_of(tmp_path, "training:\n  beta: 0.1\n", "training.beta=-3", "training.max_stps=2")
     assert found["training.beta"].place == "--set training.beta=-3"
@@ -142,6 +148,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
         ("training: {micro_batch_size: 48}\n", "training.micro_batch_size"),
         ("model: {base: Qwen/Qwen3-0.6B, sft_adapters: builtin:tiny-sft}\n", "model.sft_adapters"),
         ("model: {device: cpu, dtype: float16}\n", "model.dtype"),
+        ("online: {queue: 'redis://host:6379/0'}\n", "online.shared_files"),
         ("training: {output_dir: ./a}\nsft: {output_dir: a}\n", "training.output_dir"),
         ("data: {source: d.csv}\nenvironment: {reward_funcs: {'r.py:a': 0.0}}\n", "environment.reward_funcs"),
         ("environment:\n  reward_funcs: ['r.py:a', 'r.py:a:0.5']\n", "environment.reward_funcs"),

@@ -37,11 +37,12 @@ def load(
 ) -> RunConfig:
     """A checked `RunConfig`; ends the command with all that is wrong, a line each."""
     from ...configs import ConfigError, load_config
+    from ...engine.runs.masking import mask_text
 
     try:
         return load_config(config, overrides or (), mode=mode, options=options, paths=paths)
     except ConfigError as error:
-        fail(str(error), ExitCode.USAGE)
+        fail(mask_text(str(error)), ExitCode.USAGE)
 
 
 @app.command()

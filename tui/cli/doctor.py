@@ -52,12 +52,28 @@ def doctor(
             "--server", metavar="URL", help="Say whether rollouts can be made on this server; as often as needed."
         ),
     ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            "--queue",
+            metavar="URL",
+            help="Say whether a Redis server can keep the queue of online runs: its URL, or the environment variable "
+            "that holds it.",
+        ),
+    ] = None,
     set_: SetOption = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Print what was found; ends with 1 when training cannot work as things are."""
     if server:
         _servers(server, set_)
+        return
+    if queue is not None:
+        from ...engine.launch.redis_server import check_redis
+
+        url = queue if "://" in queue else os.environ.get(queue, "")
+        facts = (Finding(fact.state, fact.text, fact.cure) for fact in check_redis(url))
+        _tell(facts, "the queue of online runs can be kept there")
         return
     if model is not None:
         _memory(model, set_)

@@ -2,7 +2,7 @@
 
 What makes it so, in the order of a life:
 
-1. one worker a run: the snapshot folder's lock is taken first;
+1. one worker a run: the snapshot folder's lock is taken first; then one worker a queue, where machines share it;
 2. tasks that a dead worker had taken are queued again, and its last committed state is loaded: model, EMA,
    optimiser, beta, baseline and update number are as if the uncommitted updates had never begun;
 3. the logs are brought up to the journal, which was committed together with that state;
@@ -24,9 +24,10 @@ from torch import Tensor
 from ....configs.sections.online import OnlineConfig
 from ...runs.position import JOURNAL_POSITION, recorded_position
 from ..store.folder import OnlineFolder
+from ..store.opening import open_queue, shared_files
 from ..store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter, pointed_version
 from ..store.update_log import UpdateLogs
-from ..store.update_queue import JournalRow, QueuedTask, QueueError, Settled, UpdateQueue
+from ..store.update_queue import JournalRow, LeaseLost, QueuedTask, QueueError, Settled
 from ..store.update_task import TaskError, UpdateTask
 from .policy_update import PolicyUpdater
 from .publishing_guard import PublishingGuard
@@ -44,7 +45,8 @@ class UpdateWorker:
 
     `check_queue`: look for damage in the queue although others have it open.
 
-    Raises SnapshotError when another worker is at work, QueueError when the queue cannot be used.
+    Raises SnapshotError when another worker of this run is at work, LeaseHeld when one of another machine is, and
+    QueueError when the queue cannot be used.
     """
 
     def __init__(
@@ -63,10 +65,28 @@ class UpdateWorker:
         self.tell = tell
         self.writer = SnapshotWriter(folder.snapshots, base_model=base_model, keep=config.keep_snapshots)
         try:
-            self.queue = UpdateQueue(folder.queue, limit=config.queue_limit, check=check_queue)
+            self.queue = open_queue(folder, config, check=check_queue, tell=tell)
         except QueueError:
             self.writer.close()
             raise
+        try:
+            self._begin()
+        except BaseException:
+            self.abandon()
+            raise
+
+    # ---------------------------------------------------------------------------------------------------- starting
+
+    def _begin(self) -> None:
+        if self.queue.mended is not None:
+            self.tell(self.queue.mended)
+        config, folder = self.config, self.folder
+        self.shared = shared_files(folder, config, self.queue)
+        if self.shared is None:
+            self.queue.lead()
+        else:
+            self.shared.lead(self.updater.parameters)
+            self.writer.offer = self.shared.offer_snapshot
         self._published_update = 0
         self.logs = UpdateLogs(folder.run_dir)
         self.guard = PublishingGuard(config.validation.max_drop)
@@ -87,20 +107,18 @@ class UpdateWorker:
         if config.updates and config.validation.enabled:
             self.offer()
 
-    # ---------------------------------------------------------------------------------------------------- starting
-
     def _recover(self) -> None:
-        if self.queue.mended is not None:
-            self.tell(self.queue.mended)
-        self.queue.recover()
         logged = self.logs.last()
+        if self.shared is not None:
+            self.shared.fetch_states(self.queue.get("state"), (self._candidate or {}).get("state"))
+            self.writer.version = max(self.writer.version, self.shared.newest_snapshot(self.tell))
         found = recover(self.updater, self.folder, self.queue, logged)
         self._state_name = found.state
         if found.message is not None:
             self.tell(found.message)
         self._settle_what_is_logged(logged["update"])
         if found.state is not None and found.state == self.queue.get("state"):
-            prune_states(self.folder.state, found.state, keep=self._candidate_state())
+            self._prune_states(found.state)
         guard = self.queue.get("guard")
         if guard is not None:
             self.guard.load_state_dict(guard)
@@ -180,6 +198,8 @@ class UpdateWorker:
         else:
             try:
                 self._apply(UpdateTask.from_bytes(queued.payload))
+            except QueueError as error:  # what another machine's policy was shown cannot be had now
+                raise LeaseLost(str(error)) from error
             except TaskError as error:
                 self._refuse(queued, str(error))
             except RuntimeError as error:  # of torch: memory, kernels
@@ -193,7 +213,9 @@ class UpdateWorker:
         outcome = "applied" if report.rejected is None else "rejected"
         self._settled.append(Settled(task.id, outcome, report.rejected or ""))
         self._dirty = True
-        self._request = max(self._request, task.request)
+        named = {"engine": task.engine} if task.engine else {}
+        if not named:  # engines that share a queue count their requests each for itself
+            self._request = max(self._request, task.request)
         self._since_snapshot += 1
         self._journal.append(
             {
@@ -201,6 +223,7 @@ class UpdateWorker:
                 "time": time.time(),
                 "experience": task.id,
                 "request": task.request,
+                **named,
                 "policy_version": task.policy_version,
                 "published_version": self.writer.version,
                 **report.to_json(),
@@ -218,6 +241,7 @@ class UpdateWorker:
                     "kind": "beta",
                     "time": time.time(),
                     "request": task.request,
+                    **named,
                     "update": change.step,
                     "from": change.old,
                     "to": change.new,
@@ -244,8 +268,7 @@ class UpdateWorker:
         name = self._state_name
         try:
             if self._dirty:
-                tensors, values = self.updater.state()
-                name = write_state(self.folder.state, self.updater.update, tensors, values)
+                name = self._write_state()
             rows = self.queue.settle(
                 self._settled,
                 self._journal,
@@ -258,10 +281,23 @@ class UpdateWorker:
         self._state_name, self._dirty = name, False
         self._settled, self._journal = [], []
         if name is not None:
-            prune_states(self.folder.state, name, keep=self._candidate_state())
+            self._prune_states(name)
         self._unlogged += rows
         self._write_logs()
         return True
+
+    def _write_state(self) -> str:
+        """The name of a new file with the state as it is now. Raises OSError, QueueError."""
+        tensors, values = self.updater.state()
+        name = write_state(self.folder.state, self.updater.update, tensors, values)
+        if self.shared is not None:
+            self.shared.put_state(name)
+        return name
+
+    def _prune_states(self, counts: str) -> None:
+        prune_states(self.folder.state, counts, keep=self._candidate_state())
+        if self.shared is not None:
+            self.shared.prune_states(counts, keep=self._candidate_state())
 
     def _note(self, rows: list[dict[str, Any]], **meta: Any) -> None:
         """Journal rows and facts that belong to no update."""
@@ -329,8 +365,7 @@ class UpdateWorker:
         self._overdue = False
         try:
             if self._state_name is None:  # the policy that the run starts from is what all others are measured by
-                tensors, values = self.updater.state()
-                self._state_name = write_state(self.folder.state, self.updater.update, tensors, values)
+                self._state_name = self._write_state()
             candidate = {"state": self._state_name, "update": self.updater.update, "request": self._request}
             self.queue.set(candidate=candidate, offered=self.updater.update, state=self._state_name)
         except (OSError, QueueError) as error:
@@ -351,7 +386,10 @@ class UpdateWorker:
         if update <= self.guard.good_update:
             kept["validated"] = manifest.version
         self._note([self._snapshot_row(action, manifest.version, update=update, **facts)], **kept)
-        self.writer.prune(protect=[int(self.queue.get("validated", 0))])
+        protect = [int(self.queue.get("validated", 0))]
+        self.writer.prune(protect)
+        if self.shared is not None:
+            self.shared.prune_snapshots(protect)
         return True
 
     def _snapshot_row(self, action: str, version: int, *, update: int | None = None, **facts: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from ...runs.writer import RunWriter
 from ..process import load_serving_policy
 from ..serve.voting import canonical, vote
 from ..store.folder import OnlineFolder
+from ..store.opening import open_queue
 from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue
 from .worker_state import StateError, read_state
 
@@ -111,7 +112,7 @@ def validate_forever(
         if any(r.command == "stop" for r in control.poll()):
             return False
         try:
-            queue = queue or UpdateQueue(folder.queue)
+            queue = queue or open_queue(folder, online)
             if not validate_next(validator, folder, queue):
                 time.sleep(POLL_S)
         except (QueueError, StateError) as error:  # a full disk, or a state that was replaced while it was looked at

@@ -17,8 +17,8 @@ from ...runs.control import ControlChannel
 from ...runs.writer import RunWriter
 from ..process import EngineWatch, load_serving_policy
 from ..store.folder import OnlineFolder
-from ..store.images import ImageFolder
-from ..store.update_queue import QueueDamaged, QueueError
+from ..store.opening import image_folder
+from ..store.update_queue import LeaseHeld, LeaseLost, QueueDamaged, QueueError
 from .policy_update import PolicyUpdater
 from .update_worker import UpdateWorker
 
@@ -26,6 +26,8 @@ TRY_AGAIN_S = 1.0
 """The pause before a disk that said no is asked again."""
 DAMAGED_TRIES, DAMAGED_AGAIN_S = 3, 60.0
 """A queue that is damaged again so often, each time within so many seconds, is given up: the disk is not sound."""
+WAITS = "Learning waits for that."
+STANDS_BY = "This one stands by, and takes over when that one ends or falls silent."
 RESTART_S = 10.0
 """The pause before background validation that died is started again."""
 
@@ -58,10 +60,13 @@ def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlCh
                 worker.abandon()
                 if ended:
                     return False
-                damaged = damaged + 1 if time.monotonic() - began < DAMAGED_AGAIN_S else 1
-                if damaged > DAMAGED_TRIES:
-                    raise
-                _tell(writer, f"{error} Learning begins again at what is whole.")
+                if isinstance(error, LeaseLost):
+                    _tell(writer, f"{error} Learning goes on from what is committed, here or on another machine.")
+                else:
+                    damaged = damaged + 1 if time.monotonic() - began < DAMAGED_AGAIN_S else 1
+                    if damaged > DAMAGED_TRIES:
+                        raise
+                    _tell(writer, f"{error} Learning begins again at what is whole.")
                 with torch.no_grad():
                     for name, parameter in model.named_parameters():
                         if name in started:
@@ -85,22 +90,33 @@ def _made(
     check_queue: bool,
 ) -> UpdateWorker | None:
     """The worker, once the disk lets it begin; None when the run is to end before that."""
-    told = False
+    told = ""
+    folder = OnlineFolder(run_dir)
+    updater: PolicyUpdater | None = None
     while True:
         try:
-            return UpdateWorker(
-                PolicyUpdater(model, config.online, images=ImageFolder(OnlineFolder(run_dir).images)),
-                OnlineFolder(run_dir),
+            updater = updater or PolicyUpdater(model, config.online, images=image_folder(folder, config.online))
+            worker = UpdateWorker(
+                updater,
+                folder,
                 config.online,
                 base_model=config.model.base,
                 tell=lambda message: _tell(writer, message),
                 check_queue=check_queue,
             )
+            if told == STANDS_BY:
+                _tell(writer, f"This worker has taken over: learning goes on from update {updater.update}.")
+            return worker
+        except LeaseHeld as error:  # nothing was loaded into the updater
+            if told != STANDS_BY:
+                told = STANDS_BY
+                _tell(writer, f"{error} {STANDS_BY}")
         except QueueError as error:
-            check_queue = check_queue or isinstance(error, QueueDamaged)
+            updater = None
+            check_queue = check_queue or (isinstance(error, QueueDamaged) and not isinstance(error, LeaseLost))
             if not told:
-                told = True
-                _tell(writer, f"{error} Learning waits for that.")
+                told = WAITS
+                _tell(writer, f"{error} {WAITS}")
         if engine.gone() or any(r.command == "stop" for r in control.poll()):
             return None
         time.sleep(TRY_AGAIN_S)

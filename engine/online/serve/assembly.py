@@ -31,8 +31,8 @@ from ...training.checkpoints import load_rewards
 from ..process import load_serving_policy
 from ..store.folder import OnlineFolder
 from ..store.images import ImageFolder
-from ..store.snapshots import SnapshotReader
-from ..store.update_queue import QueueError, UpdateQueue
+from ..store.opening import engine_name, link_engine, open_engine_queue, snapshot_reader
+from ..store.update_queue import QueueError
 from .answers import Answer, answer_as_json
 from .backend import EngineBackend
 from .enqueuer import Enqueuer
@@ -78,13 +78,17 @@ def serve(
 
     with contextlib.ExitStack() as closing:  # what is opened first is closed last
         # Two connections: reading must not wait for a write that a stopped worker holds up.
-        opened = partial(UpdateQueue, folder.queue, limit=online.queue_limit, on_mended=problem)
+        opened = partial(open_engine_queue, folder, online, problem)
         written = patiently(opened, control, problem)
         if written is None:
             return False
         closing.callback(written.close)
-        queue = UpdateQueue(folder.queue, on_mended=log.warning)
+        queue = open_engine_queue(folder, online, log.warning)
         closing.callback(queue.close)
+        reader = snapshot_reader(folder, online, problem)
+        link = link_engine(folder, online, queue, problem)
+        if link is not None:
+            closing.callback(link.close)
         wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)
         closing.callback(wandb.close)
         model, tokenizer = load_serving_policy(config)
@@ -98,9 +102,7 @@ def serve(
             writer.event("phase", "There is no memory of earlier experiences: it begins anew.", name="loading")
         closing.callback(_saved_from_now_on(buffer, folder.buffer))
         engine = _inference_engine(config, writer, model, tokenizer, buffer, engine_class)
-        follower = WeightFollower(
-            model, SnapshotReader(folder.snapshots, problem), poll_s=online.poll_interval_s, on_problem=problem
-        )
+        follower = WeightFollower(model, reader, poll_s=online.poll_interval_s, on_problem=problem)
         follower.look()
         follower.start()
         closing.callback(follower.stop)
@@ -116,7 +118,14 @@ def serve(
             engine=engine,
             source=source,
             follower=follower,
-            keeper=RecordKeeper(writer, queue, online.kl, sinks=[wandb], tokens=config.logging.record_tokens),
+            keeper=RecordKeeper(
+                writer,
+                queue,
+                online.kl,
+                sinks=[wandb],
+                tokens=config.logging.record_tokens,
+                engine=engine_name(folder, online),
+            ),
             queue=queue,
             enqueuer=Enqueuer(written, tell=problem),
             control=control,
@@ -188,6 +197,7 @@ def _inference_engine(
         learn_statistics=not known,
         seed=config.seed,
         images=None if sight is None else ImageFolder(OnlineFolder(writer.run_dir).images),
+        name=engine_name(OnlineFolder(writer.run_dir), online),
     )
 
 

@@ -55,7 +55,10 @@ class Learned:
 
 
 class InferenceEngine:
-    """Answers requests with `runner`'s agent, whose model serves under the version that is passed in."""
+    """Answers requests with `runner`'s agent, whose model serves under the version that is passed in.
+
+    name: the engine's among those that share a queue; empty for one that has its own.
+    """
 
     def __init__(
         self,
@@ -68,8 +71,10 @@ class InferenceEngine:
         learn_statistics: bool = True,
         seed: int = 0,
         images: ImageFolder | None = None,
+        name: str = "",
     ) -> None:
         self.model = model
+        self.name = name
         self.images = images
         self.runner = runner
         self.orchestrator = orchestrator
@@ -289,7 +294,7 @@ class InferenceEngine:
         steps = max(len(s.trajectory.steps) for s in chosen if s.trajectory is not None)
         return UpdateTask(
             experience=Experience(
-                id=f"request-{answer.request.number}",
+                id=f"{self.name}/request-{answer.request.number}".lstrip("/"),
                 token_ids=batch.token_ids,
                 attention_mask=batch.attention_mask,
                 agent_mask=batch.agent_mask,
@@ -308,6 +313,7 @@ class InferenceEngine:
             original_logits=_joined([logits[first + i] for i in rows]),
             policy_version=answer.policy_version,
             request=answer.request.number,
+            engine=self.name,
             created=time.time(),
             facts={
                 "prompt": next((s.trajectory.prompt_id for s in chosen if s.trajectory is not None), ""),

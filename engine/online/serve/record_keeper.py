@@ -62,17 +62,27 @@ VALIDATION_METRICS = {
 class RecordKeeper:
     """Writes requests and journal rows; the step of everything is the number of the request it belongs to.
 
-    sinks: further `log(step, metrics)` objects, such as wandb's. Nothing here raises into serving.
+    engine: the name that marks its own requests in a journal that several engines read; what the worker learnt from
+    another's is recorded where this engine stands. sinks: further `log(step, metrics)` objects, such as wandb's.
+    Nothing here raises into serving.
     """
 
     def __init__(
-        self, writer: RunWriter, queue: UpdateQueue, kl: KLConfig, *, sinks: Iterable[Any] = (), tokens: bool = True
+        self,
+        writer: RunWriter,
+        queue: UpdateQueue,
+        kl: KLConfig,
+        *,
+        sinks: Iterable[Any] = (),
+        tokens: bool = True,
+        engine: str = "",
     ) -> None:
         self.writer = writer
         self.queue = queue
         self.kl = kl
         self.sinks = list(sinks)
         self.tokens = tokens
+        self.engine = engine
         self.step = 0
         position = recorded_position(writer.run_dir, JOURNAL_POSITION)
         if position is None:  # of an older version: it was kept with the queue, or the record was lost
@@ -138,7 +148,7 @@ class RecordKeeper:
     def _copy(self, row: JournalRow) -> None:
         values = row.row
         kind = values.get("kind")
-        step = int(values.get("request") or self.step)
+        step = int(values.get("request") or self.step) if self._is_own(values) else self.step
         handler: Callable[[int, JournalRow], None] | None = {
             "update": self._update,
             "beta": self._beta,
@@ -150,6 +160,9 @@ class RecordKeeper:
         }.get(str(kind))
         if handler is not None:
             self._guard(str(kind), lambda: handler(step, row))
+
+    def _is_own(self, values: Mapping[str, Any]) -> bool:
+        return values.get("engine", self.engine) == self.engine
 
     def _update(self, step: int, row: JournalRow) -> None:
         values = row.row
@@ -174,7 +187,9 @@ class RecordKeeper:
             )
 
     def _uses(self, step: int, values: Mapping[str, Any]) -> None:
-        """What became of the rollouts of one task, beside each of them."""
+        """What became of the rollouts of one task, beside each of them; another engine's are in its record."""
+        if not self._is_own(values):
+            return
         ids = values.get("trajectories") or []
         advantages = values.get("advantages") or [None] * len(ids)
         reason = values.get("rejected") or values.get("message")

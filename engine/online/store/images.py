@@ -6,7 +6,7 @@ The update queue holds their names alone, and the worker can run the forward pas
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,16 +16,18 @@ from safetensors.numpy import load_file, save
 from ...policy.sight.processor import ModelImage
 from ...policy.sight.storing import read_images, stored_images
 from ...runs.durable import replace_file
+from .exchange import Exchange
 
 KEPT = 256
 """Images that a process keeps in memory."""
 
 
 class ImageFolder:
-    """Images as the model took them (`ModelImage`)."""
+    """Images as the model took them (`ModelImage`); those that were shown on another machine come from `exchange`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, exchange: Exchange | None = None) -> None:
         self.folder = folder
+        self.exchange = exchange
         self.load = lru_cache(maxsize=KEPT)(self._load)
 
     def save(self, images: Sequence[ModelImage]) -> tuple[str, ...]:
@@ -38,10 +40,19 @@ class ImageFolder:
                 replace_file(path, save(arrays, {"images": json.dumps(facts)}))
         return tuple(image.key for image in images)
 
+    def share(self, names: Iterable[str]) -> None:
+        """Let other machines have these images. Raises ExchangeError."""
+        for path in map(self._path, names):
+            if self.exchange is not None and path.exists():
+                self.exchange.put(path, f"images/{path.name}")
+
     def _load(self, name: str) -> ModelImage:
-        """See `load`: the image of this name. Raises KeyError when it is not there or is damaged."""
+        """See `load`: the image of this name. Raises KeyError when it is not there or is damaged,
+        and ExchangeError when it cannot be fetched now."""
         path = self._path(name)
         try:
+            if self.exchange is not None and not path.exists():
+                self.exchange.get(f"images/{path.name}", path)
             with safetensors.safe_open(path, "numpy") as file:
                 facts = json.loads((file.metadata() or {})["images"])
             return read_images(load_file(path), facts)[0][0]

@@ -26,7 +26,7 @@ import mmap
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -39,13 +39,16 @@ import xxhash
 from torch import Tensor
 
 from ....configs.errors import GrpoTuiError
-from ...runs.durable import make_folder, sync_folder, write_synced
+from ...runs.durable import make_folder, replace_file, sync_folder, write_synced
 
 POINTER = "latest_model_version.txt"
 _NAME = re.compile(r"ema_model_snapshot\.v(\d+)\.safetensors")
 _MANIFEST = re.compile(r"ema_model_snapshot\.v(\d+)\.json")
-_LEFTOVER = re.compile(r"(ema_model_snapshot\.v\d+\.(safetensors|json)|latest_model_version\.txt)\.tmp|\.tmp\w{6}")
-"""Ours, and the temporary file that safetensors itself writes into."""
+_LEFTOVER = re.compile(
+    r"(ema_model_snapshot\.v\d+\.(safetensors|json)|latest_model_version\.txt)\.tmp|\.tmp\w{6}"
+    r"|\.{1,2}ema_model_snapshot\..*\.(fetched|part)"
+)
+"""Ours, the temporary file that safetensors itself writes into, and a version of another machine that was cut short."""
 
 
 class SnapshotError(GrpoTuiError, RuntimeError):
@@ -140,6 +143,10 @@ class SnapshotWriter:
     Raises SnapshotError when the folder cannot be used, or another process publishes into it.
     """
 
+    offer: Callable[[Path, Manifest], None] | None = None
+    """Called with the written tensors and their manifest before the version gets its name: what it raises keeps the
+    version from being published."""
+
     def __init__(self, folder: Path, *, base_model: str, keep: int = 4) -> None:
         self.folder = folder
         self.base_model = base_model
@@ -217,17 +224,21 @@ class SnapshotWriter:
                     wait(syncing)
                 for done in syncing:
                     done.result()
-            os.rename(manifest_temporary, manifest_final)
-            os.rename(temporary, final)
-            sync_folder(self.folder)
-            self.version = version  # the number is used up, whatever happens to the pointer
-            os.replace(pointer_temporary, self.folder / POINTER)
-            sync_folder(self.folder)
-        except BaseException:
+            if self.offer is not None:
+                self.offer(temporary, manifest)
+                self.version = version
+            with _naming(self.folder):
+                os.rename(manifest_temporary, manifest_final)
+                os.rename(temporary, final)
+                sync_folder(self.folder)
+                self.version = version  # the number is used up, whatever happens to the pointer
+                if (pointed_version(self.folder) or 0) < version:
+                    os.replace(pointer_temporary, self.folder / POINTER)
+                    sync_folder(self.folder)
+        finally:
             for path in (temporary, manifest_temporary, pointer_temporary):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-            raise
         return manifest
 
     def prune(self, protect: Iterable[int] = ()) -> list[int]:
@@ -235,28 +246,60 @@ class SnapshotWriter:
 
         Returns the versions that went.
         """
-        kept = {*protect, pointed_version(self.folder)}
-        gone = []
-        for version in published_versions(self.folder)[: -self.keep]:
-            if version not in kept and self._delete_unheld(version):
-                gone.append(version)
-        return gone
-
-    def _delete_unheld(self, version: int) -> bool:
-        path = self.folder / file_name(version)
-        try:
-            with open(path, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-                _manifest_path(self.folder, version).unlink(missing_ok=True)
-            return True
-        except OSError:  # held, or already gone
-            return False
+        return prune(self.folder, self.keep, protect)
 
     def close(self) -> None:
         """Let another writer have the folder."""
         self._syncer.shutdown()
         self._lock.close()
+
+
+def install(folder: Path, tensors: Path, manifest: Manifest) -> None:
+    """Give a version that another machine published its name here, and point to it unless a newer one is pointed to.
+
+    `tensors`, a file in `folder`, is checked and then renamed. Raises SnapshotError when it is not what the manifest
+    says, OSError.
+    """
+    with open(tensors, "rb") as file:
+        if os.fstat(file.fileno()).st_size != manifest.size or _checksum(file) != manifest.checksum:
+            raise SnapshotError(f"Snapshot {manifest.file} does not match its checksum.")
+        os.fsync(file.fileno())
+    with _naming(folder):
+        replace_file(_manifest_path(folder, manifest.version), manifest.to_bytes())
+        os.replace(tensors, folder / file_name(manifest.version))
+        sync_folder(folder)
+        if (pointed_version(folder) or 0) < manifest.version:
+            replace_file(folder / POINTER, file_name(manifest.version).encode())
+
+
+@contextlib.contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """One at a time gives versions their names: a worker, and whoever copies versions of another machine."""
+    with open(folder / ".naming.lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def prune(folder: Path, keep: int, protect: Iterable[int] = ()) -> list[int]:
+    """See `SnapshotWriter.prune`."""
+    kept = {*protect, pointed_version(folder)}
+    gone = []
+    for version in published_versions(folder)[:-keep]:
+        if version not in kept and _delete_unheld(folder, version):
+            gone.append(version)
+    return gone
+
+
+def _delete_unheld(folder: Path, version: int) -> bool:
+    path = folder / file_name(version)
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            _manifest_path(folder, version).unlink(missing_ok=True)
+        return True
+    except OSError:  # held, or already gone
+        return False
 
 
 class Snapshot:

@@ -96,7 +96,8 @@ class Experience:
 @dataclass(frozen=True)
 class UpdateTask:
     """One update to make. `reward_tensor` float32 [B, S, C]: weighted contribution of each component at each step of
-    each candidate, 0 after its last; `components` names the C. `policy_version` is the snapshot that answered."""
+    each candidate, 0 after its last; `components` names the C. `policy_version` is the snapshot that answered, to
+    request number `request` of `engine` (its name among those that share a queue, empty for one that has its own)."""
 
     experience: Experience
     reward_tensor: Tensor
@@ -106,6 +107,7 @@ class UpdateTask:
     original_logits: OriginalLogits
     policy_version: int
     request: int = 0
+    engine: str = ""
     created: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -177,6 +179,7 @@ class UpdateTask:
             "learning_rate_kind": self.learning_rate_kind,
             "policy_version": self.policy_version,
             "request": self.request,
+            "engine": self.engine,
             "created": self.created,
             "facts": self.facts,
         }
@@ -186,13 +189,24 @@ class UpdateTask:
 
     @staticmethod
     def origin(data: bytes) -> dict[str, Any]:
-        """Where a task came from, `request` and `trajectories` (ids), without its tensors; empty when it has no such
-        header. Safe for bytes that must not be loaded."""
+        """Where a task came from: `request`, `trajectories` (ids), and `engine` if it has a name; without its tensors.
+
+        Empty when it has no such header. Safe for bytes that must not be loaded.
+        """
         try:
             header = _header(data)
-            return {"request": int(header["request"]), "trajectories": [str(t) for t in header["trajectories"]]}
+            named = {"request": int(header["request"]), "trajectories": [str(t) for t in header["trajectories"]]}
+            return named | ({"engine": str(header["engine"])} if header.get("engine") else {})
         except (KeyError, ValueError, TypeError):
             return {}
+
+    @staticmethod
+    def images(data: bytes) -> set[str]:
+        """The names of the images in a task, as `origin` reads it."""
+        try:
+            return {str(name) for row in _header(data).get("images", ()) for name in row}
+        except (KeyError, ValueError, TypeError):
+            return set()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> UpdateTask:
@@ -224,6 +238,7 @@ class UpdateTask:
                 original_logits=OriginalLogits(full=tensors.get("logits"), top=top),
                 policy_version=header["policy_version"],
                 request=header["request"],
+                engine=str(header.get("engine", "")),
                 created=header["created"],
                 facts=header["facts"],
             )

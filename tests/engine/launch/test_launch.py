@@ -27,6 +27,7 @@ from grpo_tui.engine.launch import (
     stop_run,
     tail_log,
 )
+from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.errors import RunNotFound
 from grpo_tui.engine.runs.masking import MASKED
@@ -228,18 +229,23 @@ def test_secrets_reach_the_process_and_no_file(start_small, runs_dir: Path, monk
     )
     config = RunConfig()
     config.environment.config = {"api_key": "open sesame", "size": 3}
+    config.online.queue, config.online.shared_files = "redis://:queue-secret@127.0.0.1:1/0", "."
     run = start_small(config=config)
     until(lambda i: i.status == "running" and i.step > 2, run)
     stop_run(run, timeout=20)
     with RunReader(run.path) as reader:
         assert reader.events(["phase"])[0].message == "the secret has 11 characters"
     data = b"".join(p.read_bytes() for p in Path(run.path).rglob("*") if p.is_file())
-    for secret in (b"open sesame", b"wandb-secret-value", b"s" * 30):
+    for secret in (b"open sesame", b"wandb-secret-value", b"s" * 30, b"queue-secret"):
         assert secret not in data
     assert MASKED in (Path(run.path) / "config.yaml").read_text()
     assert find_run(runs_dir, run.id).facts["environment"]["WANDB_API_KEY"] == MASKED
     config.environment.config = {"api_key": MASKED}
     with pytest.raises(LaunchError, match=r"environment\.config\.api_key is a secret.*--set"):
+        start_small(config=config, resume=run.id)
+    config.environment.config = {}
+    config.online.queue = read_config(Path(run.path)).online.queue  # masked, as whoever resumes the run finds it
+    with pytest.raises(LaunchError, match=r"online\.queue is a secret.*--set"):
         start_small(config=config, resume=run.id)
 
 
@@ -270,8 +276,12 @@ def test_several_processes_are_started_by_accelerate(tmp_path: Path):
     assert two[1:3] == ["-m", "accelerate.commands.launch"]
     assert two[two.index("--num_processes") + 1] == "2"
     assert two[-4:] == ["-m", "grpo_tui.engine.training", str(tmp_path), "--resume"]
-    mine = start._command(config, start.MODULES["training"], tmp_path, 1, Path("mine.yaml"), resume=False)
-    assert mine[mine.index("--config_file") + 1] == "mine.yaml" and "--num_processes" not in mine
+    file = tmp_path / "mine.yaml"
+    for text, port in (("num_machines: 1\n", True), ("num_machines: 2\nmain_process_port: 29400\n", False)):
+        file.write_text(text)
+        mine = start._command(config, start.MODULES["training"], tmp_path, 1, file, resume=False)
+        assert mine[mine.index("--config_file") + 1] == str(file) and "--num_processes" not in mine
+        assert ("--main_process_port" in mine) == port  # machines must agree on theirs
     worker = start._command(config, start.ONLINE_MODULES["worker"], tmp_path, 2, None, resume=False)
     assert worker == [sys.executable, "-m", "grpo_tui.engine.online.learn.worker", str(tmp_path)]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from .living import Lives
 from .world import World
 
 settings.register_profile("online", deadline=None, max_examples=40)
@@ -19,6 +20,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     made = World(tmp_path_factory.mktemp("http"))
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def lives() -> Iterator[Lives]:
+    program = Lives()
+    yield program
+    program.close()
 
 
 @pytest.fixture

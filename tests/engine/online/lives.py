@@ -1,20 +1,24 @@
 """Lives of a run's processes that end by SIGKILL at the n-th call that touches the disk; one line of JSON for each.
 
 `python -m tests.engine.online.lives` reads {"kind", "folder", "kill_at", …} from standard input, forks a child for it
-(torch is imported once) and answers whether it was killed.
+(torch is imported once; with `--light` not at all) and answers whether it was killed. `online`: settings of the run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sqlite3
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 CALLS = ("open", "write", "fsync", "rename", "replace", "unlink", "mkdir")
 VERSION = 1
@@ -55,27 +59,62 @@ def die_at(call: int | None) -> None:
         setattr(os, name, counted(getattr(os, name)))
     global _touch
     _touch = touch
+    from redis.connection import Connection, UnixDomainSocketConnection
+
+    for kind in (Connection, UnixDomainSocketConnection):  # before a command is sent, and before its reply is read
+        for name in ("send_packed_command", "read_response"):
+            setattr(kind, name, counted(getattr(kind, name)))
     connect = sqlite3.connect
     sqlite3.connect = lambda *a, **o: connect(*a, **{"factory": Counted, **o})  # type: ignore[assignment]
 
 
-def put(folder: Path, tasks: list[int]) -> None:
-    """The engine queues tasks; each that was acknowledged is noted in a file."""
+@contextlib.contextmanager
+def engine_queue(folder: Path, online: dict[str, Any]) -> Iterator[Any]:
+    """What an engine reads and writes; a shared queue is brought into step before and after."""
+    from grpo_tui.configs.sections.online import OnlineConfig
     from grpo_tui.engine.online.store.folder import OnlineFolder
-    from grpo_tui.engine.online.store.update_queue import UpdateQueue
+    from grpo_tui.engine.online.store.outbox import Outbox, QueueLink
+    from grpo_tui.engine.online.store.redis_queue import RedisQueue
+    from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 
+    config = OnlineConfig(**online)
+    if not config.is_shared:
+        queue = SqliteQueue(OnlineFolder(folder).queue)
+        yield queue
+        queue.close()
+        return
+    queue = Outbox(OnlineFolder(folder).queue)
+    link = QueueLink(queue, RedisQueue(config.queue, config.queue_name), folder.name, poll_s=1.0)
+    link.step()
+    yield queue
+    link.step()
+    link.close()
+
+
+def put(folder: Path, tasks: list[int], online: dict[str, Any]) -> None:
+    """The engine queues tasks; each that was acknowledged is noted in a file."""
     from .tiny import lora_model, make_task
 
-    queue = UpdateQueue(OnlineFolder(folder).queue)
-    model = lora_model()
-    for number in tasks:
-        task = make_task(model, f"request-{number}", seed=number, rows=1, length=6)
-        queue.put(task.id, task.to_bytes(), VERSION)
-        print(f"acknowledged {task.id}", flush=True)
-    queue.close()
+    with engine_queue(folder, online) as queue:
+        model = lora_model()
+        for number in tasks:
+            task = make_task(model, f"request-{number}", seed=number, rows=1, length=6)
+            queue.put(task.id, task.to_bytes(), VERSION)
+            print(f"acknowledged {task.id}", flush=True)
 
 
-def work(folder: Path, steps: int) -> None:
+def leading(begin: Callable[[], T]) -> T:
+    """What begins as soon as the worker before it counts as gone."""
+    from grpo_tui.engine.online.store.update_queue import LeaseHeld
+
+    while True:
+        try:
+            return begin()
+        except LeaseHeld:
+            time.sleep(0.02)
+
+
+def work(folder: Path, steps: int, online: dict[str, Any]) -> None:
     """A worker takes up to so many tasks; one that ends by itself closes as it should."""
     from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
     from grpo_tui.engine.online.learn.update_worker import UpdateWorker
@@ -86,10 +125,13 @@ def work(folder: Path, steps: int) -> None:
     config = online_config(
         commit_every=2, snapshot_every=2, keep_snapshots=2, staleness_limit=10**6, max_attempts=10**6,
         kl={"limit": 1e-3},  # so that some updates stay and some are taken back
+        **online,
     )  # fmt: skip
     tell = lambda message: print(f"told {json.dumps(message)}", flush=True)  # noqa: E731
-    worker = UpdateWorker(
-        PolicyUpdater(lora_model(), config), OnlineFolder(folder), config, base_model="tiny", tell=tell
+    worker = leading(
+        lambda: UpdateWorker(
+            PolicyUpdater(lora_model(), config), OnlineFolder(folder), config, base_model="tiny", tell=tell
+        )
     )
     for _ in range(steps):
         if not worker.step():
@@ -97,28 +139,72 @@ def work(folder: Path, steps: int) -> None:
     worker.close()
 
 
-def record(folder: Path) -> None:
+def record(folder: Path, online: dict[str, Any]) -> None:
     """The engine copies the journal into the record."""
     from grpo_tui.configs.sections.online import KLConfig
     from grpo_tui.engine.online.serve.record_keeper import RecordKeeper
-    from grpo_tui.engine.online.store.folder import OnlineFolder
-    from grpo_tui.engine.online.store.update_queue import UpdateQueue
     from grpo_tui.engine.runs.writer import RunWriter
 
     writer = RunWriter(folder, process="engine")
-    queue = UpdateQueue(OnlineFolder(folder).queue)
-    keeper = RecordKeeper(writer, queue, KLConfig())
-    while keeper.copy_journal():
-        continue
-    keeper.finish()
-    writer.close()
+    with engine_queue(folder, online) as queue:
+        keeper = RecordKeeper(writer, queue, KLConfig())
+        while keeper.copy_journal():
+            continue
+        keeper.finish()
+        writer.close()
+
+
+def send(folder: Path, tasks: list[int], online: dict[str, Any]) -> None:
+    """`put` and `record` without torch: the engine's record is a file of journal numbers."""
+    copied = folder / "recorded.jsonl"
+    with engine_queue(folder, online) as queue:
+        for number in tasks:
+            queue.put(f"task-{number}", b"%d" % number, VERSION)
+            print(f"acknowledged task-{number}", flush=True)
+        lines = copied.read_text().splitlines(keepends=True) if copied.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        last = json.loads(whole[-1])["n"] if whole else 0
+        text = "".join(whole) + "".join(json.dumps({"n": r.n, **r.row}) + "\n" for r in queue.journal(last))
+        with open(copied, "w") as file:
+            file.write(text)
+
+
+def learn(folder: Path, steps: int, online: dict[str, Any]) -> None:
+    """`work` without torch: the policy is the list of the tasks it was taught."""
+    from grpo_tui.configs.sections.online import OnlineConfig
+    from grpo_tui.engine.online.store.exchange import Exchange
+    from grpo_tui.engine.online.store.folder import OnlineFolder
+    from grpo_tui.engine.online.store.redis_queue import RedisQueue
+    from grpo_tui.engine.online.store.update_queue import Settled
+    from grpo_tui.engine.runs.durable import make_folder, write_synced
+
+    config, place = OnlineConfig(**online), OnlineFolder(folder)
+    queue = RedisQueue(config.queue, config.queue_name, lease_s=config.lease_s, process=os.urandom(8).hex())
+    leading(queue.lead)
+    exchange = Exchange(config.shared_files or "")
+    named = queue.get("state")
+    learnt = json.loads(exchange.read(f"states/{named}") or b"") if named else []
+    while steps > 0:
+        taken = [task for _ in range(2) if (task := queue.take()) is not None]
+        if not taken:
+            break
+        learnt += [task.id for task in taken]
+        name = f"state.{len(learnt)}-{time.time_ns()}.json"
+        make_folder(place.state)
+        write_synced(place.state / name, json.dumps(learnt).encode())
+        exchange.put(place.state / name, f"states/{name}")
+        rows = [{"kind": "update", "experience": task.id} for task in taken]
+        version = queue.get("published", 0) + 1
+        queue.settle([Settled(t.id, "applied") for t in taken], rows, {"state": name, "published": version})
+        print(f"version {version}", flush=True)
+        steps -= len(taken)
     queue.close()
 
 
-KINDS: dict[str, Callable[..., None]] = {"put": put, "work": work, "record": record}
+KINDS: dict[str, Callable[..., None]] = {"put": put, "work": work, "record": record, "send": send, "learn": learn}
 
 
-def main() -> None:
+def _import_everything() -> None:
     import torch
 
     import grpo_tui.engine.online.learn.update_worker
@@ -129,6 +215,27 @@ def main() -> None:
     assert grpo_tui.engine.online.learn.update_worker and grpo_tui.engine.online.serve.record_keeper
     torch.set_num_threads(1)
     tiny.lora_model()
+
+
+def _import_the_queue() -> None:
+    import fsspec
+    from redis.connection import Connection
+
+    import grpo_tui.engine.online.store.exchange
+    import grpo_tui.engine.online.store.outbox
+
+    fsspec.filesystem("file")
+    assert Connection and grpo_tui.engine.online.store.exchange and grpo_tui.engine.online.store.outbox
+    assert "torch" not in sys.modules
+
+
+def main() -> None:
+    from grpo_tui.engine.online.store.update_queue import QueueError
+
+    if "--light" in sys.argv:
+        _import_the_queue()
+    else:
+        _import_everything()
     print("ready", flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -138,7 +245,9 @@ def main() -> None:
             try:
                 kind, folder, kill_at = asked.pop("kind"), Path(asked.pop("folder")), asked.pop("kill_at")
                 die_at(kill_at)
-                KINDS[kind](folder, **asked)
+                KINDS[kind](folder, **{"online": {}, **asked})
+            except QueueError as error:  # of a server that stops and restarts
+                print(f"{'told' if asked.get('online') else 'failed'} {json.dumps(str(error))}", flush=True)
             except BaseException:
                 print(f"failed {json.dumps(traceback.format_exc())}", flush=True)
                 code = 1

@@ -24,7 +24,8 @@ from grpo_tui.engine.online.learn import working
 from grpo_tui.engine.online.learn.worker_state import states
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version
-from grpo_tui.engine.online.store.update_queue import QueueDamaged, QueueError, UpdateQueue
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
+from grpo_tui.engine.online.store.update_queue import QueueDamaged, QueueError
 
 from .test_update_worker import Run
 from .tiny import lora_model, make_task, online_config
@@ -171,7 +172,7 @@ def test_a_queue_that_lost_its_last_commits_repeats_nothing(tmp_path: Path, comm
     run.worker.close()
     assert [r["experience"] for r in run.contributions()] == [f"request-{i}" for i in range(8)]
     assert [r["update"] for r in run.contributions()] == list(range(1, 9))
-    assert dict(UpdateQueue(run.folder.queue).counts()) == {"applied": 8}
+    assert dict(SqliteQueue(run.folder.queue).counts()) == {"applied": 8}
     assert (pointed_version(run.folder.snapshots) or 0) >= version
 
 
@@ -190,7 +191,7 @@ def test_a_task_whose_bytes_changed_is_not_learnt_from(tmp_path: Path) -> None:
 
 
 def test_a_queue_that_goes_while_it_is_used_is_named(tmp_path: Path) -> None:
-    queue = UpdateQueue(tmp_path / "queue.sqlite")
+    queue = SqliteQueue(tmp_path / "queue.sqlite")
     queue.put("request-1", b"x", 1)
     (tmp_path / "queue.sqlite").unlink()
     with pytest.raises(QueueDamaged, match="removed or replaced while it was in use"):
@@ -200,7 +201,7 @@ def test_a_queue_that_goes_while_it_is_used_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ends", [("",), ("", "-wal", "-shm"), ("-wal",)])
 def test_the_engine_goes_on_with_a_queue_that_goes_while_it_is_used(tmp_path: Path, ends: tuple[str, ...]) -> None:
     told: list[str] = []
-    queue = UpdateQueue(tmp_path / "queue.sqlite", on_mended=told.append)
+    queue = SqliteQueue(tmp_path / "queue.sqlite", on_mended=told.append)
     queue.put("request-1", b"x", 1)
     for end in ends:
         (tmp_path / f"queue.sqlite{end}").unlink()
@@ -209,16 +210,16 @@ def test_the_engine_goes_on_with_a_queue_that_goes_while_it_is_used(tmp_path: Pa
     assert len(told) == 1
     queue.put("request-2", b"y", 1)  # what was not acknowledged is put again
     assert [t for t, _ in queue.tasks("queued")][-1] == "request-2"
-    other = UpdateQueue(tmp_path / "queue.sqlite")
+    other = SqliteQueue(tmp_path / "queue.sqlite")
     assert other.tasks("queued") == queue.tasks("queued") and len(told) == 1
 
 
 def test_whoever_meets_damage_first_mends_and_the_other_goes_on_with_the_same_queue(tmp_path: Path) -> None:
     path, told = tmp_path / "queue.sqlite", []
-    engine = UpdateQueue(path, on_mended=told.append)
+    engine = SqliteQueue(path, on_mended=told.append)
     for i in range(200):
         engine.put(f"request-{i}", os.urandom(20_000), 1)  # more than SQLite's cache holds
-    worker = UpdateQueue(path)
+    worker = SqliteQueue(path)
     assert worker.take() is not None
     with sqlite3.connect(path) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -229,7 +230,7 @@ def test_whoever_meets_damage_first_mends_and_the_other_goes_on_with_the_same_qu
         while worker.take() is not None:
             pass
     worker.close()
-    worker = UpdateQueue(path, check=True)
+    worker = SqliteQueue(path, check=True)
     assert worker.mended is not None
     waiting = worker.depth()
     assert waiting > 50
@@ -240,7 +241,7 @@ def test_whoever_meets_damage_first_mends_and_the_other_goes_on_with_the_same_qu
     engine.close()
     assert worker.depth() == waiting + 1
     worker.close()
-    assert UpdateQueue(path).depth() == waiting + 1  # closing the damaged file took nothing of the new one
+    assert SqliteQueue(path).depth() == waiting + 1  # closing the damaged file took nothing of the new one
 
 
 class NoCommands:
@@ -269,7 +270,7 @@ def test_the_worker_goes_on_when_its_queue_goes(tmp_path: Path, monkeypatch: pyt
     def learn(number: int) -> None:
         task = make_task(lora_model(), f"request-{number}", seed=number, rows=1, length=6)
         until = time.monotonic() + 60
-        engine = UpdateQueue(folder.queue)
+        engine = SqliteQueue(folder.queue)
         engine.put(task.id, task.to_bytes(), pointed_version(folder.snapshots) or 0)
         while dict(engine.tasks("applied")).get(task.id) is None and time.monotonic() < until:
             time.sleep(0.02)
@@ -297,15 +298,15 @@ def test_the_worker_goes_on_when_its_queue_goes(tmp_path: Path, monkeypatch: pyt
 
 def test_what_can_be_read_of_a_damaged_queue_is_saved(tmp_path: Path) -> None:
     path = tmp_path / "queue.sqlite"
-    queue = UpdateQueue(path)
+    queue = SqliteQueue(path)
     for i in range(200):
         queue.put(f"request-{i}", bytes(2000), 1)
     queue.close()
     data = bytearray(path.read_bytes())
     data[200_000:204_096] = os.urandom(4096)
     path.write_bytes(data)
-    queue = UpdateQueue(path)
+    queue = SqliteQueue(path)
     saved = queue.depth()
     assert 100 < saved < 200 and queue.mended is not None and f"{saved} tasks" in queue.mended
     assert len(list(tmp_path.glob("queue.damaged-*.sqlite"))) == 1  # nothing is deleted
-    assert UpdateQueue(path).mended is None
+    assert SqliteQueue(path).mended is None

@@ -16,7 +16,8 @@ import pytest
 from grpo_tui.engine.online.serve import assembly, enqueuer
 from grpo_tui.engine.online.serve.enqueuer import Enqueuer
 from grpo_tui.engine.online.store.folder import OnlineFolder
-from grpo_tui.engine.online.store.update_queue import QueueError, UpdateQueue
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
+from grpo_tui.engine.online.store.update_queue import QueueError
 
 from .test_update_worker import Run
 from .tiny import lora_model, make_task
@@ -65,12 +66,12 @@ def wait_for(condition: Any) -> None:
 def test_an_engine_that_is_resumed_on_a_full_disk_waits(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "AGAIN_S", 0.02)
     folder = OnlineFolder(disk.folder / "run")
-    UpdateQueue(folder.queue).close()
+    SqliteQueue(folder.queue).close()
     disk.fill()
     told: list[str] = []
     control: Any = SimpleNamespace(poll=list)
-    opened: list[UpdateQueue | None] = []
-    open_it = partial(UpdateQueue, folder.queue)
+    opened: list[SqliteQueue | None] = []
+    open_it = partial(SqliteQueue, folder.queue)
     thread = threading.Thread(target=lambda: opened.append(assembly.patiently(open_it, control, told.append)))
     thread.start()
     wait_for(lambda: told)
@@ -84,7 +85,7 @@ def test_an_engine_that_is_resumed_on_a_full_disk_waits(disk: Disk, monkeypatch:
 def test_tasks_and_updates_wait_for_room_and_none_is_lost(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enqueuer, "AGAIN_S", 0.02)
     run, told = Run(disk.folder / "run"), list[str]()
-    puts = Enqueuer(UpdateQueue(run.folder.queue), tell=told.append)
+    puts = Enqueuer(SqliteQueue(run.folder.queue), tell=told.append)
     run.put(2)
     assert run.worker.step()
     disk.fill()

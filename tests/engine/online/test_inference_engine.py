@@ -26,7 +26,7 @@ from grpo_tui.engine.online.serve.requests import (
 from grpo_tui.engine.online.serve.voting import canonical
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter
-from grpo_tui.engine.online.store.update_queue import UpdateQueue
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_task import UpdateTask
 from grpo_tui.engine.policy.forward import forward_agent_tokens
 from grpo_tui.engine.policy.kl import kl_directions
@@ -225,10 +225,10 @@ def test_weights_of_another_model_are_told_and_not_served(tmp_path: Path) -> Non
 
 def test_the_engine_never_waits_for_the_queue(tmp_path: Path) -> None:
     """Even while another process holds the database."""
-    updates = UpdateQueue(tmp_path / "queue.sqlite")
+    updates = SqliteQueue(tmp_path / "queue.sqlite")
     enqueuer = Enqueuer(updates)
     task = make_task(lora_model())
-    locked = UpdateQueue(tmp_path / "queue.sqlite")
+    locked = SqliteQueue(tmp_path / "queue.sqlite")
     with locked._transaction():
         began = time.perf_counter()
         for _ in range(200):

@@ -8,12 +8,8 @@ logged and recorded exactly once, and versions and update numbers only rise.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,50 +21,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from grpo_tui.engine.online.learn.worker_state import states
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version, published_versions
-from grpo_tui.engine.online.store.update_queue import UpdateQueue
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.runs.reader import RunReader
 
+from .living import Lives
 from .test_damage import DAMAGE
 
 CALLS = st.none() | st.integers(1, 150)
 """At which call that touches the disk a life ends; None: by itself."""
-
-
-class Lives:
-    """The program `lives.py`."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.online.lives"],
-            cwd=Path(__file__).parents[3],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._until("ready")
-
-    def live(self, kind: str, folder: Path, kill_at: int | None, **options: Any) -> list[str]:
-        """One life; returns what it said."""
-        assert self._process.stdin is not None
-        asked = {"kind": kind, "folder": str(folder), "kill_at": kill_at, **options}
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        return self._until("killed", "ended")
-
-    def _until(self, *last: str) -> list[str]:
-        assert self._process.stdout is not None
-        said = []
-        while (line := self._process.stdout.readline().strip()) not in last:
-            assert self._process.poll() is None or line, "the program died"
-            assert not line.startswith("failed"), json.loads(line.removeprefix("failed "))
-            said.append(line)
-        return said
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
 
 
 class OnlineRun(RuleBasedStateMachine):
@@ -158,7 +118,7 @@ class OnlineRun(RuleBasedStateMachine):
         numbers = [row["update"] for row in rows]
         assert numbers == sorted(set(numbers)), "update numbers do not rise"
         assert [row["n"] for row in rows] == sorted({row["n"] for row in rows})
-        queue = UpdateQueue(self.folder.queue)
+        queue = SqliteQueue(self.folder.queue)
         assert queue.depth() == 0 and not queue.tasks("refused")
         queue.close()
         with RunReader(self.folder.run_dir) as reader:
@@ -168,13 +128,6 @@ class OnlineRun(RuleBasedStateMachine):
             assert len(recorded) == len(set(recorded)) and set(recorded) <= set(numbers)
             if not self.maybe_lost:
                 assert recorded == numbers, "not recorded"
-
-
-@pytest.fixture(scope="module")
-def lives() -> Iterator[Lives]:
-    program = Lives()
-    yield program
-    program.close()
 
 
 def _run(lives: Lives, examples: int, steps: int) -> None:

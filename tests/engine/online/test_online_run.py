@@ -20,7 +20,7 @@ from grpo_tui.configs.writing import to_yaml
 from grpo_tui.engine.launch import start_run, stop_run
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import pointed_version
-from grpo_tui.engine.online.store.update_queue import UpdateQueue
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import ENDED, look
@@ -68,7 +68,7 @@ def test_a_run_serves_learns_validates_and_ends_by_itself(tmp_path: Path) -> Non
     latest = reader.metrics.latest()
     assert [name for name in latest if not meaning(name)] == []
     rows = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
-    queue = UpdateQueue(OnlineFolder(run_dir).queue)
+    queue = SqliteQueue(OnlineFolder(run_dir).queue)
     counts = queue.counts()
     settled = counts.get("applied", 0) + counts.get("rejected", 0)
     assert settled == len(rows) == latest["online/updates"] > 5
@@ -119,13 +119,13 @@ def test_stopped_resumed_and_asked_over_http(tmp_path: Path) -> None:
         held.execute("ROLLBACK")
     version = pointed_version(run_dir / "snapshots")
     assert stop_run(look(run_dir), timeout=60).status == "stopped", logs(run_dir)
-    updates = UpdateQueue(OnlineFolder(run_dir).queue).get("update")
+    updates = SqliteQueue(OnlineFolder(run_dir).queue).get("update")
 
     start_run(config, runs_dir=runs, resume="two")
     again = ask(4)
     assert [a["grpo_tui"]["request"] for a in again] == [15, 16, 17, 18]
     assert again[-1]["grpo_tui"]["policy_version"] >= (version or 0) - 1
-    wait_for(lambda: UpdateQueue(OnlineFolder(run_dir).queue).depth() == 0, "the queue to be used up")
+    wait_for(lambda: SqliteQueue(OnlineFolder(run_dir).queue).depth() == 0, "the queue to be used up")
     assert stop_run(look(run_dir), timeout=60).status == "stopped", logs(run_dir)
     rows = [json.loads(line) for line in (run_dir / "update_contribution.jsonl").read_text().splitlines()]
     assert [r["update"] for r in rows] == list(range(1, len(rows) + 1)) and len(rows) >= updates

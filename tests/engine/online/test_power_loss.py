@@ -20,7 +20,8 @@ from grpo_tui.engine.launch import start
 from grpo_tui.engine.launch.settings import config_damage, read_config
 from grpo_tui.engine.online.learn.worker_state import read_state, write_state
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter
-from grpo_tui.engine.online.store.update_queue import Settled, UpdateQueue
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
+from grpo_tui.engine.online.store.update_queue import Settled
 from grpo_tui.engine.runs.checkpoints import newest_whole
 from grpo_tui.engine.runs.checksums import find_damage
 from grpo_tui.engine.runs.status import read_json
@@ -158,7 +159,7 @@ def test_the_queue(tmp_path: Path, seed: int) -> None:
     """Behind the last commit that was acknowledged the log may hold anything; the file under it is older or newer."""
     rng = random.Random(seed)
     live, after = tmp_path / "live", tmp_path / "after"
-    queue = UpdateQueue(live / "queue.sqlite")
+    queue = SqliteQueue(live / "queue.sqlite")
     assert queue._db.execute("PRAGMA synchronous").fetchone()[0] == 2  # the log is fsynced at each commit
     states: dict[str, str] = {}
     for turn in range(25):
@@ -179,7 +180,7 @@ def test_the_queue(tmp_path: Path, seed: int) -> None:
         tail = rng.choice([b"", bytes(len(log) - cut), rng.randbytes(len(log) - cut)])
         (after / "queue.sqlite-wal").write_bytes(log[:cut] + tail)
         (after / "queue.sqlite-shm").unlink(missing_ok=True)
-        reopened = UpdateQueue(after / "queue.sqlite")
+        reopened = SqliteQueue(after / "queue.sqlite")
         found = {i: s for s in ("queued", "taken", "applied") for i, _ in reopened.tasks(s)}
         settled = {i for i, s in found.items() if s == "applied"}
         assert known.keys() <= found.keys() <= states.keys()

@@ -10,7 +10,7 @@ import wandb
 from grpo_tui.configs.sections.logging import LoggingConfig
 from grpo_tui.configs.sections.online import KLConfig
 from grpo_tui.engine.online.serve.record_keeper import RecordKeeper
-from grpo_tui.engine.online.store.update_queue import UpdateQueue
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.record.wandb_sink import WandbSink
 from grpo_tui.engine.runs.writer import RunWriter
 
@@ -21,7 +21,7 @@ def test_each_update_is_a_point_of_its_own_in_wandb(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     problems: list[str] = []
     sink = WandbSink(LoggingConfig(wandb="offline"), tmp_path, run_id="ab12", on_problem=problems.append)
-    queue, writer = UpdateQueue(tmp_path / "queue.sqlite"), RunWriter(tmp_path / "run", process="engine")
+    queue, writer = SqliteQueue(tmp_path / "queue.sqlite"), RunWriter(tmp_path / "run", process="engine")
     keeper = RecordKeeper(writer, queue, KLConfig(), sinks=[sink])
     journal = [{"kind": "update", "update": n, "request": 1 + n // 4, "beta": n / 100, "kl": 0.0} for n in range(1, 13)]
     queue.settle([], journal)

@@ -1,18 +1,45 @@
-"""The durable queue: order, room, at-least-once delivery, and settling all or nothing."""
+"""The durable queue, whatever keeps it: order, room, at-least-once delivery, and settling all or nothing."""
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from grpo_tui.engine.online.store.redis_queue import RedisQueue
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_queue import REFUSED_KEPT, QueueError, Settled, UpdateQueue
+from tests.redis_server import redis_server
+
+Connect = Callable[[], UpdateQueue]
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    with redis_server() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
+    """Opens the one queue of this test, as often as it is called, each time as a process of its own would."""
+    if request.param == "sqlite":
+        return lambda: SqliteQueue(tmp_path / "queue.sqlite", limit=5)
+    url = request.getfixturevalue("redis_url")
+    processes = itertools.count()
+    return lambda: RedisQueue(url, tmp_path.name, limit=5, process=f"process {next(processes)}")
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> UpdateQueue:
-    return UpdateQueue(tmp_path / "queue.sqlite", limit=5)
+def queue(connect: Connect) -> Iterator[UpdateQueue]:
+    """The queue with one that leads."""
+    queue = connect()
+    queue.lead()
+    yield queue
+    queue.close()
 
 
 def fill(queue: UpdateQueue, count: int, start: int = 0) -> None:
@@ -47,13 +74,13 @@ def test_when_full_the_oldest_waiting_task_goes(queue: UpdateQueue) -> None:
     assert queue.counts() == {"taken": 1, "queued": 5, "dropped": 1}
 
 
-def test_taken_tasks_come_back_after_a_death(queue: UpdateQueue, tmp_path: Path) -> None:
+def test_taken_tasks_come_back_after_a_death(queue: UpdateQueue, connect: Connect) -> None:
     fill(queue, 2)
     queue.take()
     queue.take()
-    again = UpdateQueue(tmp_path / "queue.sqlite")
-    assert again.take() is None
-    assert again.recover() == 2
+    queue.close()
+    again = connect()
+    assert again.lead() == 2
     task = again.take()
     assert task is not None and (task.id, task.attempts) == ("t0", 2)
 
@@ -76,7 +103,7 @@ def test_journal_numbers_are_never_used_twice(queue: UpdateQueue) -> None:
     assert queue.settle([], [{"a": 3}])[0].n == rows[-1].n + 1
 
 
-def test_refused_tasks_are_kept_aside_but_not_all_of_them(queue: UpdateQueue, tmp_path: Path) -> None:
+def test_refused_tasks_are_kept_aside_but_not_all_of_them(queue: UpdateQueue) -> None:
     queue.limit = 1000
     fill(queue, REFUSED_KEPT + 3)
     for i in range(REFUSED_KEPT + 3):
@@ -87,17 +114,17 @@ def test_refused_tasks_are_kept_aside_but_not_all_of_them(queue: UpdateQueue, tm
     assert queue.take() is None  # not retried
 
 
-def test_two_processes_put_and_take_at_once(queue: UpdateQueue, tmp_path: Path) -> None:
-    queue.limit = 10_000
-    other = UpdateQueue(tmp_path / "queue.sqlite")
-    writer = threading.Thread(target=fill, args=(queue, 60))
+def test_one_process_puts_while_another_takes(queue: UpdateQueue, connect: Connect) -> None:
+    other = connect()
+    other.limit = 10_000
+    writer = threading.Thread(target=fill, args=(other, 60))
     writer.start()
     seen: list[str] = []
     while writer.is_alive() or len(seen) < 60:
-        task = other.take()
+        task = queue.take()
         if task is not None:
             seen.append(task.id)
-            other.settle([Settled(task.id, "applied")])
+            queue.settle([Settled(task.id, "applied")])
     writer.join()
     assert seen == [f"t{i}" for i in range(60)]
 
@@ -105,8 +132,24 @@ def test_two_processes_put_and_take_at_once(queue: UpdateQueue, tmp_path: Path) 
 @pytest.mark.parametrize("content", [b"not a database, but long enough to look like one" * 40, b"\0" * 5000])
 def test_a_damaged_file_is_kept_and_the_queue_goes_on_empty(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "queue.sqlite").write_bytes(content)
-    queue = UpdateQueue(tmp_path / "queue.sqlite")
+    queue = SqliteQueue(tmp_path / "queue.sqlite")
     assert queue.take() is None
     queue.close()
     kept = [p for p in tmp_path.iterdir() if p.name != "queue.sqlite" and p.read_bytes() == content]
     assert len(kept) == 1
+
+
+def test_facts_and_journal_are_read_by_all(queue: UpdateQueue, connect: Connect) -> None:
+    other = connect()
+    queue.set(candidate={"state": "a", "update": 3}, nothing=None)
+    rows = queue.settle([], [{"kind": "update", "x": 1.5}, {"kind": "beta"}], {"published": 7})
+    assert other.get("candidate") == {"state": "a", "update": 3} and other.get("nothing", 1) is None
+    assert other.get("published") == 7 and other.get("unknown", "else") == "else"
+    assert other.journal() == rows and other.journal(after=rows[0].n) == rows[1:] and other.journal(limit=1) == rows[:1]
+
+
+def test_numbering_goes_on_above_what_a_lost_queue_held(queue: UpdateQueue) -> None:
+    queue.continue_after(40)
+    assert queue.settle([], [{"a": 1}])[0].n == 41
+    queue.continue_after(10)
+    assert queue.settle([], [{"a": 2}])[0].n == 42

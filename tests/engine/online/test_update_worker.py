@@ -18,7 +18,7 @@ from grpo_tui.engine.online.learn.update_worker import UpdateWorker
 from grpo_tui.engine.online.learn.worker_state import read_state
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version, published_versions
-from grpo_tui.engine.online.store.update_queue import UpdateQueue
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 
 from .nursery import Nursery
 from .tiny import lora_model, make_task, online_config
@@ -86,7 +86,7 @@ def test_uncommitted_updates_are_done_again_and_committed_ones_are_not(tmp_path:
         rows = run.contributions()
         assert [r["experience"] for r in rows] == [f"request-{i}" for i in range(7)]
         assert [r["update"] for r in rows] == list(range(1, 8))
-        assert UpdateQueue(run.folder.queue).counts() == {"applied": 7}
+        assert SqliteQueue(run.folder.queue).counts() == {"applied": 7}
 
 
 def test_contribution_lines_hold_what_the_requirement_asks(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def kill_again_and_again(nursery: Nursery, run_dir: Path, kills: int, longest_li
     """
     rng = random.Random(kills)
     folder = OnlineFolder(run_dir)
-    queue = UpdateQueue(folder.queue, limit=10**6)
+    queue = SqliteQueue(folder.queue, limit=10**6)
     model = lora_model()
     payloads = [make_task(model, f"request-{i}", seed=i, rows=1, length=5) for i in range(8)]
     reader, version, total, done = SnapshotReader(folder.snapshots, pytest.fail), 0, 0, 0

@@ -263,6 +263,10 @@ def test_a_command_line_is_kept_without_its_secrets():
 def test_values_that_look_like_secrets():
     assert mask_text("see hf_" + "a1" * 12 + " now") == f"see {MASKED} now"
     assert mask_text("https://me:pw123@host/x") == f"https://{MASKED}@host/x"
+    assert mask_text("redis://:pw123@host:6379/0, rediss://me:p@w@host/0") == (
+        f"redis://{MASKED}@host:6379/0, rediss://{MASKED}@host/0"
+    )
+    assert mask_text("redis://host/0 git@host:me/x http://host/a@b") == "redis://host/0 git@host:me/x http://host/a@b"
     assert mask({"max_turn_token": 12, "on": True, "api_key": ""}) == {"max_turn_token": 12, "on": True, "api_key": ""}
 
 

@@ -1,0 +1,189 @@
+"""The Redis server under a queue over machines: how it is reached, what it lacks, and what its errors mean in words.
+
+User and password of the URL stand in no message: a server is called by its address alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+from urllib.parse import urlsplit
+
+from ...configs.sections.online import OnlineConfig
+
+INSTALL = "pip install 'grpo-tui[redis]'"
+TIMEOUT_S = 5.0
+"""A server that is silent for so long counts as not reachable."""
+OLDEST = (6, 2)
+SCHEMES = ("redis", "rediss", "unix")
+
+
+class RedisClient(Protocol):
+    """What is used of `redis.Redis`; its own signatures name every return as an awaitable, too."""
+
+    def info(self, section: str | None = None) -> dict[str, object]:
+        """Facts of the server."""
+        ...
+
+    def config_get(self, pattern: str) -> dict[str, str]:
+        """Settings of the server."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+@dataclass(frozen=True)
+class RedisFact:
+    """One line about a server. `missing`: no queue may be kept on it as it is; `note`: worth knowing."""
+
+    state: Literal["good", "note", "missing"]
+    text: str
+    cure: str = ""
+
+
+class RedisMissing(ImportError):
+    """The client library is not installed; the message says how to get it."""
+
+
+def address(url: str) -> str:
+    """The URL without user, password and options."""
+    scheme, slashes, rest = url.partition("://")
+    if not slashes:
+        return "the URL"
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+
+
+def queue_url(online: OnlineConfig) -> str:
+    """The URL of the server that `online.queue` or `online.queue_env` names. Raises ValueError."""
+    if online.queue_env is None:
+        return online.queue
+    url = os.environ.get(online.queue_env, "")
+    if urlsplit(url).scheme not in SCHEMES:
+        held = "holds no URL of a Redis server" if url else "is not set"
+        raise ValueError(f"online.queue_env names the environment variable {online.queue_env}, which {held}")
+    return url
+
+
+def connect(url: str, timeout_s: float = TIMEOUT_S) -> RedisClient:
+    """A client of the server; nothing is sent yet. It never repeats a command by itself: not every one may be.
+
+    Raises RedisMissing, and ValueError for a URL that is none.
+    """
+    try:
+        from redis import Redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError as error:
+        raise RedisMissing(f"a queue on Redis needs its client: {INSTALL}") from error
+    try:
+        return Redis.from_url(  # pyright: ignore[reportReturnType] - see RedisClient
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            client_name="grpo-tui",
+        )
+    except (ValueError, TypeError):
+        raise ValueError(f"{address(url)} is not as redis://[USER:PASSWORD@]HOST:PORT/NUMBER") from None
+
+
+def in_words(url: str, error: Exception) -> str:
+    """One sentence about what the server, or the way to it, refused."""
+    from redis import exceptions as redis
+
+    at = f"The Redis server {address(url)}"
+    text = str(error)
+    if isinstance(error, (redis.AuthenticationError, redis.AuthenticationWrongNumberOfArgsError)) or text.startswith(
+        ("NOAUTH", "WRONGPASS")
+    ):
+        return f"{at} refuses the password or the user."
+    if isinstance(error, redis.NoPermissionError):
+        return f"{at} does not allow this user what a queue needs ({text})."
+    if isinstance(error, redis.BusyLoadingError):
+        return f"{at} is starting: it still loads its data."
+    if isinstance(error, redis.TimeoutError):
+        return f"{at} does not answer."
+    if isinstance(error, redis.ConnectionError):
+        return f"{at} cannot be reached ({text.rstrip('.')})."
+    if isinstance(error, redis.OutOfMemoryError) or text.startswith("OOM"):
+        return f"{at} is full: give it more memory (maxmemory)."
+    if isinstance(error, redis.ReadOnlyError):
+        return f"{at} is a replica that takes no writes: name its primary."
+    if text.startswith("MISCONF"):
+        return f"{at} takes no writes because it cannot save to its disk."
+    return f"{at} refuses ({text})."
+
+
+def refusals(facts: list[RedisFact]) -> str | None:
+    """One sentence when a server must not keep a queue."""
+    wrong = [f"{fact.text}: {fact.cure}" for fact in facts if fact.state == "missing"]
+    return f"The {wrong[0]}." if wrong else None
+
+
+def server_facts(client: RedisClient, url: str) -> list[RedisFact]:
+    """What a queue needs to know of a server that answers: version, eviction, persistence. Raises redis.RedisError.
+
+    What a server does not tell (some that are hosted do not) is not judged.
+    """
+    from redis.exceptions import ResponseError
+
+    at = f"Redis server {address(url)}"
+    info = client.info()
+    version = str(info.get("redis_version", ""))
+    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    facts = []
+    if numbers and numbers < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        facts.append(RedisFact("missing", f"{at} is version {version}", f"install {oldest} or later there"))
+    else:
+        facts.append(RedisFact("good", f"{at} is version {version}"))
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy != "noeviction":
+        facts.append(
+            RedisFact(
+                "missing",
+                f"{at} deletes data when its memory is full (maxmemory-policy {policy})",
+                "set maxmemory-policy noeviction there",
+            )
+        )
+    try:
+        settings = client.config_get("save") | client.config_get("appendfsync")
+    except ResponseError:
+        settings = {}
+    facts.append(_persistence(at, bool(info.get("aof_enabled")), settings))
+    return facts
+
+
+def _persistence(at: str, append_only: bool, settings: dict[str, str]) -> RedisFact:
+    cure = "set appendonly yes there, and appendfsync always"
+    if append_only:
+        if settings.get("appendfsync", "always") == "always":
+            return RedisFact("good", f"{at} has every write on its disk before it answers")
+        return RedisFact(
+            "note", f"{at} may lose its last second in a power cut", "appendfsync always there to lose nothing"
+        )
+    if settings.get("save") == "":
+        return RedisFact("note", f"{at} keeps nothing on its disk: a restart of it loses what waits", cure)
+    return RedisFact("note", f"{at} saves its data now and then only: a crash of it loses the last minutes", cure)
+
+
+def check_redis(url: str) -> Iterator[RedisFact]:
+    """What `grpo-tui doctor` says of a server."""
+    try:
+        client = connect(url, TIMEOUT_S)
+    except (RedisMissing, ValueError) as problem:
+        yield RedisFact("missing", str(problem))
+        return
+    from redis.exceptions import RedisError
+
+    try:
+        yield from server_facts(client, url)
+    except RedisError as error:
+        yield RedisFact("missing", in_words(url, error).rstrip("."))
+    finally:
+        client.close()
