@@ -15,9 +15,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-@functools.cache
+_ONE_ASKS = threading.Lock()
+
+
 def loop() -> asyncio.AbstractEventLoop:
-    """The loop, running."""
+    """The loop, running; the same for all threads, also when several are the first to ask."""
+    with _ONE_ASKS:
+        return _running()
+
+
+@functools.cache
+def _running() -> asyncio.AbstractEventLoop:
     made = asyncio.new_event_loop()
     threading.Thread(target=made.run_forever, name="async code", daemon=True).start()
     return made

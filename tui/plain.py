@@ -115,6 +115,8 @@ def _blocks(whole: Whole) -> Iterator[tuple[str, str]]:
         if step.index in rewards:
             yield from _reward(rewards[step.index])
             yield from ((f"  {score.name}: ", score.why) for score in step.scores if score.why)
+        else:  # scores of a held-out rollout became no reward
+            yield from ((f"  {score.name} {number(score.value)} ", score.why) for score in step.scores)
         if position < len(record.step_advantages):
             advantage = record.step_advantages[position]
             yield "  advantage ", f"{number(advantage, signed=True)} {equation(whole.formula, position, advantage)[0]}"

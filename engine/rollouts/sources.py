@@ -79,6 +79,8 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
     """A file, a saved folder or a hub dataset as a table. Raises SourceError."""
     disable_progress_bar()  # a log file is no place for it
     set_verbosity(logging.CRITICAL)  # what is wrong is said in one sentence
+    if not source.strip():
+        raise SourceError("data.source is empty: name a file, a saved dataset or a hub id such as openai/gsm8k")
     path = Path(source).expanduser()
     if path.is_dir() and not is_saved(path):
         raise SourceError(
@@ -91,6 +93,8 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
         raise SourceError(f"there is no file {source} (looked from {Path.cwd()})")
     if path.is_file():
         _check_plain(source, split, name=name, revision=revision)
+        if path.suffix == ".csv" and (wrong := _wrong_row(source, path)):
+            raise SourceError(wrong)  # a row that is too short would be filled up without a word
     try:
         if path.is_dir():
             found = load_from_disk(str(path))
@@ -102,6 +106,8 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
         raise SourceError(_explain(source, path, problem)) from problem
     if isinstance(found, Dataset):
         _check_plain(source, split, name=name, revision=revision)
+        if found.column_names == ["text"] and path.is_file() and (wrong := _wrong_row(source, path)):
+            raise SourceError(wrong)  # what is no object comes as a column of that name
         return found
     if not isinstance(found, DatasetDict) or split not in found:
         raise SourceError(f"{source} has no split {split}; it has {', '.join(map(str, found))}")
@@ -143,11 +149,21 @@ class TaskMaker:
         wanted = config.prompt or next((c for c in PROMPT_COLUMNS if c in self.columns), None)
         if self.template is None and (wanted is None or wanted not in self.columns):
             missing = f"no column {config.prompt}" if config.prompt else "no column of prompts"
-            raise SourceError(f"{has}, and {missing}: name it in data.prompt")
+            raise SourceError(f"{has}, and {missing}: {self._cure()}")
         self.prompt = wanted or ""
         self._kinds: dict[str, tuple[str, int]] = {}
         if config.answer is not None and config.answer not in self.columns:
             raise SourceError(f"{has}, and no column {config.answer} for right answers: name it in data.answer")
+
+    def _cure(self) -> str:
+        """What may be wrong with a source that has no prompts."""
+        only = self.columns[0] if len(self.columns) == 1 else ""
+        separator = next((name for mark, name in ((";", "semicolons"), ("\t", "tabs")) if mark in only), None)
+        if separator is not None:
+            return f"its cells are separated by {separator}, and commas are read"
+        if only and self.source.endswith(".json"):
+            return f"name it in data.prompt, or, where its rows stand in {only}, write the list of them alone"
+        return "name it in data.prompt"
 
     def task(self, row: Mapping[str, Any], number: int) -> Task:
         """Row `number` (from 1) as a task. Raises SourceError with its number."""

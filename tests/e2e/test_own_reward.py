@@ -102,6 +102,11 @@ async def test_such_a_run_is_gone_on_with_searched_and_compared(
     steps = {json.loads(line)["step"] for line in found.stdout.splitlines()}
     assert {1, 2, 3} <= steps
     path = Path(find_run(folder / "runs", "latest").path)
-    async with running(folder / "runs", Stepper(path, "1")) as app:
-        assert "accuracy" in app.text
+    with RunReader(path) as reader:
+        trained_on = next(row.n for row in reader.rollouts.page(limit=100) if row.split == "train")
+        held_out = next(row.n for row in reader.rollouts.page(limit=100) if row.split == "eval")
+    async with running(folder / "runs", Stepper(path, str(held_out))) as app:
+        assert "judged by" in app.text and "looked for" in app.text
+    async with running(folder / "runs", Stepper(path, str(trained_on))) as app:
+        assert "accuracy" in app.text and "think_format_" in app.text
         assert "diff" in await app.press("d")

@@ -160,6 +160,7 @@ def test_sources_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "notes.txt").write_text("hello")
     for source, said in (
+        (" ", "data.source is empty"),
         (str(tmp_path / "gone.jsonl"), "there is no file"),
         (str(tmp_path), "is no saved dataset"),
         (str(tmp_path / "notes.txt"), "ends in .txt; files that can be read: .jsonl, .json, .csv, .parquet"),
@@ -170,6 +171,15 @@ def test_sources_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "wide.csv").write_text("prompt,answer\na,b\nc,d,e\n")
     with pytest.raises(SourceError, match="row 2: 3 cells, but the header has 2"):
         load_tasks(DataConfig(source=str(tmp_path / "wide.csv")), "train", 0)
+    for name, text, said in (
+        ("short.csv", "prompt,answer\na,b\nc\n", "row 2: 1 cells, but the header has 2"),
+        ("semi.csv", "prompt;answer\na;b\n", "its cells are separated by semicolons, and commas are read"),
+        ("numbers.json", "[1, 2]", "row 1: a row must be a JSON object"),
+        ("inside.json", '{"data": [{"prompt": "a"}]}', "where its rows stand in data, write the list of them alone"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SourceError, match=said):
+            load_tasks(DataConfig(source=str(tmp_path / name)), "train", 0)
     (tmp_path / "latin.jsonl").write_bytes('{"prompt": "é"}\n'.encode("latin-1"))
     with pytest.raises(SourceError, match="is not UTF-8 text"):
         load_tasks(DataConfig(source=str(tmp_path / "latin.jsonl")), "train", 0)

@@ -69,8 +69,10 @@ class RewardArithmetic(Pane):
         if reward is None:
             text = "No reward was recorded for this step." if record.trajectory.steps else "The agent took no step."
             if record.split == "eval":
-                text = "A rollout on held-out tasks: judged by its answer alone, and not trained on."
-            return [*(Line(p).add(t, p.faint) for t in wrap(text, width)), Line(p), *learned]
+                judge = record.trajectory.judged_by or "its answer alone"
+                text = f"A rollout on held-out tasks: judged by {judge}, and not trained on."
+            said = [*(Line(p).add(t, p.faint) for t in wrap(text, width)), Line(p)]
+            return [*said, *self._scores(record, width), *learned]
         lines = self._components(reward, width) + self._reasons(record, width)
         if reward.penalties:
             lines.append(Line(p))
@@ -112,6 +114,15 @@ class RewardArithmetic(Pane):
                 line.add(row[1 + i], p.faint if row[1 + i] == "–" else style, cells=sizes[i] + spare, align=">")
             lines.append(line)
         return lines
+
+    def _scores(self, record: TrajectoryRecord, width: int) -> list[Line]:
+        """What reward functions gave where it became no reward, with what they said of it."""
+        p = self.palette
+        scores = record.trajectory.steps[self.step].scores if self.step < len(record.trajectory.steps) else ()
+        lines: list[Line] = []
+        for score in scores:
+            lines += [Line(p).add(t, p.text) for t in wrap(f"{score.name} {fixed(score.value)}", width)]
+        return [*lines, *self._reasons(record, width)]
 
     def _reasons(self, record: TrajectoryRecord, width: int) -> list[Line]:
         """What reward functions said of their own scores."""
