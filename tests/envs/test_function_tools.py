@@ -161,7 +161,7 @@ def test_the_prompt_says_how_to_call_and_is_untouched_without_tools(file: str):
         ("half_docs", "cannot be declared: .*write it as in def search"),
         ("odd_type", "cannot be declared|the type of a is none of"),
         ("many", r"a policy cannot give `\*numbers: int`"),
-        ("number", "has no function number"),
+        ("number", r"\.py has no function number"),
         ("gone", "has no function gone"),
     ],
 )

@@ -70,7 +70,9 @@ def test_a_turn_that_was_cut_is_closed(end):
 def test_templates_that_cannot_carry_a_conversation_are_refused():
     with pytest.raises(ChatTemplateError, match="has no chat template"):
         ChatBridge(tokenizer(None, "</s>"))
-    with pytest.raises(ChatTemplateError, match="does not show an assistant turn followed by a 'user' turn"):
+    with pytest.raises(
+        ChatTemplateError, match=r"followed by a 'user' turn exactly once; name another in model\.chat_template"
+    ):
         ChatBridge(tokenizer("{{ messages[0].content }}", "</s>"))
     picky = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"

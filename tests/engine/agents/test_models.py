@@ -83,6 +83,9 @@ def test_what_a_person_reads_when_a_model_cannot_be_loaded(base, tmp_path):
     for name, expected in {
         "builtin:huge": "there is no built-in model builtin:huge; there is builtin:tiny",
         "./nowhere": "there is no folder ./nowhere with a model",
+        " ": "model.base is empty",
+        "https://huggingface.co/Qwen/Qwen3-0.6B": "name the hub id of a model, such as Qwen/Qwen3-0.6B, no address",
+        __file__: "name the folder of a model, or a hub id",
         str(empty): "config.json is missing there",
         str(adapters_only): "these are adapters: name them in model.sft_adapters",
         "nobody/no-such-model": "the model nobody/no-such-model cannot be loaded",
