@@ -102,13 +102,13 @@ class Mapped:
         plan = self._plan(document)
         found = {role: plan.first(document, role) for role in plan.roles}
         get = found.get
-        asked, whole_conversation = get("prompt"), get("messages")
-        if whole_conversation is not None and get("completion") is None:
-            prompt, said = split(self.read_prompt(whole_conversation))
-        else:
-            asked = whole_conversation if asked is None else asked  # up to where the completion begins
-            prompt = self.read_prompt(asked) if asked is not None else ()
-            said = self.read_completion(get("completion"))
+        asked, answered = get("prompt"), get("completion")
+        talk = self.read_prompt(get("messages")) if get("messages") is not None else ()
+        if talk and (answered is None or (asked is None and talk[-1].is_agent)):
+            prompt, said = split(talk)
+        else:  # messages beside a completion are what it answers
+            prompt = self.read_prompt(asked) if asked is not None else talk
+            said = self.read_completion(answered)
         components, extra = self._columns(document, plan)
         reward, correct = get("reward"), get("correct")
         if isinstance(reward, Mapping):

@@ -194,9 +194,10 @@ def test_a_list_of_rewards_of_one_rollout_is_no_total(tmp_path: Path, opened: Op
 
 
 def test_messages_beside_a_completion_are_its_prompt(tmp_path: Path, opened: Open):
-    record = one(tmp_path, opened, {"messages": CHAT[:1], "completion": "a", "reward": 1})
-    assert [m.text for m in record.trajectory.messages] == ["q"]
-    assert [s.text for s in record.trajectory.steps] == ["a"]
+    for messages in (CHAT[:1], CHAT):  # up to the completion, or with it
+        record = one(tmp_path, opened, {"messages": messages, "completion": "a", "reward": 1})
+        assert [m.text for m in record.trajectory.messages] == ["q"]
+        assert [s.text for s in record.trajectory.steps] == ["a"]
 
 
 def test_a_group_gives_no_rollout_what_is_not_its_own(tmp_path: Path, opened: Open):
