@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo_tui.engine.policy import memory
+
 from .conftest import Cli
 
 REWARDS = """
@@ -92,4 +94,9 @@ def test_doctor_says_the_memory_of_a_model_from_its_config(cli: Cli):
     answer = cli("doctor", "--model", "builtin:tiny")
     assert answer.returncode == 0, answer.stderr
     assert "million in float32" in answer.stdout and "at the peak, about" in answer.stdout
-    assert "cannot be had" in cli("doctor", "--model", "nobody/nothing", HF_HUB_OFFLINE="1").stderr
+
+
+def test_a_model_whose_config_cannot_be_had_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.yaml").write_text("model: {base: nobody/nothing}\n")
+    assert memory.main([str(tmp_path / "config.yaml")]) == 1
+    assert "the config of nobody/nothing cannot be had" in capsys.readouterr().err
