@@ -110,6 +110,7 @@ def _made(
         except LeaseHeld as error:  # nothing was loaded into the updater
             if told != STANDS_BY:
                 told = STANDS_BY
+                writer.status("running")
                 _tell(writer, f"{error} {STANDS_BY}")
         except QueueError as error:
             updater = None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ....configs.sections.online import OnlineConfig
 from ...launch.redis_server import queue_url
+from ...runs.position import JOURNAL_POSITION, recorded_position
 from .exchange import Exchange
 from .folder import OnlineFolder
 from .images import ImageFolder
@@ -53,6 +54,7 @@ def link_engine(folder: OnlineFolder, config: OnlineConfig, shown: SqliteQueue, 
         _redis(config, tell),
         name,
         poll_s=config.poll_interval_s,
+        start=recorded_position(folder.run_dir, JOURNAL_POSITION),
         shown=shown,
         before=lambda task: images.share(UpdateTask.images(task.payload)),
         tell=tell,

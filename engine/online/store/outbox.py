@@ -68,8 +68,8 @@ class Outbox(SqliteQueue):
 class QueueLink:
     """Keeps an engine's outbox and the shared queue in step, on a thread of its own, until `close`.
 
-    shown: the engine's own connection, which is told how much waits elsewhere. before: called with each task before it
-    is sent.
+    start: the journal row up to which the engine's record has everything, None for a new one. shown: the engine's own
+    connection, which is told how much waits elsewhere. before: called with each task before it is sent.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class QueueLink:
         engine: str,
         *,
         poll_s: float,
+        start: int | None = None,
         shown: Outbox | None = None,
         before: Callable[[QueuedTask], None] | None = None,
         tell: Callable[[str], None] = log.warning,
@@ -87,6 +88,7 @@ class QueueLink:
         self.shared = shared
         self.engine = engine
         self._poll_s = poll_s
+        self._start = start
         self._shown = shown or outbox
         self._before = before
         self._tell = tell
@@ -111,7 +113,7 @@ class QueueLink:
             self.outbox.sent(task.id)
         end = self.outbox.journal_end()
         if end is None:  # an engine that joins others: what was learnt before is not part of its record
-            end = self.shared.journal_end()
+            end = self.shared.journal_end() if self._start is None else self._start
             self.outbox.continue_after(end)
         while rows := self.shared.journal(after=end, limit=ROWS):
             self.outbox.copied(rows)

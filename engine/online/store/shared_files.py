@@ -132,12 +132,21 @@ class SharedFiles:
         """Let other machines have a state of this one."""
         self.exchange.put(self.folder.state / name, f"states/{name}")
 
-    def fetch_states(self, *names: str | None) -> None:
-        """Bring these states here; where none is named, the newest ones that are there."""
-        wanted = [n for n in names if n] or _by_age(self.exchange.names("states"))[:2]
-        for name in filter(_STATE.fullmatch, wanted):  # it comes out of a queue: it must not lead elsewhere
-            if not (self.folder.state / name).exists():
-                self.exchange.get(f"states/{name}", self.folder.state / name)
+    def fetch_states(self, counts: str | None, candidate: str | None) -> None:
+        """Bring the state that counts here, and the one that waits for validation. Where the former is lost, the newest
+        ones that are there."""
+        wanted = [name for name in (counts, candidate) if name]
+        if counts is None or not self._fetch_state(counts):
+            wanted += _by_age(self.exchange.names("states"))[:2]
+        for name in wanted:
+            self._fetch_state(name)
+
+    def _fetch_state(self, name: str) -> bool:
+        """Whether the state is here now."""
+        path = self.folder.state / name
+        if not _STATE.fullmatch(name):  # it comes out of a queue: it must not lead elsewhere
+            return False
+        return path.exists() or self.exchange.get(f"states/{name}", path)
 
     def prune_states(self, counts: str, keep: str | None) -> None:
         """Delete the states before the one that `counts` and its predecessor; never a later one (`prune_snapshots`)."""

@@ -185,6 +185,23 @@ def test_an_engine_goes_on_while_the_server_is_silent_and_nothing_is_lost(tmp_pa
     ]
 
 
+def test_an_engine_reads_from_where_its_record_ends(machine: Callable[..., RedisQueue], tmp_path: Path) -> None:
+    worker = machine("worker")
+    worker.lead()
+    worker.settle([], [{"row": i} for i in range(5)])
+    joined = QueueLink(Outbox(tmp_path / "new.sqlite"), machine("new"), "new", poll_s=1)
+    lost = QueueLink(Outbox(tmp_path / "lost.sqlite"), machine("old"), "old", poll_s=1, start=2)
+    for link in (joined, lost):
+        link.step()
+    assert joined.outbox.journal() == []
+    assert [row.row["row"] for row in lost.outbox.journal()] == [2, 3, 4]
+    worker.settle([], [{"row": 5}])
+    for link in (joined, lost):
+        link.step()
+        assert link.outbox.journal()[-1].row == {"row": 5}
+        link.close()
+
+
 def test_what_a_server_must_be_set_to_and_nothing_of_a_password_is_said() -> None:
     told: list[str] = []
     with redis_server("--requirepass", "hunter2", "--maxmemory-policy", "allkeys-lru", tcp=True) as server:
