@@ -147,6 +147,14 @@ async def test_the_command_palette_holds_the_keys_of_the_screen_and_the_themes(r
         assert app.app.theme == "grpo-light-safe"
 
 
+async def test_the_command_palette_shows_what_it_finds_where_there_are_few_lines(run: Path) -> None:
+    async with running(run.parent, Trajectories(run), size=(20, 5)) as app:
+        await app.press("ctrl+p")
+        await app.type("he")
+        await app.pilot.pause(0.5)
+        assert "Help" in app.text
+
+
 async def test_themes_change_with_a_key_and_are_remembered(runs: Path, tmp_path: Path) -> None:
     memory = tmp_path / "memory.json"
     async with running(runs, memory=memory) as app:

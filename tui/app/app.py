@@ -190,7 +190,20 @@ class GrpoApp(OwnOutputApp):
 
 
 class OncePalette(CommandPalette):
-    """A palette that is left once, and whose choice is run once, however often enter is pressed meanwhile."""
+    """A palette that is left once, and whose choice is run once, however often enter is pressed meanwhile.
+
+    Where there are few lines it has neither margin nor frame: a command must be seen to be chosen.
+    """
+
+    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-short"), (16, "-tall")]
+    DEFAULT_CSS = """
+    OncePalette.-short > Vertical { margin-top: 0; }
+    OncePalette.-short #--input, OncePalette.-short #--input.--list-visible { border: none; }
+    OncePalette.-short CommandInput, OncePalette.-short CommandInput:focus { border: none; height: 1; }
+    OncePalette.-short SearchIcon { margin-top: 0; }
+    OncePalette.-short CommandList { border: none; max-height: 100vh; }
+    OncePalette.-short LoadingIndicator { display: none; }
+    """
 
     _left = False
 
