@@ -13,17 +13,32 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo_tui.engine.launch import list_runs
 from grpo_tui.engine.runs.reader import RunReader
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-WAYS = ("greedy", "sampled")
 
 
-def train(name: str, seed: int) -> dict[str, object]:
-    """One training: success of its first and last evaluation, by how tokens were chosen, and its seconds."""
+@dataclass(frozen=True)
+class Training:
+    """One training: success (0 to 1) of its first and its last evaluation, by how tokens were chosen."""
+
+    name: str
+    seed: int
+    seconds: float
+    greedy: tuple[float, float]
+    sampled: tuple[float, float]
+
+    def __str__(self) -> str:
+        told = [f"{before:.2f} -> {after:.2f}" for before, after in (self.greedy, self.sampled)]
+        return f"{self.name:<17} {self.seed:>4}  {told[0]:>13}  {told[1]:>13}  {self.seconds:>7.0f}"
+
+
+def train(name: str, seed: int) -> Training:
+    """Train an example by its own command."""
     with tempfile.TemporaryDirectory() as folder:
         copy, runs = shutil.copytree(EXAMPLES / name, Path(folder) / name), Path(folder) / "runs"
         command = [sys.executable, "-m", "grpo_tui.tui.cli", "train", "config.yaml", "--headless"]
@@ -32,8 +47,10 @@ def train(name: str, seed: int) -> dict[str, object]:
         subprocess.run(command, cwd=copy, check=True, stdout=subprocess.DEVNULL)
         seconds = time.monotonic() - began
         with RunReader(Path(max(list_runs(runs), key=lambda run: run.created or 0).path)) as reader:
-            points = {way: [value for _, value in reader.metrics.points(f"success/eval_{way}")] for way in WAYS}
-    return {"name": name, "seed": seed, "seconds": seconds, **{way: [p[0], p[-1]] for way, p in points.items()}}
+            greedy, sampled = (
+                [value for _, value in reader.metrics.points(f"success/eval_{way}")] for way in ("greedy", "sampled")
+            )
+    return Training(name, seed, seconds, (greedy[0], greedy[-1]), (sampled[0], sampled[-1]))
 
 
 def main() -> None:
@@ -43,18 +60,17 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="JSON lines: one for each training that has ended")
     given = parser.parse_args()
     kept: Path | None = given.results
-    done = [json.loads(line) for line in kept.read_text().splitlines()] if kept and kept.is_file() else []
+    done = [Training(**json.loads(line)) for line in kept.read_text().splitlines()] if kept and kept.is_file() else []
     print(f"{'example':<17} {'seed':>4}  {'greedy':>13}  {'temperature 1':>13}  {'seconds':>7}")
     for name in given.names:
         for seed in range(given.seeds):
-            found = next((d for d in done if (d["name"], d["seed"]) == (name, seed)), None)
+            found = next((d for d in done if (d.name, d.seed) == (name, seed)), None)
             if found is None:
                 found = train(name, seed)
                 if kept is not None:
                     with kept.open("a") as file:
-                        file.write(json.dumps(found) + "\n")
-            told = [f"{found[way][0]:.2f} -> {found[way][1]:.2f}" for way in WAYS]
-            print(f"{name:<17} {seed:>4}  {told[0]:>13}  {told[1]:>13}  {found['seconds']:>7.0f}", flush=True)
+                        file.write(json.dumps(asdict(found)) + "\n")
+            print(found, flush=True)
 
 
 if __name__ == "__main__":
