@@ -48,7 +48,7 @@ types: $(VENV)/.ready-test
 
 unit: $(VENV)/.ready-test
 	@echo "== tests (pytest, $(WORKERS) at a time; the wheel is built and installed by tests/packaging)"
-	@$(QUICK) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not stress" --durations=10
+	@$(QUICK) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" --durations=10
 
 # The ends of the ranges in pyproject.toml, each in an environment of its own. uv finds the versions, pip installs them.
 # TESTS=tests/cli for a part of the tests; LIBRARIES="torch==2.13.0" for versions that shall stay as they are.
@@ -62,7 +62,7 @@ test-oldest test-newest: test-%: $(VENV)/.ready-test
 	@$(BIN)/python -m venv $(VENV)-$*
 	@$(VENV)-$*/bin/python -m pip install --disable-pip-version-check --prefer-binary --no-compile --quiet \
 		-c $(VENV)-$*.txt -e ".[$(EXTRAS)]"
-	@$(QUICK) $(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not stress" $(TESTS)
+	@$(QUICK) $(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" $(TESTS)
 
 # Two real vLLM servers on the CPU. vLLM wants libraries of its own, so it gets an environment of its own (2.4 GB): a
 # third party's build for CPUs, whose parts for pictures and sound would need libraries that are not there.

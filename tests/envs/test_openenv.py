@@ -44,10 +44,11 @@ class Server:
     async def episode(self, socket: WebSocket) -> None:
         await socket.accept()
         self.open += 1
+        full = self.open > self.capacity  # who came first keeps the place
         wanted = 0
         try:
             while (message := json.loads(await socket.receive_text()))["type"] != "close":
-                if self.open > self.capacity:
+                if full:
                     await self.error(socket, "CAPACITY_REACHED", "server is full")
                 elif message["type"] == "reset":
                     wanted = message["data"].get("seed", 0) % 10

@@ -17,6 +17,9 @@ from packaging.requirements import Requirement
 
 from tests.e2e.terminal import Terminal
 
+pytestmark = pytest.mark.xdist_group("packaging")
+"""What its fixtures make is made once, not by each worker."""
+
 TRAINED_WITH = {"torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "pandas", "pyarrow", "wandb"}
 LARGEST = 80_000_000
 """Bytes of the light form, installed, byte-code included."""

@@ -5,6 +5,11 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("packaging")
+"""What its fixtures make is made once, not by each worker."""
+
 
 def installed(file: Path) -> str:
     """Where a file of the checkout stands in the wheel: `api/` is the package's own top."""

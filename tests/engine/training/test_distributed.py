@@ -12,6 +12,9 @@ import pytest
 
 from .distributed_worker import CASES, sampled, trajectory
 
+pytestmark = pytest.mark.xdist_group("distributed")
+"""What its fixtures make is made once, not by each worker."""
+
 WORKER = Path(__file__).with_name("distributed_worker.py")
 
 
