@@ -171,8 +171,10 @@ class SharedReader(SnapshotReader):
         """See `SnapshotReader.newer_than`."""
         try:
             self._shared.fetch_snapshot()
-        except (QueueError, SnapshotError) as error:
+        except (ExchangeError, SnapshotError) as error:
             self._report(str(error).rstrip("."))
+        except QueueError:
+            pass  # the link to the queue says so
         return super().newer_than(version)
 
 

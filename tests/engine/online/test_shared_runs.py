@@ -37,6 +37,7 @@ def test_a_machine_that_dies_is_replaced_by_the_one_that_stood_by(
             snapshot_every=4,
             commit_every=2,
         )
+        config.environment.train_tasks = 20_000
         started = [start_run(config, runs_dir=tmp_path / name / "runs", run_id="one") for name in ("a", "b")]
         a, b = runs = [Path(info.path) for info in started]
         queue = RedisQueue(os.environ["POLICY_QUEUE"], "default")
