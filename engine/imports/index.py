@@ -66,6 +66,7 @@ class Indexer:
                     measure(self.tables, whole=False)
                     return True
         measure(self.tables, whole=True)
+        self._look_for_named()
         return False
 
     def make_searchable(self, seconds: float | None = None, *, whole: bool = True) -> bool:
@@ -115,14 +116,17 @@ class Indexer:
         by_name = {f.name: f for f in self.formats}
         skipped = self.db.execute("SELECT path, line, why FROM skipped ORDER BY id LIMIT ?", (PROBLEMS,)).fetchall()
         count = self.tables.problems
+        missing = [(path, None, why) for path, why in json.loads(self.tables.meta("missing") or "[]")]
         return {
             "formats": {name: documents for name, documents in seen},
             "files": int(self.db.execute("SELECT count(*) FROM sources").fetchone()[0]),
             "rollouts": self.store.last_n(),
             "last_step": self.db.execute("SELECT max(step) FROM rows").fetchone()[0],
             "means": json.loads(self.tables.meta("means") or "{}"),
-            "skipped": [{"file": self._short(path), "line": line, "why": why} for path, line, why in skipped],
-            "skipped_in_all": count,
+            "skipped": [
+                {"file": self._short(path), "line": line, "why": why} for path, line, why in (*skipped, *missing)
+            ],
+            "skipped_in_all": count + len(missing),
             "not_recorded": {name: dict(by_name[name].unknown) for name, _ in seen if name in by_name},
         }
 
@@ -148,6 +152,23 @@ class Indexer:
         self.store.commit()
 
     # Inside
+
+    def _look_for_named(self) -> None:
+        """Note how many rollouts writers' own indexes name that are in no file, when all files are read."""
+        last_n = str(self.store.last_n())
+        if self.tables.meta("looked_for") == last_n:
+            return
+        found = self.db.execute(
+            "SELECT path, count(*) FROM named JOIN sources ON sources.id = source "
+            "WHERE NOT EXISTS (SELECT 1 FROM cards WHERE cards.id = named.id) GROUP BY path ORDER BY path"
+        ).fetchall()
+        told = [
+            (path, f"it names {n:,} rollout{'s' * (n > 1)} that no file holds which can be read") for path, n in found
+        ]
+        self.store.begin()
+        self.store.set_meta("missing", json.dumps(told))
+        self.store.set_meta("looked_for", last_n)
+        self.store.commit()
 
     def _look_at_files(self) -> None:
         """Compare the files with what is known of them; start anew when one is not what it was."""

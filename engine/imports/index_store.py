@@ -9,7 +9,7 @@ from pathlib import Path
 from ..runs.paths import DATABASE
 from ..runs.store import RecordStore
 
-VERSION = "5"
+VERSION = "6"
 """Of what an index holds; one of another version is made anew."""
 PROBLEMS = 100
 """Most that are told of what was skipped; ten times as many are kept."""
@@ -31,11 +31,12 @@ CREATE INDEX IF NOT EXISTS amendments_id ON amendments (id);
 CREATE TABLE IF NOT EXISTS seen (format TEXT PRIMARY KEY, documents INTEGER NOT NULL, rollouts INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS skipped (id INTEGER PRIMARY KEY, path TEXT NOT NULL, line INTEGER, why TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS measured (step INTEGER PRIMARY KEY, rollouts INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS named (id TEXT PRIMARY KEY, source INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS logged (name TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 _DROP = "".join(
     f"DROP TABLE IF EXISTS {name};"
-    for name in ("sources", "places", "amendments", "seen", "skipped", "measured", "logged")
+    for name in ("sources", "places", "amendments", "seen", "skipped", "measured", "logged", "named")
 )
 _KEPT = ("meta",)
 
@@ -123,6 +124,8 @@ class IndexStore:
         self.record.set_meta("measured", "")
         self.record.set_meta("means", "{}")
         self.record.set_meta("diagnosed", "")
+        self.record.set_meta("looked_for", "")
+        self.record.set_meta("missing", "[]")
         self.record.set_meta("index", VERSION)
         self.record.set_meta("epoch", str(time.time_ns()))
         self.record.commit()

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from ..runs import codec
 from ..runs.listed import Listed
+from ..runs.storable import clean
 from .containers.base import Found
 from .convert import columns, identity, listed_of
 from .dump import format_of
 from .format import Format, Origin
 from .index_store import IndexStore
-from .rollout import Amendment, Numbers, Rollout
+from .rollout import Amendment, Named, Numbers, Rollout
 
 PART_BYTES = 4 << 20
 PART_ROLLOUTS = 512
@@ -49,6 +50,7 @@ class Part:
         self.places: list[tuple[int, int, int, int]] = []
         self.numbers: list[Numbers] = []
         self.amendments: list[tuple[Amendment, int, int]] = []
+        self.named: list[str] = []
         self.problems: list[tuple[int | None, str]] = []
         self.seen: dict[str, tuple[int, int]] = {}
         self.ids: set[str] = set()
@@ -96,6 +98,8 @@ class Part:
         for item in items:
             if isinstance(item, Numbers):
                 self.numbers.append(item)
+            elif isinstance(item, Named):
+                self.named += item.ids
             elif isinstance(item, Amendment):
                 self.amendments.append((item, found.offset, found.length))
 
@@ -158,6 +162,10 @@ class Part:
                 values = (amendment.id, self.source, at, length, *stated, extra)
                 db.execute("INSERT INTO amendments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
                 self._amend(amendment.id, amendment)
+            if self.named:
+                rows = ((clean(id_), self.source) for id_ in self.named)
+                db.executemany("INSERT OR IGNORE INTO named VALUES (?, ?)", rows)
+                record.set_meta("looked_for", "")
             for numbers in self.numbers:
                 db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
                 record.replace_metrics(numbers.step, numbers.values)

@@ -122,7 +122,14 @@ class Amendment:
         )
 
 
-Item = Rollout | Numbers | Amendment
+@dataclass(frozen=True)
+class Named:
+    """Rollouts that a writer's own index names, by id: where one is in no file that can be read, that is said."""
+
+    ids: tuple[str, ...]
+
+
+Item = Rollout | Numbers | Amendment | Named
 """What a document of a dump can hold."""
 
 

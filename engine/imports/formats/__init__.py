@@ -9,7 +9,7 @@ from .tables import AGENTLIGHTNING, AREAL, GENERIC, OPENENV, SKYRL, VERL
 from .tinker import TinkerSummaries
 from .trainers import Art, Inspect, NemoRl, Trackio, Zipped
 from .trl import TrainerState, Trl
-from .verifiers import Annotations, Episodes, PassedOver, Results, Traces
+from .verifiers import Annotations, Episodes, Results, StreamIndex, Traces
 
 _ROWS: tuple[Format, ...] = (Trl(), VERL, SKYRL, AREAL, AGENTLIGHTNING)
 _LOOSE: tuple[Format, ...] = (Columns(), Groups(), GENERIC)
@@ -19,7 +19,7 @@ FORMATS: tuple[Format, ...] = (
     Episodes(),
     Traces(),
     Annotations(),
-    PassedOver(),
+    StreamIndex(),
     Results(),
     TrainerState(),
     Inspect(),

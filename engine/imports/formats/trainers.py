@@ -9,7 +9,7 @@ from typing import Any
 from ..format import Origin
 from ..mapped import Mapped, at, mean, plain, scores
 from ..messages import conversation, error_text, split
-from ..rollout import Item, Numbers, Rollout, Score, listed, mapping, number, parsed, summed, text, whole
+from ..rollout import Item, Named, Numbers, Rollout, Score, listed, mapping, number, parsed, summed, text, whole
 from ..tokens import Tokens
 from .tables import GENERIC
 
@@ -189,6 +189,9 @@ class Inspect:
         if "member" in document:
             if _is_sample(document["document"]):
                 yield _sample(document["document"], _header(origin))
+            elif "summaries" in document["member"]:  # of all samples, so of those that cannot be read, too
+                summaries = [s for s in listed(document["document"]) if isinstance(s, Mapping)]
+                yield Named(tuple(uuid for s in summaries if isinstance(uuid := s.get("uuid"), str)))
             return
         header = {k: v for k, v in document.items() if k != "samples"}
         for sample in listed(document.get("samples")):

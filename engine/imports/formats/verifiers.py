@@ -14,7 +14,7 @@ from ..format import Origin
 from ..mapped import at, mean, plain, scores
 from ..messages import completion, conversation, error_text, message
 from ..messages import split as split_messages
-from ..rollout import Amendment, Item, Message, Rollout, Score, listed, mapping, number, summed, text, whole
+from ..rollout import Amendment, Item, Message, Named, Rollout, Score, listed, mapping, number, summed, text, whole
 from ..tokens import Tokens
 
 _NO_ADVANTAGE = "no advantages are written (an evaluation has none; a trainer writes them at tokens or as annotations)"
@@ -96,8 +96,9 @@ class Annotations:
         )
 
 
-class PassedOver:
-    """prime-rl's own indexes: everything in them stands in the files that they point into."""
+class StreamIndex:
+    """prime-rl's own indexes: everything in them stands in the files that they point into. That of the stream names the
+    rollouts that are to be there."""
 
     name = "prime-rl index"
     unknown: Mapping[str, str] = {}
@@ -109,8 +110,9 @@ class PassedOver:
         return "trace_ids" in document or "trace_id" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Nothing."""
-        return ()
+        """What it names."""
+        ids = tuple(id_ for id_ in listed(document.get("trace_ids")) if isinstance(id_, str))
+        return (Named(ids),) if ids else ()
 
 
 class Results:
@@ -291,4 +293,4 @@ def _seconds(timing: Mapping[str, Any]) -> float:
     return end - start if start is not None and end is not None and end > start else 0.0
 
 
-__all__ = ["Annotations", "Episodes", "PassedOver", "Results", "Traces", "split_messages"]
+__all__ = ["Annotations", "Episodes", "Results", "StreamIndex", "Traces", "split_messages"]

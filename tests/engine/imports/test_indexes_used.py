@@ -1,9 +1,11 @@
-"""What a file says of its own parts is used: seek tables of zstd, columns of parquet that hold the same again."""
+"""What files say of themselves is used: seek tables, parquet columns that hold the same again, writers' own indexes."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from grpo_tui.engine.imports.containers.parquet import Parquet
 from grpo_tui.engine.imports.containers.zstd_lines import SEEKABLE, SKIPPABLE, ZstdLines
 from grpo_tui.engine.imports.coverage import Coverage
+from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.runs.zstd import zstd_compress
 
 from .conftest import PEERS
@@ -46,6 +49,32 @@ def test_prime_rls_sealed_chunks_have_such_a_table(tmp_path: Path):
     for chunk in chunks:
         assert ZstdLines().end(chunk) == sum(found.length + 1 for found in ZstdLines().open(chunk))
     assert chunks
+
+
+def test_rollouts_that_a_writers_index_names_and_no_file_holds_are_said(tmp_path: Path):
+    for name in ("prime-rl/since-2026-09", "inspect-ai"):
+        assert open_dump(PEERS / name, whole=True).summary["skipped"] == []
+    shutil.copytree(PEERS / "prime-rl/since-2026-09", tmp_path / "run")
+    chunk = next((tmp_path / "run").rglob("00001.jsonl.zst"))
+    lost = sum(1 for _ in ZstdLines().open(chunk))
+    chunk.parent.chmod(0o755)
+    chunk.unlink()
+    opened = open_dump(tmp_path / "run", whole=True)
+    (said,) = opened.summary["skipped"]  # type: ignore[misc]
+    assert said["file"].endswith("stream.index.jsonl")
+    assert said["why"] == f"it names {lost} rollouts that no file holds which can be read"
+    assert open_dump(tmp_path / "run").summary["skipped"] == [said], "also when it is opened again"
+
+
+def test_samples_of_which_a_log_holds_the_summary_alone_are_said(tmp_path: Path):
+    log = zipfile.ZipFile(tmp_path / "a.eval", "w")
+    sample = {"id": 1, "epoch": 1, "uuid": "u1", "messages": [], "scores": {}}
+    for name, document in (("samples/1_epoch_1.json", sample), ("summaries.json", [{"uuid": "u1"}, {"uuid": "u2"}])):
+        log.writestr(name, json.dumps(document))
+    log.close()
+    summary = open_dump(tmp_path / "a.eval", whole=True).summary
+    assert summary["rollouts"] == 1
+    assert [s["why"] for s in summary["skipped"]] == ["it names 1 rollout that no file holds which can be read"]  # type: ignore[attr-defined, index, union-attr]
 
 
 def test_how_far_the_index_is_counts_the_text_that_a_seek_table_tells(tmp_path: Path):
