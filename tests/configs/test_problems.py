@@ -162,13 +162,22 @@ def test_keys_that_contradict_each_other_are_refused(tmp_path: Path, text: str, 
     assert "my.yaml" in problem.place
 
 
-def test_a_place_that_the_adapters_cannot_have_is_refused_before_a_run_not_after_it(tmp_path: Path):
+def test_a_place_that_the_adapters_cannot_have_is_refused_before_a_run_not_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "taken").write_text("")
     file = tmp_path / "my.yaml"
     for folder in ("taken", "taken/adapters"):
         file.write_text(f"training: {{output_dir: {tmp_path / folder}}}\n")
         with pytest.raises(ConfigError, match="taken is a file, and the adapters need a folder"):
             load_config(file, paths=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    file.write_text(f"training: {{output_dir: {tmp_path.parent / 'adapters'}}}\n")
+    with pytest.raises(ConfigError, match="nothing can be written in"):
+        load_config(file, paths=True)
+    file.write_text("training: {output_dir: adapters}\n")
+    load_config(file, paths=True)  # a folder that is only read from may hold a configuration and data
 
 
 def test_files_that_are_named_but_missing_are_refused_when_a_run_is_about_to_start(tmp_path: Path):
