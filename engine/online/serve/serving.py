@@ -286,12 +286,14 @@ class Serving:
 
     def _drain(self) -> None:
         """No request is left: let the worker, as long as it lives, use up the queue and have what it learnt last
-        validated, then tell it that this is all."""
-        self.enqueuer.put(None, ending=True)
+        validated, then tell it that this is all. Where others share the queue, learning goes on for them."""
+        alone = not self.config.is_shared
+        if alone:
+            self.enqueuer.put(None, ending=True)
         self.enqueuer.flush()
         if self.config.updates:
             self._await(lambda: self.queue.depth() == 0, DRAIN_S, "No request is left: what waits is learnt from.")
-        if self.config.updates and self.config.validation.enabled:
+        if alone and self.config.updates and self.config.validation.enabled:
             self._await(self._all_is_judged, VALIDATE_S, "What was learnt last is validated.")
         try:
             request(self.run_dir, "stop")
