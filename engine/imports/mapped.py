@@ -126,7 +126,9 @@ class Mapped:
             "index": index,
         }
         read["correct"] = bool(correct) if correct in (True, False) else None  # a part of the way is no verdict
-        extra = {**plain(plan.left_over(document, found, read)), **extra}
+        unread = [role for role, value in read.items() if value is None and get(role) is not None]
+        if unread or plan.several:
+            extra = {**plain(plan.left_over(document, found, unread)), **extra}
         return Rollout(
             prompt=prompt,
             completion=said,
@@ -233,14 +235,12 @@ class _Plan:
                 return found
         return None
 
-    def left_over(
-        self, document: Mapping[str, Any], found: Mapping[str, Any], read: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def left_over(self, document: Mapping[str, Any], found: Mapping[str, Any], unread: Sequence[str]) -> dict[str, Any]:
         """What is in the paths of a role and became no part of the rollout, by path: what could not be read (a reward
         in words), and what stands beside the value that counts and says something else."""
         left: dict[str, Any] = {}
-        for role, value in read.items():
-            if value is None and (given := found.get(role)) is not None and not isinstance(given, Mapping):
+        for role in unread:
+            if not isinstance(given := found[role], Mapping):
                 left.update((path, given) for path in self.roles[role] if at(document, path) is given)
         for role in self.several:
             for path in self.roles[role]:
