@@ -37,12 +37,13 @@ from grpo_tui.configs import metric_names as metric
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch import start_run, stop_run
 from grpo_tui.engine.launch.children import spawn
-from grpo_tui.engine.launch.settings import write_config
+from grpo_tui.engine.launch.settings import rendered
 from grpo_tui.engine.online.process import run_process
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.voting import Vote, canonical
 from grpo_tui.engine.online.store.snapshots import SnapshotWriter
 from grpo_tui.engine.runs import control
+from grpo_tui.engine.runs.paths import CONFIG_FILE
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import ENDED, look, write_json
 
@@ -138,7 +139,8 @@ def stream(folder: Path, arm: str, seed: int, adapters: str, requests: int, sett
     )
     run_dir = folder / f"{arm}-{seed}"
     run_dir.mkdir(parents=True)
-    secrets = write_config(config, run_dir)
+    text, secrets = rendered(config)
+    (run_dir / CONFIG_FILE).write_bytes(text)
     write_json(run_dir / "run.json", {"id": run_dir.name, "mode": "online", "created": time.time()})
     began = time.monotonic()
     module = ["benchmarks.online", "--engine"] if arm == "corrupted" else ["grpo_tui.engine.online.serve.engine"]

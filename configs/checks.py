@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from .problems import Problem
 from .schema import BUILTIN_ADAPTERS, DATASET_ENV, RunConfig
@@ -13,8 +13,6 @@ from .sections.environment import MCP
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
 """Endings of the files that a dataset can be read from."""
-
-Check = Callable[[RunConfig], Iterator[Problem]]
 
 
 def check_relations(config: RunConfig) -> Iterator[Problem]:

@@ -63,6 +63,25 @@ class AgentSession(Protocol):
         ...
 
 
+class ShownImage(Protocol):
+    """One image that an agent was shown; what else it is belongs to the agent."""
+
+    @property
+    def turn(self) -> int:
+        """The turn whose observation it came with; -1: the prompt."""
+        ...
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height as the model was shown it."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens stand for it."""
+        ...
+
+
 class SeeingSession(AgentSession, Protocol):
     """A session of an agent that sees."""
 
@@ -72,9 +91,8 @@ class SeeingSession(AgentSession, Protocol):
         """As `observe`; pictures[i] are shown with observation i."""
         ...
 
-    def shown(self, row: int) -> Sequence[Any]:
-        """The images of this row so far, in the order of their tokens; what one is belongs to the agent, but for
-        `turn` (-1: in the prompt), `size` (width and height as the model was shown it) and `tokens`."""
+    def shown(self, row: int) -> Sequence[ShownImage]:
+        """The images of this row so far, in the order of their tokens."""
         ...
 
 

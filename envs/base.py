@@ -30,7 +30,7 @@ shows the tools (`native`)."""
 class ImageStore(Protocol):
     """Where pictures go, such as the run's folder."""
 
-    def save_image(self, array: np.ndarray, name: str) -> str:
+    def save_image(self, array: np.ndarray, name: str, /) -> str:
         """Save `array` (uint8 [H, W, 3] or [H, W]) and return its path relative to the run's folder."""
         ...
 

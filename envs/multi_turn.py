@@ -24,6 +24,7 @@ from .agent import (
     Message,
     Seed,
     SeeingSession,
+    ShownImage,
     call_reader,
     knows,
     sees,
@@ -368,7 +369,7 @@ class MultiTurnEnv(Env):
         self,
         trajectories: list[Trajectory],
         tokens: list[TokenArrays],
-        shown: Sequence[Sequence[Any]],
+        shown: Sequence[Sequence[ShownImage]],
         generating: Stopwatch,
         environment: Stopwatch,
     ) -> dict[str, Any]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from .agent import AgentSession
+from .agent import AgentSession, ShownImage
 from .calls import clean_text
 from .content import Content, Picture, checked_content
 from .trajectory import SeenImage, Trajectory
 
 
-def cleaned(content: Any) -> Content:
+def cleaned(content: object) -> Content:
     """The content of a message, if it is sound, without what no tokenizer takes. Raises TypeError."""
     checked = checked_content(content)
     if isinstance(checked, str):
@@ -26,13 +25,13 @@ def loaded(picture: Picture) -> Picture:
     return Picture(picture.name, lambda: pixels)
 
 
-def shown_in(session: AgentSession, row: int) -> Sequence[Any]:
+def shown_in(session: AgentSession, row: int) -> Sequence[ShownImage]:
     """See `SeeingSession.shown`; nothing in a session of an agent that does not see."""
-    shown: Any = getattr(session, "shown", None)
+    shown: Callable[[int], Sequence[ShownImage]] | None = getattr(session, "shown", None)
     return () if shown is None else shown(row)
 
 
-def with_seen(trajectory: Trajectory, prompt: Sequence[str | None], shown: Sequence[Any]) -> Trajectory:
+def with_seen(trajectory: Trajectory, prompt: Sequence[str | None], shown: Sequence[ShownImage]) -> Trajectory:
     """The trajectory with what the policy was shown.
 
     prompt: files of the prompt's pictures (None: not kept). shown: see `SeeingSession.shown`.
@@ -46,6 +45,6 @@ def with_seen(trajectory: Trajectory, prompt: Sequence[str | None], shown: Seque
     return replace(trajectory, steps=tuple(steps), seen=_noted(begun, prompt[: len(begun)]))
 
 
-def _noted(shown: Sequence[Any], paths: Sequence[str | None]) -> tuple[SeenImage, ...]:
+def _noted(shown: Sequence[ShownImage], paths: Sequence[str | None]) -> tuple[SeenImage, ...]:
     sized = zip(shown, paths, strict=True)
     return tuple(SeenImage(width=s.size[0], height=s.size[1], tokens=s.tokens, path=path) for s, path in sized)

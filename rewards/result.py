@@ -31,8 +31,3 @@ class RewardResult:
     valid: Tensor
     breakdowns: list[RewardBreakdown]
     metrics: Mapping[str, float | Mapping[str, float]]
-
-    @property
-    def trajectory_totals(self) -> Tensor:
-        """The whole reward of each trajectory, float64 [B]."""
-        return self.contributions.sum(dim=(1, 2))

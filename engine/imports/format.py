@@ -65,11 +65,6 @@ class Origin:
         return int(found[-1]) if found else None
 
     @cached_property
-    def folder_number(self) -> int | None:
-        """The number that the file's folder is called, or None."""
-        return int(self.path.parent.name) if self.path.parent.name.isdecimal() else None
-
-    @cached_property
     def split(self) -> str:
         """`eval` where a folder says so; else empty."""
         folders = [part.lower() for part in (self.root.name, *Path(self.relative).parts[:-1])]

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runs.durable import replace_file
 from ..runs.masking import MASKED, mask
 from ..runs.paths import CONFIG_FILE
 from .errors import LaunchError
@@ -41,13 +40,6 @@ def read_config(run_dir: Path | str) -> RunConfig:
     for path, value in secrets:
         _put(data, path, value)
     return RunConfig.model_validate(data)
-
-
-def write_config(config: RunConfig, run_dir: Path) -> dict[str, str]:
-    """Write `config.yaml` without secrets; returns what `rendered` says of them. Raises LaunchError, OSError."""
-    text, secrets = rendered(config)
-    replace_file(run_dir / CONFIG_FILE, text)
-    return secrets
 
 
 def rendered(config: RunConfig) -> tuple[bytes, dict[str, str]]:

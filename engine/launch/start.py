@@ -81,7 +81,7 @@ def _started(
         (run_dir / LOGS).mkdir(exist_ok=True)
         modules = ONLINE_MODULES if config.mode == "online" else MODULES
         for name, module in modules.items():
-            command = _command(config, module, run_dir, num_processes, accelerate_config, resume=not made)
+            command = _command(module, run_dir, num_processes, accelerate_config, resume=not made)
             pipes = (stdin, stdout) if name == "engine" else (None, None)
             spawn(run_dir, name, command, environment=secrets, stdin=pipes[0], stdout=pipes[1])
     except OSError as error:
@@ -193,9 +193,7 @@ def _environment(config: RunConfig) -> str:
     return re.split(r"[./:]", section.class_path)[-1]
 
 
-def _command(
-    config: RunConfig, module: str, run_dir: Path, num_processes: int, accelerate: Path | None, *, resume: bool
-) -> list[str]:
+def _command(module: str, run_dir: Path, num_processes: int, accelerate: Path | None, *, resume: bool) -> list[str]:
     program = ["-m", module, str(run_dir), *(["--resume"] if resume else [])]
     if module not in MODULES.values() or (num_processes == 1 and accelerate is None):
         return [sys.executable, *program]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..launch.alerts import alert_sender
 from ..launch.life import FAILED, live
@@ -27,7 +27,11 @@ from ..runs.status import process_state
 from ..runs.writer import RunWriter
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from ...configs.schema import RunConfig
+    from ..agents.transformers_agent import TransformersAgent
 
     Life = Callable[[RunConfig, Path, RunWriter, ControlChannel, bool], bool]
 
@@ -118,7 +122,7 @@ class EngineWatch:
         return self._missed > 1
 
 
-def load_serving_policy(config: RunConfig) -> tuple[Any, Any]:
+def load_serving_policy(config: RunConfig) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
     """The model as it starts to serve, in eval mode with its adapters trainable, and its tokenizer.
 
     The engine and the worker load it alike, so that a snapshot of the one fits the other.
@@ -133,3 +137,23 @@ def load_serving_policy(config: RunConfig) -> tuple[Any, Any]:
     model = model.eval()
     use_packed_forward(model)
     return model, tokenizer
+
+
+def serving_agent(
+    config: RunConfig, model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> TransformersAgent:
+    """The policy as it acts where it answers, and where it is validated: the numbers are of the same agent."""
+    from ..agents.transformers_agent import TransformersAgent
+    from ..policy.models import load_sight
+
+    online = config.online
+    return TransformersAgent(
+        model,
+        tokenizer,
+        sight=load_sight(config.model, model, tokenizer),
+        temperature=online.temperature,
+        max_turn_tokens=online.max_turn_tokens,
+        max_trajectory_tokens=online.max_trajectory_tokens,
+        template_kwargs=config.model.chat_template_kwargs,
+        native_calls=config.model.native_calls,
+    )

@@ -29,7 +29,7 @@ class Advantages:
         if training.advantages not in METHODS:
             report.given["returns that are compared"] = f"{training.advantages} is code of your own, which is not run"
 
-    def step(self, step: int, items: Sequence[Item], replayed: int) -> list[Item]:
+    def step(self, items: Sequence[Item], replayed: int) -> list[Item]:
         """Everything of one step; replayed: how many earlier rollouts it drew. Returns the rollouts of groups that
         carry signal."""
         groups = groups_of(items)

@@ -53,7 +53,7 @@ def recompute_steps(
                     later.setdefault(use.step, []).append((item, use))
         drawn = later.pop(step, [])
         rewards.step(items)
-        signal = advantages.step(step, items, len(drawn))
+        signal = advantages.step(items, len(drawn))
         buffer.step(step, drawn, signal)
         numbers = metrics.get(step, {})
         own = [(item, item.own) for item in items if item.own is not None]

@@ -30,15 +30,15 @@ class Loss:
     ) -> None:
         """One step: batch, what was trained on; items, all that was sampled for it."""
         self._kl(step, items, metrics)
-        terms = [(item, use, use.loss) for item, use in batch if use.loss is not None]
+        terms = [(item, use.loss) for item, use in batch if use.loss is not None]
         if not terms:
             self.report.given["loss"] = "its terms are not recorded (the record is of an earlier version)"
             return
         rows = self.training.prompts_per_step * self.training.num_generations
         self.report.same(f"step {step}", "rollouts in the batch", len(terms), rows)
-        for item, use, loss in terms:
-            self._policy(step, item, use, loss)
-        losses = [loss for _, _, loss in terms]
+        for item, loss in terms:
+            self._policy(step, item, loss)
+        losses = [loss for _, loss in terms]
         tokens = sum(loss.tokens for loss in losses)
         place = f"step {step}"
         entropy = math.fsum(loss.entropy for loss in losses) / max(tokens, 1)
@@ -57,7 +57,7 @@ class Loss:
         value, size = found
         self.report.number(place, "metric train/loss", metrics.get(metric.LOSS), value, tolerance=LOSS, size=size)
 
-    def _policy(self, step: int, item: Item, use: Use, loss: LossTerms) -> None:
+    def _policy(self, step: int, item: Item, loss: LossTerms) -> None:
         """−Σ A·ρ over the tokens of each turn, ρ its bound where it is clipped."""
         place = f"step {step}, rollout {item.row.id} in the loss"
         self.report.same(place, "tokens", loss.tokens, item.agent_tokens)

@@ -27,6 +27,7 @@ NAMES = {
     "entropy": metric.ENTROPY,
     "clip_ratio/region_mean": metric.CLIP_FRACTION,
     "kl": metric.KL_MEAN,
+    "mean_token_accuracy": metric.TOKEN_ACCURACY,
     "num_tokens": metric.TOKENS_TOTAL,
 }
 """TRL's names and ours."""
@@ -35,8 +36,8 @@ NAMES = {
 class MetricSink(Protocol):
     """A further place for numbers."""
 
-    def log(self, step: int, metrics: Values) -> None:
-        """The metrics of a step, by name; a mapping is a distribution."""
+    def log(self, step: int, metrics: Values, *, axis: str | None = None) -> None:
+        """The metrics of a step, by name; a mapping is a distribution. axis: the metric whose value `step` is."""
         ...
 
 
@@ -110,9 +111,7 @@ class StepRecorder:
 
     def vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """The text of every token, once, so that a viewer needs no tokenizer."""
-        texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        byte_level = any("Ġ" in t or "Ċ" in t for t in texts if isinstance(t, str))
-        self.guard("vocabulary", lambda: self.writer.vocabulary([t or "" for t in texts], byte_level=byte_level))
+        self.guard("vocabulary", lambda: record_vocabulary(self.writer, tokenizer))
 
     def take_seconds(self) -> float:
         """Seconds spent recording since the last call."""
@@ -127,6 +126,12 @@ class StepRecorder:
             if what not in self._complained:
                 self._complained.add(what)
                 logger.exception("the record could not take %s; training goes on", what)
+
+
+def record_vocabulary(writer: RecordWriter, tokenizer: PreTrainedTokenizerBase) -> None:
+    """The text of every token. What holds `Ġ` or `Ċ` is in the alphabet of byte-level BPE."""
+    texts = [text or "" for text in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
+    writer.vocabulary(texts, byte_level=any("Ġ" in text or "Ċ" in text for text in texts))
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

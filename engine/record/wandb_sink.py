@@ -9,10 +9,13 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...configs import metric_names as metric
 from ...configs.sections.logging import LoggingConfig
+
+if TYPE_CHECKING:  # off by default, and slow to import
+    from wandb import Run, Table
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +57,8 @@ class WandbSink:
     ) -> None:
         self.on_problem = on_problem
         self.table_every = max(1, table_every)
-        self._run: Any = None
-        self._table: Any = None
+        self._run: Run | None = None
+        self._table: Table | None = None
         self._rows_waiting = 0
         self._on_axis: dict[str, str] = {}
         if config.wandb == "off":
@@ -98,7 +101,7 @@ class WandbSink:
 
         NaN and infinity go as they are: wandb draws the gap.
         """
-        if self._run is None:
+        if self._run is None or self._table is None:
             return
         try:
             values: dict[str, Any] = dict(metrics)

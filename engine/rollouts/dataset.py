@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...configs.errors import GrpoTuiError
 from ...configs.sections import DataConfig, EnvironmentConfig
+from ...envs.base import Env
 from ...envs.guard import guarded_map
 from ...envs.loading import EnvLoadError, canonical_config, make_env
 from .runner import EnvKey, Row, RowError, parse_row
 
 if TYPE_CHECKING:
     from datasets import Dataset  # with pandas: a second that a server which reads no dataset does not spend
+    from transformers import PreTrainedTokenizerBase
 
 CHECK_SECONDS = 5.0
 """Tasks of a file are begun once each as a check, for so long; the rest is checked for its form only."""
@@ -29,7 +31,11 @@ class DataError(GrpoTuiError, ValueError):
 
 
 def load_rows(
-    config: EnvironmentConfig, split: str, seed: int, tokenizer: Any = None, data: DataConfig | None = None
+    config: EnvironmentConfig,
+    split: str,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    data: DataConfig | None = None,
 ) -> list[Row]:
     """The rows of `split` (`train` or `eval`), all checked. Raises DataError.
 
@@ -62,7 +68,9 @@ def load_rows(
     return [Row(config.class_path, config.config, task) for task in tasks]
 
 
-def _rows_of_dataset(config: EnvironmentConfig, data: DataConfig, split: str, tokenizer: Any) -> list[Row]:
+def _rows_of_dataset(
+    config: EnvironmentConfig, data: DataConfig, split: str, tokenizer: PreTrainedTokenizerBase | None
+) -> list[Row]:
     from .sources import SourceError, load_tasks
 
     try:
@@ -79,7 +87,11 @@ def options_of(config: EnvironmentConfig) -> dict[str, Any]:
 
 
 def check_rows(
-    raw: Sequence[Mapping[str, Any]], tokenizer: Any = None, source: str = "dataset", *, one_environment: bool = False
+    raw: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    source: str = "dataset",
+    *,
+    one_environment: bool = False,
 ) -> list[Row]:
     """Parse rows, load each environment once, and begin each task once (for a limited time).
 
@@ -88,7 +100,7 @@ def check_rows(
     Raises DataError with the number of the row, counted from 1, and the reason.
     """
     rows: list[Row] = []
-    environments: dict[EnvKey, Any] = {}
+    environments: dict[EnvKey, Env] = {}
     until = time.monotonic() + CHECK_SECONDS
     for number, values in enumerate(raw, 1):
         where = f"{source}, row {number}"

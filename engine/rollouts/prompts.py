@@ -14,7 +14,7 @@ from ...envs.content import text_of
 from ...envs.multi_turn import MultiTurnEnv
 from ..policy.sight.processor import Encoded, SightError
 from .dataset import DataError
-from .runner import Row
+from .runner import Row, TrialEnv
 
 CHECKED_ROWS = 8
 """Of whose images that is asked."""
@@ -133,7 +133,7 @@ class SeeingReader(Protocol):
         ...
 
 
-def check_images(rows: Sequence[Row], environment: Callable[[Row], Any], agent: SeeingReader, limit: int) -> None:
+def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: SeeingReader, limit: int) -> None:
     """Raise DataError when the first tasks show what the policy cannot see, or so much that no answer fits.
 
     limit: tokens that a prompt with its answer may have.

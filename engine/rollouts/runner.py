@@ -12,15 +12,20 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ...configs.errors import GrpoTuiError
+from ...configs.sections.environment import EnvironmentConfig
 from ...envs.agent import Agent
+from ...envs.base import ImageStore
 from ...envs.loading import EnvLoadError, canonical_config, make_env
 from ...envs.multi_turn import MultiTurnEnv
 from ...envs.seeds import seed_of
 from .rollout import Rollout, in_batch_order
 from .trial import TrialError, rollouts_from_trial
+
+if TYPE_CHECKING:  # rows are looked at without it
+    from transformers import PreTrainedTokenizerBase
 
 EnvKey = tuple[str, str]
 _OPTIONAL = frozenset({"seed", "step", "split", "on_progress"})
@@ -84,6 +89,42 @@ class Timings:
     environment: float = 0.0
 
 
+class TrialEnv(Protocol):
+    """What a runner asks of an environment: `MultiTurnEnv` runs trials, and so may any class of a user's own."""
+
+    @property
+    def run_trial(self) -> Callable[..., Mapping[str, Any]]:
+        """See `MultiTurnEnv.run_trial`; the keywords `_OPTIONAL` are given to one that takes them."""
+        ...
+
+
+@runtime_checkable
+class KeepsImages(Protocol):
+    """An environment with pictures for the record."""
+
+    image_store: ImageStore | None
+
+
+@runtime_checkable
+class LimitsTurns(Protocol):
+    """An environment that gives each turn so many seconds."""
+
+    turn_timeout_s: float
+
+
+def prepares(config: EnvironmentConfig, images: ImageStore) -> Callable[[TrialEnv], None]:
+    """What is done once with each environment of a run: its pictures go to `images`, and its turns have the time that
+    the configuration gives, unless its own options say otherwise."""
+
+    def prepare(env: TrialEnv) -> None:
+        if isinstance(env, KeepsImages):
+            env.image_store = images
+        if isinstance(env, LimitsTurns) and "turn_timeout_s" not in config.config:
+            env.turn_timeout_s = config.turn_timeout_s
+
+    return prepare
+
+
 @dataclass
 class RolloutRunner:
     """Runs trials of rows with one agent. `prepare(env)` is called once for each new environment.
@@ -95,10 +136,10 @@ class RolloutRunner:
     """
 
     agent: Agent
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     num_rollouts: int
-    env_cache: dict[EnvKey, Any] = field(default_factory=dict)
-    prepare: Callable[[Any], None] | None = None
+    env_cache: dict[EnvKey, TrialEnv] = field(default_factory=dict)
+    prepare: Callable[[TrialEnv], None] | None = None
     timings: Timings = field(default_factory=Timings)
     on_progress: Callable[[int, int], None] | None = None
     judge: Callable[[Sequence[Rollout], Sequence[Row], int], list[Rollout]] | None = None
@@ -107,10 +148,10 @@ class RolloutRunner:
         """One that may run at the same time: with environments of its own, and telling nobody how far it is."""
         return replace(self, env_cache={}, timings=Timings(), on_progress=None)
 
-    def environment(self, row: Row) -> Any:
+    def environment(self, row: Row) -> TrialEnv:
         """The instance that serves `row`, made on first use. Raises EnvLoadError."""
         if row.key not in self.env_cache:
-            env = make_env(row.env_class_path, row.env_config, self.tokenizer)
+            env = cast(TrialEnv, make_env(row.env_class_path, row.env_config, self.tokenizer))
             if self.prepare is not None:
                 self.prepare(env)
             self.env_cache[row.key] = env

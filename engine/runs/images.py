@@ -5,10 +5,17 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .durable import replace_file
 from .paths import IMAGES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image as PILImage
+
+    Image = np.ndarray | PILImage
+    """What is kept as a picture: uint8 `[H, W]` or `[H, W, 3]`, bool `[H, W]`, or a PIL image."""
 
 
 def image_path(name: str) -> str:
@@ -17,19 +24,19 @@ def image_path(name: str) -> str:
     return f"{IMAGES}/{stem}" if stem.lower().endswith((".png", ".jpg", ".jpeg")) else f"{IMAGES}/{stem}.png"
 
 
-def encode_image(name: str, image: Any) -> bytes:
+def encode_image(name: str, image: Image) -> bytes:
     """The bytes of a PNG (or JPEG, by the name) of an array (uint8 `[H, W]` or `[H, W, 3]`, or bool `[H, W]`) or a
     PIL image. Raises ValueError for what is no image."""
-    from PIL import Image
+    from PIL import Image as Pictures
 
     try:
-        if not isinstance(image, Image.Image):
+        if not isinstance(image, Pictures.Image):
             import numpy as np
 
             array = np.asarray(image)
             if array.dtype == bool:
                 array = array.astype(np.uint8) * 255
-            image = Image.fromarray(array)
+            image = Pictures.fromarray(array)
         buffer = io.BytesIO()
         image.save(buffer, format="PNG" if name.lower().endswith(".png") else "JPEG")
     except (OSError, KeyError, TypeError, AttributeError) as error:  # PIL says OSError for a mode that it cannot write

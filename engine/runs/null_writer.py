@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .images import image_path
 from .types import EventKind, RunStatus, TrajectoryRecord, Use
+
+if TYPE_CHECKING:
+    from .images import Image
 
 Values = Mapping[str, "float | Mapping[str, float]"]
 
@@ -51,7 +54,7 @@ class NullWriter:
     def vocabulary(self, texts: Sequence[str], *, byte_level: bool = False) -> None:
         """Nothing."""
 
-    def save_image(self, image: Any, name: str) -> str:
+    def save_image(self, image: Image, name: str) -> str:
         """The path that the first rank uses for this name."""
         return image_path(name)
 

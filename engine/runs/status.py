@@ -18,7 +18,7 @@ from typing import Any, cast, get_args
 
 from .durable import replace_file
 from .paths import PROCESSES, RUN_FILE
-from .types import ENDED, SCHEMA_VERSION, Progress, RunInfo, RunStatus
+from .types import ENDED, Progress, RunInfo, RunStatus
 
 PRIMARY = ("training", "engine")
 """Processes whose status is the run's status, in this order."""
@@ -177,7 +177,6 @@ def look(run_dir: Path) -> RunInfo:
         pid=None if pid is None else int(pid),
         exit_code=None if code is None else int(code),
         error=None if error is None else str(error),
-        schema_version=int(number(run.get("schema_version")) or SCHEMA_VERSION),
         progress=_progress(state.get("progress")) if status not in ENDED else None,
         heard=number(state.get("heard")),
         facts=facts,

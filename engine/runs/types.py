@@ -43,6 +43,7 @@ EventKind = Literal[
     "note",  # a finding that is no trouble: the same data
     "checkpoint",  # data: path
     "eval",  # data: split, greedy, sampled, n
+    "feedback",  # what a person said of an answer; data: request, verdict, answer, source
     "control",  # data: command, outcome; the run acknowledges a request
     "phase",  # data: name (loading, sft, training, evaluating, saving)
     "record",  # the record itself was in trouble (full disk, dropped rows): data: reason, dropped
@@ -80,7 +81,6 @@ class RunInfo:
     pid: int | None = None
     exit_code: int | None = None
     error: str | None = None
-    schema_version: int = SCHEMA_VERSION
     progress: Progress | None = None
     heard: float | None = None
     """When the run last said or recorded anything of its own accord: its last sign of life."""

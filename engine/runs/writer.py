@@ -21,14 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 from .flight import Flights
 from .images import image_path
+from .items import Event, Item, Metrics, Positions, SavedImage, Together, Trajectories, Uses, Vocabulary
 from .null_writer import NullWriter, Values
 from .paths import PROCESSES, RUN_FILE
-from .sink import Item, Sink, explain
+from .sink import Sink
 from .status import ENDED, HEARTBEAT_SECONDS, identity, read_json, write_json
+from .trouble import explain
 from .types import EventKind, RunStatus, TrajectoryRecord, Use
 
 if TYPE_CHECKING:
     from .alerting import AlertSender
+    from .images import Image
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +71,8 @@ class RunWriter:
         self._limit = queue_bytes
         self._alerts = alerts
         self.flights = Flights()
-        self._queue: deque[Item] = deque()
+        self._queue: deque[tuple[Item, int]] = deque()
+        """What waits, each with its cost."""
         self._bytes = 0
         self._gathering = threading.local()
         self._busy = False  # items are taken from the queue and not yet committed or given up
@@ -90,29 +94,29 @@ class RunWriter:
     @property
     def dropped(self) -> int:
         """Rows that could not be recorded: no room in the queue, or not storable."""
-        return self._overflow + self._sink.lost
+        return self._overflow + self._sink.trouble.lost
 
     def metrics(self, step: int, values: Values) -> None:
         """Numbers of a step; a nested mapping `{"a": {"b": 1}}` is recorded as `a/b`."""
         flat = _flatten(values)
         if flat:
-            self._put(Item("metrics", (int(step), flat), 64 * len(flat)))
+            self._put(Metrics(int(step), flat))
 
     def trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> None:
         """Trajectories of a step. They are not copied: do not change their arrays afterwards."""
         kept = list(records)
         if kept:
-            self._put(Item("rows", (int(step), kept), sum(map(_cost, kept))))
+            self._put(Trajectories(int(step), kept))
 
     def uses(self, uses: Sequence[tuple[str, Use]]) -> None:
         """What an update after their own step did with recorded rollouts, by the rollouts' ids."""
         kept = list(uses)
         if kept:
-            self._put(Item("uses", (kept,), 512 * len(kept)))
+            self._put(Uses(kept))
 
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
         """Something that happened; `message` is one sentence for a person. Secrets in `data` are masked."""
-        self._put(Item("event", (kind, str(message), int(step), time.time(), data), 256 + len(str(message))))
+        self._put(Event(kind, str(message), int(step), time.time(), data))
         if self._alerts is not None and os.getpid() == self._pid:
             self._alerts.event(kind, str(message), int(step), data)
 
@@ -126,7 +130,7 @@ class RunWriter:
             yield
         finally:
             self._gathering.parts = None
-            self._put(Item("together", (tuple(parts), positions), sum(part.cost for part in parts)))
+            self._put(Together(tuple(parts), Positions(positions)))
 
     @property
     def positions(self) -> dict[str, int]:
@@ -183,9 +187,9 @@ class RunWriter:
 
         `byte_level`: the texts are in the alphabet of byte-level BPE (`Ġthe`), and readers turn them into bytes.
         """
-        self._put(Item("vocabulary", (list(texts), byte_level), 0))
+        self._put(Vocabulary(list(texts), byte_level))
 
-    def save_image(self, image: Any, name: str) -> str:
+    def save_image(self, image: Image, name: str) -> str:
         """Keep an image (array or PIL) under a name; returns its path relative to the run's folder at once.
 
         The same name is written once: an image that many rollouts share costs nothing after the first.
@@ -193,8 +197,7 @@ class RunWriter:
         path = image_path(name)
         if path not in self._images:
             self._images.add(path)
-            size = int(getattr(image, "nbytes", 0) or 0) or 1 << 18
-            self._put(Item("image", (path, image), size))
+            self._put(SavedImage(path, image))
         return path
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -208,12 +211,12 @@ class RunWriter:
         with self._condition:
             while self._queue or self._busy or self._state_dirty:
                 left = 1.0 if deadline is None else deadline - time.monotonic()
-                if self._sink.trouble is not None or left <= 0 or not self._thread.is_alive():
+                if self._sink.trouble.now is not None or left <= 0 or not self._thread.is_alive():
                     return False
                 self._hurry = True
                 self._condition.notify_all()
                 self._condition.wait(min(0.2, left))
-        return self._sink.trouble is None
+        return self._sink.trouble.now is None
 
     def position(self) -> int:
         """The last step of which something is committed; 0 before."""
@@ -238,13 +241,14 @@ class RunWriter:
         if parts is not None:
             parts.append(item)
             return
+        cost = item.cost
         with self._condition:
-            if self._closing or (self._queue and self._bytes + item.cost > self._limit):
+            if self._closing or (self._queue and self._bytes + cost > self._limit):
                 self._overflow += item.rows
                 return
             self._state["heard"] = time.time()
-            self._queue.append(item)
-            self._bytes += item.cost
+            self._queue.append((item, cost))
+            self._bytes += cost
             self._condition.notify_all()
 
     def _run(self) -> None:
@@ -263,8 +267,8 @@ class RunWriter:
                     self._busy = False
                 self._hurry = self._hurry and bool(self._queue)
                 self._condition.notify_all()
-                if self._closing and (self._sink.trouble is not None or not (self._queue or batch)):
-                    left = sum(item.rows for item in (*batch, *self._queue))
+                if self._closing and (self._sink.trouble.now is not None or not (self._queue or batch)):
+                    left = sum(item.rows for item in (*batch, *(item for item, _ in self._queue)))
                     break
         self._sink.close(left)
         self._write_state(final=True)
@@ -272,7 +276,7 @@ class RunWriter:
     def _wait(self, *, pending: bool) -> None:
         with self._condition:
             if pending:  # a batch that could not be written: later again, or at once at the end
-                pause = RETRY_SECONDS[min(self._sink.attempts, len(RETRY_SECONDS)) - 1]
+                pause = RETRY_SECONDS[min(self._sink.trouble.attempts, len(RETRY_SECONDS)) - 1]
                 self._condition.wait_for(lambda: self._closing, pause)
                 return
             if not self._sink.idle:
@@ -286,8 +290,8 @@ class RunWriter:
         cost = 0
         with self._condition:
             while self._queue and (cost < BATCH_BYTES or not batch):
-                item = self._queue.popleft()
-                cost += item.cost
+                item, its_cost = self._queue.popleft()
+                cost += its_cost
                 batch.append(item)
             self._busy = bool(batch)
         return batch, cost
@@ -357,14 +361,3 @@ def _flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, float]:
         except (TypeError, ValueError):
             continue
     return flat
-
-
-def _cost(record: TrajectoryRecord) -> int:
-    """About how many bytes a record holds in memory, counted quickly."""
-    try:
-        size = 1024 + len(record.trajectory.prompt)
-        for step in record.trajectory.steps:
-            size += len(step.text) + len(step.observation) + 512
-        return size + (0 if record.tokens is None else 16 * len(record.tokens))
-    except (AttributeError, TypeError):  # not storable; the record's thread will say so
-        return 1024

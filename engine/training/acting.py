@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...configs.schema import RunConfig
 from ...envs.agent import Message
@@ -37,7 +37,11 @@ PROBE: list[Message] = [
 
 
 def make_agent(
-    config: RunConfig, model: Any, tokenizer: PreTrainedTokenizerBase, sight: Sight | None, run_dir: Path
+    config: RunConfig,
+    model: PeftModel | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sight: Sight | None,
+    run_dir: Path,
 ) -> TransformersAgent | RemoteAgent:
     """The agent that `rollouts.engine` names. sight: of a model that takes images.
 
@@ -73,6 +77,7 @@ def make_agent(
         )
     chat = ChatBridge(tokenizer, stop_ids=stop_ids_of(model), template_kwargs=template)
     folder = Path(rollouts.adapter_folder).expanduser() if rollouts.adapter_folder else run_dir.absolute() / SERVED
+    assert isinstance(model, PeftModel)  # servers are given adapters: `configs/checks.py` refuses the rest
     pool = ServerPool(
         rollouts.servers,
         key=os.environ.get(rollouts.api_key_env),

@@ -31,13 +31,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...configs.errors import GrpoTuiError
 from ..runs.checkpoints import PREFIX, Damaged, checkpoint_folder, checkpoints, newest_whole
 from ..runs.checksums import find_damage, write_checksums
 from ..runs.durable import make_folder, sync_folder, sync_tree
 from ..runs.reader import RunReader
+
+if TYPE_CHECKING:  # with torch
+    from ...rewards.orchestrator import RewardOrchestrator
 
 TEMPORARY = ".tmp-"
 DAMAGED = "damaged-"
@@ -232,7 +235,7 @@ def load_rng(folder: Path, rank: int) -> bool:
     return True
 
 
-def save_rewards(orchestrator: Any, folder: Path) -> None:
+def save_rewards(orchestrator: RewardOrchestrator, folder: Path) -> None:
     """Running statistics and dynamics model of the reward orchestrator."""
     from safetensors.torch import save_file
 
@@ -240,7 +243,7 @@ def save_rewards(orchestrator: Any, folder: Path) -> None:
     (folder / "rewards.json").write_text(json.dumps(orchestrator.state_facts()))
 
 
-def load_rewards(orchestrator: Any, folder: Path) -> None:
+def load_rewards(orchestrator: RewardOrchestrator, folder: Path) -> None:
     """The inverse of `save_rewards`."""
     from safetensors.torch import load_file
 

@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 
 from ...envs.agent import Agent
-from ...envs.base import Env
 from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.packing import Packing
 from ..policy.padded import padded_scores
@@ -26,7 +25,7 @@ from ..policy.prepared import PreparedModel
 from ..policy.sight.inputs import SeeingModel
 from ..policy.unwrap import base_of
 from ..rollouts.replay import ReplayBuffer
-from ..rollouts.runner import RolloutRunner
+from ..rollouts.runner import EnvKey, RolloutRunner, TrialEnv
 from ..rollouts.scoring import Scorer
 from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names, without_kl_of_replayed
 from .frozen import FrozenPass, copy_of_policy, with_scoring_head
@@ -74,7 +73,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         orchestrator: RewardOrchestrator | None = None,
         options: RolloutOptions | None = None,
         replay: ReplayBuffer | None = None,
-        prepare_env: Callable[[Env], None] | None = None,
+        prepare_env: Callable[[TrialEnv], None] | None = None,
         packed: bool = True,
         loss: Loss | None = None,
         **kwargs: Any,
@@ -110,7 +109,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         copied = None if self.ref_model is None else self._prepared(self.ref_model, packed)
         self.packed = self.policy.packed and (copied is None or copied.packed)
         self.frozen = FrozenPass(self.policy, copied, max(args.per_device_train_batch_size, 1))
-        self.env_cache: dict[tuple[str, str], Env] = {}
+        self.env_cache: dict[EnvKey, TrialEnv] = {}
         self.runner = RolloutRunner(agent, tokenizer, self.num_generations, self.env_cache, prepare_env)
         options = options or RolloutOptions()
         self.pipeline = RolloutPipeline(

@@ -21,12 +21,13 @@ from ...rewards.orchestrator import RewardOrchestrator
 from ..policy.kl import BetaController
 from ..policy.models import load_policy, load_sight, save_policy
 from ..record.step_recorder import StepRecorder
+from ..record.wandb_sink import WandbSink
 from ..rollouts.advantages import advantage_method
 from ..rollouts.dataset import load_rows, to_dataset
 from ..rollouts.judging import make_judge, special_texts
 from ..rollouts.prompts import check_images, fitting
 from ..rollouts.replay import ReplayBuffer
-from ..rollouts.runner import RolloutRunner
+from ..rollouts.runner import RolloutRunner, prepares
 from ..runs.control import ControlChannel
 from ..runs.writer import RecordWriter
 from . import checkpoints
@@ -109,12 +110,6 @@ def build_trainer(
     if replay.mode == "ssr":
         buffer = ReplayBuffer(replay.capacity, replay.alpha, replay.tau, replay.max_age, config.seed)
 
-    def prepare(env: Any) -> None:
-        if hasattr(env, "image_store"):
-            env.image_store = recorder.writer
-        if hasattr(env, "turn_timeout_s") and "turn_timeout_s" not in config.environment.config:
-            env.turn_timeout_s = config.environment.turn_timeout_s
-
     trainer = GRPOEnvTrainer(
         agent,
         tokenizer,
@@ -131,7 +126,7 @@ def build_trainer(
             servers=server_options(config),
         ),
         replay=buffer,
-        prepare_env=prepare,
+        prepare_env=prepares(config.environment, recorder.writer),
         loss=own_loss(training.loss_type),
     )
     check_images(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
@@ -162,12 +157,10 @@ def build_trainer(
     return trainer, callbacks
 
 
-def wandb_sink(config: RunConfig, run_dir: Path, recorder: StepRecorder) -> Any:
+def wandb_sink(config: RunConfig, run_dir: Path, recorder: StepRecorder) -> WandbSink | None:
     """Weights & Biases as a further place for the numbers, if the configuration asks for it."""
     if config.logging.wandb == "off":
         return None
-    from ..record.wandb_sink import WandbSink
-
     sink = WandbSink(
         config.logging,
         run_dir,

@@ -79,7 +79,7 @@ def test_contributions_add_up_to_the_total_for_each_step_and_the_whole(batch, se
                 )
                 whole += known(at.total)
             assert breakdown.total == pytest.approx(whole, abs=1e-6)
-            assert float(result.trajectory_totals[row]) == pytest.approx(breakdown.total, abs=1e-6)
+            assert float(result.contributions[row].sum()) == pytest.approx(breakdown.total, abs=1e-6)
             assert (result.total[row, len(found.steps) :] == 0).all()
         for value in result.metrics.values():
             assert isinstance(value, dict) or math.isfinite(value)  # type: ignore[arg-type]

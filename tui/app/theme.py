@@ -84,7 +84,6 @@ class Palette:
         self.good_bold = Style(color=colors.good, bold=True)
         self.bad_bold = Style(color=colors.bad, bold=True)
         self.warn_bold = Style(color=colors.warn, bold=True)
-        self.chip = Style(color=colors.text, bgcolor=colors.panel)
 
     border: Style
     faint: Style

@@ -27,7 +27,7 @@ from ..store.folder import OnlineFolder
 from ..store.opening import open_queue, shared_files
 from ..store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter, pointed_version
 from ..store.update_log import UpdateLogs
-from ..store.update_queue import JournalRow, LeaseLost, QueuedTask, QueueError, Settled
+from ..store.update_queue import JournalRow, LeaseLost, Outcome, QueuedTask, QueueError, Settled
 from ..store.update_task import TaskError, UpdateTask
 from .policy_update import PolicyUpdater
 from .publishing_guard import PublishingGuard
@@ -254,7 +254,7 @@ class UpdateWorker:
         self.tell(f"Task {task.id} is set aside: {reason}.")
         self._settle(task, "refused", reason)
 
-    def _settle(self, task: QueuedTask, outcome: Any, reason: str) -> None:
+    def _settle(self, task: QueuedTask, outcome: Outcome, reason: str) -> None:
         self._settled.append(Settled(task.id, outcome, reason))
         row = {"kind": outcome, "time": time.time(), "experience": task.id, "message": reason}
         self._journal.append(row | UpdateTask.origin(task.payload))

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....configs.schema import RunConfig
-from ...agents import TransformersAgent
-from ...policy.models import load_sight
 from ...rollouts.dataset import load_rows
 from ...rollouts.evaluation import evaluate
-from ...rollouts.runner import RolloutRunner
+from ...rollouts.runner import RolloutRunner, Row
 from ...runs.control import ControlChannel
 from ...runs.writer import RunWriter
-from ..process import load_serving_policy
+from ..process import load_serving_policy, serving_agent
 from ..serve.voting import canonical, vote
 from ..store.folder import OnlineFolder
 from ..store.opening import open_queue
@@ -37,7 +35,9 @@ POLL_S = 1.0
 class Validator:
     """Measures policies on `rows` (success, greedy) and `canary` rows (label accuracy) with a model of its own."""
 
-    def __init__(self, model: Any, runner: Any, rows: Sequence[Any], canary: Sequence[Any], samples: int) -> None:
+    def __init__(
+        self, model: nn.Module, runner: RolloutRunner, rows: Sequence[Row], canary: Sequence[Row], samples: int
+    ) -> None:
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.runner = runner
         self.rows = rows
@@ -89,16 +89,7 @@ def validate_forever(
     online = config.online
     torch.set_num_threads(1)
     model, tokenizer = load_serving_policy(config)
-    agent = TransformersAgent(
-        model,
-        tokenizer,
-        sight=load_sight(config.model, model, tokenizer),
-        temperature=online.temperature,
-        max_turn_tokens=online.max_turn_tokens,
-        max_trajectory_tokens=online.max_trajectory_tokens,
-        template_kwargs=config.model.chat_template_kwargs,
-        native_calls=config.model.native_calls,
-    )
+    agent = serving_agent(config, model, tokenizer)
     settings = online.validation
     data = config.environment.model_copy(update={"eval_tasks": settings.tasks + settings.canary_tasks})
     rows = load_rows(data, "eval", config.seed, tokenizer)

@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 
 from ....configs.schema import RunConfig
 from ...launch.children import spawn
@@ -82,7 +82,7 @@ def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlCh
 def _made(
     config: RunConfig,
     run_dir: Path,
-    model: Any,
+    model: nn.Module,
     writer: RunWriter,
     control: ControlChannel,
     engine: EngineWatch,
@@ -150,8 +150,8 @@ def _loop(
                 done = worker.publish()
                 outcome = f"version {worker.writer.version} published" if done else "not published"
             control.acknowledge(request, outcome)
-            told: dict[str, Any] = {"command": request.command, "outcome": outcome}
-            writer.event("control", f"{request.command}: {outcome}", **told)
+            said = f"{request.command}: {outcome}"
+            writer.event("control", said, command=request.command, outcome=outcome)
             if request.command == "stop":
                 return
             writer.status("paused" if paused else "running")
@@ -219,6 +219,6 @@ class Validation:
             self._process.wait()
 
 
-def _tell(writer: Any, message: str) -> None:
+def _tell(writer: RunWriter, message: str) -> None:
     writer.event("alert", message, detector="update_worker")
     print(message, file=sys.stderr)

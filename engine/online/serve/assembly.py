@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ....configs.schema import RunConfig
 from ....envs.agent import sees
 from ....rewards import RewardOrchestrator
-from ...agents import TransformersAgent
-from ...policy.models import load_sight
+from ...record.step_recorder import record_vocabulary
 from ...record.wandb_sink import WandbSink
 from ...rollouts.dataset import load_rows
-from ...rollouts.runner import RolloutRunner
+from ...rollouts.runner import RolloutRunner, prepares
 from ...runs.control import ControlChannel
 from ...runs.writer import RunWriter
 from ...training.checkpoints import load_rewards
-from ..process import load_serving_policy
+from ..process import load_serving_policy, serving_agent
 from ..store.folder import OnlineFolder
 from ..store.images import ImageFolder
 from ..store.opening import engine_name, link_engine, open_engine_queue, snapshot_reader
@@ -113,7 +113,7 @@ def serve(
             closing.callback(server.stop)
             if patiently(partial(_tell_address, folder.address, server), control, problem) is None:
                 return False
-        _record_vocabulary(writer, tokenizer)
+        record_vocabulary(writer, tokenizer)
         serving = Serving(
             engine=engine,
             source=source,
@@ -160,32 +160,16 @@ def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str
 def _inference_engine(
     config: RunConfig,
     writer: RunWriter,
-    model: Any,
-    tokenizer: Any,
+    model: PeftModel | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     buffer: ExperienceBuffer,
     engine_class: type[InferenceEngine],
 ) -> InferenceEngine:
     """The policy as an agent in its environments, with the rewards of offline training."""
     online = config.online
-    sight = load_sight(config.model, model, tokenizer)
-    agent = TransformersAgent(
-        model,
-        tokenizer,
-        sight=sight,
-        temperature=online.temperature,
-        max_turn_tokens=online.max_turn_tokens,
-        max_trajectory_tokens=online.max_trajectory_tokens,
-        template_kwargs=config.model.chat_template_kwargs,
-        native_calls=config.model.native_calls,
-    )
+    agent = serving_agent(config, model, tokenizer)
 
-    def prepare(env: Any) -> None:
-        if hasattr(env, "image_store"):
-            env.image_store = writer
-        if hasattr(env, "turn_timeout_s") and "turn_timeout_s" not in config.environment.config:
-            env.turn_timeout_s = config.environment.turn_timeout_s
-
-    runner = RolloutRunner(agent, tokenizer, online.samples, prepare=prepare)
+    runner = RolloutRunner(agent, tokenizer, online.samples, prepare=prepares(config.environment, writer))
     orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
     known = _load_reward_state(orchestrator, config, writer)
     return engine_class(
@@ -196,7 +180,7 @@ def _inference_engine(
         buffer=buffer,
         learn_statistics=not known,
         seed=config.seed,
-        images=None if sight is None else ImageFolder(OnlineFolder(writer.run_dir).images),
+        images=ImageFolder(OnlineFolder(writer.run_dir).images) if agent.sees else None,
         name=engine_name(OnlineFolder(writer.run_dir), online),
     )
 
@@ -225,12 +209,7 @@ def _saved_from_now_on(buffer: ExperienceBuffer, path: Path) -> Callable[[], Non
     return finish
 
 
-def _record_vocabulary(writer: RunWriter, tokenizer: Any) -> None:
-    texts = [t or "" for t in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))]
-    writer.vocabulary(texts, byte_level=any("Ġ" in t or "Ċ" in t for t in texts))
-
-
-def _load_reward_state(orchestrator: Any, config: RunConfig, writer: RunWriter) -> bool:
+def _load_reward_state(orchestrator: RewardOrchestrator, config: RunConfig, writer: RunWriter) -> bool:
     """The statistics and the dynamics model of offline training, if they were kept; True when they were.
 
     What was learnt offline then stays as it is, so that a reward means the same here; without it, both start afresh
@@ -249,7 +228,7 @@ def _load_reward_state(orchestrator: Any, config: RunConfig, writer: RunWriter) 
     return True
 
 
-def _source(config: RunConfig, tokenizer: Any) -> tuple[RequestSource, bool]:
+def _source(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[RequestSource, bool]:
     """Where requests come from, and whether answers go to standard output."""
     online = config.online
     called = partial(

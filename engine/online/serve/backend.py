@@ -84,9 +84,9 @@ class EngineBackend:
         if found is None:
             raise KeyError(feedback.id)
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[object] = loop.create_future()
 
-        def reply(outcome: Any) -> None:
+        def reply(outcome: object) -> None:
             loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))
 
         word = PersonsWord(int(found[1]), reply, feedback.verdict, feedback.answer, source, feedback.source)
@@ -102,6 +102,7 @@ class EngineBackend:
             raise outcome
         if isinstance(outcome, BaseException):
             raise HttpProblem(500, "the feedback could not be used; the run's log says why")
+        assert isinstance(outcome, Mapping)
         return outcome
 
 

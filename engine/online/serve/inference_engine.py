@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
 from ....envs.trajectory import Trajectory
 from ....rewards import RewardOrchestrator
 from ....rewards.embedding import pool_step_embeddings
+from ....rewards.result import RewardResult
 from ...policy.forward import forward_agent_tokens, hidden_states, vocabulary_of
 from ...policy.kl import TopKDistribution
 from ...policy.merged import merged_weights
@@ -62,7 +63,7 @@ class InferenceEngine:
 
     def __init__(
         self,
-        model: Any,
+        model: nn.Module,
         runner: RolloutRunner,
         orchestrator: RewardOrchestrator,
         config: OnlineConfig,
@@ -265,7 +266,7 @@ class InferenceEngine:
         self,
         answer: Answer,
         samples: Sequence[Rollout],
-        result: Any,
+        result: RewardResult,
         first: int,
         logits: dict[int, OriginalLogits],
     ) -> UpdateTask | None:

@@ -13,9 +13,10 @@ from typing import Any
 
 from ....configs import metric_names as metric
 from ....configs.sections.online import KLConfig
+from ...record.step_recorder import MetricSink
 from ...runs.paths import DATABASE
 from ...runs.position import JOURNAL_POSITION, recorded_position
-from ...runs.types import Use
+from ...runs.types import EventKind, Use
 from ...runs.writer import RunWriter
 from ..store.update_queue import JournalRow, QueueError, UpdateQueue
 from .inference_engine import Learned
@@ -63,8 +64,8 @@ class RecordKeeper:
     """Writes requests and journal rows; the step of everything is the number of the request it belongs to.
 
     engine: the name that marks its own requests in a journal that several engines read; what the worker learnt from
-    another's is recorded where this engine stands. sinks: further `log(step, metrics)` objects, such as wandb's.
-    Nothing here raises into serving.
+    another's is recorded where this engine stands. sinks: further places for numbers, such as wandb. Nothing here
+    raises into serving.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class RecordKeeper:
         queue: UpdateQueue,
         kl: KLConfig,
         *,
-        sinks: Iterable[Any] = (),
+        sinks: Iterable[MetricSink] = (),
         tokens: bool = True,
         engine: str = "",
     ) -> None:
@@ -112,7 +113,7 @@ class RecordKeeper:
         for sink in self.sinks:
             self._guard(type(sink).__name__, lambda s=sink: s.log(value, values, axis=name))
 
-    def event(self, kind: Any, message: str, **data: Any) -> None:
+    def event(self, kind: EventKind, message: str, **data: Any) -> None:
         """Something that happened now."""
         self._guard("event", lambda: self.writer.event(kind, message, step=self.step, **data))
 
@@ -278,7 +279,7 @@ class RecordKeeper:
             journal=row.n,
         )
 
-    def _guard(self, what: str, action: Callable[[], Any]) -> None:
+    def _guard(self, what: str, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception:

@@ -58,7 +58,7 @@ class Request:
     number: int = 0
     id: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    reply: Callable[[Any], None] | None = None
+    reply: Callable[[object], None] | None = None
     arrived: float = field(default_factory=time.perf_counter)
     sampling: Sampling = Sampling()
     version: int | None = None
@@ -130,7 +130,7 @@ class PersonsWord:
     """What a person says of the answer to request number `request`; `reply` gets what became of it, or an error."""
 
     request: int
-    reply: Callable[[Any], None]
+    reply: Callable[[object], None]
     verdict: str | None = None
     answer: str | None = None
     source: str = ""

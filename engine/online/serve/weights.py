@@ -6,9 +6,8 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...policy.forward import device_of
 from ..learn.policy_update import check_fit
@@ -24,7 +23,12 @@ class WeightFollower:
     """
 
     def __init__(
-        self, model: Any, reader: SnapshotReader, *, poll_s: float, on_problem: Callable[[str], None] = log.warning
+        self,
+        model: nn.Module,
+        reader: SnapshotReader,
+        *,
+        poll_s: float,
+        on_problem: Callable[[str], None] = log.warning,
     ) -> None:
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._start = {n: p.data for n, p in self._parameters.items()}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ....configs import metric_names as metric
 from ...policy.kl import BetaController
-from ...record.step_recorder import StepRecorder, memory_metrics
+from ...record.step_recorder import NAMES, StepRecorder, memory_metrics
 from ...runs.types import LossTerms
 from ..env_trainer import GRPOEnvTrainer
 from ..phases import StepClock
@@ -91,19 +91,9 @@ class GRPORecording(StepRecording):
 class SFTRecording(StepRecording):
     """Records the numbers of a step of supervised fine-tuning."""
 
-    NAMES: ClassVar = {
-        "loss": metric.LOSS,
-        "grad_norm": metric.GRAD_NORM,
-        "learning_rate": metric.LEARNING_RATE,
-        "entropy": metric.ENTROPY,
-        "mean_token_accuracy": metric.TOKEN_ACCURACY,
-        "num_tokens": metric.TOKENS_TOTAL,
-    }
-    """TRL's names and ours."""
-
     def record(self, step: int, logs: Logs, times: Mapping[str, float]) -> Mapping[str, Any]:
         """Those of TRL's numbers that mean something here, times and memory."""
-        values = {self.NAMES[name]: float(value) for name, value in logs.items() if name in self.NAMES}
+        values = {NAMES[name]: float(value) for name, value in logs.items() if name in NAMES}
         values = {**values, **times, **memory_metrics()}
         self._recorder.values(step, values)
         return values

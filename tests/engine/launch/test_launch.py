@@ -269,20 +269,19 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, s
 
 
 def test_several_processes_are_started_by_accelerate(tmp_path: Path):
-    config = RunConfig()
-    alone = start._command(config, start.MODULES["training"], tmp_path, 1, None, resume=False)
+    alone = start._command(start.MODULES["training"], tmp_path, 1, None, resume=False)
     assert alone == [sys.executable, "-m", "grpo_tui.engine.training", str(tmp_path)]
-    two = start._command(config, start.MODULES["training"], tmp_path, 2, None, resume=True)
+    two = start._command(start.MODULES["training"], tmp_path, 2, None, resume=True)
     assert two[1:3] == ["-m", "accelerate.commands.launch"]
     assert two[two.index("--num_processes") + 1] == "2"
     assert two[-4:] == ["-m", "grpo_tui.engine.training", str(tmp_path), "--resume"]
     file = tmp_path / "mine.yaml"
     for text, port in (("num_machines: 1\n", True), ("num_machines: 2\nmain_process_port: 29400\n", False)):
         file.write_text(text)
-        mine = start._command(config, start.MODULES["training"], tmp_path, 1, file, resume=False)
+        mine = start._command(start.MODULES["training"], tmp_path, 1, file, resume=False)
         assert mine[mine.index("--config_file") + 1] == str(file) and "--num_processes" not in mine
         assert ("--main_process_port" in mine) == port  # machines must agree on theirs
-    worker = start._command(config, start.ONLINE_MODULES["worker"], tmp_path, 2, None, resume=False)
+    worker = start._command(start.ONLINE_MODULES["worker"], tmp_path, 2, None, resume=False)
     assert worker == [sys.executable, "-m", "grpo_tui.engine.online.learn.worker", str(tmp_path)]
 
 

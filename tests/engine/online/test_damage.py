@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.damage import DAMAGE
 from grpo_tui.engine.online.learn import working
 from grpo_tui.engine.online.learn.worker_state import states
 from grpo_tui.engine.online.store.folder import OnlineFolder
@@ -29,27 +30,6 @@ from grpo_tui.engine.online.store.update_queue import QueueDamaged, QueueError
 
 from .test_update_worker import Run
 from .tiny import lora_model, make_task, online_config
-
-
-def _flip(at: float) -> Callable[[Path], None]:
-    def spoil(path: Path) -> None:
-        data = bytearray(path.read_bytes())
-        start = min(int(at * len(data)), max(0, len(data) - 64))
-        for i in range(start, min(start + 64, len(data))):
-            data[i] ^= 0xFF
-        path.write_bytes(data)
-
-    return spoil
-
-
-DAMAGE: dict[str, Callable[[Path], Any]] = {
-    "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "emptied": lambda path: os.truncate(path, 0),
-    "deleted": lambda path: path.unlink(),
-    "first bytes": _flip(0.0),
-    "middle bytes": _flip(0.5),
-    "last bytes": _flip(1.0),
-}
 
 
 def _newest_snapshot(run_dir: Path) -> str:

@@ -16,11 +16,12 @@ import pytest
 
 from grpo_tui.engine.launch import list_runs, start_run, stop_run
 from grpo_tui.engine.launch.errors import LaunchError
-from grpo_tui.engine.launch.settings import write_config
+from grpo_tui.engine.launch.settings import rendered
 from grpo_tui.engine.launch.stop import living, wait_until_gone
 from grpo_tui.engine.online.process import run_process
 from grpo_tui.engine.online.serve.serving import RESERVED
 from grpo_tui.engine.runs.lock import hold
+from grpo_tui.engine.runs.paths import CONFIG_FILE
 from grpo_tui.engine.runs.status import identity, look, process_state, write_json
 
 from .test_online_run import ask_over_http, logs, wait_for
@@ -46,7 +47,7 @@ def test_validation_ends_with_its_parent_at_any_age(tmp_path: Path, age: float) 
     config = run_config(tmp_path / "policy")
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    write_config(config, run_dir)
+    (run_dir / CONFIG_FILE).write_bytes(rendered(config)[0])
     command = [sys.executable, "-m", VALIDATION, str(run_dir), "--child"]
     parent = subprocess.Popen([sys.executable, "-c", PARENT, *command], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -86,7 +87,7 @@ def test_an_engine_that_dies_alone_leaves_nothing_behind(tmp_path: Path) -> None
 def leftover(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[Any]]]:
     """A crashed run of which a worker still lives, as the launcher noted it."""
     run_dir = tmp_path / "runs" / "one"
-    write_config(run_config(tmp_path / "policy"), _made(run_dir))
+    (_made(run_dir) / CONFIG_FILE).write_bytes(rendered(run_config(tmp_path / "policy"))[0])
     write_json(run_dir / "run.json", {"id": "one", "mode": "online", "created": 1.0, "launched": 1.0})
     worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     write_json(run_dir / "processes" / "engine.launch.json", {"pid": 2**22 + 1, "started": 1.0, "time": 1.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from trl.trainer.grpo_config import GRPOConfig
 from grpo_tui.configs.sections.training import OWN_LOSSES, TRL_LOSSES, TrainingConfig
 from grpo_tui.engine.rollouts.advantages import METHODS, advantage_method
 from grpo_tui.engine.training.losses import LossError, own_loss
+from grpo_tui.engine.training.losses.base import LossInputs, kl_k3, sum_over_tokens
+from grpo_tui.engine.training.losses.reinforce import reinforce
 from grpo_tui.engine.training.processes import UnsupportedProcessesError, check_supported
 
 from .parts import make_trainer, playback_rows, policy
@@ -76,3 +79,30 @@ def test_sharded_weights_are_refused_with_what_would_be_right(kind):
     check_supported({f"ACCELERATE_USE_{kind}": "false"})
     with pytest.raises(UnsupportedProcessesError, match=r"not supported.*MULTI_GPU"):
         check_supported({f"ACCELERATE_USE_{kind}": "true"})
+
+
+def test_only_the_agents_tokens_count():
+    """Whatever stands on the other tokens changes neither the sum nor its gradient."""
+    mask = torch.tensor([[0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0]])
+
+    def summed(elsewhere: float) -> tuple[torch.Tensor, torch.Tensor]:
+        random = torch.Generator().manual_seed(0)
+        values = torch.rand(4, 2, 4, generator=random).where(mask > 0, torch.tensor(elsewhere))
+        logprobs = (-values[0]).requires_grad_()
+        inputs = LossInputs(logprobs, -values[1], values[2], torch.zeros(2, 4), mask)
+        total = sum_over_tokens(reinforce, inputs, -values[3], beta=0.5)
+        total.backward()
+        assert logprobs.grad is not None
+        return total.detach(), logprobs.grad
+
+    (total, gradient), (same, alike) = summed(0.5), summed(3.0)
+    torch.testing.assert_close(total, same)
+    torch.testing.assert_close(gradient, alike)
+    assert not gradient[mask == 0].any() and gradient[mask > 0].all()
+
+
+def test_the_kl_in_the_loss_is_schulmans_k3_of_policy_and_reference():
+    """e^d - d - 1 with d = log π_ref - log π: 0 where they agree, and not the same the other way round."""
+    policy_, reference = torch.log(torch.tensor([[0.5, 0.25, 0.25]])), torch.log(torch.tensor([[0.25, 0.25, 0.5]]))
+    expected = torch.tensor([[0.5 - math.log(0.5) - 1, 0.0, 2.0 - math.log(2.0) - 1]])
+    torch.testing.assert_close(kl_k3(policy_, reference), expected)
