@@ -163,6 +163,18 @@ def test_fixed_never_moves(series: list[float]) -> None:
     assert beta.beta == 0.0 and beta.history == []
 
 
+def test_while_the_policy_leaves_its_start_beta_only_rises() -> None:
+    """Small steps in one direction go as far as large ones: a small KL of each is then no reason for a smaller beta."""
+    away, back = controller(window=4), controller(window=4)
+    for step, start in enumerate([0.1, 0.2, 0.3, 0.4], 1):
+        away.update(0.0, step, start)
+        back.update(0.0, step, 0.5 - start)
+    assert away.leaving and not back.leaving
+    assert [round(c.old / c.new, 6) for c in away.history] == [1.2] and len(back.history) == 4
+    away.update(9.0, 5, 0.5)
+    assert away.beta > away.history[-1].old
+
+
 def test_nan_is_refused_and_stays_out_of_the_mean() -> None:
     beta = controller(window=3)
     beta.update(0.05, 1)

@@ -76,6 +76,13 @@ def test_newer_than_never_goes_back(writer: SnapshotWriter) -> None:
     assert reader.newer_than(7) is None
 
 
+def test_a_version_is_served_once_the_pointer_points_to_it(writer: SnapshotWriter) -> None:
+    publish(writer, 2)
+    (writer.folder / POINTER).write_text(file_name(1))  # as a writer leaves it that was killed between name and pointer
+    with SnapshotReader(writer.folder).newer_than(0) as found:  # type: ignore[union-attr]
+        assert found.version == 1
+
+
 def test_versions_grow_over_restarts(tmp_path: Path) -> None:
     for expected in (1, 2, 3):
         writer = SnapshotWriter(tmp_path, base_model="tiny")

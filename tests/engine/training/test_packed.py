@@ -22,12 +22,13 @@ from tests.engine.agents import models
 from .parts import policy
 
 
-def trajectories(seed: int, groups: int, size: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Groups that share prompts, several turns, every length different; some rows end with environment text."""
+def trajectories(seed: int, groups: int, size: int, longest: int = 12) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Groups that share prompts of at most `longest` tokens, several turns, every length different; some rows end with
+    environment text."""
     rng = np.random.default_rng(seed)
     ids, masks = [], []
     for _ in range(groups):
-        prompt = rng.integers(3, 250, rng.integers(1, 12))
+        prompt = rng.integers(3, 250, rng.integers(longest // 2, longest))
         for _ in range(size):
             parts, mask = [prompt], [np.zeros(len(prompt), bool)]
             for kind in rng.integers(0, 2, rng.integers(1, 6)):
@@ -58,12 +59,20 @@ def gradients(model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @settings(max_examples=12, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 4), st.booleans(), st.booleans())
-def test_log_probs_and_gradients_equal_those_of_the_padded_pass(seed, groups, size, checkpointing, tail):
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([3, 12, 90]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_log_probs_and_gradients_equal_those_of_the_padded_pass(seed, groups, size, longest, checkpointing, tail):
+    """Also of groups whose prompt is so long that their rows attend to it apart from themselves."""
     model = policy()
     forward = PackedForward(model)
     forward.short_tail = tail
-    ids, masks = trajectories(seed, groups, size)
+    ids, masks = trajectories(seed, groups, size, longest)
     expected = padded_log_probs(model, ids, masks)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(seed))
     wanted = gradients(model, (expected * weights).sum())
@@ -78,6 +87,17 @@ def test_log_probs_and_gradients_equal_those_of_the_padded_pass(seed, groups, si
     scale = max(1.0, max(g.abs().max().item() for g in wanted.values()))
     for name, gradient in wanted.items():
         assert (got[name] - gradient).abs().max() < 1e-5 * scale, name
+
+
+def test_a_prompt_that_many_share_is_attended_to_apart_and_its_rows_stay_causal():
+    model = policy()
+    forward = PackedForward(model)
+    ids, masks = trajectories(1, groups=1, size=4, longest=90)
+    packing = pack(ids, masks)
+    assert any(block.allowed is not None for block in packing.blocks)
+    with forward.installed(), forward.attention(), torch.no_grad():
+        ours = packing.pad(model(packing=packing).logprobs)
+    torch.testing.assert_close(ours, padded_log_probs(model, ids, masks), atol=1e-5, rtol=0)
 
 
 def test_prompts_are_encoded_once_and_padding_never():

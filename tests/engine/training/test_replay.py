@@ -13,6 +13,7 @@ from grpo_tui.engine.rollouts.replay import ReplayBuffer, magnitude
 from grpo_tui.engine.rollouts.rollout import Group, Rollout, rollouts_of
 from grpo_tui.engine.rollouts.scoring import Scorer
 from grpo_tui.engine.rollouts.selection import refill
+from grpo_tui.engine.training.batch import make_batch
 from grpo_tui.engine.training.pipeline import kl_of_rollouts
 
 from .parts import make_trainer, playback_rows, rollout
@@ -59,8 +60,17 @@ def test_nothing_older_than_the_maximum_age_is_drawn():
     buffer.add([sample(1, 0.1, step=2)])
     assert {s.group for s in buffer.sample(2, 3)} == {0, 1}
     assert [s.group for s in buffer.sample(2, 4)] == [1]
+    assert len(buffer) == 1, "what is too old takes no room"
     assert buffer.sample(2, 9) == []
     assert len(buffer) == 0
+
+
+def test_a_first_token_is_never_scored():
+    """Nothing comes before it, so it has no log-prob, whoever wrote it."""
+    first = sample(0, 1.0)
+    spoken = dataclasses.replace(first, agent_mask=np.ones(len(first), bool))
+    batch = make_batch([spoken], pad_token_id=0, device=torch.device("cpu"))
+    assert batch["agent_token_mask"].tolist() == [[0] + [1] * (len(first) - 1)]
 
 
 def test_no_trajectory_is_drawn_twice_at_once():
