@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
@@ -17,6 +17,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
+from ...envs.base import Env
 from ..agents.transformers_agent import TransformersAgent
 from ..policy.models import load_policy, save_policy
 from ..policy.sight.inputs import SeeingModel
@@ -143,7 +144,7 @@ def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callab
     found: list[Demonstration] = []
     for group in groups.values():
         found += play_demonstrations(
-            runner.environment(group[0]),
+            cast(Env, runner.environment(group[0])),
             [row.task_data for row in group],
             tokenizer,
             choose=always(sft.route),

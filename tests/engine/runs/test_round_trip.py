@@ -228,7 +228,7 @@ def test_images_are_files_written_once(writer: RunWriter, run_dir: Path):
     assert writer.save_image(image, "scene 1/../x") == path
     mask = writer.save_image(np.ones((2, 2), bool), "mask")
     for i, wrong in enumerate((np.ones((2, 2)), np.ones((2, 2, 7), np.uint8), "no image", Image.new("F", (2, 2)))):
-        writer.save_image(wrong, f"wrong {i}")
+        writer.save_image(wrong, f"wrong {i}")  # type: ignore[arg-type]
     assert writer.flush(10)
     with Image.open(run_dir / path) as opened:
         assert opened.size == (6, 4) and opened.getpixel((2, 1)) == (255, 0, 0)

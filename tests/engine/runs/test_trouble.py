@@ -96,7 +96,7 @@ def test_a_removed_folder_is_not_made_again_and_said_once(run_dir: Path, make_re
         writer.trajectories(step, [make_record(step, i) for i in range(10)])
         writer.metrics(step, {"a": 1})
         writer.status("running", step=step)
-        writer.save_image(make_record, f"image {step}")
+        writer.save_image(make_record, f"image {step}")  # type: ignore[arg-type]
         time.sleep(0.01)
     assert not writer.flush(2)
     assert told == [told[0]] and "was removed" in told[0] and "training goes on" in told[0]

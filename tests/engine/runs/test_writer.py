@@ -106,7 +106,7 @@ def test_only_the_first_rank_writes(run_dir: Path, make_record):
     null.event("alert", "x")
     null.status("running")
     null.vocabulary(["a"])
-    assert null.save_image(object(), "a b") == "images/a_b.png" and null.flush() and null.dropped == 0
+    assert null.save_image(object(), "a b") == "images/a_b.png" and null.flush() and null.dropped == 0  # type: ignore[arg-type]
     null.close()
     assert not run_dir.exists()
     with_rank = open_writer(run_dir, rank=0)
