@@ -111,9 +111,9 @@ class RemoteAgent:
         chat = self._tool_chat if tools else self.chat
         return RemoteSession(self.pool, self.publisher, version, chat, self.config, tokens, num_rollouts, seeds)
 
-    def begin(self, messages: Sequence[Message]) -> Encoded:
+    def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:
         """A prompt as tokens."""
-        return self.chat.seen(messages)
+        return self.chat.seen(messages, tools)
 
     def close(self) -> None:
         """Take all versions away from the servers, and end the connection."""
