@@ -14,6 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary --no-compile --quiet -c constraints.txt
 INPUTS := pyproject.toml setup.py constraints.txt
+# Imported once before the tests: else each worker would compile all of torch, transformers and trl at the same time.
+COMPILED := import grpo_tui.engine.training.rft, grpo_tui.tui.app.app, grpo_tui.tui.cli.main, pytest, hypothesis
 QUICK := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=20000 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help train test lint types unit test-oldest test-newest test-vllm stress bench policy defaults clean
@@ -48,6 +50,7 @@ types: $(VENV)/.ready-test
 
 unit: $(VENV)/.ready-test
 	@echo "== tests (pytest, $(WORKERS) at a time; the wheel is built and installed by tests/packaging)"
+	@$(QUICK) $(BIN)/python -c "$(COMPILED)"
 	@$(QUICK) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" --durations=10
 
 # The ends of the ranges in pyproject.toml, each in an environment of its own. uv finds the versions, pip installs them.

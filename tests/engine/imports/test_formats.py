@@ -14,6 +14,7 @@ import pytest
 
 from grpo_tui.engine.imports.containers import DumpError
 from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.imports.tokens import Tokens
 from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord, TrajectoryRow
@@ -412,3 +413,22 @@ def test_what_the_trainer_computed_of_each_token(opened: Open):
         tokens.overlays["trainer"], stated["prev_logprobs"][0], tokens.agent_mask, strict=True
     ):
         assert math.isnan(found) if not agent else found == pytest.approx(value, abs=1e-6)
+
+
+def test_verifiers_rollouts_took_the_seconds_between_their_times(opened: Open):
+    traces = [t for episode in lines("verifiers-v1") for t in episode["traces"]]
+    stated = [t["timing"]["agent"]["end"] - t["timing"]["start"] for t in traces]
+    reader = opened("verifiers-v1")
+    assert same([reader.bodies.trajectory(row.n).trajectory.seconds for row in rows(reader)], stated)
+    assert min(stated) > 0
+
+
+def test_log_probs_of_sampled_tokens_stand_in_their_places():
+    """A writer gives one for each token, or one for each that the policy wrote."""
+    prompt = {"token_ids": [5, 6], "mask": [False, False], "logprobs": []}
+    mixed = {"token_ids": [7, 8, 9], "mask": [True, False, True], "logprobs": [-0.5, -1.5]}
+    each = {"token_ids": [1, 2], "mask": [False, True], "logprobs": [0.0, -2.5]}
+    tokens = Tokens.of_nodes([prompt, mixed, each])()
+    assert tokens is not None
+    assert list(tokens.logprobs) == [0.0, 0.0, -0.5, 0.0, -1.5, 0.0, -2.5]
+    assert list(tokens.agent_mask) == [0, 0, 1, 0, 1, 0, 1]
