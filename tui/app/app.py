@@ -195,7 +195,7 @@ class OncePalette(CommandPalette):
     Where there are few lines it has neither margin nor frame: a command must be seen to be chosen.
     """
 
-    VERTICAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-short"), (16, "-tall")]
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (16, "-tall")]  # noqa: RUF012 - Textual declares it, and as no ClassVar
     DEFAULT_CSS = """
     OncePalette.-short > Vertical { margin-top: 0; }
     OncePalette.-short #--input, OncePalette.-short #--input.--list-visible { border: none; }
