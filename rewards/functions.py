@@ -237,9 +237,8 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
     found = getattr(module, name, None)
     if found is None:
         own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
-        own = own or [
-            n for n in dir(module) if not n.startswith("_")
-        ]  # a package that imports them when they are asked
+        if not own:  # a package that imports its functions when they are asked for
+            own = [n for n in dir(module) if not n.startswith("_")]
         near = difflib.get_close_matches(name, own, 1, 0.6)
         raise RewardFunctionError(
             f'"{path}": there is no {name}'

@@ -7,8 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+
+import pytest
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.writing import to_yaml
@@ -62,7 +65,10 @@ def train(folder: Path, config: Path | None, settings: Sequence[str], *, cwd: Pa
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    os.environ.update(VARIABLES)
+    with pytest.MonkeyPatch.context() as patched:  # the server keeps them for all its children, and nobody else does
+        for name, value in VARIABLES.items():
+            patched.setenv(name, value)
+        forkserver.ensure_running()
     return context
 
 

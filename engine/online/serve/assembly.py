@@ -134,7 +134,7 @@ def serve(
             config=online,
             on_answers=_print_answers if pipe else None,
         )
-        writer.status("running", step=serving.answered, total_steps=online.max_requests)
+        writer.status("running", step=serving.answered, total_steps=serving.last)
         return serving.run()
 
 

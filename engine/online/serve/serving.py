@@ -57,7 +57,9 @@ class Serving:
     config: OnlineConfig
     on_answers: Callable[[Sequence[Answer]], None] | None = None
     answered: int = field(init=False)
-    """Requests answered so far, over all lives of the run."""
+    """The number of the last request that was answered, over all lives of the run."""
+    last: int | None = field(init=False)
+    """The number of the last request that will be answered; None when there is no limit."""
     remembered: OrderedDict[int, Answer] = field(init=False, default_factory=OrderedDict)
     """Callers' latest answers by the number of the request: a person may still say whether they were right."""
 
@@ -72,9 +74,13 @@ class Serving:
                 "last rows): what they would have taught, and was not learnt yet, is lost."
             )
             self.keeper.event("record", lost)
-        self.answered = max(self.answered, int(self.queue.get("reserved", 0)))
+        after = max(self.answered, int(self.queue.get("reserved", 0)))
+        skipped = int(self.queue.get("skipped", 0)) + after - self.answered
+        self.answered = after
+        limit = self.config.max_requests
+        self.last = None if limit is None else limit + skipped  # numbers that were never given count for none
         self._reserved = 0
-        self.enqueuer.put(None, ending=False)
+        self.enqueuer.put(None, ending=False, skipped=skipped)
         self._reserve()
         self.heard = 0
         self.source.skip(max(int(self.queue.get("row", 0)), recorded[ROW_POSITION]))
@@ -84,13 +90,11 @@ class Serving:
 
     def run(self) -> bool:
         """Serve until told to stop (False), or until no request can come (True)."""
-        limit = self.config.max_requests
-        while not self._stopped and not self.source.ended and (limit is None or self.answered < limit):
+        most = self.config.batch_requests
+        while not self._stopped and not self.source.ended and (self.last is None or self.answered < self.last):
             self._listen()
             self._hear_people()
-            room = (
-                self.config.batch_requests if limit is None else min(self.config.batch_requests, limit - self.answered)
-            )
+            room = most if self.last is None else min(most, self.last - self.answered)
             self.turn(self.source.take(room, timeout=self.config.poll_interval_s))
             self._keep()
         finished = not self._stopped
@@ -155,7 +159,7 @@ class Serving:
             log.warning("%s", error)
         self.keeper.requests(learned, extra, request=self.answered, row=self.source.rows_taken)
         self.source.took(len(numbered), time.perf_counter() - began)
-        self.writer.status("running", step=self.answered, total_steps=self.config.max_requests)
+        self.writer.status("running", step=self.answered, total_steps=self.last)
 
     def _hear_people(self) -> None:
         """Turn what people said of answers into update tasks."""

@@ -17,12 +17,13 @@ import pytest
 from grpo_tui.engine.launch import list_runs, start_run, stop_run
 from grpo_tui.engine.launch.errors import LaunchError
 from grpo_tui.engine.launch.settings import rendered
-from grpo_tui.engine.launch.stop import living, wait_until_gone
+from grpo_tui.engine.launch.stop import wait_until_gone
 from grpo_tui.engine.online.process import run_process
 from grpo_tui.engine.online.serve.serving import RESERVED
 from grpo_tui.engine.runs.lock import hold
 from grpo_tui.engine.runs.paths import CONFIG_FILE
-from grpo_tui.engine.runs.status import identity, look, process_state, write_json
+from grpo_tui.engine.runs.position import REQUEST_POSITION, recorded_position
+from grpo_tui.engine.runs.status import ENDED, identity, look, process_state, write_json
 
 from .test_online_run import ask_over_http, logs, wait_for
 from .tiny import run_config
@@ -65,22 +66,28 @@ def _pid(run_dir: Path, name: str) -> int | None:
 
 def test_an_engine_that_dies_alone_leaves_nothing_behind(tmp_path: Path) -> None:
     config = run_config(
-        tmp_path / "policy", serve="127.0.0.1:0", validation={"every_updates": 4, "tasks": 4, "canary_tasks": 4}
+        tmp_path / "policy",
+        serve="127.0.0.1:0",
+        max_requests=3,
+        validation={"every_updates": 4, "tasks": 4, "canary_tasks": 4},
     )
     runs = tmp_path / "runs"
     run_dir = Path(start_run(config, runs_dir=runs, run_id="one").path)
     wait_for(lambda: look(run_dir).status == "running" and _pid(run_dir, "validation"), "all three processes")
     assert ask_over_http(run_dir)["grpo_tui"]["request"] == 1
+    wait_for(lambda: recorded_position(run_dir, REQUEST_POSITION), "the first answer's row")
     engine = _pid(run_dir, "engine")
     assert engine is not None
     os.kill(engine, signal.SIGKILL)
     assert wait_until_gone(run_dir, 60.0) == [], logs(run_dir)
     assert look(run_dir).status == "crashed"
-    again = start_run(config, runs_dir=runs, resume="one")  # nothing is in its way
+    start_run(config, runs_dir=runs, resume="one")  # nothing is in its way
     wait_for(lambda: look(run_dir).status == "running", "the resumed run")
-    assert ask_over_http(run_dir)["grpo_tui"]["request"] == RESERVED + 1  # no number is told twice
-    assert stop_run(again, timeout=60).status == "stopped", logs(run_dir)
-    assert living(run_dir) == []
+    told = [ask_over_http(run_dir)["grpo_tui"]["request"] for _ in range(2)]
+    assert told == [RESERVED + 1, RESERVED + 2]  # no number is told twice, and those in between count for no request
+    status = wait_for(lambda: (i := look(run_dir)).status in ENDED and i, "the end after three requests")
+    assert status.status == "finished", logs(run_dir)
+    assert wait_until_gone(run_dir, 60.0) == []
 
 
 @pytest.fixture
