@@ -2,8 +2,9 @@
 
 Trains the built-in policy once for each task, arm and seed, and prints every row as soon as it is known, then means
 with 95 % intervals over the seeds. `plain` has no mechanism; `only X` adds one to it, `without X` takes one from the
-default configuration (`default`). Rows that `--results` holds already are not run again, so the command may be stopped
-and started as one likes. `--quick`: smaller batches and fewer steps, to see a row in half a minute.
+default configuration (`default`). On the default task every mechanism is tried, on each other task the one that it is
+made for; `--arm` names others (`summed`, `gdpo`, `annealed`, …). Rows that `--results` holds already are not run again,
+so the command may be stopped and started as one likes. `--quick`: smaller batches and fewer steps.
 
 Columns: held-out success at temperature 1 halfway and at the end; success of the last quarter's training rollouts; the
 penalties a rollout (misuse); the KL to the policy of the start, nats per token.
@@ -77,6 +78,8 @@ TASKS: dict[str, list[str]] = {
 """long: several tools in a row and reward only at their end (curiosity). loops: room for going round in circles
 (coherence). misuse: wrong calls before the right one cost nothing (penalties). rare: the policy is seldom right
 (replay). drift: steps so large that the policy runs away (beta)."""
+MADE_FOR = {"long": "curiosity", "loops": "coherence", "misuse": "penalties", "rare": "replay", "drift": "beta"}
+"""Which mechanism a task is made for."""
 ONLINE: dict[str, dict[str, Any]] = {
     "off": {"updates": False},
     "default": {},
@@ -95,7 +98,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--task", default=",".join(TASKS), help=f"of {', '.join([*TASKS, 'online'])}")
-    parser.add_argument("--arm", default=",".join(ARMS), help=f"of {', '.join(ARMS)}; online: {', '.join(ONLINE)}")
+    parser.add_argument(
+        "--arm", help=f"of {', '.join(ARMS)}; online: {', '.join(ONLINE)}; by default those of the task"
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--results", type=Path, default=Path("runs/mechanisms.jsonl"))
     given = parser.parse_args()
@@ -106,7 +111,7 @@ def main() -> None:
     wanted: list[str] = []
     for seed in range(given.seeds):
         for task in given.task.split(","):
-            for arm in given.arm.split(",") if task != "online" or given.arm != parser.get_default("arm") else ONLINE:
+            for arm in given.arm.split(",") if given.arm else arms_of(task):
                 key = _key(task, arm, seed, size)
                 wanted.append(key)
                 if any(row["key"] == key for row in rows):
@@ -117,6 +122,15 @@ def main() -> None:
                     file.write(json.dumps(row) + "\n")
                 print(line_of(f"{task:8} {arm:16} seed {seed}", row) + f"  {row['seconds']:.0f} s", flush=True)
     table([row for row in rows if row["key"] in wanted], size)
+
+
+def arms_of(task: str) -> list[str]:
+    """All mechanisms off alone and on alone on the default task, the one that a task is made for on that task."""
+    if task == "online":
+        return list(ONLINE)
+    mechanisms = [MADE_FOR[task]] if task in MADE_FOR else list(ON)
+    shaped = [] if task in MADE_FOR else ["unshaped"]
+    return ["plain", "default", *shaped, *(f"{way} {name}" for name in mechanisms for way in ("only", "without"))]
 
 
 def one(task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, float]:
