@@ -31,7 +31,7 @@ from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.agents import TransformersAgent
 from grpo_tui.engine.online.learn.policy_update import PolicyUpdater
 from grpo_tui.engine.online.learn.update_worker import UpdateWorker
-from grpo_tui.engine.online.learn.validation import Validator, validate_next
+from grpo_tui.engine.online.learn.validation import Validation, Validator
 from grpo_tui.engine.online.process import load_serving_policy
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.serve.requests import Request
@@ -134,6 +134,7 @@ def run(
     rows, own_rows, other_rows = _tasks(config, stream, tokenizer)
     validator = Validator(judged_model, runner, own_rows, [], config.online.samples)
     paths = OnlineFolder(folder)
+    validation = Validation(validator, paths)
     told: list[str] = []
     worker = UpdateWorker(
         PolicyUpdater(learning_model, config.online), paths, config.online, base_model="tiny", tell=told.append
@@ -175,7 +176,8 @@ def run(
         while worker.step():
             progress.waited = progress.waited + 1 if guards and worker.queue.get("candidate") is not None else 0
             if guards and progress.waited > lag:
-                validate_next(validator, paths, worker.queue)
+                while validation.go_on(worker.queue):
+                    continue
                 worker.validate()
                 progress.waited = 0
         look()

@@ -1,7 +1,7 @@
 """What the processes of an online run have in common: how they start, whom they end with, and what they load.
 
 No process of a run outlives the one it works for. The worker ends when the engine is gone; background validation,
-the worker's child, ends with the worker: its standard input is a pipe whose other end only the worker holds.
+the engine's child, ends with the engine: its standard input is a pipe whose other end only the engine holds.
 """
 
 from __future__ import annotations

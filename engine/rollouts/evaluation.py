@@ -12,11 +12,20 @@ from .runner import RolloutRunner, Row
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Success of one way of choosing tokens: `success` is the share of `n` tasks that were answered rightly."""
+    """Success of one way of choosing tokens: which tasks were answered rightly, and the rollouts of this process."""
 
-    success: float
-    n: int
+    outcomes: list[bool]
     rollouts: list[Rollout]
+
+    @property
+    def n(self) -> int:
+        """How many tasks were tried."""
+        return len(self.outcomes)
+
+    @property
+    def success(self) -> float:
+        """The share that was answered rightly, in [0, 1]."""
+        return sum(self.outcomes) / max(self.n, 1)
 
 
 def evaluate(
@@ -26,6 +35,7 @@ def evaluate(
     temperature: float,
     seed: int = 0,
     step: int = 0,
+    first: int = 0,
     process_index: int = 0,
     num_processes: int = 1,
     gather: Callable[[list[bool]], list[bool]] | None = None,
@@ -33,7 +43,8 @@ def evaluate(
     """One rollout of each task at `temperature` (0: greedy), spread over processes.
 
     An environment that tells no correctness counts as right where its own reward is positive. `gather(list)` collects
-    over processes. The model must be in eval mode.
+    over processes. `first`: the number of `rows[0]` among all tasks, where these are evaluated in portions. The model
+    must be in eval mode.
     """
     mine = rows[process_index::num_processes]
     agent = runner.agent
@@ -42,7 +53,7 @@ def evaluate(
         rollouts = (
             runner.run(
                 mine,
-                first=process_index,
+                first=first + process_index,
                 every=num_processes,
                 seed=seed,
                 step=step,
@@ -56,7 +67,7 @@ def evaluate(
     outcomes = [_right(r) for r in rollouts]
     if gather is not None:
         outcomes = gather(outcomes)
-    return Evaluation(sum(outcomes) / max(len(outcomes), 1), len(outcomes), rollouts)
+    return Evaluation(outcomes, rollouts)
 
 
 def _right(rollout: Rollout) -> bool:

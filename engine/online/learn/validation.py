@@ -4,16 +4,22 @@ It takes the state that the worker offers as a candidate, which holds the live a
 and measures both on the same held-out tasks, greedily; their difference is `Δvalidation`. On the canary tasks, whose
 answers are known, it samples and votes as serving does and counts how often the voted label is right, and how many
 labels changed since the last look. The result goes into the queue's file; the worker judges it.
+
+It works in portions of always the same tasks. What each one found is kept in the queue beside the candidate, so that a
+process that was killed goes on where it was, and finds what it would have found without that.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from ....configs.schema import RunConfig
@@ -30,62 +36,129 @@ from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue
 from .worker_state import StateError, read_state
 
 POLL_S = 1.0
+PORTION = 32
+"""Rollouts after which what was found is kept. Another number changes which are batched, and so their last bits."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is known of one candidate so far: a JSON value in the queue.
+
+    `state`: the candidate's state file, whose name holds the update, the time and a checksum. `measure`: the
+    `Validator.measure` by which it was found; what another one found does not count. `live`, `ema`: which of the first
+    held-out tasks each model answers rightly. `labels`: the voted labels of the first canary tasks; `right`: whether
+    each is the known answer, None where none is known; `before`: the labels of the candidate before. `seconds` of work.
+    """
+
+    state: str
+    measure: str
+    live: list[bool] = field(default_factory=list)
+    ema: list[bool] = field(default_factory=list)
+    labels: list[str | None] = field(default_factory=list)
+    right: list[bool | None] = field(default_factory=list)
+    before: list[str | None] | None = None
+    seconds: float = 0.0
+
+    @classmethod
+    def from_json(cls, value: object) -> Self | None:
+        """The inverse of `asdict`; None for what is none."""
+        try:
+            return cls(**value) if isinstance(value, dict) else None
+        except TypeError:
+            return None
+
+    def result(self) -> dict[str, Any]:
+        """Success of both models in [0, 1], their difference (live − EMA), and how good the voted labels are."""
+        live, ema = (sum(outcomes) / max(len(outcomes), 1) for outcomes in (self.live, self.ema))
+        found: dict[str, Any] = {"n": len(self.live), "live": live, "ema": ema, "delta": live - ema}
+        known = [right for right in self.right if right is not None]
+        if known:
+            found["label_accuracy"] = sum(known) / len(known)
+        if self.before and self.labels:
+            changed = sum(a != b for a, b in zip(self.before, self.labels, strict=True))
+            found["label_flips"] = changed / len(self.labels)
+        return found
 
 
 class Validator:
-    """Measures policies on `rows` (success, greedy) and `canary` rows (label accuracy) with a model of its own."""
+    """Measures policies on `rows` (success, greedy) and `canary` rows (label accuracy) with a model of its own.
+
+    `settings`: what else the numbers depend on, such as the agent's temperature; numbers of other settings are not
+    added to those of these.
+    """
 
     def __init__(
-        self, model: nn.Module, runner: RolloutRunner, rows: Sequence[Row], canary: Sequence[Row], samples: int
+        self,
+        model: nn.Module,
+        runner: RolloutRunner,
+        rows: Sequence[Row],
+        canary: Sequence[Row],
+        samples: int,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.runner = runner
         self.rows = rows
         self.canary = canary
         self.samples = samples
-        self._labels: list[str | None] | None = None
+        facts = [[asdict(r) for r in rows], [asdict(r) for r in canary], samples, PORTION, settings or {}]
+        self.measure = xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True, default=str))
+        """What is measured, and how, as a checksum."""
 
-    def validate(self, live: Mapping[str, Tensor], ema: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Success of both models in [0, 1], their difference (live − EMA), and how good voted labels are."""
-        found: dict[str, Any] = {"n": len(self.rows)}
-        self._load(live)
-        found["live"] = self._success()
-        self._load(ema)
-        found["ema"] = self._success()
-        found["delta"] = found["live"] - found["ema"]
-        if self.canary:
-            found |= self._labels_of_canary()
-        return found
+    def begun(self, state: str, kept: object) -> Progress:
+        """How far the validation of `state` has come. kept: the progress that was kept last, of it or of another."""
+        last = Progress.from_json(kept)
+        if last is None or last.measure != self.measure:
+            return Progress(state, self.measure)
+        if last.state == state:
+            return last
+        whole = len(last.labels) == len(self.canary)
+        return Progress(state, self.measure, before=last.labels if whole else last.before)
 
-    def _load(self, tensors: Mapping[str, Tensor]) -> None:
+    def is_whole(self, progress: Progress) -> bool:
+        """Whether nothing is left to measure."""
+        return len(progress.ema) == len(self.rows) and len(progress.labels) == len(self.canary)
+
+    def portion(self, progress: Progress, tensors: Mapping[str, Tensor]) -> Progress:
+        """Measure some more. tensors: `live/…` and `ema/…`, both of the candidate's state."""
+        began = time.perf_counter()
+        if len(progress.live) < len(self.rows):
+            self._load(tensors, "live/")
+            progress = replace(progress, live=progress.live + self._outcomes(len(progress.live)))
+        elif len(progress.ema) < len(self.rows):
+            self._load(tensors, "ema/")
+            progress = replace(progress, ema=progress.ema + self._outcomes(len(progress.ema)))
+        else:
+            self._load(tensors, "ema/")
+            labels, right = self._labels(len(progress.labels))
+            progress = replace(progress, labels=progress.labels + labels, right=progress.right + right)
+        return replace(progress, seconds=progress.seconds + time.perf_counter() - began)
+
+    def _load(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
         for name, parameter in self.parameters.items():
-            parameter.data.copy_(tensors[name])
+            parameter.data.copy_(tensors[prefix + name])
 
-    def _success(self) -> float:
-        return evaluate(self.runner, self.rows, temperature=0.0).success
+    def _outcomes(self, first: int) -> list[bool]:
+        return evaluate(self.runner, self.rows[first : first + PORTION], first=first, temperature=0.0).outcomes
 
-    def _labels_of_canary(self) -> dict[str, float]:
-        samples = self.runner.run(self.canary, seed=0, split="eval", num_rollouts=self.samples)
-        labels, right, known = [], 0, 0
+    def _labels(self, first: int) -> tuple[list[str | None], list[bool | None]]:
+        rows = self.canary[first : first + max(PORTION // self.samples, 1)]
+        samples = self.runner.run(rows, first=first, seed=0, split="eval", num_rollouts=self.samples)
+        labels: list[str | None] = []
+        right: list[bool | None] = []
         for start in range(0, len(samples), self.samples):
             group = [s.trajectory for s in samples[start : start + self.samples] if s.trajectory is not None]
             label = canonical(vote([t.answer for t in group]).answer)
-            labels.append(label)
             expected = next((canonical(t.expected) for t in group if t.expected is not None), None)
-            if expected is not None:
-                known += 1
-                right += label == expected
-        before, self._labels = self._labels, labels
-        found = {"label_accuracy": right / known} if known else {}
-        if before is not None:
-            found["label_flips"] = sum(a != b for a, b in zip(before, labels, strict=True)) / len(labels)
-        return found
+            labels.append(label)
+            right.append(None if expected is None else label == expected)
+        return labels, right
 
 
 def validate_forever(
     config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool
 ) -> bool:
-    """Validate each candidate that the worker offers, until stopped; it ends with the worker."""
+    """Validate each candidate that the worker offers, until stopped; it ends with the engine."""
     online = config.online
     torch.set_num_threads(1)
     model, tokenizer = load_serving_policy(config)
@@ -95,16 +168,21 @@ def validate_forever(
     rows = load_rows(data, "eval", config.seed, tokenizer)
     canary = rows[: settings.canary_tasks]
     held_out = rows[settings.canary_tasks :][: settings.tasks] or canary
-    validator = Validator(model, RolloutRunner(agent, tokenizer, online.samples), held_out, canary, online.samples)
-    folder = OnlineFolder(run_dir)
+    acts = config.model.model_dump(mode="json") | {
+        name: getattr(online, name) for name in ("temperature", "max_turn_tokens", "max_trajectory_tokens")
+    }
+    runner = RolloutRunner(agent, tokenizer, online.samples)
+    validation = Validation(
+        Validator(model, runner, held_out, canary, online.samples, acts), OnlineFolder(run_dir)
+    )
     queue: UpdateQueue | None = None
     writer.status("running")
     while True:
         if any(r.command == "stop" for r in control.poll()):
             return False
         try:
-            queue = queue or open_queue(folder, online)
-            if not validate_next(validator, folder, queue):
+            queue = queue or open_queue(validation.folder, online)
+            if not validation.go_on(queue):
                 time.sleep(POLL_S)
         except (QueueError, StateError) as error:  # a full disk, or a state that was replaced while it was looked at
             if isinstance(error, QueueDamaged) and queue is not None:  # the worker mends it
@@ -113,27 +191,38 @@ def validate_forever(
             time.sleep(POLL_S)
 
 
-def validate_next(validator: Validator, folder: OnlineFolder, queue: UpdateQueue) -> bool:
-    """Validate the candidate that waits, and leave the result in the queue; False when none waits.
+class Validation:
+    """Takes candidates from the queue, and leaves there how far it has come and, in the end, the result."""
 
-    Raises StateError, QueueError.
-    """
-    candidate, done = queue.get("candidate"), queue.get("validation")
-    if not isinstance(candidate, dict) or (isinstance(done, dict) and done.get("state") == candidate["state"]):
-        return False
-    began = time.perf_counter()
-    result: dict[str, Any] = {"state": candidate["state"], "update": int(candidate["update"])}
-    if not validator.rows:
-        result["missing"] = (
-            "there are no held-out tasks to validate with; give the environment some (environment.eval_tasks), or "
-            "publish without validation (online.validation.enabled=false)"
-        )
-    else:
-        tensors, _ = read_state(folder.state / candidate["state"])
-        result |= validator.validate(_part(tensors, "live/"), _part(tensors, "ema/"))
-    queue.set(validation={**result, "seconds": time.perf_counter() - began, "validated": time.time()})
-    return True
+    def __init__(self, validator: Validator, folder: OnlineFolder) -> None:
+        self.validator = validator
+        self.folder = folder
+        self._read: tuple[str, dict[str, Tensor]] | None = None
 
+    def go_on(self, queue: UpdateQueue) -> bool:
+        """One more portion of the candidate that waits; False when none waits. Raises StateError, QueueError."""
+        candidate, done = queue.get("candidate"), queue.get("validation")
+        if not isinstance(candidate, dict) or (isinstance(done, dict) and done.get("state") == candidate["state"]):
+            self._read = None
+            return False
+        state = str(candidate["state"])
+        result: dict[str, Any] = {"state": state, "update": int(candidate["update"]), "validated": time.time()}
+        if not self.validator.rows:
+            missing = (
+                "there are no held-out tasks to validate with; give the environment some (environment.eval_tasks), or "
+                "publish without validation (online.validation.enabled=false)"
+            )
+            queue.set(validation=result | {"missing": missing, "seconds": 0.0})
+            return True
+        progress = self.validator.begun(state, queue.get("validating"))
+        if not self.validator.is_whole(progress):
+            progress = self.validator.portion(progress, self._tensors(state))
+            queue.set(validating=asdict(progress))
+        if self.validator.is_whole(progress):
+            queue.set(validation=result | progress.result() | {"seconds": progress.seconds})
+        return True
 
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    def _tensors(self, state: str) -> dict[str, Tensor]:
+        if self._read is None or self._read[0] != state:
+            self._read = state, read_state(self.folder.state / state)[0]
+        return self._read[1]

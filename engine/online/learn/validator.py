@@ -1,4 +1,4 @@
-"""`python -m grpo_tui.engine.online.learn.validator RUN_DIR --child`: background validation, the worker's child."""
+"""`python -m grpo_tui.engine.online.learn.validator RUN_DIR --child`: background validation, the engine's child."""
 
 from __future__ import annotations
 

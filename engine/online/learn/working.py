@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +10,7 @@ import torch
 from torch import nn
 
 from ....configs.schema import RunConfig
-from ...launch.children import spawn
+from ....configs.sections.online import OnlineConfig
 from ...runs.control import ControlChannel
 from ...runs.writer import RunWriter
 from ..process import EngineWatch, load_serving_policy
@@ -28,8 +26,6 @@ DAMAGED_TRIES, DAMAGED_AGAIN_S = 3, 60.0
 """A queue that is damaged again so often, each time within so many seconds, is given up: the disk is not sound."""
 WAITS = "Learning waits for that."
 STANDS_BY = "This one stands by, and takes over when that one ends or falls silent."
-RESTART_S = 10.0
-"""The pause before background validation that died is started again."""
 
 
 def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool) -> bool:
@@ -40,43 +36,36 @@ def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlCh
     model, _ = load_serving_policy(config)
     started = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
     engine = EngineWatch(run_dir)
-    validation = None
     damaged = 0
-    try:
-        while True:
-            worker = _made(config, run_dir, model, writer, control, engine, check_queue=damaged > 0)
-            if worker is None:
+    while True:
+        worker = _made(config, run_dir, model, writer, control, engine, check_queue=damaged > 0)
+        if worker is None:
+            return False
+        writer.status("running", step=worker.updater.update)
+        began, ended = time.monotonic(), False
+        try:
+            _loop(worker, writer, control, engine, online)
+            ended = True
+            worker.close()
+            return False
+        except QueueDamaged as error:
+            worker.abandon()
+            if ended:
                 return False
-            if online.updates and online.validation.enabled:
-                validation = validation or Validation(run_dir, writer)
-            writer.status("running", step=worker.updater.update)
-            began, ended = time.monotonic(), False
-            try:
-                _loop(worker, writer, control, engine, validation, online.poll_interval_s)
-                ended = True
-                worker.close()
-                return False
-            except QueueDamaged as error:
-                worker.abandon()
-                if ended:
-                    return False
-                if isinstance(error, LeaseLost):
-                    _tell(writer, f"{error} Learning goes on from what is committed, here or on another machine.")
-                else:
-                    damaged = damaged + 1 if time.monotonic() - began < DAMAGED_AGAIN_S else 1
-                    if damaged > DAMAGED_TRIES:
-                        raise
-                    _tell(writer, f"{error} Learning begins again at what is whole.")
-                with torch.no_grad():
-                    for name, parameter in model.named_parameters():
-                        if name in started:
-                            parameter.copy_(started[name])
-            except BaseException:
-                worker.close()
-                raise
-    finally:
-        if validation is not None:
-            validation.stop()
+            if isinstance(error, LeaseLost):
+                _tell(writer, f"{error} Learning goes on from what is committed, here or on another machine.")
+            else:
+                damaged = damaged + 1 if time.monotonic() - began < DAMAGED_AGAIN_S else 1
+                if damaged > DAMAGED_TRIES:
+                    raise
+                _tell(writer, f"{error} Learning begins again at what is whole.")
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if name in started:
+                        parameter.copy_(started[name])
+        except BaseException:
+            worker.close()
+            raise
 
 
 def _made(
@@ -128,8 +117,7 @@ def _loop(
     writer: RunWriter,
     control: ControlChannel,
     engine: EngineWatch,
-    validation: Validation | None,
-    poll_s: float,
+    online: OnlineConfig,
 ) -> None:
     paused = waiting = False
     looked = 0.0
@@ -155,14 +143,12 @@ def _loop(
             if request.command == "stop":
                 return
             writer.status("paused" if paused else "running")
-        if time.monotonic() - looked >= poll_s:
+        if time.monotonic() - looked >= online.poll_interval_s:
             looked = time.monotonic()
             worker.validate()
-            if validation is not None:
-                validation.keep_alive()
         try:
             worked = not paused and worker.step()
-            if not worked and not paused and validation is not None:
+            if not worked and not paused and online.validation.enabled:
                 worker.finish()
             if waiting:
                 waiting = False
@@ -178,45 +164,7 @@ def _loop(
         if worked:
             writer.status("running", step=worker.updater.update)
         else:
-            time.sleep(poll_s)
-
-
-class Validation:
-    """Background validation: a child that ends with this process (`process.end_with_parent`), and is kept alive."""
-
-    def __init__(self, run_dir: Path, writer: RunWriter) -> None:
-        self.run_dir = run_dir
-        self.writer = writer
-        self._died: float | None = None
-        self._process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        module = "grpo_tui.engine.online.learn.validator"
-        command = [sys.executable, "-m", module, str(self.run_dir), "--child"]
-        return spawn(self.run_dir, "validation", command, stdin=subprocess.PIPE)
-
-    def keep_alive(self) -> None:
-        """Start it again when it has died."""
-        if self._process.poll() is None:
-            return
-        if self._died is None:
-            self._died = time.monotonic()
-            _tell(
-                self.writer,
-                "Validation has died (logs/validation.log) and is started again; until then nothing new answers.",
-            )
-        elif time.monotonic() - self._died >= RESTART_S:
-            self._died = None
-            self._process = self._start()
-
-    def stop(self) -> None:
-        """End it; it holds nothing that a kill could harm."""
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+            time.sleep(online.poll_interval_s)
 
 
 def _tell(writer: RunWriter, message: str) -> None:

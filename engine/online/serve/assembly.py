@@ -43,6 +43,7 @@ from .record_keeper import RecordKeeper
 from .requests import RequestError, RequestSource, parse_request, read_requests, rows_as_requests
 from .server import AnswerServer
 from .serving import Serving
+from .validation_process import ValidationProcess
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,11 @@ def serve(
         closing.callback(written.close)
         queue = open_engine_queue(folder, online, log.warning)
         closing.callback(queue.close)
+        validation = None
+        if online.updates and online.validation.enabled:
+            validation = ValidationProcess(folder, queue, problem)
+            closing.callback(validation.stop)
+            validation.keep_alive()  # what was left half validated goes on while the policy is loaded here
         reader = snapshot_reader(folder, online, problem)
         link = link_engine(folder, online, queue, problem)
         if link is not None:
@@ -132,6 +138,7 @@ def serve(
             writer=writer,
             run_dir=run_dir,
             config=online,
+            validation=validation,
             on_answers=_print_answers if pipe else None,
         )
         writer.status("running", step=serving.answered, total_steps=serving.last)

@@ -27,6 +27,7 @@ from .enqueuer import Enqueuer
 from .inference_engine import InferenceEngine
 from .record_keeper import RecordKeeper
 from .requests import PersonsWord, Request, RequestError, RequestSource
+from .validation_process import ValidationProcess
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Serving:
     writer: RunWriter
     run_dir: Path
     config: OnlineConfig
+    validation: ValidationProcess | None = None
     on_answers: Callable[[Sequence[Answer]], None] | None = None
     answered: int = field(init=False)
     """The number of the last request that was answered, over all lives of the run."""
@@ -248,6 +250,8 @@ class Serving:
             if (sure := self.keeper.settled()) is not None:
                 self.enqueuer.put(None, recorded=sure)
             self._look_after_worker()
+            if self.validation is not None:
+                self.validation.keep_alive()
             if force:
                 self.keeper.finish()
 
