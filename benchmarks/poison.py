@@ -178,7 +178,7 @@ def run(
             if guards and progress.waited > lag:
                 while validation.go_on(worker.queue):
                     continue
-                worker.validate()
+                worker.publisher.validate()
                 progress.waited = 0
         look()
         if time.monotonic() > until:

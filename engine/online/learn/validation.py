@@ -172,9 +172,7 @@ def validate_forever(
         name: getattr(online, name) for name in ("temperature", "max_turn_tokens", "max_trajectory_tokens")
     }
     runner = RolloutRunner(agent, tokenizer, online.samples)
-    validation = Validation(
-        Validator(model, runner, held_out, canary, online.samples, acts), OnlineFolder(run_dir)
-    )
+    validation = Validation(Validator(model, runner, held_out, canary, online.samples, acts), OnlineFolder(run_dir))
     queue: UpdateQueue | None = None
     writer.status("running")
     while True:

@@ -133,7 +133,7 @@ def _loop(
                 outcome = "learning paused; tasks wait in the queue, answers go on"
             elif request.command == "resume":
                 paused = False
-                outcome = f"learning goes on; {worker.release()}"
+                outcome = f"learning goes on; {worker.publisher.release()}"
             elif request.command == "checkpoint":
                 done = worker.publish()
                 outcome = f"version {worker.writer.version} published" if done else "not published"
@@ -145,11 +145,11 @@ def _loop(
             writer.status("paused" if paused else "running")
         if time.monotonic() - looked >= online.poll_interval_s:
             looked = time.monotonic()
-            worker.validate()
+            worker.publisher.validate()
         try:
             worked = not paused and worker.step()
             if not worked and not paused and online.validation.enabled:
-                worker.finish()
+                worker.publisher.finish()
             if waiting:
                 waiting = False
                 _tell(writer, "The update queue can be used again: learning goes on.")

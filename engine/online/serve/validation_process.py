@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from ...launch.children import spawn
 from ..store.folder import OnlineFolder

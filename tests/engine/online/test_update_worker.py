@@ -143,7 +143,7 @@ def test_stale_tasks_are_dropped_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_holds_updates_in_memory_until_it_is_mended(tmp_path: Path, monkeypatch: Any) -> None:
-    from grpo_tui.engine.online.learn import update_worker
+    from grpo_tui.engine.online.learn import ledger
 
     run = Run(tmp_path)
     run.put(4)
@@ -151,13 +151,13 @@ def test_a_full_disk_holds_updates_in_memory_until_it_is_mended(tmp_path: Path, 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    write_state = update_worker.write_state
-    monkeypatch.setattr(update_worker, "write_state", full)
+    write_state = ledger.write_state
+    monkeypatch.setattr(ledger, "write_state", full)
     run.work(3)
     assert any("cannot be committed" in m for m in run.told)
     assert pointed_version(run.folder.snapshots) == 1
     assert run.contributions() == []
-    monkeypatch.setattr(update_worker, "write_state", write_state)
+    monkeypatch.setattr(ledger, "write_state", write_state)
     run.work(1)
     assert len(run.contributions()) == 4
     assert run.worker.queue.counts() == {"applied": 4}
@@ -202,7 +202,7 @@ def judged(run: Run, ema: float) -> None:
     candidate = run.worker.queue.get("candidate")
     result = {"state": candidate["state"], "update": candidate["update"], "live": ema, "ema": ema, "delta": 0.0}
     run.worker.queue.set(validation={**result, "n": 10})
-    run.worker.validate()
+    run.worker.publisher.validate()
 
 
 GUARDED: dict[str, Any] = {"snapshot_every": 2, "keep_snapshots": 2, "validation": {"every_updates": 2}}
@@ -237,11 +237,11 @@ def test_no_version_answers_before_it_was_validated(tmp_path: Path) -> None:
     assert row["request"] == 5  # that of the update that was judged, not where the run is by now
 
     run.abandon()  # all of it outlives a restart
-    assert run.worker.guard.held and run.worker.guard.best == 0.8
+    assert run.worker.publisher.guard.held and run.worker.publisher.guard.best == 0.8
     run.put(6, start=20)
     run.work(4)
     judged(run, 0.81)
-    assert pointed_version(run.folder.snapshots) == 3 and not run.worker.guard.held
+    assert pointed_version(run.folder.snapshots) == 3 and not run.worker.publisher.guard.held
     run.put(16, start=40)
     for _ in range(4):
         run.work(4)
@@ -270,11 +270,11 @@ def test_the_user_may_accept_the_present_level(tmp_path: Path) -> None:
     run.put(6)
     run.work(2)
     judged(run, 0.5)
-    assert run.worker.release() == "the next validation sets a new measure"
+    assert run.worker.publisher.release() == "the next validation sets a new measure"
     run.work(2)
     judged(run, 0.5)
     assert pointed_version(run.folder.snapshots) == 2
-    assert run.worker.release() == "publishing was not held"
+    assert run.worker.publisher.release() == "publishing was not held"
 
 
 # ---------------------------------------------------------------------------------------------------- killed for real

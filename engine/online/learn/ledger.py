@@ -1,0 +1,138 @@
+"""What the update worker has done and not yet committed, and how that comes to count: all or nothing.
+
+A commit writes the state to a new file, and then one transaction of the queue names that file, settles the tasks that
+are in it and adds their journal rows. The logs are written from the journal after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...runs.position import JOURNAL_POSITION, recorded_position
+from ..store.folder import OnlineFolder
+from ..store.shared_files import SharedFiles
+from ..store.update_log import UpdateLogs
+from ..store.update_queue import JournalRow, QueueError, Settled, UpdateQueue
+from .policy_update import PolicyUpdater
+from .worker_state import prune_states, write_state
+
+JOURNAL_KEPT = 2000
+"""Rows kept for the engine, which copies them into the run's record, once they are in the logs."""
+
+
+class Ledger:
+    """`tell` gets one sentence for whatever a person should know."""
+
+    def __init__(
+        self,
+        updater: PolicyUpdater,
+        folder: OnlineFolder,
+        queue: UpdateQueue,
+        shared: SharedFiles | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.updater = updater
+        self.folder = folder
+        self.queue = queue
+        self.shared = shared
+        self.tell = tell
+        self.logs = UpdateLogs(folder.run_dir)
+        self.state: str | None = None
+        """The committed state that counts."""
+        self.kept: str | None = None
+        """A state that stays, whatever is committed: that of the candidate."""
+        self.changed = False
+        """Whether the updater is no longer what the committed state says."""
+        self._settled: list[Settled] = []
+        self._journal: list[Mapping[str, Any]] = []
+        self._unlogged: list[JournalRow] = []
+        self._told: set[str] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that were worked on since the last commit."""
+        return len(self._settled)
+
+    def settle(self, settled: Settled, *rows: Mapping[str, Any]) -> None:
+        """What became of a task, and its journal rows: with the next commit."""
+        self._settled.append(settled)
+        self.add(*rows)
+
+    def add(self, *rows: Mapping[str, Any]) -> None:
+        """Journal rows of the next commit."""
+        self._journal += rows
+
+    def commit(self) -> bool:
+        """Make what was done count, all or nothing; False (and told) when the disk refuses: it is tried again."""
+        if not self._settled and not self._journal:
+            return True
+        name = self.state
+        try:
+            if self.changed:
+                name = self.write_state()
+            rows = self.queue.settle(
+                self._settled,
+                self._journal,
+                {"state": name, "update": self.updater.update, "beta": self.updater.beta.beta},
+            )
+        except (OSError, QueueError) as error:
+            self.tell_once(f"Updates cannot be committed and wait in memory: {error}")
+            return False
+        self._told.clear()
+        self.state, self.changed = name, False
+        self._settled, self._journal = [], []
+        self.prune_states()
+        self._unlogged += rows
+        self._write_logs()
+        return True
+
+    def write_state(self) -> str:
+        """The name of a new file with the state as it is now. Raises OSError, QueueError."""
+        tensors, values = self.updater.state()
+        name = write_state(self.folder.state, self.updater.update, tensors, values)
+        if self.shared is not None:
+            self.shared.put_state(name)
+        return name
+
+    def prune_states(self) -> None:
+        """Delete the states that the one that counts has outlived."""
+        if self.state is not None:
+            prune_states(self.folder.state, self.state, keep=self.kept)
+            if self.shared is not None:
+                self.shared.prune_states(self.state, keep=self.kept)
+
+    def note(self, *rows: Mapping[str, Any], **meta: Any) -> None:
+        """Commit journal rows and facts that belong to no update."""
+        try:
+            self._unlogged += self.queue.settle([], rows, meta)
+        except QueueError as error:
+            self.tell_once(str(error))
+        self._write_logs()
+
+    def catch_up(self, logged: int) -> None:
+        """Bring the logs, whose last line has number `logged`, up to the journal; numbers go on above both."""
+        copied = recorded_position(self.folder.run_dir, JOURNAL_POSITION) or 0
+        self.queue.continue_after(max(logged, copied))
+        self._unlogged = self.queue.journal(limit=1_000_000)
+        self._write_logs()
+
+    def _write_logs(self) -> None:
+        try:
+            self.logs.append(self._unlogged)
+        except OSError as error:
+            self.tell_once(f"The update logs cannot be written ({error.strerror}); their lines wait in the queue.")
+            return
+        if self._unlogged:
+            last = self._unlogged[-1].n
+            self._unlogged = []
+            with contextlib.suppress(QueueError):
+                copied = int(self.queue.get("recorded", 0))  # by the engine, into the run's record
+                self.queue.prune_journal(min(last, copied) - JOURNAL_KEPT)
+
+    def tell_once(self, message: str) -> None:
+        """Tell it unless it was told since the last commit."""
+        if message not in self._told:
+            self._told.add(message)
+            self.tell(message)
