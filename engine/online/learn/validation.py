@@ -102,7 +102,7 @@ class Validator:
         self.canary = canary
         self.samples = samples
         facts = [[asdict(r) for r in rows], [asdict(r) for r in canary], samples, PORTION, settings or {}]
-        self.measure = xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True, default=str))
+        self.measure = xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True, default=str).encode())
         """What is measured, and how, as a checksum."""
 
     def begun(self, state: str, kept: object) -> Progress:
