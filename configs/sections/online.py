@@ -60,7 +60,9 @@ class ValidationConfig(Section):
     max_drop: float = Field(default=0.05, gt=0, le=1)
     """A version whose success is more than this below the best validated one is not served, and learning goes back to
     the last validated one."""
-    nice: int = Field(default=19, ge=0, le=19)
+    nice: int = Field(default=10, ge=0, le=19)
+    """What it gives way to others by, from 0 to 19. No version answers before it was validated: at 19, beside a worker
+    and other programs that are always busy, what was learnt waits long."""
 
 
 class OnlineConfig(Section):
