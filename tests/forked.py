@@ -1,83 +1,335 @@
-"""Training processes that begin at once: Python's fork server imports everything once, and each is a fork of that."""
+"""Processes that begin at once: a server imports the product and its libraries once, and each process is a fork of it.
+
+Within `forked_processes` (the fixture `forked`) that is so for whatever is started through `subprocess` as
+`python -m MODULE` or `python FILE.py`, and for what such a process starts in its turn. It has its own environment,
+folder, files and session as if it had been executed. Not shown by it: what a process imports and how long that takes.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
+import faulthandler
+import fcntl
+import gc
+import importlib
+import json
 import os
+import runpy
+import select
+import shutil
 import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Sequence
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
 
 import pytest
 
-from grpo_tui.configs.loading import load_config
-from grpo_tui.configs.writing import to_yaml
+ROOT = Path(__file__).parents[1]
+PRELOADED = (
+    "grpo_tui.engine.training.rft",
+    "grpo_tui.engine.training.sft",
+    "grpo_tui.engine.training.show_data",
+    "grpo_tui.engine.online.serve.assembly",
+    "grpo_tui.engine.online.learn.working",
+    "grpo_tui.engine.online.learn.validation",
+    "grpo_tui.tui.cli.main",
+    "grpo_tui.tui.entry",
+    "accelerate.commands.launch",
+    "torch.distributed.run",
+)
+VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""What the libraries read when they are imported."""
 
-PRELOADED = ["grpo_tui.engine.training.rft", "grpo_tui.engine.training.__main__", "tests.forked"]
-VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+_address: str | None = None
 
 
-class TrainingProcess:
-    """A training process of a run, as the launcher starts it, with what tests use of `subprocess.Popen`."""
+class ForkedProcess:
+    """A process of the server, with what is used here of `subprocess.Popen`."""
 
-    def __init__(self, folder: Path, *, log: Path, resume: bool = False, cwd: Path | None = None) -> None:
-        log.touch()
-        self._process = _context().Process(target=_train, args=(folder, resume, log, cwd or Path.cwd()))
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid: int = self._process.pid
+    def __init__(
+        self,
+        args: Sequence[str | os.PathLike[str]],
+        *,
+        stdin: int | IO[Any] | None = None,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        text: bool = False,
+        start_new_session: bool = False,
+    ) -> None:
+        self.args = args
+        self.returncode: int | None = None
+        self.stdin: IO[Any] | None = None
+        self.stdout: IO[Any] | None = None
+        self.stderr: IO[Any] | None = None
+        request = {
+            "args": [os.fspath(word) for word in args[1:]],
+            "cwd": os.fspath(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "session": start_new_session,
+        }
+        with contextlib.ExitStack() as ours:
+            files = [self._file(name, given, text, ours) for name, given in (("stdin", stdin), ("stdout", stdout))]
+            files.append(files[1] if stderr == subprocess.STDOUT else self._file("stderr", stderr, text, ours))
+            self._server = socket.socket(socket.AF_UNIX)
+            self._server.connect(server_address())
+            socket.send_fds(self._server, [b"\n"], files)
+            self._server.sendall(json.dumps(request).encode())
+            self._server.shutdown(socket.SHUT_WR)
+        self._answers = self._server.makefile()
+        self.pid = int(self._answers.readline())
+
+    def _file(self, name: str, given: int | IO[Any] | None, text: bool, ours: contextlib.ExitStack) -> int:
+        """The number of the file that the process gets; a pipe's other end becomes the attribute `name`."""
+        if given is None:
+            return ("stdin", "stdout", "stderr").index(name)
+        if not isinstance(given, int):
+            return given.fileno()
+        if given == subprocess.DEVNULL:
+            given = os.open(os.devnull, os.O_RDWR)
+            ours.callback(os.close, given)
+        elif given == subprocess.PIPE:
+            reads, writes = os.pipe()
+            given, kept, mode = (reads, writes, "w") if name == "stdin" else (writes, reads, "r")
+            ours.callback(os.close, given)
+            setattr(self, name, os.fdopen(kept, mode if text else mode + "b", buffering=-1 if text else 0))
+        return given
+
+    def __enter__(self) -> ForkedProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
+        self.wait()
 
     def poll(self) -> int | None:
         """Its exit code, or None while it lives; a signal is a negative number."""
-        return self._process.exitcode
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended. Raises TimeoutError."""
-        self._process.join(timeout)
-        code = self._process.exitcode
-        if code is None:
-            raise TimeoutError(f"process {self.pid} still lives after {timeout} s")
-        return code
+        """Its exit code, once it has ended. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._server], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(list(map(str, self.args)), timeout or 0)
+            self.returncode = int(self._answers.readline())
+            self._answers.close()
+            self._server.close()
+        return self.returncode
 
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
+    def communicate(self, input: Any = None, timeout: float | None = None) -> tuple[Any, Any]:
+        """All that it writes to pipes until it ends, given `input`. Raises subprocess.TimeoutExpired."""
+        said: dict[str, Any] = {"stdout": None, "stderr": None}
 
-    def send_signal(self, number: signal.Signals) -> None:
+        def read(name: str, pipe: IO[Any]) -> None:
+            said[name] = pipe.read()
+
+        readers = [
+            threading.Thread(target=read, args=(name, pipe), daemon=True)
+            for name in said
+            if (pipe := getattr(self, name)) is not None
+        ]
+        for reader in readers:
+            reader.start()
+        if self.stdin is not None:
+            if input is not None:
+                self.stdin.write(input)
+            self.stdin.close()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(timeout)
+        return said["stdout"], said["stderr"]
+
+    def send_signal(self, number: int) -> None:
         """Send a signal, if it still lives."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class _Popen(subprocess.Popen[Any]):
+    """`subprocess.Popen`, except for programs of this Python."""
+
+    def __new__(cls, args: Any, *more: Any, **options: Any) -> Any:
+        if isinstance(args, list | tuple) and args[0] == sys.executable and _program(args[1:])[0] != "-c":
+            return ForkedProcess(args, *more, **options)
+        return super().__new__(cls)
+
+
+def _program(words: Sequence[Any]) -> list[str]:
+    """`-m MODULE …`, `-c CODE …` or `FILE …`, of the words after `python`."""
+    found = [os.fspath(word) for word in words]
+    return found[1:] if found[0] == "-u" else found
+
+
+@contextlib.contextmanager
+def forked_processes() -> Iterator[None]:
+    """What `subprocess` starts in here as a program of this Python is a fork of the server."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(subprocess, "Popen", _Popen)
+        yield
+
+
+def training_process(folder: Path, *, log: Path, resume: bool = False, cwd: Path | None = None) -> ForkedProcess:
+    """The training process of a run, as the launcher starts it."""
+    command = [sys.executable, "-m", "grpo_tui.engine.training", str(folder), *(["--resume"] if resume else [])]
+    with log.open("ab") as output:
+        return ForkedProcess(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd, start_new_session=True
+        )
+
 
 def train(folder: Path, config: Path | None, settings: Sequence[str], *, cwd: Path) -> str:
     """Train with the settings of a file (or the defaults), in a process of its own in `cwd`; gives what it printed."""
+    from grpo_tui.configs.loading import load_config
+    from grpo_tui.configs.writing import to_yaml
+
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(to_yaml(load_config(config, settings)))
     log = folder / "log.txt"
-    code = TrainingProcess(folder, log=log, cwd=cwd).wait(300)
+    code = training_process(folder, log=log, cwd=cwd).wait(300)
     assert code == 0, log.read_text()
     return log.read_text()
 
 
-def _context() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    with pytest.MonkeyPatch.context() as patched:  # the server keeps them for all its children, and nobody else does
-        for name, value in VARIABLES.items():
-            patched.setenv(name, value)
-        forkserver.ensure_running()
-    return context
+def server_address() -> str:
+    """Where the server of this test session answers: the first who asks starts it."""
+    global _address
+    if _address is None:
+        in_worker = "PYTEST_XDIST_TESTRUNUID" in os.environ
+        session = os.environ["PYTEST_XDIST_TESTRUNUID"] if in_worker else str(os.getpid())
+        folder = Path(tempfile.gettempdir(), f"forks-{session[:16]}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        address = folder / "server"
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not address.exists():
+                _start_server(address, owner=os.getppid() if in_worker else os.getpid())
+        _address = str(address)
+    return _address
 
 
-def _train(folder: Path, resume: bool, log: Path, cwd: Path) -> None:
-    os.setsid()
-    os.chdir(cwd)
-    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    from grpo_tui.engine.training.__main__ import run
+def _start_server(address: Path, owner: int) -> None:
+    code = f"import sys; from tests.forked import serve; serve({str(address)!r}, {owner})"
+    log = (address.parent / "log").open("wb")
+    server = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **VARIABLES},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        start_new_session=True,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n", Path(log.name).read_text()
 
-    sys.exit(run(folder, resume=resume))
+
+def serve(address: str, owner: int) -> None:
+    """The server: a fork for each that asks, until the process `owner` is gone."""
+    _be_nested(address)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    asked: dict[int, socket.socket] = {}
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen(64)
+    print("ready", flush=True)
+    while _is_there(owner):
+        ready, _, _ = select.select([listener, woken], [], [], 1.0)
+        if woken in ready:
+            os.read(woken, 4096)
+            _tell_ends(asked)
+        if listener in ready:
+            connection, _ = listener.accept()
+            _, files, _, _ = socket.recv_fds(connection, 1, 3)
+            request = json.loads(b"".join(iter(lambda: connection.recv(1 << 16), b"")))  # noqa: B023
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for end in (listener, connection, *asked.values()):
+                    end.close()
+                os.close(woken)
+                os.close(wake)
+                _become(request, files)
+                return
+            for file in files:
+                os.close(file)
+            connection.sendall(f"{pid}\n".encode())
+            asked[pid] = connection
+    shutil.rmtree(Path(address).parent, ignore_errors=True)
+
+
+def _tell_ends(asked: dict[int, socket.socket]) -> None:
+    while asked:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with asked.pop(pid) as connection, contextlib.suppress(OSError):  # of one who is gone
+            connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _be_nested(address: str) -> None:
+    """What the forks start, and libraries that take the name `Popen` when they are imported, are forks, too."""
+    global _address
+    _address = address
+    subprocess.Popen = _Popen  # type: ignore[misc]
+
+
+def _become(request: dict[str, Any], files: Sequence[int]) -> None:
+    """Be the program that was asked for."""
+    if request["session"]:
+        os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through="PYTHONUNBUFFERED" in os.environ)  # type: ignore[union-attr]
+    if "PYTHONFAULTHANDLER" in os.environ:
+        faulthandler.enable()
+    kind, *words = _program(request["args"])
+    first = request["cwd"] if kind == "-m" else str(Path(kind).resolve().parent)
+    sys.path[:] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[1:]]
+    if kind == "-m":
+        sys.argv = words
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [kind, *words]
+        runpy.run_path(kind, run_name="__main__")

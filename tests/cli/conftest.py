@@ -1,4 +1,4 @@
-"""The command line as its users have it: a process of its own."""
+"""The command line as its users have it: a process of its own (forked: `tests.forked`)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import forked_processes
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -20,8 +22,15 @@ def cli(tmp_path: Path) -> Cli:
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         variables = {k: v for k, v in os.environ.items() if k != "GRPO_TUI_HOME"} | environment
         command = [sys.executable, "-m", "grpo_tui.tui.cli", *arguments]
-        return subprocess.run(
-            command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
-        )
+        with forked_processes():
+            return subprocess.run(
+                command,
+                cwd=tmp_path,
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                stdin=subprocess.DEVNULL,
+            )
 
     return run

@@ -16,6 +16,7 @@ import pytest
 
 from grpo_tui.engine.launch import find_run
 from grpo_tui.engine.runs.reader import RunReader
+from tests.forked import ForkedProcess
 
 from .world import grpo_tui, variables, write_world
 
@@ -27,7 +28,7 @@ class Training:
 
     def __init__(self, project: Path, config: Path) -> None:
         command = [sys.executable, "-m", "grpo_tui.tui.cli", "train", config.name, "--run-id", "h"]
-        self.process = subprocess.Popen(
+        self.process = ForkedProcess(
             command, cwd=project, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.run = project / "runs" / "h"

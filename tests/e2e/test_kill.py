@@ -16,7 +16,7 @@ import pytest
 from grpo_tui.engine.launch import find_run
 from grpo_tui.engine.runs.checkpoints import checkpoint_folder, newest_whole
 from grpo_tui.engine.runs.reader import RunReader
-from tests.forked import TrainingProcess
+from tests.forked import ForkedProcess, training_process
 
 from .world import grpo_tui, variables, write_world
 
@@ -62,7 +62,7 @@ def assert_whole(run: Path) -> int:
 def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(project: Path, model: Path, kills: int):
     config = write_world(project, model, max_steps=STEPS, save_every=2)
     run = project / "runs" / "k"
-    follower = subprocess.Popen(
+    follower = ForkedProcess(
         [sys.executable, "-m", "grpo_tui.tui.cli", "train", config.name, "--run-id", "k"],
         cwd=project,
         env=variables(),
@@ -83,7 +83,7 @@ def test_a_killed_trainer_loses_nothing_that_was_recorded_and_resumes_exactly(pr
         newest, damaged = newest_whole(checkpoint_folder(run))
         assert damaged == []
         kept = newest[0] if newest else 0
-        trainer = TrainingProcess(run, resume=True, log=run / "logs" / "training.log", cwd=project)
+        trainer = training_process(run, resume=True, log=run / "logs" / "training.log", cwd=project)
         # Half of the kills come while the trainer loads or trains, half around the checkpoint after its first steps.
         # A resumed trainer first removes what came after its checkpoint; from then on nothing may go missing.
         cleared = last_step(run) <= kept

@@ -12,6 +12,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from grpo_tui.engine.training.tiny.tokenizer import train_tokenizer
+from tests.forked import forked_processes
 
 ENVIRONMENT = '''
 """A user's own environment, in a file that is part of no package."""
@@ -99,13 +100,14 @@ def variables(**extra: str) -> dict[str, str]:
 
 
 def grpo_tui(cwd: Path, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-    """Run the command without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "grpo_tui.tui.cli", *arguments],
-        cwd=cwd,
-        env=variables(),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        stdin=subprocess.DEVNULL,
-    )
+    """The command without a terminal, in a process that is forked (`tests.forked`)."""
+    with forked_processes():
+        return subprocess.run(
+            [sys.executable, "-m", "grpo_tui.tui.cli", *arguments],
+            cwd=cwd,
+            env=variables(),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.forked import ForkedProcess
+
 
 class Lives:
     """The program `lives.py`."""
@@ -17,7 +19,8 @@ class Lives:
     """Whether the last life was."""
 
     def __init__(self, *options: str) -> None:
-        self._process = subprocess.Popen(
+        start = subprocess.Popen if "--light" in options else ForkedProcess
+        self._process = start(
             [sys.executable, "-m", "tests.engine.online.lives", *options],
             cwd=Path(__file__).parents[3],
             env={**os.environ, "OMP_NUM_THREADS": "1"},

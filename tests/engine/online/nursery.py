@@ -12,13 +12,15 @@ import sys
 from pathlib import Path
 from typing import IO
 
+from tests.forked import ForkedProcess
+
 
 class Nursery:
     """The test's end of it."""
 
     def __init__(self) -> None:
         root = Path(__file__).parents[3]
-        self._process = subprocess.Popen(
+        self._process = ForkedProcess(
             [sys.executable, "-m", "tests.engine.online.nursery"],
             cwd=root,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -1,4 +1,4 @@
-"""Whole runs in real processes: served, learnt from, recorded, stopped, resumed, piped."""
+"""Whole runs in processes of their own: served, learnt from, recorded, stopped, resumed, piped."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import ENDED, look
+from tests.forked import forked_processes
 
 from .tiny import run_config
 
@@ -61,7 +62,8 @@ def test_a_run_serves_learns_validates_and_ends_by_itself(tmp_path: Path) -> Non
         snapshot_every=4,
         validation={"every_updates": 4, "tasks": 4, "canary_tasks": 4},
     )
-    run_dir = Path(start_run(config, runs_dir=tmp_path / "runs", run_id="one").path)
+    with forked_processes():
+        run_dir = Path(start_run(config, runs_dir=tmp_path / "runs", run_id="one").path)
     status = wait_for(lambda: (i := look(run_dir)).status in ENDED and i, "the run's end")
     assert status.status == "finished", logs(run_dir)
     reader = RunReader(run_dir)
@@ -100,7 +102,8 @@ def ask_over_http(run_dir: Path, timeout: float = 60) -> dict[str, Any]:
 def test_stopped_resumed_and_asked_over_http(tmp_path: Path) -> None:
     config = run_config(tmp_path / "policy", serve="127.0.0.1:0", snapshot_every=2)
     runs = tmp_path / "runs"
-    run_dir = Path(start_run(config, runs_dir=runs, run_id="two").path)
+    with forked_processes():
+        run_dir = Path(start_run(config, runs_dir=runs, run_id="two").path)
 
     def ask(count: int, timeout: float = 60) -> list[dict[str, Any]]:
         return [ask_over_http(run_dir, timeout) for _ in range(count)]
@@ -121,7 +124,8 @@ def test_stopped_resumed_and_asked_over_http(tmp_path: Path) -> None:
     assert stop_run(look(run_dir), timeout=60).status == "stopped", logs(run_dir)
     updates = SqliteQueue(OnlineFolder(run_dir).queue).get("update")
 
-    start_run(config, runs_dir=runs, resume="two")
+    with forked_processes():
+        start_run(config, runs_dir=runs, resume="two")
     again = ask(4)
     assert [a["grpo_tui"]["request"] for a in again] == [15, 16, 17, 18]
     assert again[-1]["grpo_tui"]["policy_version"] >= (version or 0) - 1

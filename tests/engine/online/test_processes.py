@@ -24,6 +24,7 @@ from grpo_tui.engine.runs.lock import hold
 from grpo_tui.engine.runs.paths import CONFIG_FILE
 from grpo_tui.engine.runs.position import REQUEST_POSITION, recorded_position
 from grpo_tui.engine.runs.status import ENDED, identity, look, process_state, write_json
+from tests.forked import forked_processes
 
 from .test_online_run import ask_over_http, logs, wait_for
 from .tiny import run_config
@@ -72,7 +73,8 @@ def test_an_engine_that_dies_alone_leaves_nothing_behind(tmp_path: Path) -> None
         validation={"every_updates": 4, "tasks": 4, "canary_tasks": 4},
     )
     runs = tmp_path / "runs"
-    run_dir = Path(start_run(config, runs_dir=runs, run_id="one").path)
+    with forked_processes():
+        run_dir = Path(start_run(config, runs_dir=runs, run_id="one").path)
     wait_for(lambda: look(run_dir).status == "running" and _pid(run_dir, "validation"), "all three processes")
     assert ask_over_http(run_dir)["grpo_tui"]["request"] == 1
     wait_for(lambda: recorded_position(run_dir, REQUEST_POSITION), "the first answer's row")
@@ -81,7 +83,8 @@ def test_an_engine_that_dies_alone_leaves_nothing_behind(tmp_path: Path) -> None
     os.kill(engine, signal.SIGKILL)
     assert wait_until_gone(run_dir, 60.0) == [], logs(run_dir)
     assert look(run_dir).status == "crashed"
-    start_run(config, runs_dir=runs, resume="one")  # nothing is in its way
+    with forked_processes():
+        start_run(config, runs_dir=runs, resume="one")  # nothing is in its way
     wait_for(lambda: look(run_dir).status == "running", "the resumed run")
     told = [ask_over_http(run_dir)["grpo_tui"]["request"] for _ in range(2)]
     assert told == [RESERVED + 1, RESERVED + 2]  # no number is told twice, and those in between count for no request

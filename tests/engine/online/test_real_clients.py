@@ -16,6 +16,7 @@ import pytest
 from grpo_tui.engine.launch import start_run, stop_run
 from grpo_tui.engine.online.store.snapshots import pointed_version
 from grpo_tui.engine.runs.status import look
+from tests.forked import forked_processes
 
 from .test_online_run import _address, wait_for
 from .tiny import run_config
@@ -48,7 +49,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         patched.setenv("OMP_NUM_THREADS", "1")
         patched.setenv("HF_HUB_OFFLINE", "1")
         config = run_config(folder / "policy", serve="127.0.0.1:0", snapshot_every=2)
-        run_dir = Path(start_run(config, runs_dir=folder / "runs", run_id="served").path)
+        with forked_processes():
+            run_dir = Path(start_run(config, runs_dir=folder / "runs", run_id="served").path)
     try:
         yield wait_for(lambda: _address(run_dir), "the address"), run_dir
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from grpo_tui.engine.runs.reader import RunReader
-from tests.forked import TrainingProcess
+from tests.forked import ForkedProcess, training_process
 
 from .parts import policy, tokenizer
 
@@ -50,9 +50,9 @@ def make_run(folder: Path, base: Path, **training: Any) -> Path:
     return folder
 
 
-def start(folder: Path, *, resume: bool = False) -> TrainingProcess:
+def start(folder: Path, *, resume: bool = False) -> ForkedProcess:
     """The run's training process; what it prints goes to `log.txt`."""
-    return TrainingProcess(folder, resume=resume, log=folder / "log.txt")
+    return training_process(folder, resume=resume, log=folder / "log.txt")
 
 
 def recorded_steps(folder: Path) -> list[int]:

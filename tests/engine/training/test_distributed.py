@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import forked_processes
+
 from .distributed_worker import CASES, sampled, trajectory
 
 pytestmark = pytest.mark.xdist_group("distributed")
@@ -23,7 +25,8 @@ def two_processes() -> dict[str, dict]:
     command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run([*command, str(WORKER)], capture_output=True, text=True, timeout=300, env=environment)
+    with forked_processes():
+        done = subprocess.run([*command, str(WORKER)], capture_output=True, text=True, timeout=300, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, done.stdout[-3000:] + done.stderr[-6000:]
     return json.loads(lines[-1].removeprefix("RESULT "))

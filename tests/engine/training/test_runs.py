@@ -20,6 +20,7 @@ from grpo_tui.engine.runs.control import outcome, request
 from grpo_tui.engine.runs.status import look
 from grpo_tui.engine.training.__main__ import run
 from grpo_tui.engine.training.checkpoints import checkpoint_folder, checkpoints
+from tests.forked import forked_processes
 
 from .runs import events, make_run, recorded_rollouts, recorded_steps, start
 
@@ -155,7 +156,8 @@ def test_two_processes_train_one_run_and_only_the_first_records(tmp_path, base):
     """Through the launcher, as `grpo-tui train --num-processes 2` does."""
     text = (make_run(tmp_path / "model", base, max_steps=3, eval_every=3) / "config.yaml").read_text()
     (tmp_path / "config.yaml").write_text(text)
-    info = start_run(load_config(tmp_path / "config.yaml"), runs_dir=tmp_path / "runs", num_processes=2)
+    with forked_processes():
+        info = start_run(load_config(tmp_path / "config.yaml"), runs_dir=tmp_path / "runs", num_processes=2)
     folder = Path(info.path)
     wait(lambda: look(folder).status in ("finished", "crashed"))
     assert look(folder).status == "finished", look(folder).error
