@@ -146,10 +146,8 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
                 "0, or rollouts.engine: vllm",
             )
         return
-    if config.mode != "rft":
-        yield Problem(
-            "rollouts.engine", f"servers make the rollouts of --mode rft, and not of {config.mode}", "transformers"
-        )
+    if config.mode == "sft":
+        yield Problem("rollouts.engine", "no rollouts are made in mode sft", "transformers")
     if not r.servers:
         yield Problem("rollouts.servers", "no server is named", "addresses such as [http://127.0.0.1:8000]")
     for url in r.servers:
@@ -160,7 +158,7 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
     if config.model.lora is None:
         yield Problem("model.lora", "null trains all weights, but servers get adapters only", "r, alpha, …")
     for key, value, whole in (("top_p", t.top_p, 1.0), ("top_k", t.top_k, 0)):
-        if value != whole:
+        if value != whole and config.mode == "rft":
             yield Problem(
                 f"training.{key}",
                 f"{value}, but servers would report log-probs of the tokens that are left, and the policy is trained "

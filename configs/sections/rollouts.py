@@ -10,7 +10,7 @@ from .base import Section
 
 
 class RolloutsConfig(Section):
-    """Where rollouts of `--mode rft` are made; docs/scaling.md says how to set up servers.
+    """Where rollouts of training, and answers of `grpo-tui online`, are made; docs/scaling.md says how to set up servers.
 
     All but `engine` is for `vllm`: any number of `vllm serve` processes, here or on other machines, to which the LoRA
     adapters go as files (`grpo-tui rollouts serve MODEL` prints and runs the right command).
@@ -29,7 +29,8 @@ class RolloutsConfig(Section):
     request_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds that one turn may take before its server counts as failed."""
     server_wait_s: float = Field(default=300.0, gt=0)
-    """Seconds to wait while no server answers; then the run saves a checkpoint and ends."""
+    """Seconds to wait while no server answers; then a training saves a checkpoint and ends, and callers of
+    `grpo-tui online` are told to come back later."""
 
     max_staleness: int = Field(default=0, ge=0)
     """How many optimiser steps the policy that made a batch may be behind: rollouts of so many further steps are made

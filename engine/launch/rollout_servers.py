@@ -38,7 +38,10 @@ def serve_commands(
     """One server for each GPU (one in all where none is named), on ports from `port` on."""
     lora = config.model.lora
     rank = next((r for r in RANKS if lora is not None and r >= lora.r), RANKS[-1])
-    versions = config.rollouts.max_staleness + 2  # of the steps that are under way, and the next one
+    # Of the steps that are under way, and the next one; of `online` the one that answers, the next one, and one that a
+    # caller names.
+    versions = max(config.rollouts.max_staleness + 2, 3)
+    length = max(config.training.max_trajectory_tokens, config.online.max_trajectory_tokens)
     arguments = [
         "vllm",
         "serve",
@@ -48,7 +51,7 @@ def serve_commands(
         f"--max-loras={versions}",
         f"--max-cpu-loras={2 * versions}",
         f"--dtype={config.model.dtype}",
-        f"--max-model-len={config.training.max_trajectory_tokens}",
+        f"--max-model-len={length}",
         "--logprobs-mode=processed_logprobs",
         "--enable-scale-out",
         f"--host={host}",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ...configs.schema import RunConfig
+    from ..agents.settings import AgentSettings
     from ..agents.transformers_agent import TransformersAgent
 
     Life = Callable[[RunConfig, Path, RunWriter, ControlChannel, bool], bool]
@@ -146,14 +147,26 @@ def serving_agent(
     from ..agents.transformers_agent import TransformersAgent
     from ..policy.models import load_sight
 
-    online = config.online
+    settings = serving_settings(config)
     return TransformersAgent(
         model,
         tokenizer,
         sight=load_sight(config.model, model, tokenizer),
+        temperature=settings.temperature,
+        max_turn_tokens=settings.max_turn_tokens,
+        max_trajectory_tokens=settings.max_trajectory_tokens,
+        template_kwargs=config.model.chat_template_kwargs,
+        native_calls=config.model.native_calls,
+    )
+
+
+def serving_settings(config: RunConfig) -> AgentSettings:
+    """How answers are written, whoever writes them."""
+    from ..agents.settings import AgentSettings
+
+    online = config.online
+    return AgentSettings(
         temperature=online.temperature,
         max_turn_tokens=online.max_turn_tokens,
         max_trajectory_tokens=online.max_trajectory_tokens,
-        template_kwargs=config.model.chat_template_kwargs,
-        native_calls=config.model.native_calls,
     )

@@ -15,12 +15,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -164,10 +166,18 @@ def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
     )
 
 
-def save_adapters(model: PeftModel, folder: Path | str) -> Path:
-    """Write the adapter `default` as safetensors to `folder`, for plain `PeftModel.from_pretrained`."""
+def save_adapters(model: PeftModel, folder: Path | str, tensors: Mapping[str, Tensor] | None = None) -> Path:
+    """Write the adapter `default` as safetensors to `folder`, for plain `PeftModel.from_pretrained`.
+
+    tensors: by the names of the model's parameters; those in the model where there are none.
+    """
     folder = Path(folder)
-    model.save_pretrained(str(folder), selected_adapters=["default"], save_embedding_layers=False)
+    model.save_pretrained(
+        str(folder),
+        selected_adapters=["default"],
+        save_embedding_layers=False,
+        state_dict=None if tensors is None else dict(tensors),
+    )
     return folder
 
 

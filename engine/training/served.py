@@ -7,10 +7,9 @@ from contextlib import contextmanager
 
 from ...configs.errors import GrpoTuiError
 from ..agents.remote.agent import RemoteAgent
+from ..agents.remote.news import event_of
 from ..record.step_recorder import StepRecorder
 from .env_trainer import GRPOEnvTrainer
-
-DETECTOR = "rollout_servers"
 
 
 @contextmanager
@@ -22,17 +21,8 @@ def served(trainer: GRPOEnvTrainer, recorder: StepRecorder) -> Iterator[None]:
         return
 
     def tell(sentence: str, good: bool) -> None:
-        recorder.event(
-            "note" if good else "alert",
-            sentence,
-            step=trainer.state.global_step,
-            detector=DETECTOR,
-            subject="",
-            grade="good" if good else "warning",
-            value=0.0,
-            threshold=0.0,
-            trajectories=[],
-        )
+        kind, facts = event_of(good)
+        recorder.event(kind, sentence, step=trainer.state.global_step, **facts)
 
     agent.pool.tell = tell
     try:

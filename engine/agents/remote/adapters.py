@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import logging
 import os
 import re
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from peft import PeftModel
+from safetensors import SafetensorError
+from torch import Tensor
 
 from ....configs.errors import GrpoTuiError
 from ...policy.models import save_adapters
@@ -26,6 +31,8 @@ from .protocol import GenerateRequest, ServerRefusal
 logger = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
+CLOSE_S = 10.0
+"""How long servers may take to unload the last versions when a run ends."""
 PROBE_TOKENS = 4
 """Drawn at a temperature that is not 1: where a server reports raw log-probs, they differ by it."""
 
@@ -49,19 +56,28 @@ class Adapter:
 class AdapterPublisher:
     """Gives versions of the policy to the servers of `pool`, and takes them away again.
 
-    run: begins every name. folder: where they are written; served: the same folder as the servers see it. text: token
-    ids of the fixed text by which a server proves what it serves. tolerance: by how many nats a token its log-probs may
-    differ from the trainer's, in the mean.
+    run: begins the name of every version, and `counted` stands before its number: s for optimiser steps. folder: where
+    they are written; served: the same folder as the servers see it. text: token ids of the fixed text by which a server
+    proves what it serves. tolerance: by how many nats a token its log-probs may differ from the policy's here, in the
+    mean.
 
-    Calls come from one thread at a time; what servers do is done in the pool's loop.
+    `offer` and `retire` come from one thread at a time; what servers do is done in the pool's loop.
     """
 
     def __init__(
-        self, run: str, folder: Path, served: str, pool: ServerPool, text: Sequence[int], tolerance: float
+        self,
+        run: str,
+        folder: Path,
+        served: str,
+        pool: ServerPool,
+        text: Sequence[int],
+        tolerance: float,
+        *,
+        counted: str = "s",
     ) -> None:
         if len(text) < 2:
             raise ValueError("the fixed text needs two tokens at least")
-        self.prefix = f"{re.sub('[^A-Za-z0-9_.-]', '-', run)}-s"
+        self.prefix = f"{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{counted}"
         self.folder = folder
         self.served = served.rstrip("/")
         self.pool = pool
@@ -70,36 +86,86 @@ class AdapterPublisher:
         self.mismatch = 0.0
         """By how many nats a token the last server differed, in the mean."""
         self.current: Adapter | None = None
+        """The version that acts where none is named."""
         self._wanted: list[Adapter] = []
         """Those that every server has to serve, oldest first."""
-        self._unloaded: list[Adapter] = []
-        """Those that no server serves any more, whose folders are still there."""
+        self._unloaded = self._left_over()
+        """Folders of those that no server serves any more."""
         self._users: dict[str, int] = {}
         self._counting = threading.Lock()
+        self._doing: Future[None] | None = None
+        self._ends = False
         pool.admit = self._admit
 
     def publish(self, model: PeftModel, step: int) -> Adapter:
-        """Make the model's adapters a version that every server which is in has proved to serve.
+        """Make the model's adapters the version that acts, once every server which is in has proved to serve it.
 
         Nothing where the present version is that of this step. Waits while no server is in. Raises NoServersLeft,
         AdapterError (the folder cannot be written), ServerRefusal.
         """
         if self.current is not None and self.current.step == step:
             return self.current
-        text = probe(model, self.text)
+        adapter = self.offer(model, step, self.probe(model))
+        self.current = adapter
+        self.release(adapter)
+        self.retire()
+        return adapter
+
+    def probe(self, model: PeftModel) -> Probe:
+        """What the policy, as it is now, says of the fixed text: one short forward pass."""
+        return probe(model, self.text)
+
+    def offer(
+        self,
+        model: PeftModel,
+        step: int,
+        text: Probe,
+        tensors: Mapping[str, Tensor] | None = None,
+        *,
+        patient: bool = False,
+    ) -> Adapter:
+        """A version of the policy that every server which is in has loaded and proved; nothing is asked of it yet.
+
+        It is in use until the caller gives it up (`release`). text: `probe` of this version. tensors: its adapters by
+        the names of the model's parameters, where they are not those in the model now. patient: wait for a server as
+        long as it takes, not for `pool.wait_s` seconds. Raises as `publish` does.
+        """
         try:
-            name, folder = self._write(model, step)
-        except OSError as problem:
+            name, folder = self._write(model, step, tensors)
+        except (OSError, SafetensorError) as problem:
+            said = getattr(problem, "strerror", None) or problem
             raise AdapterError(
-                f"the adapters of step {step} cannot be written to {self.folder} ({problem.strerror or problem}); "
+                f"the adapters of version {step} cannot be written to {self.folder} ({said}); "
                 "rollouts.adapter_folder says where"
             ) from problem
         adapter = Adapter(name, step, folder, f"{self.served}/{name}", text)
-        self.pool.run(self._give(adapter))
-        self.current = adapter
-        self._delete()
-        self._retire()
+        self.use(adapter)
+        try:
+            self._wait_for(self._give(adapter, None if patient else self.pool.wait_s))
+        except BaseException:
+            self.release(adapter)
+            self._unloaded.append(folder)
+            raise
         return adapter
+
+    def retire(self) -> None:
+        """Take away what is neither the present version nor in use: it is unloaded now, and its folder deleted the
+        next time."""
+        self._delete()
+        with self._counting:
+            old = [a for a in self._wanted if a is not self.current and not self._users.get(a.name)]
+            self._wanted = [a for a in self._wanted if a not in old]
+        if old:
+            self._wait_for(self._unload(old))
+            self._unloaded += [adapter.folder for adapter in old]
+
+    def hold(self, step: int) -> Adapter | None:
+        """The version of this step, in use until it is released; None where servers do not have it any more."""
+        with self._counting:
+            held = next((a for a in self._wanted if a.step == step), None)
+            if held is not None:
+                self._users[held.name] = self._users.get(held.name, 0) + 1
+        return held
 
     def use(self, adapter: Adapter) -> None:
         """Somebody begins who needs this version; on any thread."""
@@ -110,32 +176,50 @@ class AdapterPublisher:
         """They have ended."""
         with self._counting:
             self._users[adapter.name] -= 1
+            if not self._users[adapter.name]:
+                del self._users[adapter.name]
+
+    def end(self) -> None:
+        """Whoever offers or retires on another thread gets CancelledError, now and from now on."""
+        self._ends = True
+        if self._doing is not None:
+            self._doing.cancel()
 
     def close(self) -> None:
         """Unload and delete all versions."""
 
-        async def unload(client: ServerClient) -> None:
-            for adapter in self._wanted:
-                await client.unload(adapter.name)
+        async def unload() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._unload(self._wanted)
 
-        self.pool.run(self.pool.each(unload))
-        for adapter in (*self._wanted, *self._unloaded):
-            shutil.rmtree(adapter.folder, ignore_errors=True)
-        self._wanted, self._unloaded, self.current = [], [], None
+        self.pool.run(unload())
+        self._unloaded += [adapter.folder for adapter in self._wanted]
+        self._delete()
+        self._wanted, self.current = [], None
+
+    def _wait_for(self, work: Coroutine[None, None, None]) -> None:
+        """Do this in the pool's loop, until `end`."""
+        self._doing = self.pool.begin(work)
+        if self._ends:
+            self._doing.cancel()
+        self._doing.result()
 
     # ------------------------------------------------------------------------------------------------ folders
 
-    def _write(self, model: PeftModel, step: int) -> tuple[str, Path]:
+    def _write(self, model: PeftModel, step: int, tensors: Mapping[str, Tensor] | None) -> tuple[str, Path]:
         """Beside the others, synced, then renamed: the name says that it is whole."""
         make_folder(self.folder)
         temporary = self.folder / f"{TEMPORARY}{self.prefix}{step}-{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
-            save_adapters(model, temporary)
+            save_adapters(model, temporary, tensors)
             with (temporary / "adapter_model.safetensors").open("rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()[:16]
             name = f"{self.prefix}{step}-{checksum}"
             final = self.folder / name
+            if final in self._unloaded:
+                self._unloaded.remove(final)
             if final.is_dir():  # of a run that was stopped here and goes on: names say what is inside
                 return name, final
             sync_tree(temporary)
@@ -145,39 +229,43 @@ class AdapterPublisher:
             shutil.rmtree(temporary, ignore_errors=True)
         return name, final
 
-    def _retire(self) -> None:
-        """Unload what is older than the present version and used by no session."""
-        old = [a for a in self._wanted if a is not self.current and not self._users.get(a.name)]
-        self._wanted = [a for a in self._wanted if a not in old]
-        if not old:
-            return
+    def _left_over(self) -> list[Path]:
+        """Folders of an earlier life of the run, which was killed."""
+        try:
+            return [p for p in self.folder.iterdir() if self._is_own(p.name.removeprefix(TEMPORARY))]
+        except OSError:
+            return []
 
-        async def unload(client: ServerClient) -> None:
-            for adapter in old:
-                await client.unload(adapter.name)
-
-        self.pool.run(self.pool.each(unload))
-        self._unloaded += old
+    def _is_own(self, name: str) -> bool:
+        """Whether a version of this run has this name, or had it before that was whole."""
+        return re.fullmatch(rf"{re.escape(self.prefix)}\d+-[0-9a-f]+", name) is not None
 
     def _delete(self) -> None:
-        """Delete what was unloaded when the version before came."""
-        for adapter in self._unloaded:
-            shutil.rmtree(adapter.folder, ignore_errors=True)
-            with self._counting:
-                self._users.pop(adapter.name, None)
+        """Delete what was unloaded before the present version came."""
+        for folder in self._unloaded:
+            shutil.rmtree(folder, ignore_errors=True)
         self._unloaded = []
 
     # ------------------------------------------------------------------------------------------------ in its loop
 
-    async def _give(self, adapter: Adapter) -> None:
-        self._wanted.append(adapter)
+    async def _give(self, adapter: Adapter, wait_s: float | None) -> None:
+        with self._counting:
+            self._wanted = [*(a for a in self._wanted if a.name != adapter.name), adapter]
         try:
             await self.pool.each(self._admit)
             await self.pool.take_in()
-            await self.pool.wait_for_one()
+            await self.pool.wait_for_one(wait_s)
         except BaseException:
-            self._wanted.remove(adapter)
+            with self._counting:
+                self._wanted = [a for a in self._wanted if a is not adapter]
             raise
+
+    async def _unload(self, adapters: Sequence[Adapter]) -> None:
+        async def unload(client: ServerClient) -> None:
+            for adapter in adapters:
+                await client.unload(adapter.name)
+
+        await self.pool.each(unload)
 
     async def _admit(self, client: ServerClient) -> None:
         """Load and prove every wanted version; what else of this run is there, from before a crash, goes."""
@@ -191,7 +279,7 @@ class AdapterPublisher:
                     await self._prove(client, adapter)
                 proved.add(adapter.name)
             for name in served:
-                if name.startswith(self.prefix) and name not in {a.name for a in self._wanted}:
+                if self._is_own(name) and name not in {a.name for a in self._wanted}:
                     await client.unload(name)
 
     async def _prove(self, client: ServerClient, adapter: Adapter) -> None:

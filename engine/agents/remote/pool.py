@@ -13,7 +13,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,6 +63,20 @@ class Server:
     def url(self) -> str:
         """Its address."""
         return self.client.url
+
+
+@dataclass(frozen=True)
+class Standing:
+    """`up` of `all` servers are in; `out`: why each of the others is not, by address."""
+
+    up: int
+    all: int
+    out: Mapping[str, str]
+
+    @property
+    def reasons(self) -> str:
+        """Why servers are out, for a person."""
+        return "; ".join(f"{url}: {reason}" for url, reason in self.out.items())
 
 
 class ServerPool:
@@ -117,17 +132,20 @@ class ServerPool:
         self.run(end())
         self._stop()
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Do this in the pool's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do this in the pool's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self.begin(work).result()
 
     async def generate(self, request: GenerateRequest, home: Home) -> GenerateAnswer:
         """The answer to a request, from `home` or from wherever it moves to; to be awaited in any loop.
 
         Raises NoServersLeft, and ServerRefusal where every server that is in refuses.
         """
-        asked = asyncio.run_coroutine_threadsafe(self._generate(request, home), self._loop)
-        return await asyncio.wrap_future(asked)
+        return await asyncio.wrap_future(self.begin(self._generate(request, home)))
 
     def homes(self, count: int) -> list[Home]:
         """Places for so many prompts, spread evenly: rollouts of one stay together, where their prompt is cached."""
@@ -153,20 +171,26 @@ class ServerPool:
 
         await asyncio.gather(*(one(s) for s in self.servers if s.up))
 
-    async def wait_for_one(self) -> None:
+    def standing(self) -> Standing:
+        """How many servers are in, and why those that are not are out. On any thread."""
+        out = {s.url: s.why_out for s in self.servers if not s.up}
+        return Standing(len(self.servers) - len(out), len(self.servers), out)
+
+    async def wait_for_one(self, wait_s: float | None) -> None:
         """Return when a server is in. In the pool's loop.
 
-        Raises NoServersLeft after `wait_s`, and ServerRefusal at once where each server refuses.
+        Raises NoServersLeft after `wait_s` seconds (None: never), and ServerRefusal at once where each server refuses.
         """
+        if any(s.up for s in self.servers):
+            return
         refusals = [s.refusal for s in self.servers if s.refusal is not None and not s.up]
         if len(refusals) == len(self.servers):
             raise refusals[0]
         try:
-            async with asyncio.timeout(self.wait_s), self._changed:
+            async with asyncio.timeout(wait_s), self._changed:
                 await self._changed.wait_for(lambda: any(s.up for s in self.servers))
         except TimeoutError:
-            reasons = "; ".join(f"{s.url}: {s.why_out}" for s in self.servers)
-            raise NoServersLeft(f"no rollout server was left for {self.wait_s:g} s ({reasons})") from None
+            raise NoServersLeft(f"no rollout server was left for {wait_s:g} s ({self.standing().reasons})") from None
 
     # ------------------------------------------------------------------------------------------------ inside the loop
 
@@ -191,7 +215,7 @@ class ServerPool:
 
     async def _server(self, home: Home, refused: set[str]) -> Server:
         """The server of `home` if it is in, else the one with the least to do, which is its home from then on."""
-        await self.wait_for_one()
+        await self.wait_for_one(self.wait_s)
         up = [s for s in self.servers if s.up and s.url not in refused] or [s for s in self.servers if s.up]
         server = home.server
         if server is None:

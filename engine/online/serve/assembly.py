@@ -21,6 +21,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ....configs.schema import RunConfig
 from ....envs.agent import sees
 from ....rewards import RewardOrchestrator
+from ...agents.remote.agent import RemoteAgent
+from ...agents.remote.news import event_of
+from ...agents.remote.opening import open_remote_agent
+from ...agents.transformers_agent import TransformersAgent
 from ...record.step_recorder import record_vocabulary
 from ...record.wandb_sink import WandbSink
 from ...rollouts.dataset import load_rows
@@ -28,10 +32,11 @@ from ...rollouts.runner import RolloutRunner, prepares
 from ...runs.control import ControlChannel
 from ...runs.writer import RunWriter
 from ...training.checkpoints import load_rewards
-from ..process import load_serving_policy, serving_agent
+from ..process import load_serving_policy, serving_agent, serving_settings
 from ..store.folder import OnlineFolder
 from ..store.images import ImageFolder
 from ..store.opening import engine_name, link_engine, open_engine_queue, snapshot_reader
+from ..store.snapshots import SnapshotReader
 from ..store.update_queue import QueueError
 from .answers import Answer, answer_as_json
 from .backend import EngineBackend
@@ -39,6 +44,7 @@ from .enqueuer import Enqueuer
 from .experience_buffer import ExperienceBuffer
 from .http.uploads import Uploads
 from .inference_engine import InferenceEngine
+from .pooled_weights import PooledWeights
 from .record_keeper import RecordKeeper
 from .requests import RequestError, RequestSource, parse_request, read_requests, rows_as_requests
 from .server import AnswerServer
@@ -107,11 +113,11 @@ def serve(
         elif resume:
             writer.event("phase", "There is no memory of earlier experiences: it begins anew.", name="loading")
         closing.callback(_saved_from_now_on(buffer, folder.buffer))
-        engine = _inference_engine(config, writer, model, tokenizer, buffer, engine_class)
-        follower = WeightFollower(model, reader, poll_s=online.poll_interval_s, on_problem=problem)
+        agent, follower = _policy(config, writer, model, tokenizer, reader, problem)
+        closing.callback(follower.stop)
+        engine = _inference_engine(config, writer, agent, tokenizer, buffer, engine_class)
         follower.look()
         follower.start()
-        closing.callback(follower.stop)
         source, pipe = _source(config, tokenizer)
         server = _server(config, source, run_dir, folder, tokenizer, follower, sees(engine.runner.agent))
         if server is not None:
@@ -139,6 +145,7 @@ def serve(
             run_dir=run_dir,
             config=online,
             validation=validation,
+            server_wait_s=config.rollouts.server_wait_s,
             on_answers=_print_answers if pipe else None,
         )
         writer.status("running", step=serving.answered, total_steps=serving.last)
@@ -164,23 +171,55 @@ def patiently(act: Callable[[], T], control: ControlChannel, tell: Callable[[str
         time.sleep(AGAIN_S)
 
 
-def _inference_engine(
+def _policy(
     config: RunConfig,
     writer: RunWriter,
     model: PeftModel | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    reader: SnapshotReader,
+    problem: Callable[[str], None],
+) -> tuple[TransformersAgent | RemoteAgent, WeightFollower]:
+    """Who writes the answers, this process or the servers of `rollouts`, and what keeps its weights up to date."""
+    online = config.online
+    if config.rollouts.engine == "transformers":
+        agent = serving_agent(config, model, tokenizer)
+        return agent, WeightFollower(model, reader, poll_s=online.poll_interval_s, on_problem=problem)
+    name = engine_name(OnlineFolder(writer.run_dir), online)
+    remote = open_remote_agent(
+        config,
+        model,
+        tokenizer,
+        serving_settings(config),
+        writer.run_dir,
+        name=name.replace("/", "-"),
+        counted="v",
+        request_timeout_s=min(config.rollouts.request_timeout_s, online.request_timeout_s),
+        wait_s=0.0,  # `Serving` waits, which can still be stopped
+    )
+
+    def tell(sentence: str, good: bool) -> None:
+        kind, facts = event_of(good)
+        writer.event(kind, sentence, **facts)
+
+    remote.pool.tell = tell
+    return remote, PooledWeights(remote, reader, poll_s=online.poll_interval_s, on_problem=problem)
+
+
+def _inference_engine(
+    config: RunConfig,
+    writer: RunWriter,
+    agent: TransformersAgent | RemoteAgent,
     tokenizer: PreTrainedTokenizerBase,
     buffer: ExperienceBuffer,
     engine_class: type[InferenceEngine],
 ) -> InferenceEngine:
     """The policy as an agent in its environments, with the rewards of offline training."""
     online = config.online
-    agent = serving_agent(config, model, tokenizer)
-
     runner = RolloutRunner(agent, tokenizer, online.samples, prepare=prepares(config.environment, writer))
     orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
     known = _load_reward_state(orchestrator, config, writer)
     return engine_class(
-        model,
+        agent.model,
         runner,
         orchestrator,
         online,

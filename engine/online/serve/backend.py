@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ....configs.schema import RunConfig
 from ....envs.base import Env
 from ....envs.loading import EnvLoadError, load_env_class
+from ...agents.remote.pool import Standing
 from ...runs.status import process_state
 from ..store.folder import OnlineFolder
 from ..store.snapshots import published_versions
@@ -68,6 +69,10 @@ class EngineBackend:
     def serving_version(self) -> int:
         """The version that answers who names none."""
         return self._follower.version
+
+    def servers(self) -> Standing | None:
+        """How many rollout servers can answer; None where this process does."""
+        return self._follower.servers()
 
     def learning(self) -> str:
         """How the update worker stands."""

@@ -30,6 +30,7 @@ from ...policy.merged import merged_weights
 from ...rollouts.padding import pad_rows
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner
+from ...rollouts.versions import VersionedAgent
 from ...runs.types import NeighbourVote, Served, TrajectoryRecord
 from ..learn.policy_update import DENSE_LOGITS
 from ..store.images import ImageFolder
@@ -40,6 +41,7 @@ from .requests import Request, Sampling
 from .voting import Gate, Neighbour, Vote, canonical, gate, learning_rate, vote
 
 if TYPE_CHECKING:
+    from ...agents.remote.agent import RemoteAgent
     from ...agents.transformers_agent import TransformersAgent
 
 log = logging.getLogger(__name__)
@@ -94,7 +96,7 @@ class InferenceEngine:
         k = self.config.samples
         first = requests[0].number
         chosen = requests[0].sampling
-        with merged_weights(self.model), self._sampled_as(chosen):
+        with self._drawing(), self._sampled_as(chosen):
             samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=k)
         groups = [samples[i * k : (i + 1) * k] for i in range(len(requests))]
         embeddings = self._request_embeddings([g[0] for g in groups])
@@ -126,6 +128,11 @@ class InferenceEngine:
             )
         return answers
 
+    def _drawing(self) -> contextlib.AbstractContextManager[object]:
+        """For the time in which samples are drawn: adapters are merged where the model here draws them."""
+        elsewhere = isinstance(self.runner.agent, VersionedAgent)
+        return contextlib.nullcontext() if elsewhere else merged_weights(self.model)
+
     @contextlib.contextmanager
     def _sampled_as(self, chosen: Sampling) -> Iterator[None]:
         """Sample as the callers asked; what they left open is as configured."""
@@ -137,7 +144,7 @@ class InferenceEngine:
         if not changes:
             yield
             return
-        with cast("TransformersAgent", self.runner.agent).settings(**changes):
+        with cast("TransformersAgent | RemoteAgent", self.runner.agent).settings(**changes):
             yield
 
     def _gate(self, request: Request, outcome: Vote) -> Gate:
@@ -247,7 +254,7 @@ class InferenceEngine:
         first = able[0].request.number
         rows = [a.request.row for a in able]
         try:
-            with merged_weights(self.model):
+            with self._drawing():
                 drawn = self.runner.run(rows, seed=-1 - self.seed - first, step=first, num_rollouts=extra)
         except Exception:
             log.exception("no further samples of %d requests could be drawn", len(able))

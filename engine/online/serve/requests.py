@@ -25,6 +25,10 @@ class RequestDropped(RuntimeError):
     """A request that is not answered any more: its caller has gone, or its time is over."""
 
 
+class PolicyAway(RequestDropped):
+    """Nothing can be answered now, and that has lasted; the message says why."""
+
+
 class ServerEnds(RequestDropped):
     """Nothing is answered any more: the run ends."""
 
@@ -66,6 +70,8 @@ class Request:
     deadline: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event, compare=False)
     source: str = ""
+    attempts: int = 0
+    """How often answering it was begun and broke off, because the policy was away."""
 
     @property
     def batch_key(self) -> tuple[Sampling, int | None]:
@@ -206,6 +212,15 @@ class RequestSource:
                 if request.reply is not None:
                     request.reply(ServerEnds())
             self._callers.clear()
+            self._changed.notify_all()
+
+    def turn_back(self, problem: PolicyAway) -> None:
+        """Tell all who wait for a reply why there is none; others, as in a pipe, wait on."""
+        with self._changed:
+            for request in list(self._callers):
+                if request.reply is not None:
+                    self._callers.remove(request)
+                    request.reply(problem)
             self._changed.notify_all()
 
     def say(self, word: PersonsWord) -> None:

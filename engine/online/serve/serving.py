@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,17 +16,19 @@ from typing import Any
 
 from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
+from ...agents.remote.pool import NoServersLeft
 from ...runs.control import ControlChannel, request
 from ...runs.position import REQUEST_POSITION, ROW_POSITION, recorded_position
 from ...runs.status import ENDED, is_elsewhere, process_state
 from ...runs.writer import RunWriter
 from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue
+from .absence import Absence
 from .answers import Answer
 from .enqueuer import Enqueuer
-from .inference_engine import InferenceEngine
+from .inference_engine import InferenceEngine, Learned
 from .record_keeper import RecordKeeper
-from .requests import PersonsWord, Request, RequestError, RequestSource
+from .requests import PersonsWord, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from .validation_process import ValidationProcess
 from .weights import WeightFollower
 
@@ -40,6 +42,8 @@ VALIDATE_S = 120.0
 """How long it then waits until what was learnt last is validated, and so published."""
 RESERVED = 64
 """Numbers of requests that are noted as used before they are: after a kill none is told to two callers."""
+ATTEMPTS = 3
+"""How often a request is begun that broke off because no server was left to answer it."""
 
 
 @dataclass(kw_only=True)
@@ -57,6 +61,8 @@ class Serving:
     run_dir: Path
     config: OnlineConfig
     validation: ValidationProcess | None = None
+    server_wait_s: float = 0.0
+    """How long callers wait while the policy is away (`WeightFollower.away`)."""
     on_answers: Callable[[Sequence[Answer]], None] | None = None
     answered: int = field(init=False)
     """The number of the last request that was answered, over all lives of the run."""
@@ -89,16 +95,18 @@ class Serving:
         self._kept = 0.0
         self._worker_missed = False
         self._stopped = False
+        self._absence = Absence(self.server_wait_s, self.keeper.event)
+        self._broken_off: deque[Request] = deque()
+        """Requests that were taken, and that the policy went away from."""
 
     def run(self) -> bool:
         """Serve until told to stop (False), or until no request can come (True)."""
-        most = self.config.batch_requests
-        while not self._stopped and not self.source.ended and (self.last is None or self.answered < self.last):
+        while not self._stopped and (self._broken_off or not self._all_taken):
             self._listen()
             self._hear_people()
-            room = most if self.last is None else min(most, self.last - self.answered)
-            self.turn(self.source.take(room, timeout=self.config.poll_interval_s))
+            self.turn(self._take())
             self._keep()
+        self._tell_broken_off(ServerEnds())
         finished = not self._stopped
         if finished:
             self._drain()
@@ -106,6 +114,43 @@ class Serving:
         self.enqueuer.close()
         self._keep(force=True)
         return finished
+
+    @property
+    def _all_taken(self) -> bool:
+        """Whether no request can come any more that would be answered."""
+        return self.source.ended or (self.last is not None and self.answered >= self.last)
+
+    def _take(self) -> list[Request]:
+        """What is answered next: nothing while the policy is away. What it went away from is asked again one by one,
+        in case that one of them drove it away."""
+        why = self.follower.away()
+        if (lasting := self._absence.look(why)) is not None:
+            self._turn_back(PolicyAway(lasting))
+        if why:
+            time.sleep(self.config.poll_interval_s)
+            return []
+        while self._broken_off:
+            waiting = self._broken_off.popleft()
+            if (gone := waiting.gone()) is None:
+                return [waiting]
+            if waiting.reply is not None:
+                waiting.reply(RequestDropped(gone))
+        if self._all_taken:
+            return []
+        most = self.config.batch_requests
+        room = most if self.last is None else min(most, self.last - self.answered)
+        return self.source.take(room, timeout=self.config.poll_interval_s)
+
+    def _turn_back(self, problem: PolicyAway) -> None:
+        """Callers hear why they get no answer; requests of the run's own wait."""
+        self.source.turn_back(problem)
+        self._tell_broken_off(problem)
+
+    def _tell_broken_off(self, problem: RequestDropped) -> None:
+        for waiting in self._broken_off:
+            if waiting.reply is not None:
+                waiting.reply(problem)
+        self._broken_off = deque(r for r in self._broken_off if r.reply is None)
 
     def _reserve(self) -> None:
         if self._reserved - self.answered < RESERVED // 2:
@@ -131,9 +176,11 @@ class Serving:
         began = time.perf_counter()
         numbered = []
         for item in requests:
-            self.answered += 1
-            arrived = item.arrived if item.reply else time.perf_counter()
-            numbered.append(replace(item, number=self.answered, arrived=arrived))
+            if not item.number:  # else it was begun before
+                self.answered += 1
+                arrived = item.arrived if item.reply else time.perf_counter()
+                item = replace(item, number=self.answered, arrived=arrived)
+            numbered.append(item)
         answers = self._answer(numbered)
         for answer in answers:
             if answer.request.reply is not None:
@@ -145,11 +192,13 @@ class Serving:
                 self.remembered[answer.request.number] = answer
         while len(self.remembered) > self.config.remembered_answers:
             self.remembered.popitem(last=False)
-        learned = self.engine.learn(answers)
+        learned = self._learn(answers, requests[0].version)
         for item in learned:
             if item.task is not None:
                 self.enqueuer.put(item.task)
-        self.enqueuer.put(None, request=self.answered, row=self.source.rows_taken)
+        # What broke off is asked again, also after a kill: until then nothing behind it counts as answered.
+        position = {} if self._broken_off else {"request": self.answered, "row": self.source.rows_taken}
+        self.enqueuer.put(None, **position)
         extra = {
             metric.SERVING_VERSION: float(self.follower.version),
             metric.TASKS_LOST: float(self.enqueuer.lost),
@@ -159,9 +208,18 @@ class Serving:
             extra[metric.QUEUE_DEPTH] = float(self.queue.depth())
         except QueueError as error:
             log.warning("%s", error)
-        self.keeper.requests(learned, extra, request=self.answered, row=self.source.rows_taken)
+        self.keeper.requests(learned, extra, **position)
         self.source.took(len(numbered), time.perf_counter() - began)
         self.writer.status("running", step=self.answered, total_steps=self.last)
+
+    def _learn(self, answers: Sequence[Answer], version: int | None) -> list[Learned]:
+        """What is made of answers, by the version that gave them."""
+        try:
+            with self.follower.scoring(version):
+                return self.engine.learn(answers)
+        except SnapshotError as error:  # it was pruned after it had answered
+            log.warning("%s: its answers are not recorded", error)
+            return []
 
     def _hear_people(self) -> None:
         """Turn what people said of answers into update tasks."""
@@ -180,7 +238,11 @@ class Serving:
         right = said.answer or (answer.text if said.verdict == "right" else None)
         if right is None and answer.text is None:
             raise ValueError("there was no answer to this request; give the right one as `answer`")
-        learned = self.engine.label(answer, right, None if right is not None else answer.text)
+        try:
+            with self.follower.scoring(answer.policy_version):
+                learned = self.engine.label(answer, right, None if right is not None else answer.text)
+        except SnapshotError as error:
+            raise ValueError(f"nothing can be learnt from it any more: {error}") from error
         task = learned.task if self.config.updates else None
         if task is not None:
             self.heard += 1
@@ -218,6 +280,8 @@ class Serving:
                     request.reply(RequestError(f"version {request.version} cannot answer any more: {error}"))
             return []
         except Exception as error:
+            if self._is_away(error):
+                return self._break_off(requests)
             log.exception("answering %d requests failed", len(requests))
             if len(requests) > 1:
                 return [a for r in requests for a in self._answer([r])]
@@ -226,6 +290,21 @@ class Serving:
             if failed.reply is not None:
                 failed.reply(error)
             return []
+
+    def _is_away(self, error: Exception) -> bool:
+        return isinstance(error, NoServersLeft) or bool(self.follower.away())
+
+    def _break_off(self, requests: list[Request]) -> list[Answer]:
+        """The policy went away from these: they are begun again once it is back, but not for ever."""
+        for failed in requests:
+            if failed.attempts + 1 < ATTEMPTS:
+                self._broken_off.append(replace(failed, attempts=failed.attempts + 1))
+                continue
+            why = f"no rollout server could answer it in {ATTEMPTS} attempts"
+            self.keeper.event("error", f"Request {failed.number} failed: {why}.", where="engine")
+            if failed.reply is not None:
+                failed.reply(PolicyAway(why))
+        return []
 
     def _listen(self) -> None:
         for command in self.control.poll():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor, nn
 
+from ...agents.remote.pool import Standing
 from ...policy.forward import device_of
 from ..learn.policy_update import check_fit
 from ..store.snapshots import Manifest, SnapshotError, SnapshotReader
@@ -19,7 +20,8 @@ log = logging.getLogger(__name__)
 class WeightFollower:
     """Follows the pointer in a thread of its own. `swap`, called between requests, costs an exchange of references.
 
-    `on_problem` gets one sentence for what is damaged or does not fit; serving goes on with the version it has.
+    All but `look` is for the engine's thread. `on_problem` gets one sentence for what is damaged or does not fit;
+    serving goes on with the version it has.
     """
 
     def __init__(
@@ -68,38 +70,72 @@ class WeightFollower:
 
     def swap(self) -> Manifest | None:
         """Put what was read in place; None when nothing new waits. No session may be open."""
-        with self._lock:
-            ready, self._ready = self._ready, None
+        ready = self._take_ready()
         if ready is None:
             return None
         manifest, tensors = ready
-        for name, parameter in self._parameters.items():
-            parameter.data = tensors[name]
+        self._put(tensors)
         self.version = manifest.version
         return manifest
 
+    def away(self) -> str:
+        """Why nothing can be answered now; empty while it can."""
+        return ""
+
+    def servers(self) -> Standing | None:
+        """How many rollout servers can answer, on any thread; None where the model here does."""
+        return None
+
     @contextlib.contextmanager
     def serving(self, version: int | None) -> Iterator[int]:
-        """Another version's weights while something is answered; None and the served one change nothing.
+        """Another version while something is answered; None and the served one change nothing.
+
+        Yields the version. Raises SnapshotError for one that cannot answer. No session may be open.
+        """
+        with self.scoring(version) as served:
+            yield served
+
+    @contextlib.contextmanager
+    def scoring(self, version: int | None) -> Iterator[int]:
+        """Another version's weights in the model here; None and the served one change nothing.
 
         Yields the version. Raises SnapshotError for one that is not there or does not fit. No session may be open.
         """
         if version is None or version == self.version:
             yield self.version
             return
-        tensors = self._start if version == 0 else self._read(version)
+        with self._holding(self._tensors(version)):
+            yield version
+
+    def _take_ready(self) -> tuple[Manifest, dict[str, Tensor]] | None:
+        """What was read and waits; it does so no longer."""
+        with self._lock:
+            ready, self._ready = self._ready, None
+        return ready
+
+    def _put(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.data = tensors[name]
+
+    @contextlib.contextmanager
+    def _holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """These weights are the model's inside."""
         served = {name: parameter.data for name, parameter in self._parameters.items()}
         try:
-            for name, parameter in self._parameters.items():
-                parameter.data = tensors[name]
-            yield version
+            self._put(tensors)
+            yield
         finally:
-            for name, parameter in self._parameters.items():
-                parameter.data = served[name]
+            self._put(served)
 
-    def _read(self, version: int) -> dict[str, Tensor]:
-        with self._reader.open(version) as snapshot:
-            tensors = snapshot.tensors(self._device)
+    def _tensors(self, version: int) -> dict[str, Tensor]:
+        """A version's weights. Raises SnapshotError for one that is not there or does not fit."""
+        if version == 0:
+            return self._start
+        try:
+            with self._reader.open(version) as snapshot:
+                tensors = snapshot.tensors(self._device)
+        except OSError as error:
+            raise SnapshotError(f"snapshot {version} is not there any more") from error
         try:
             check_fit(self._parameters, tensors)
         except ValueError as error:

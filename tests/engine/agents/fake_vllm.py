@@ -101,6 +101,9 @@ class FakeVLLM:
     def __post_init__(self) -> None:
         self.model: Any = None
         self.lock = threading.Lock()
+        self.may_load = threading.Event()
+        """While it is not set, adapters are not loaded yet."""
+        self.may_load.set()
         self.app = Starlette(
             routes=[
                 Route("/version", self.version),
@@ -161,6 +164,8 @@ class FakeVLLM:
             return _error(400, f"The lora adapter '{name}' has already been loaded.")
         if not (Path(folder) / "adapter_config.json").is_file():
             return _error(404, f"Loading lora {name} failed: No adapter found for {folder}")
+        while not self.may_load.is_set():
+            await asyncio.sleep(0.01)
         await asyncio.to_thread(self._load, name, folder)
         self.adapters[name] = folder
         return Response(f"Success: LoRA adapter '{name}' added successfully.")

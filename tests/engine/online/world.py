@@ -15,6 +15,7 @@ import openai
 from PIL import Image
 
 from grpo_tui.configs.sections import EnvironmentConfig
+from grpo_tui.engine.agents.remote.pool import Standing
 from grpo_tui.engine.online.serve.answers import Answer
 from grpo_tui.engine.online.serve.http.schema import Feedback
 from grpo_tui.engine.online.serve.http.uploads import Uploads
@@ -54,6 +55,7 @@ class StandIn:
     samples = 3
     timeout_s = 20.0
     worker = "running"
+    standing: Standing | None = None
 
     def __init__(self) -> None:
         self.said: list[Feedback] = []
@@ -67,6 +69,9 @@ class StandIn:
 
     def serving_version(self) -> int:
         return 7
+
+    def servers(self) -> Standing | None:
+        return self.standing
 
     def learning(self) -> str:
         return self.worker

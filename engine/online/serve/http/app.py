@@ -24,8 +24,18 @@ from starlette.routing import Route
 
 from .....configs.sections import EnvironmentConfig
 from .....envs.base import Env
+from ....agents.remote.pool import Standing
 from ..answers import Answer, answer_as_json
-from ..requests import Request, RequestDropped, RequestError, RequestSource, Sampling, ServerEnds, parse_request
+from ..requests import (
+    PolicyAway,
+    Request,
+    RequestDropped,
+    RequestError,
+    RequestSource,
+    Sampling,
+    ServerEnds,
+    parse_request,
+)
 from .completion import Completion, event
 from .conversation import row_of
 from .guard import Guard
@@ -38,6 +48,8 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 10.0
 """A stream that waits for its answer sends a comment this often, so that no proxy takes it for dead."""
+AWAY_AGAIN_S = 10
+"""When callers may try again while no rollout server is in."""
 CHARACTERS_A_TOKEN = 16
 """Texts with more characters than this for each token of the limit are refused without counting their tokens."""
 
@@ -67,6 +79,10 @@ class Backend(Protocol):
 
     def serving_version(self) -> int:
         """The version that answers who names none."""
+        ...
+
+    def servers(self) -> Standing | None:
+        """How many rollout servers can answer; None where the engine's own process does."""
         ...
 
     def learning(self) -> str:
@@ -160,9 +176,12 @@ class Api:
 
     async def health(self, request: HttpRequest) -> Response:
         """`GET /health`: 200 while questions are answered and, where the run learns, the update worker lives."""
-        learning = self.backend.learning()
-        status = "degraded" if learning == "dead" else "ok"
+        learning, servers = self.backend.learning(), self.backend.servers()
+        answering = servers is None or servers.up > 0
+        status = "ok" if answering and learning != "dead" else "degraded"
         values = {"status": status, "learning": learning, "policy_version": self.backend.serving_version()}
+        if servers is not None:
+            values["rollout_servers"] = {"in": servers.up, "of": servers.all}
         return JSONResponse({**values, "waiting": self.source.waiting}, 503 if status == "degraded" else 200)
 
     async def prometheus(self, request: HttpRequest) -> Response:
@@ -322,6 +341,8 @@ class Api:
         error = future.exception()
         if isinstance(error, ServerEnds):
             raise _ending()
+        if isinstance(error, PolicyAway):
+            raise HttpProblem(503, f"{error}; try again later", retry_after_s=AWAY_AGAIN_S)
         if isinstance(error, RequestDropped):
             raise _late(self.backend.timeout_s)
         if isinstance(error, RequestError):

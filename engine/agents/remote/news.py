@@ -1,0 +1,15 @@
+"""What a pool says of its servers, as events of a run's record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...runs.types import EventKind
+
+DETECTOR = "rollout_servers"
+
+
+def event_of(good: bool) -> tuple[EventKind, dict[str, Any]]:
+    """Kind and facts of the event that tells a sentence about a server."""
+    facts = {"detector": DETECTOR, "subject": "", "value": 0.0, "threshold": 0.0, "trajectories": []}
+    return ("note" if good else "alert"), {**facts, "grade": "good" if good else "warning"}

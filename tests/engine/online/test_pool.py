@@ -1,0 +1,329 @@
+"""Answers of rollout servers: the engine as `grpo-tui online` puts it together, in this process, with fake servers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from grpo_tui.configs.sections.rollouts import RolloutsConfig
+from grpo_tui.engine.agents.remote import pool as pool_module
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.online.process import load_serving_policy
+from grpo_tui.engine.online.serve import absence
+from grpo_tui.engine.online.serve.assembly import serve
+from grpo_tui.engine.online.store.folder import OnlineFolder
+from grpo_tui.engine.online.store.snapshots import SnapshotWriter
+from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
+from grpo_tui.engine.online.store.update_task import UpdateTask
+from grpo_tui.engine.policy.forward import forward_agent_tokens
+from grpo_tui.engine.policy.models import load_base
+from grpo_tui.engine.runs.control import ControlChannel, request
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.writer import RunWriter
+
+from ..agents.fake_vllm import FakeVLLM
+from .test_online_run import wait_for
+from .tiny import run_config, tokenizer
+
+WAIT_S = 0.6
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(pool_module, "PROBE_S", 0.05)
+    monkeypatch.setattr(absence, "TOLD_AFTER_S", 0.1)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+class World:
+    """A run whose engine lives on a thread, two servers, and a worker's end of its snapshots."""
+
+    def __init__(self, folder: Path, **online: Any) -> None:
+        config = run_config(folder / "policy", **{"serve": "127.0.0.1:0", "engine_threads": 1, **online})
+        base = load_base(config.model)
+        self.servers = [FakeVLLM(copy.deepcopy(base), tokenizer()) for _ in range(2)]
+        for server in self.servers:
+            server.start()
+        urls = [s.url for s in self.servers]
+        rollouts = RolloutsConfig(engine="vllm", servers=urls, server_wait_s=WAIT_S, request_timeout_s=20)
+        self.config = config.model_copy(update={"rollouts": rollouts})
+        self.run_dir = folder / "run"
+        self.run_dir.mkdir()
+        self.folder = OnlineFolder(self.run_dir)
+        self.model, self.tokenizer = load_serving_policy(self.config)
+        self.weights = {0: {n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad}}
+        self.ended: list[bool | BaseException] = []
+        self._thread = threading.Thread(target=self._live)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _live(self) -> None:
+        writer = RunWriter(self.run_dir, process="engine")
+        try:
+            self.ended.append(serve(self.config, self.run_dir, writer, ControlChannel(self.run_dir), False))
+        except BaseException as problem:
+            self.ended.append(problem)
+        finally:
+            writer.close()
+
+    def publish(self) -> int:
+        """The worker's next version: other weights."""
+        version = len(self.weights)
+        generator = torch.Generator().manual_seed(version)
+        moved = {n: p + 0.1 * torch.randn(p.shape, generator=generator) for n, p in self.weights[0].items()}
+        with contextlib.closing(SnapshotWriter(self.folder.snapshots, base_model="tiny")) as snapshots:
+            assert snapshots.publish(moved).version == version
+        self.weights[version] = moved
+        return version
+
+    @property
+    def url(self) -> str:
+        def found() -> str | None:
+            assert not self.ended, self.ended
+            with contextlib.suppress(OSError, ValueError):
+                return json.loads(self.folder.address.read_text())["url"]
+            return None
+
+        return wait_for(found, "the address")
+
+    def post(self, question: str = "what is it?", model: str | None = None, **fields: Any) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": question}], **fields}
+        if model is not None:
+            body["model"] = f"{self.config.model.base}{model}"
+        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
+
+    def version(self, **asked: Any) -> int:
+        """The version that answers."""
+        answer = self.post(**asked)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["grpo_tui"]["policy_version"]
+
+    def answered_by(self, version: int) -> None:
+        wait_for(lambda: self.version() == version, f"version {version}", 20)
+
+    def health(self) -> tuple[int, Any]:
+        found = httpx.get(f"{self.url}/health", timeout=60)
+        return found.status_code, found.json()
+
+    def served(self, server: int) -> list[int]:
+        """Versions that a server holds."""
+        return [int(name.split("-v")[1].split("-")[0]) for name in self.servers[server].adapters]
+
+    def folders(self) -> list[str]:
+        return sorted(p.name.split("-")[1] for p in (self.run_dir / "served").iterdir())
+
+    def events(self, *kinds: Any) -> list[str]:
+        with RunReader(self.run_dir) as record:
+            return [event.message for event in record.events(kinds=list(kinds), limit=1000)]
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            request(self.run_dir, "stop")
+            self._thread.join(30)
+        assert not self._thread.is_alive()
+        for server in self.servers:
+            server.may_load.set()
+            server.stop()
+        assert all(not isinstance(end, BaseException) for end in self.ended), self.ended
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def world(**online: Any) -> World:
+        made.append(World(tmp_path, **online))
+        return made[-1]
+
+    yield world
+    for each in made:
+        each.stop()
+
+
+def generated(server: FakeVLLM) -> list[dict[str, Any]]:
+    """What was asked of a server, probes aside."""
+    return [r for r in server.requests if not r["request_id"].startswith("probe")]
+
+
+def test_requests_change_to_a_version_when_every_server_has_it(make: Callable[..., World]) -> None:
+    world = make()
+    world.start()
+    assert [world.version() for _ in range(3)] == [0, 0, 0]
+    world.servers[1].may_load.clear()
+    world.publish()
+    wait_for(lambda: world.served(0) == [0, 1], "the first server's new version", 20)
+    assert [world.version() for _ in range(4)] == [0] * 4, "one server loads late: it is waited for"
+    assert {r["model"] for s in world.servers for r in generated(s)} == {next(iter(world.servers[1].adapters))}
+    world.servers[1].may_load.set()
+    world.answered_by(1)
+    wait_for(lambda: world.served(0) == world.served(1) == [1], "the old one is unloaded", 20)
+    assert world.folders() == ["v0", "v1"], "and its folder is kept for one version more"
+    world.publish()
+    world.answered_by(2)
+    wait_for(lambda: world.folders() == ["v1", "v2"], "the first folder's end", 20)
+    assert all(generated(s) for s in world.servers), "questions are spread over the servers"
+    world.stop()
+    assert not any(s.adapters for s in world.servers) and not world.folders(), "nothing is left behind"
+    _each_is_scored_by_the_version_that_wrote_it(world)
+
+
+def _each_is_scored_by_the_version_that_wrote_it(world: World) -> None:
+    with RunReader(world.run_dir) as record:
+        rows = record.rollouts.page(limit=1000)
+        assert {r.policy_version for r in rows} == {0, 1, 2}
+        for row in rows:
+            steps = record.bodies.trajectory(row.id).trajectory.steps
+            assert {step.policy_version for step in steps} == {row.policy_version}
+    queue = SqliteQueue(world.folder.queue)
+    tasks = [UpdateTask.from_bytes(queue.payload(identifier) or b"") for identifier, _ in queue.tasks("queued")]
+    assert {task.policy_version for task in tasks} == {0, 1, 2}
+    for task in tasks:
+        for name, parameter in world.model.named_parameters():
+            if name in world.weights[0]:
+                parameter.data = world.weights[task.policy_version][name]
+        seen = task.experience
+        with torch.no_grad():
+            mask = seen.agent_mask & seen.attention_mask
+            logits = forward_agent_tokens(world.model, seen.token_ids, seen.attention_mask, mask).logits
+        assert task.original_logits.full is not None
+        torch.testing.assert_close(task.original_logits.full.float(), logits.float(), atol=1e-2, rtol=0)
+        said = logits.log_softmax(-1).gather(-1, seen.token_ids[mask][:, None])[:, 0]
+        torch.testing.assert_close(seen.logprobs[mask], said, atol=1e-4, rtol=0)
+
+
+def test_a_server_that_dies_in_the_middle_or_names_another_version_costs_no_answer(make: Callable[..., World]) -> None:
+    world = make()
+    world.start()
+    assert world.version() == 0
+    for server in world.servers:
+        server.delay_s = 0.3
+    before = [len(generated(s)) for s in world.servers]
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(world.post("dies")))
+    asking.start()
+    asked = wait_for(
+        lambda: [i for i, s in enumerate(world.servers) if len(generated(s)) - before[i] == 4], "all candidates on one"
+    )
+    world.servers[asked[0]].stop()
+    asking.join(30)
+    assert answers[0].status_code == 200, answers[0].text
+    other = world.servers[1 - asked[0]]
+    again = generated(other)[-4:]
+    lost = generated(world.servers[asked[0]])[-4:]
+    assert [r["sampling_params"]["seed"] for r in again] == [r["sampling_params"]["seed"] for r in lost]
+    status, health = world.health()
+    assert (status, health["status"], health["rollout_servers"]) == (200, "ok", {"in": 1, "of": 2})
+    world.servers[asked[0]].start()
+    wait_for(lambda: world.health()[1]["rollout_servers"]["in"] == 2, "the server's return", 20)
+    for server in world.servers:
+        server.delay_s = 0.0
+        server.fail("wrong model", "stale")
+    assert [world.version() for _ in range(3)] == [0] * 3
+    said = world.events("alert")
+    assert any("it answered with 'base' where 'run-v0-" in sentence for sentence in said), said
+
+
+def test_without_servers_callers_are_told_and_the_engine_waits_for_them(make: Callable[..., World]) -> None:
+    world = make()
+    for server in world.servers:
+        server.stop()
+    world.start()
+    for _ in range(2):  # from the start, and after they were there
+        began = time.monotonic()
+        refused = world.post()
+        assert refused.status_code == 503 and int(refused.headers["Retry-After"]) > 0
+        assert "no rollout server is in" in refused.json()["error"]["message"]
+        assert time.monotonic() - began < 20
+        status, health = world.health()
+        assert (status, health["status"], health["rollout_servers"]) == (503, "degraded", {"in": 0, "of": 2})
+        for server in world.servers:
+            server.start()
+        wait_for(lambda: world.health()[0] == 200, "the servers' return", 20)
+        world.answered_by(0)
+        wait_for(lambda: any("answered again" in said for said in world.events("note")), "that it is said", 20)
+        for server in world.servers:
+            server.stop()
+        wait_for(lambda: world.post().status_code == 503, "their end", 20)
+    assert any("Nothing can be answered: no rollout server is in (http" in said for said in world.events("alert"))
+    world.stop()  # also while nothing can be answered
+    for server in world.servers:
+        server.start()
+
+
+def test_tasks_of_the_run_wait_for_servers_and_none_is_lost(make: Callable[..., World]) -> None:
+    world = make(serve=None, max_requests=6, updates=False, batch_requests=2)
+    world.start()
+    wait_for(lambda: len(generated(world.servers[0])) + len(generated(world.servers[1])) > 4, "the first tasks")
+    for server in world.servers:
+        server.stop()
+    time.sleep(2 * WAIT_S)
+    assert not world.ended
+    for server in world.servers:
+        server.start()
+    wait_for(lambda: world.ended, "the run's end", 30)
+    assert world.ended == [True]
+    with RunReader(world.run_dir) as record:
+        rows = record.rollouts.page(limit=1000)
+        assert len(rows) == 6 * 4 and len({r.prompt_id for r in rows}) == 6
+        assert not [r for r in rows if r.stop_reason == "error"]
+
+
+def test_a_version_that_a_caller_names_is_loaded_again_or_refused(make: Callable[..., World]) -> None:
+    world = make(keep_snapshots=4)
+    world.start()
+    assert world.version() == 0
+    world.publish()
+    world.publish()
+    world.answered_by(2)
+    for version in (0, 1):
+        assert world.version(model=f"@{version}") == version
+        greedy = world.post("how many?", model=f"@{version}", temperature=0.0).json()
+        assert greedy["grpo_tui"]["policy_version"] == version
+        assert greedy["choices"][0]["message"]["content"] == _greedy(world, version, "how many?")
+    assert world.version() == 2
+    for server in world.servers:
+        server.lora = False  # as one that was started without
+    wait_for(lambda: world.served(0) == world.served(1), "the same on both", 20)
+    held = world.served(0)
+    named = next(v for v in (0, 1) if v not in held)
+    refused = world.post(model=f"@{named}")
+    assert refused.status_code == 404 and "cannot load adapters" in refused.json()["error"]["message"]
+    world.answered_by(2)
+
+
+def _greedy(world: World, version: int, question: str) -> str:
+    """What the policy of a version answers here."""
+    for name, parameter in world.model.named_parameters():
+        if name in world.weights[0]:
+            parameter.data = world.weights[version][name]
+    agent = TransformersAgent(
+        world.model, world.tokenizer, temperature=0.0, max_turn_tokens=6, max_trajectory_tokens=64
+    )
+    session = agent.start([[{"role": "user", "content": question}]], 1, seed=0)
+    (turn,) = session.act([0])
+    session.close()
+    return str(len(turn.text) % 3)
+
+
+def test_servers_that_all_refuse_end_the_run_at_its_start(make: Callable[..., World]) -> None:
+    world = make()
+    for server in world.servers:
+        server.lora = False
+    world.start()
+    wait_for(lambda: world.ended, "the run's end", 30)
+    (problem,) = world.ended
+    assert "cannot load adapters; start it with --enable-lora" in str(problem)
+    world.ended.clear()
