@@ -10,7 +10,7 @@ from .base import Section
 
 
 class RolloutsConfig(Section):
-    """Where rollouts of training, and answers of `grpo-tui online`, are made; docs/scaling.md says how to set up servers.
+    """Where rollouts of training and answers of `grpo-tui online` are made; docs/scaling.md says how to set up servers.
 
     All but `engine` is for `vllm`: any number of `vllm serve` processes, here or on other machines, to which the LoRA
     adapters go as files (`grpo-tui rollouts serve MODEL` prints and runs the right command).

@@ -14,7 +14,7 @@ No turn is ever written by another version than the one that was asked for. In o
 1. the adapters are written into a folder beside the others, synced, and renamed to `RUN-sSTEP-CHECKSUM` (of serving:
    `RUN-vVERSION-CHECKSUM`); a folder of that name is never changed (reloading a name in place would let a server reuse
    what the old weights had cached)
-2. every server that is in loads it by that name, and must give the same log-probs for a fixed text as the policy here does
+2. every server that is in loads it by that name, and must give the log-probs of a fixed text that the policy here gives
 3. every request names it; an answer that does not name it back counts as a failure of the server
 4. an older version that no rollout uses is unloaded everywhere, and its folder is deleted when the next one comes:
    a server that is asked for an adapter whose files are gone dies

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+NOT_ASKED = "it was not asked yet"
 PROBE_S = 2.0
 """Seconds between two attempts to take a server in again."""
 ATTEMPTS = 4
@@ -49,7 +50,7 @@ class Server:
     retried: somebody asks it from time to time whether it is fit again."""
 
     client: ServerClient
-    why_out: str = "it was not asked yet"
+    why_out: str = NOT_ASKED
     refusal: ServerRefusal | None = None
     retried: bool = False
     in_flight: int = 0

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...agents.remote.adapters import Adapter, AdapterError
 from ...agents.remote.agent import RemoteAgent
-from ...agents.remote.pool import Standing
+from ...agents.remote.pool import NOT_ASKED, Standing
 from ...agents.remote.protocol import ServerRefusal
 from ..store.snapshots import Manifest, SnapshotError, SnapshotReader
 from .weights import WeightFollower
@@ -78,7 +78,7 @@ class PooledWeights(WeightFollower):
     def away(self) -> str:
         """Why nothing can be answered now; empty while it can."""
         standing = self.servers()
-        if not standing.up:
+        if not standing.up and set(standing.out.values()) != {NOT_ASKED}:
             return f"no rollout server is in ({standing.reasons})"
         if self._publisher.current is None:
             return "the rollout servers are taking in the first version"

@@ -35,7 +35,8 @@ from ..agents.fake_vllm import FakeVLLM
 from .test_online_run import wait_for
 from .tiny import run_config, tokenizer
 
-WAIT_S = 0.6
+SOON_S = 0.5
+"""How long callers wait for servers where that is what is tested."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +51,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class World:
     """A run whose engine lives on a thread, two servers, and a worker's end of its snapshots."""
 
-    def __init__(self, folder: Path, **online: Any) -> None:
+    def __init__(self, folder: Path, server_wait_s: float = 60.0, **online: Any) -> None:
         config = run_config(folder / "policy", **{"serve": "127.0.0.1:0", "engine_threads": 1, **online})
         base = load_base(config.model)
         self.servers = [FakeVLLM(copy.deepcopy(base), tokenizer()) for _ in range(2)]
         for server in self.servers:
             server.start()
         urls = [s.url for s in self.servers]
-        rollouts = RolloutsConfig(engine="vllm", servers=urls, server_wait_s=WAIT_S, request_timeout_s=20)
+        rollouts = RolloutsConfig(engine="vllm", servers=urls, server_wait_s=server_wait_s, request_timeout_s=20)
         self.config = config.model_copy(update={"rollouts": rollouts})
         self.run_dir = folder / "run"
         self.run_dir.mkdir()
@@ -144,8 +145,8 @@ class World:
 def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
     made: list[World] = []
 
-    def world(**online: Any) -> World:
-        made.append(World(tmp_path, **online))
+    def world(**options: Any) -> World:
+        made.append(World(tmp_path, **options))
         return made[-1]
 
     yield world
@@ -237,7 +238,7 @@ def test_a_server_that_dies_in_the_middle_or_names_another_version_costs_no_answ
 
 
 def test_without_servers_callers_are_told_and_the_engine_waits_for_them(make: Callable[..., World]) -> None:
-    world = make()
+    world = make(server_wait_s=SOON_S)
     for server in world.servers:
         server.stop()
     world.start()
@@ -252,7 +253,7 @@ def test_without_servers_callers_are_told_and_the_engine_waits_for_them(make: Ca
         for server in world.servers:
             server.start()
         wait_for(lambda: world.health()[0] == 200, "the servers' return", 20)
-        world.answered_by(0)
+        wait_for(lambda: world.post().status_code == 200, "an answer", 20)
         wait_for(lambda: any("answered again" in said for said in world.events("note")), "that it is said", 20)
         for server in world.servers:
             server.stop()
@@ -264,12 +265,12 @@ def test_without_servers_callers_are_told_and_the_engine_waits_for_them(make: Ca
 
 
 def test_tasks_of_the_run_wait_for_servers_and_none_is_lost(make: Callable[..., World]) -> None:
-    world = make(serve=None, max_requests=6, updates=False, batch_requests=2)
+    world = make(server_wait_s=SOON_S, serve=None, max_requests=6, updates=False, batch_requests=2)
     world.start()
     wait_for(lambda: len(generated(world.servers[0])) + len(generated(world.servers[1])) > 4, "the first tasks")
     for server in world.servers:
         server.stop()
-    time.sleep(2 * WAIT_S)
+    time.sleep(2 * SOON_S)
     assert not world.ended
     for server in world.servers:
         server.start()
