@@ -35,6 +35,7 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
     from ..launch.alerts import alert_sender
     from ..runs.control import ControlChannel
     from ..runs.lock import Locked, hold
+    from ..runs.paths import DATABASE
     from ..runs.writer import open_writer
     from .checkpoints import CheckpointError, Start, find_start, set_aside
 
@@ -61,7 +62,8 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
         def life() -> bool | None:
             from ..launch.settings import read_config
 
-            if refused is not None:
+            elsewhere = not main_process and not (run_dir / DATABASE).exists()  # `check_one_folder` says so, to all
+            if refused is not None and not elsewhere:
                 raise refused
             from .processes import check_supported
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from accelerate import Accelerator
@@ -46,6 +48,29 @@ class Processes:
     def broadcast(self, value: T) -> T:
         """The main process's value, on every process."""
         return value if self.number == 1 else broadcast_object_list([value])[0]
+
+    def check_one_folder(self, folder: Path) -> None:
+        """Refuse machines that do not see one folder of the run: each would keep a part of every checkpoint.
+
+        Raises UnsupportedProcessesError, on every process.
+        """
+        if self.number == 1:
+            return
+        mark = folder / self.broadcast(f".seen-by-all-{os.urandom(8).hex()}")
+        try:
+            if self.main:
+                mark.touch()
+            self.gather([0])  # it is there from here on
+            seen = self.gather([(socket.gethostname(), mark.exists())])
+        finally:
+            if self.main:
+                mark.unlink(missing_ok=True)
+        blind = sorted({f"process {number} on {host}" for number, (host, sees) in enumerate(seen) if not sees})
+        if blind:
+            raise UnsupportedProcessesError(
+                f"{', '.join(blind)} has another folder {folder} than the first process; checkpoints are written by "
+                "all of them, so the folder of runs must be one that every machine sees"
+            )
 
     def share(self, values: Sequence[T], size: int) -> list[T]:
         """This process's `size` values of those that every process has."""

@@ -68,7 +68,7 @@ def run_rft(
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
     recorder.event("phase", "loading the model and the data", name="loading")
     trainer, callbacks = build_trainer(config, run_dir, recorder, control)
-    begin_at(start, trainer, callbacks, recorder)
+    begin_at(start, run_dir, trainer, callbacks, recorder)
     sink = wandb_sink(config, run_dir, recorder) if trainer.accelerator.is_main_process else None
     try:
         with served(trainer, recorder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from safetensors import SafetensorError
 
@@ -12,6 +13,7 @@ from ..record.step_recorder import StepRecorder
 from ..runs.control import ControlChannel
 from .callbacks import RunCallbacks
 from .checkpoints import Start
+from .processes import Processes
 from .resumable import Resumable
 
 logger = logging.getLogger(__name__)
@@ -20,8 +22,12 @@ ROOM_SECONDS = 10
 """How long a run that has nowhere to write its result waits before it tries again."""
 
 
-def begin_at(start: Start, trainer: Resumable, callbacks: RunCallbacks, recorder: StepRecorder) -> None:
-    """Tie a trainer's checkpoints to the record, and say where a resumed run goes on."""
+def begin_at(start: Start, run_dir: Path, trainer: Resumable, callbacks: RunCallbacks, recorder: StepRecorder) -> None:
+    """Tie a trainer's checkpoints to the record, and say where a resumed run goes on.
+
+    Raises UnsupportedProcessesError where not all processes see the run's folder.
+    """
+    Processes(trainer.accelerator).check_one_folder(run_dir)
     trainer.last_checkpoint = start.checkpoint
     trainer.before_commit = lambda: recorder.guard("flush", lambda: recorder.writer.flush(timeout=10.0))
     trainer.on_save_failed = lambda message: recorder.event("record", message, step=trainer.state.global_step)

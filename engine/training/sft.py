@@ -98,7 +98,7 @@ def run_sft(
         channel=control,
         seed=config.seed,
     )
-    begin_at(start, trainer, callbacks, recorder)
+    begin_at(start, run_dir, trainer, callbacks, recorder)
     trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
     saved = True
     if trainer.accelerator.is_main_process:

@@ -30,6 +30,9 @@ from grpo_tui.engine.agents.settings import AgentSettings
 from grpo_tui.engine.policy.prepared import PreparedModel, acting, inference
 from grpo_tui.engine.policy.sight.processor import Encoded
 
+Written = tuple[list[int], list[float], bool]
+"""Tokens, their log-probs, and whether the turn ended by itself."""
+
 
 class WireSession(TransformersSession):
     """A session whose seeds and limits come with each request."""
@@ -41,8 +44,8 @@ class WireSession(TransformersSession):
         self.seeds: dict[int, int] = {}
         self.limits: dict[int, int] = {}
 
-    def write(self, asked: dict[int, dict[str, Any]]) -> dict[int, tuple[list[int], list[float], bool]]:
-        """Tokens, log-probs and whether it stopped itself, by row."""
+    def write(self, asked: dict[int, dict[str, Any]]) -> dict[int, Written]:
+        """By row."""
         rows = sorted(asked)
         for row in rows:
             ids, end = asked[row]["token_ids"], int(self.history.length[row])
@@ -97,6 +100,8 @@ class FakeVLLM:
     faults: deque[str] = field(default_factory=deque)
     requests: list[dict[str, Any]] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
+    waiting: list[tuple[dict[str, Any], asyncio.Future[Written]]] = field(default_factory=list)
+    writing: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self.model: Any = None
@@ -141,6 +146,7 @@ class FakeVLLM:
         self.thread.join(timeout=10)
         self.socket.close()
         self.adapters.clear()
+        self.waiting, self.writing = [], None
 
     # ------------------------------------------------------------------------------------------------ endpoints
 
@@ -258,10 +264,10 @@ class FakeVLLM:
             with acting(self.model):
                 yield
 
-    async def _write(self, asked: dict[str, Any]) -> tuple[list[int], list[float], bool]:
+    async def _write(self, asked: dict[str, Any]) -> Written:
         temperature = asked["sampling_params"]["temperature"]
         if self.lockstep is None or temperature != self.lockstep.settings.temperature:
-            return await asyncio.to_thread(self._alone, asked)
+            return await self._in_turn(asked)
         session, row, turn = asked["request_id"].rsplit("-", 2)
         mine: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         waiting = self.lockstep.waiting.setdefault((session, int(turn)), {})
@@ -272,21 +278,50 @@ class FakeVLLM:
                 future.set_result(written[number])
         return await mine
 
-    def _alone(self, asked: dict[str, Any]) -> tuple[list[int], list[float], bool]:
-        sampling = asked["sampling_params"]
+    async def _in_turn(self, asked: dict[str, Any]) -> Written:
+        """Written together with whatever else waits when the model is free."""
+        mine: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
+        self.waiting.append((asked, mine))
+        if self.writing is None or self.writing.done():
+            self.writing = asyncio.create_task(self._write_what_waits())
+        return await mine
+
+    async def _write_what_waits(self) -> None:
+        while self.waiting:
+            kind = _kind(self.waiting[0][0])
+            batch = [w for w in self.waiting if _kind(w[0]) == kind]
+            self.waiting = [w for w in self.waiting if _kind(w[0]) != kind]
+            try:
+                written = await asyncio.to_thread(self._alone, [asked for asked, _ in batch])
+            except Exception as problem:
+                for _, future in batch:
+                    future.set_exception(problem)
+                continue
+            for (_, future), each in zip(batch, written, strict=True):
+                future.set_result(each)
+
+    def _alone(self, asked: list[dict[str, Any]]) -> list[Written]:
+        """Rows that know nothing of each other, nor of their earlier turns."""
+        sampling = [each["sampling_params"] for each in asked]
         settings = AgentSettings(
-            temperature=sampling["temperature"],
-            max_turn_tokens=sampling["max_tokens"],
-            stop_strings=tuple(sampling.get("stop", ())),
+            temperature=sampling[0]["temperature"],
+            max_turn_tokens=max(s["max_tokens"] for s in sampling),
+            stop_strings=tuple(sampling[0].get("stop", ())),
         )
-        session = self._session(settings, [asked["token_ids"]], 1, sampling.get("stop_token_ids", []))
-        with self._acting(asked["model"]):
-            tokens, logprobs, stopped = session.write({0: asked})[0]
+        stops = sampling[0].get("stop_token_ids", [])
+        session = self._session(settings, [each["token_ids"] for each in asked], 1, stops)
+        with self._acting(asked[0]["model"]):
+            found = session.write(dict(enumerate(asked)))
+            written = [found[row] for row in range(len(asked))]
             if self.raw_logprobs:
-                scores = self.policy(torch.tensor([[*asked["token_ids"], *tokens]])).logits[0].log_softmax(-1)
-                first = len(asked["token_ids"]) - 1
-                logprobs = [float(scores[first + i, token]) for i, token in enumerate(tokens)]
-        return tokens, logprobs, stopped
+                written = [self._raw(each, tokens, end) for each, (tokens, _, end) in zip(asked, written, strict=True)]
+        return written
+
+    def _raw(self, asked: dict[str, Any], tokens: list[int], stopped: bool) -> Written:
+        """With log-probs as they are at temperature 1."""
+        scores = self.policy(torch.tensor([[*asked["token_ids"], *tokens]])).logits[0].log_softmax(-1)
+        first = len(asked["token_ids"]) - 1
+        return tokens, [float(scores[first + i, token]) for i, token in enumerate(tokens)], stopped
 
     def _together(self, name: str, asked: dict[int, dict[str, Any]]) -> dict[int, Any]:
         assert self.lockstep is not None
@@ -312,6 +347,12 @@ class FakeVLLM:
             scores = self.policy(torch.tensor([ids])).logits[0].log_softmax(-1)
         pairs = [{str(t): {"logprob": float(scores[i, t]), "rank": 1}} for i, t in enumerate(ids[1:])]
         return [None, *pairs]
+
+
+def _kind(asked: dict[str, Any]) -> tuple[Any, ...]:
+    """Requests of one kind can be written together."""
+    sampling = asked["sampling_params"]
+    return asked["model"], sampling["temperature"], *sampling.get("stop", ()), *sampling.get("stop_token_ids", ())
 
 
 def _error(code: int, message: str) -> Response:

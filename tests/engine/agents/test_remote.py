@@ -219,6 +219,20 @@ def test_a_folder_of_adapters_never_changes(world: World):
     assert {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in first.folder.iterdir()} == facts
 
 
+def test_what_a_killed_run_left_is_taken_away_when_it_goes_on(world: World, servers: list[FakeVLLM], tmp_path: Path):
+    left = world.agent.publish(0)
+    (world.publisher.folder / ".tmp-my-run-s1-77").mkdir()
+    others = [world.publisher.folder / name for name in ("my-run-s2-x-s0-0123456789abcdef", "notes")]
+    for other in others:
+        other.mkdir()
+    again = World(tmp_path / "adapters", servers)
+    move(again.policy)
+    now = again.agent.publish(1)
+    assert again.names() == sorted([now.name, *(other.name for other in others)]), "what is another run's stays"
+    assert all(list(server.adapters) == [now.name] for server in servers) and left.name != now.name
+    again.pool.close()
+
+
 @pytest.mark.parametrize(
     ("option", "said"),
     [

@@ -79,13 +79,35 @@ def sampled(placement: str, world: int) -> dict[str, Any]:
         return {"tokens": seen, "find_unused": trainer.args.ddp_find_unused_parameters}
 
 
+def other_folders(rank: int) -> list[str]:
+    """What a process hears where all see one folder of the run, and where each has its own."""
+    from accelerate import Accelerator
+
+    from grpo_tui.engine.training.processes import Processes, UnsupportedProcessesError
+
+    processes = Processes(Accelerator(cpu=True))
+    home = processes.broadcast(tempfile.mkdtemp())
+    own = Path(home) / str(rank)
+    own.mkdir()
+    heard = []
+    for folder in (Path(home), own):
+        try:
+            processes.check_one_folder(folder)
+            heard.append("")
+        except UnsupportedProcessesError as problem:
+            heard.append(str(problem))
+    return [*heard, *sorted(path.name for path in Path(home).rglob(".seen*"))]
+
+
 def main() -> None:
     import os
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
     results = {name: trajectory(world=world, **dict(case)) for name, case in CASES.items()}
     results |= {f"sampled {placement}": sampled(placement, world) for placement in ("main", "sharded")}
-    if int(os.environ.get("RANK", "0")) == 0:
+    rank = int(os.environ.get("RANK", "0"))
+    results["other folders"] = other_folders(rank)
+    if rank == 0:
         print("RESULT " + json.dumps(results), flush=True)
 
 

@@ -51,3 +51,9 @@ def test_rollouts_do_not_depend_on_who_samples_them(two_processes, placement):
     assert len({tuple(tokens) for tokens in expected["tokens"][0]}) > 4  # rollouts of a prompt differ
     assert ours["tokens"] == expected["tokens"]
     assert ours["find_unused"] is False
+
+
+def test_a_process_with_another_folder_of_the_run_is_refused(two_processes):
+    same, own, *left = two_processes["other folders"]
+    assert same == "" and not left
+    assert own.startswith("process 1 on ") and "must be one that every machine sees" in own
