@@ -89,6 +89,8 @@ class AdapterPublisher:
         """The version that acts where none is named."""
         self._wanted: list[Adapter] = []
         """Those that every server has to serve, oldest first."""
+        self._proved: dict[str, Adapter] = {}
+        """Those of them that every server which is in serves, by name."""
         self._unloaded = self._left_over()
         """Folders of those that no server serves any more."""
         self._users: dict[str, int] = {}
@@ -146,6 +148,8 @@ class AdapterPublisher:
             self.release(adapter)
             self._unloaded.append(folder)
             raise
+        with self._counting:
+            self._proved[name] = adapter
         return adapter
 
     def retire(self) -> None:
@@ -153,16 +157,18 @@ class AdapterPublisher:
         next time."""
         self._delete()
         with self._counting:
-            old = [a for a in self._wanted if a is not self.current and not self._users.get(a.name)]
-            self._wanted = [a for a in self._wanted if a not in old]
+            kept = {*self._users, "" if self.current is None else self.current.name}
+            old = [a for a in self._wanted if a.name not in kept]
+            self._wanted = [a for a in self._wanted if a.name in kept]
+            self._proved = {name: a for name, a in self._proved.items() if name in kept}
         if old:
             self._wait_for(self._unload(old))
             self._unloaded += [adapter.folder for adapter in old]
 
     def hold(self, step: int) -> Adapter | None:
-        """The version of this step, in use until it is released; None where servers do not have it any more."""
+        """The version of this step, in use until it is released; None where servers do not have it (any more)."""
         with self._counting:
-            held = next((a for a in self._wanted if a.step == step), None)
+            held = next((a for a in self._proved.values() if a.step == step), None)
             if held is not None:
                 self._users[held.name] = self._users.get(held.name, 0) + 1
         return held
@@ -196,7 +202,7 @@ class AdapterPublisher:
         self.pool.run(unload())
         self._unloaded += [adapter.folder for adapter in self._wanted]
         self._delete()
-        self._wanted, self.current = [], None
+        self._wanted, self._proved, self.current = [], {}, None
 
     def _wait_for(self, work: Coroutine[None, None, None]) -> None:
         """Do this in the pool's loop, until `end`."""
