@@ -23,6 +23,7 @@ from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 from grpo_tui.envs.agent import Message
 
+from ..engine.online.pool_run import PoolRun
 from .conftest import RealServer
 
 SETTINGS = {"temperature": 1.2, "max_turn_tokens": 24, "max_trajectory_tokens": 512}
@@ -46,10 +47,12 @@ class World:
     def play(self, seed: int = 3, agent: Any = None) -> list[Any]:
         session = (agent or self.agent).start(PROMPTS, ROLLOUTS, seed=seed)
         rows = list(range(len(PROMPTS) * ROLLOUTS))
-        session.act(rows)
+        turns = session.act(rows)
         session.observe(rows, ["mask 1: area 312, box [3, 4, 90, 100]"] * len(rows))
-        session.act(rows)
+        turns += session.act(rows)
         session.close()
+        if agent is None:
+            assert {turn.policy_version for turn in turns} == {session.adapter.step}
         return [session.tokens(row) for row in rows]
 
     def move(self) -> None:
@@ -83,9 +86,15 @@ def test_log_probs_are_those_of_the_policy_here_version_after_version(world: Wor
         assert [fact for fact in check_server(server.url) if fact.state == "missing"] == []
     for step in range(3):
         world.agent.publish(step)
-        assert world.publisher.mismatch < 1e-4
-        assert apart(world, world.play(seed=step)) < 1e-4
+        rows = world.play(seed=step)
+        worst, written = apart(world, rows), sum(int(row.agent_mask.sum()) for row in rows)
+        mean = world.publisher.mismatch
+        print(f"version {step}: log-probs of {written} tokens differ by at most {worst:.2g} nats (probe: {mean:.2g})")
+        assert max(worst, mean) < 1e-4
         world.move()
+        if step == 0:  # an older version would be noticed
+            print(f"against the next version they differ by up to {apart(world, rows):.2g}")
+            assert apart(world, rows) > 1e-2
     assert world.told == []
 
 
@@ -94,6 +103,8 @@ def test_rollouts_of_a_server_that_is_killed_come_out_the_same_elsewhere(world: 
     whole = world.play()
     servers[0].kill()
     failed_over = world.play()
+    written = sum(int(row.agent_mask.sum()) for row in whole)
+    print(f"{len(whole)} rollouts, {written} tokens: the same on the server that is left")
     for mine, theirs in zip(failed_over, whole, strict=True):
         np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
     assert any("is out" in said for said in world.told)
@@ -119,5 +130,29 @@ def test_ten_steps_on_real_servers_learn(tmp_path: Path, servers: list[RealServe
     assert run(folder) == 0
     with RunReader(folder) as record:
         before, *_, after = (v for _, v in record.metrics.points("success/eval_sampled"))
-        assert after > before
-        assert max(v for _, v in record.metrics.points("rollout/logprob_mismatch_max")) < 1e-3
+        apart = max(v for _, v in record.metrics.points("rollout/logprob_mismatch_max"))
+        print(f"ten steps: success {before:.2f} -> {after:.2f}, log-probs differ by at most {apart:.2g} nats")
+        assert after > before and apart < 1e-3
+
+
+def test_answers_change_to_the_next_version_and_are_scored_by_it(tmp_path: Path, servers: list[RealServer]):
+    config = RunConfig.model_validate(
+        {
+            "mode": "online",
+            "model": {"device": "cpu"},
+            "online": {"serve": "127.0.0.1:0", "samples": 4, "min_confidence": 0.0, "poll_interval_s": 0.05},
+            "rollouts": {"engine": "vllm", "servers": [s.url for s in servers]},
+        }
+    )
+    world = PoolRun(tmp_path / "run", config)
+    world.start()
+    try:
+        for version in range(3):
+            world.answered_by(version)
+            world.version(question="image 320 x 200. What colour is the object at (31, 40)?")
+            world.publish(0.02)
+    finally:
+        world.stop()
+    worst = world.apart_from_their_versions()
+    print(f"answers of versions {sorted(worst)}: log-probs differ by at most {max(worst.values()):.2g} nats")
+    assert set(worst) >= {0, 1, 2} and max(worst.values()) < 1e-4

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,20 +16,12 @@ import torch
 from grpo_tui.configs.sections.rollouts import RolloutsConfig
 from grpo_tui.engine.agents.remote import pool as pool_module
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
-from grpo_tui.engine.online.process import load_serving_policy
 from grpo_tui.engine.online.serve import absence
-from grpo_tui.engine.online.serve.assembly import serve
-from grpo_tui.engine.online.store.folder import OnlineFolder
-from grpo_tui.engine.online.store.snapshots import SnapshotWriter
-from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
-from grpo_tui.engine.online.store.update_task import UpdateTask
-from grpo_tui.engine.policy.forward import forward_agent_tokens
 from grpo_tui.engine.policy.models import load_base
-from grpo_tui.engine.runs.control import ControlChannel, request
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
 
 from ..agents.fake_vllm import FakeVLLM
+from .pool_run import PoolRun
 from .test_online_run import wait_for
 from .tiny import run_config, tokenizer
 
@@ -48,8 +38,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-class World:
-    """A run whose engine lives on a thread, two servers, and a worker's end of its snapshots."""
+class World(PoolRun):
+    """Such a run, and two servers."""
 
     def __init__(self, folder: Path, server_wait_s: float = 60.0, **online: Any) -> None:
         config = run_config(folder / "policy", **{"serve": "127.0.0.1:0", "engine_threads": 1, **online})
@@ -59,86 +49,18 @@ class World:
             server.start()
         urls = [s.url for s in self.servers]
         rollouts = RolloutsConfig(engine="vllm", servers=urls, server_wait_s=server_wait_s, request_timeout_s=20)
-        self.config = config.model_copy(update={"rollouts": rollouts})
-        self.run_dir = folder / "run"
-        self.run_dir.mkdir()
-        self.folder = OnlineFolder(self.run_dir)
-        self.model, self.tokenizer = load_serving_policy(self.config)
-        self.weights = {0: {n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad}}
-        self.ended: list[bool | BaseException] = []
-        self._thread = threading.Thread(target=self._live)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def _live(self) -> None:
-        writer = RunWriter(self.run_dir, process="engine")
-        try:
-            self.ended.append(serve(self.config, self.run_dir, writer, ControlChannel(self.run_dir), False))
-        except BaseException as problem:
-            self.ended.append(problem)
-        finally:
-            writer.close()
-
-    def publish(self) -> int:
-        """The worker's next version: other weights."""
-        version = len(self.weights)
-        generator = torch.Generator().manual_seed(version)
-        moved = {n: p + 0.1 * torch.randn(p.shape, generator=generator) for n, p in self.weights[0].items()}
-        with contextlib.closing(SnapshotWriter(self.folder.snapshots, base_model="tiny")) as snapshots:
-            assert snapshots.publish(moved).version == version
-        self.weights[version] = moved
-        return version
-
-    @property
-    def url(self) -> str:
-        def found() -> str | None:
-            assert not self.ended, self.ended
-            with contextlib.suppress(OSError, ValueError):
-                return json.loads(self.folder.address.read_text())["url"]
-            return None
-
-        return wait_for(found, "the address")
-
-    def post(self, question: str = "what is it?", model: str | None = None, **fields: Any) -> httpx.Response:
-        body = {"messages": [{"role": "user", "content": question}], **fields}
-        if model is not None:
-            body["model"] = f"{self.config.model.base}{model}"
-        return httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=60)
-
-    def version(self, **asked: Any) -> int:
-        """The version that answers."""
-        answer = self.post(**asked)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["grpo_tui"]["policy_version"]
-
-    def answered_by(self, version: int) -> None:
-        wait_for(lambda: self.version() == version, f"version {version}", 20)
-
-    def health(self) -> tuple[int, Any]:
-        found = httpx.get(f"{self.url}/health", timeout=60)
-        return found.status_code, found.json()
+        super().__init__(folder / "run", config.model_copy(update={"rollouts": rollouts}))
 
     def served(self, server: int) -> list[int]:
         """Versions that a server holds."""
         return [int(name.split("-v")[1].split("-")[0]) for name in self.servers[server].adapters]
 
-    def folders(self) -> list[str]:
-        return sorted(p.name.split("-")[1] for p in (self.run_dir / "served").iterdir())
-
-    def events(self, *kinds: Any) -> list[str]:
-        with RunReader(self.run_dir) as record:
-            return [event.message for event in record.events(kinds=list(kinds), limit=1000)]
-
     def stop(self) -> None:
-        if self._thread.is_alive():
-            request(self.run_dir, "stop")
-            self._thread.join(30)
-        assert not self._thread.is_alive()
         for server in self.servers:
             server.may_load.set()
+        super().stop()
+        for server in self.servers:
             server.stop()
-        assert all(not isinstance(end, BaseException) for end in self.ended), self.ended
 
 
 @pytest.fixture
@@ -178,31 +100,12 @@ def test_requests_change_to_a_version_when_every_server_has_it(make: Callable[..
     assert all(generated(s) for s in world.servers), "questions are spread over the servers"
     world.stop()
     assert not any(s.adapters for s in world.servers) and not world.folders(), "nothing is left behind"
-    _each_is_scored_by_the_version_that_wrote_it(world)
-
-
-def _each_is_scored_by_the_version_that_wrote_it(world: World) -> None:
     with RunReader(world.run_dir) as record:
-        rows = record.rollouts.page(limit=1000)
-        assert {r.policy_version for r in rows} == {0, 1, 2}
-        for row in rows:
+        for row in record.rollouts.page(limit=1000):
             steps = record.bodies.trajectory(row.id).trajectory.steps
             assert {step.policy_version for step in steps} == {row.policy_version}
-    queue = SqliteQueue(world.folder.queue)
-    tasks = [UpdateTask.from_bytes(queue.payload(identifier) or b"") for identifier, _ in queue.tasks("queued")]
-    assert {task.policy_version for task in tasks} == {0, 1, 2}
-    for task in tasks:
-        for name, parameter in world.model.named_parameters():
-            if name in world.weights[0]:
-                parameter.data = world.weights[task.policy_version][name]
-        seen = task.experience
-        with torch.no_grad():
-            mask = seen.agent_mask & seen.attention_mask
-            logits = forward_agent_tokens(world.model, seen.token_ids, seen.attention_mask, mask).logits
-        assert task.original_logits.full is not None
-        torch.testing.assert_close(task.original_logits.full.float(), logits.float(), atol=1e-2, rtol=0)
-        said = logits.log_softmax(-1).gather(-1, seen.token_ids[mask][:, None])[:, 0]
-        torch.testing.assert_close(seen.logprobs[mask], said, atol=1e-4, rtol=0)
+    worst = world.apart_from_their_versions()
+    assert set(worst) == {0, 1, 2} and max(worst.values()) < 1e-4, "each is scored by the version that wrote it"
 
 
 def test_a_server_that_dies_in_the_middle_or_names_another_version_costs_no_answer(make: Callable[..., World]) -> None:
@@ -224,7 +127,7 @@ def test_a_server_that_dies_in_the_middle_or_names_another_version_costs_no_answ
     other = world.servers[1 - asked[0]]
     again = generated(other)[-4:]
     lost = generated(world.servers[asked[0]])[-4:]
-    assert [r["sampling_params"]["seed"] for r in again] == [r["sampling_params"]["seed"] for r in lost]
+    assert {r["sampling_params"]["seed"] for r in again} == {r["sampling_params"]["seed"] for r in lost}
     status, health = world.health()
     assert (status, health["status"], health["rollout_servers"]) == (200, "ok", {"in": 1, "of": 2})
     world.servers[asked[0]].start()
@@ -307,11 +210,8 @@ def test_a_version_that_a_caller_names_is_loaded_again_or_refused(make: Callable
 
 def _greedy(world: World, version: int, question: str) -> str:
     """What the policy of a version answers here."""
-    for name, parameter in world.model.named_parameters():
-        if name in world.weights[0]:
-            parameter.data = world.weights[version][name]
     agent = TransformersAgent(
-        world.model, world.tokenizer, temperature=0.0, max_turn_tokens=6, max_trajectory_tokens=64
+        world.become(version), world.tokenizer, temperature=0.0, max_turn_tokens=6, max_trajectory_tokens=64
     )
     session = agent.start([[{"role": "user", "content": question}]], 1, seed=0)
     (turn,) = session.act([0])
