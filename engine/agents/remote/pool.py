@@ -168,7 +168,7 @@ class ServerPool:
             try:
                 await action(server.client)
             except (ServerTrouble, ServerRefusal) as problem:
-                self._out(server, str(problem))
+                self._out(server, str(problem), problem if isinstance(problem, ServerRefusal) else None)
 
         await asyncio.gather(*(one(s) for s in self.servers if s.up))
 
@@ -234,10 +234,10 @@ class ServerPool:
         finally:
             server.in_flight -= 1
 
-    def _out(self, server: Server, reason: str) -> None:
+    def _out(self, server: Server, reason: str, refusal: ServerRefusal | None = None) -> None:
         if not server.up:
             return
-        server.why_out = reason
+        server.why_out, server.refusal = reason, refusal
         self._tell(f"rollout server {server.url} is out: {reason}; its rollouts go to others until it is back", False)
         self._keep_trying(server)
 
