@@ -22,8 +22,8 @@ from grpo_tui.engine.policy.models import load_policy
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 from grpo_tui.envs.agent import Message
+from tests.engine.online.pool_run import PoolRun
 
-from ..engine.online.pool_run import PoolRun
 from .conftest import RealServer
 
 SETTINGS = {"temperature": 1.2, "max_turn_tokens": 24, "max_trajectory_tokens": 512}
