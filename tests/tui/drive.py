@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from textual import events
 from textual.pilot import Pilot
 
 from grpo_tui.tui.app.app import GrpoApp
@@ -38,6 +40,13 @@ async def settle(pilot: Pilot[Any]) -> None:
     await pilot.pause()
 
 
+def _character(key: str) -> str | None:
+    """What a key types."""
+    with suppress(KeyError):
+        key = unicodedata.lookup(key.replace("_", " ").upper()) if len(key) > 1 else key
+    return key if len(key) == 1 and key.isprintable() else None
+
+
 class Driver:
     """A running app with short names for what tests do."""
 
@@ -50,6 +59,13 @@ class Driver:
         await self.pilot.press(*keys)
         await settle(self.pilot)
         return self.text
+
+    async def burst(self, *keys: str) -> None:
+        """Press keys faster than the app takes them, as where it is busy: all go to what has the focus now."""
+        focused = self.app.focused or self.app.screen
+        for key in keys:
+            focused.post_message(events.Key(key, _character(key)))
+        await self.pilot.pause()
 
     async def type(self, text: str) -> str:
         """Type a text; the screen afterwards."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from textual import events
 
 from grpo_tui.tui.app.bindings import EVERYWHERE, TABLE, bindings, helps, hints
 from grpo_tui.tui.app.comparison import marks
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.screens.compare import flatten
+from grpo_tui.tui.app.screens.dialogs import confirm
 from grpo_tui.tui.app.theme import THEMES
 
 from .demo_run import make_run
@@ -204,3 +206,18 @@ async def test_clicks_on_hints_do_what_their_keys_do(runs: Path) -> None:
         assert app.view == "help"
         await app.click("esc back", 5)
         assert app.view == "runs"
+
+
+async def test_an_answer_given_twice_leaves_the_dialog_alone(runs: Path) -> None:
+    async with running(runs, Runs()) as app:
+        app.app.push_screen(confirm("Stop it?", "Yes"))
+        await app.burst("y", "y", "enter", "escape")
+        assert await app.press("question_mark") and app.app.is_running
+
+
+async def test_pages_of_the_palette_before_it_is_laid_out_are_none(run: Path) -> None:
+    async with running(run.parent, Trajectories(run)) as app:
+        for key in ("ctrl+p", "z", "z", "z", "z", "pagedown", "pageup", "pagedown"):
+            app.app.post_message(events.Key(key, key if len(key) == 1 else None))
+        await app.pilot.pause()
+        assert app.app.is_running and not app.app.failure

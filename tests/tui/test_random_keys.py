@@ -29,9 +29,9 @@ async def session(runs: Path, seed: int, presses: int, monkeypatch: pytest.Monke
     said: list[str] = []
     async with running(runs, start, size=SIZES[seed % len(SIZES)]) as app:
         for at in range(presses):
-            key = rng.choice(KEYS if rng.random() < 0.85 else TYPED)
-            said.append(key)
-            await app.pilot.press(key)
+            keys = [rng.choice(KEYS if rng.random() < 0.85 else TYPED) for _ in range(1 + 2 * rng.randrange(2))]
+            said.extend(keys)
+            await app.burst(*keys)
             if at % 70 == 69:
                 await app.pilot.resize_terminal(*rng.choice(SIZES))
             if at % 25 == 24:

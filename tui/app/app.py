@@ -9,13 +9,15 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual.app import SystemCommand
 from textual.await_complete import AwaitComplete
-from textual.command import CommandPalette
+from textual.binding import Binding, BindingType
+from textual.command import CommandList, CommandPalette
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.screen import Screen
 
@@ -205,14 +207,20 @@ class OncePalette(CommandPalette):
     OncePalette.-short LoadingIndicator { display: none; }
     """
 
-    _left = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("pagedown", "page(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+    ]
 
-    def dismiss(self, result: Any = None) -> AwaitComplete:
-        """Leave, unless that is under way."""
-        if self._left:
-            return AwaitComplete.nothing()
-        self._left = True
-        return super().dismiss(result)
+    def dismiss(self, result: None = None) -> AwaitComplete:
+        """Leave, unless that was done."""
+        return super().dismiss(result) if self.app.screen is self else AwaitComplete.nothing()
+
+    def action_page(self, by: int) -> None:
+        """A page further in the list of commands, or back."""
+        commands = self.query_one(CommandList)
+        with suppress(KeyError):  # of Textual's list, between having its options and being laid out
+            commands.action_page_down() if by > 0 else commands.action_page_up()
 
 
 def _runner(app: GrpoApp, screen: Screen, action: str):

@@ -8,12 +8,12 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen
 
 from ...text import wrap
 from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
+from .modal import Modal
 
 
 class DialogPane(Pane):
@@ -61,7 +61,7 @@ class DialogPane(Pane):
             self.scroll_line_to(at - self.size.height + 1)
 
 
-class Dialog(ModalScreen[object]):
+class Dialog(Modal[object]):
     """Dismissed with the index of the choice, the set of checked ones, or None for esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

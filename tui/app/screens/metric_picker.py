@@ -8,12 +8,12 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import ModalScreen
 
 from ....configs.metric_names import meaning
 from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
+from .modal import Modal
 
 
 def matching(names: Sequence[str], typed: str) -> list[str]:
@@ -77,7 +77,7 @@ class PickerPane(Pane):
         return lines
 
 
-class MetricPicker(ModalScreen[tuple[str, ...] | None]):
+class MetricPicker(Modal[tuple[str, ...] | None]):
     """Dismissed with the chosen metrics in their order, or None for esc."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
