@@ -240,6 +240,7 @@ SHARED = (
     "among_rollouts",
     "base",
     "dialogs",
+    "modal",
     "query_list",
     "following",
     "chart_keys",
