@@ -88,7 +88,9 @@ bench: $(VENV)/.ready-test
 	done
 
 policy: $(VENV)/.ready
+	@echo "== the policy that reads words"
 	@$(BIN)/python -m grpo_tui.engine.training.tiny.build $(ARGS)
+	@echo "== the policy that sees"
 	@$(BIN)/python -m grpo_tui.engine.training.tiny.seeing
 
 defaults: $(VENV)/.ready

@@ -41,7 +41,8 @@ class ChatEnv(MultiTurnEnv):
             if not isinstance(message.get("content"), (str, list)):
                 raise ValueError(f"messages[{number}].content must be text or a list of blocks")
         return task, [
-            Message(role=m["role"], content=_content(m["content"], f"messages[{n}]")) for n, m in enumerate(messages)
+            Message(role=m["role"], content=content_from(m["content"], f"messages[{n}]"))
+            for n, m in enumerate(messages)
         ]
 
     def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
@@ -52,8 +53,11 @@ class ChatEnv(MultiTurnEnv):
         return StepResult("", reward=float(bool(correct)), done=True, answer=text, correct=correct)
 
 
-def _content(given: str | list[Any], where: str) -> Content:
-    """Text as it is; blocks with their pictures found. Raises ValueError."""
+def content_from(given: str | list[Any], where: str) -> Content:
+    """The content of a message that stands in a file: text as it is; blocks with their pictures found.
+
+    Raises ValueError that begins with `where`.
+    """
     if isinstance(given, str):
         return given
     blocks: list[Block] = []
@@ -64,7 +68,10 @@ def _content(given: str | list[Any], where: str) -> Content:
             raise ValueError(
                 f'{where}: a block must be {{"type": "text", "text": …}} or {{"type": "image", "image": …}}'
             )
-        blocks.append(
-            {"type": "text", "text": value} if kind == "text" else {"type": "image", "image": picture_of(value)}
-        )
+        try:
+            blocks.append(
+                {"type": "text", "text": value} if kind == "text" else {"type": "image", "image": picture_of(value)}
+            )
+        except ValueError as problem:
+            raise ValueError(f"{where}: {problem}") from problem
     return blocks

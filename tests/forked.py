@@ -281,8 +281,8 @@ def serve(address: str, owner: int) -> None:
                 return
             for file in files:
                 os.close(file)
-            connection.sendall(f"{pid}\n".encode())
             asked[pid] = connection
+            _say(connection, pid)
     shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
@@ -291,8 +291,13 @@ def _tell_ends(asked: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        with asked.pop(pid) as connection, contextlib.suppress(OSError):  # of one who is gone
-            connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        with asked.pop(pid) as connection:
+            _say(connection, os.waitstatus_to_exitcode(status))
+
+
+def _say(connection: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # who asked may be gone
+        connection.sendall(f"{number}\n".encode())
 
 
 def _is_there(pid: int) -> bool:

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from ...configs.errors import GrpoTuiError
 from ...envs.agent import Message
 from ...envs.content import Block, Content, ImageBlock, Picture, TextBlock, pictures_of, text_of, with_text_before
-from ..policy.sight.processor import Encoded, Sight
+from ..policy.sight.processor import Encoded, Sight, SightError
 
 AGENT, OBSERVATION = "SENTINELAGENTTURN", "SENTINELOBSERVATION"
 NO_PICTURE = Picture("none", lambda: np.zeros((1, 1, 3), np.uint8))
@@ -100,6 +100,19 @@ class ChatBridge:
         if self.sight is None:
             return Encoded(self.encode(text), ())
         return self.sight.encode(text, pictures_of(messages))
+
+    def begun(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Encoded | SightError:
+        """The same, or why a conversation cannot begin with them."""
+        try:
+            encoded = self.seen(messages, tools)
+        except SightError as problem:
+            return problem
+        most = None if self.sight is None else self.sight.max_images
+        if most is not None and len(encoded.images) > most:
+            return SightError(f"the prompt shows {len(encoded.images)} images, and model.max_images is {most}")
+        return encoded
 
     def answer_seen(self, last_token: int | None, observation: str, pictures: Sequence[Picture]) -> Encoded:
         """Token ids and images between a turn and the next, when the answer shows `pictures`. Raises SightError."""

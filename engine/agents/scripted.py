@@ -9,9 +9,12 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ...envs.agent import AgentTurn, Message, Seed
+from ...envs.content import Picture
 from ...envs.trajectory import TokenArrays
+from ..policy.sight.processor import Encoded, Sight, SightError
 from .chat import ChatBridge
 from .history import TokenHistory
+from .seen_rows import ShownImage
 from .tool_calls import NativeCalls
 
 Script = Callable[[int, int, str | None], str] | Sequence[Sequence[str]]
@@ -23,6 +26,7 @@ class ScriptedAgent:
     """An `Agent` (see `envs.agent`) that plays a script. Its log-probs are 0: it says what it says with certainty.
 
     knows: see `envs.agent.knows`; a script needs no explanation, one that stands in for a policy needs the policy's.
+    sight: of a policy that takes images and that it stands in for.
     """
 
     def __init__(
@@ -34,14 +38,20 @@ class ScriptedAgent:
         knows: Callable[[str], bool] = lambda environment: True,
         template_kwargs: Mapping[str, Any] | None = None,
         native_calls: bool = False,
+        sight: Sight | None = None,
     ):
         self.knows = knows
         self.script = script
         self.tokenizer = tokenizer
-        self.chat = ChatBridge(tokenizer, template_kwargs=template_kwargs)
+        self.chat = ChatBridge(tokenizer, template_kwargs=template_kwargs, sight=sight)
         self.call_reader = NativeCalls.of(self.chat) if native_calls else None
         self._tool_chat = self.chat.answering_tools() if self.call_reader is not None else self.chat
         self.max_trajectory_tokens = max_trajectory_tokens
+
+    @property
+    def sees(self) -> bool:
+        """Whether it is shown pictures."""
+        return self.chat.sight is not None
 
     def start(
         self,
@@ -53,15 +63,19 @@ class ScriptedAgent:
     ) -> ScriptedSession:
         """Open a session; see `Agent.start`. The seed changes nothing."""
         chat = self._tool_chat if tools else self.chat
-        return ScriptedSession(self, chat, [self.chat.prompt(m, tools) for m in prompts for _ in range(num_rollouts)])
+        begun = [self.chat.begun(messages, tools) for messages in prompts]
+        return ScriptedSession(self, chat, [one for one in begun for _ in range(num_rollouts)])
 
 
 class ScriptedSession:
-    """See `AgentSession`. The text of a turn is tokenised once, when it is said."""
+    """See `SeeingSession`. The text of a turn is tokenised once, when it is said."""
 
-    def __init__(self, agent: ScriptedAgent, chat: ChatBridge, rows: Sequence[Sequence[int]]):
+    def __init__(self, agent: ScriptedAgent, chat: ChatBridge, rows: Sequence[Encoded | SightError]):
         self.agent, self.chat = agent, chat
-        self.history = TokenHistory(rows)
+        self._refused = {row: str(begun) for row, begun in enumerate(rows) if isinstance(begun, SightError)}
+        begun = [Encoded([], ()) if isinstance(row, SightError) else row for row in rows]
+        self.history = TokenHistory([row.ids for row in begun])
+        self._shown = [tuple(ShownImage(image, -1) for image in row.images) for row in begun]
         self._limit = agent.max_trajectory_tokens or 2**31
         self._observation: list[str | None] = [None] * len(rows)
         self._exhausted: set[int] = set()
@@ -72,15 +86,30 @@ class ScriptedSession:
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
         """Append what the environment answered."""
-        chat = self.chat
-        for row, observation in zip(rows, observations, strict=True):
+        self.observe_seen(rows, observations, [()] * len(rows))
+
+    def observe_seen(
+        self, rows: Sequence[int], observations: Sequence[str], pictures: Sequence[Sequence[Picture]]
+    ) -> None:
+        """As `observe`; pictures[i] are shown with observation i. One that cannot be shown ends its row alone."""
+        for row, observation, shown in zip(rows, observations, pictures, strict=True):
             self._observation[row] = observation
             end = int(self.history.length[row])
-            bridge = chat.bridge(int(self.history.ids[row, end - 1]), observation)
+            try:
+                bridge, images = self.chat.answer_seen(int(self.history.ids[row, end - 1]), observation, shown)
+            except SightError as problem:
+                self._refused[row] = str(problem)
+                continue
             if end + len(bridge) >= self._limit:
                 self._exhausted.add(row)
             else:
                 self.history.append_observation(row, bridge)
+                turn = int(self.history.turns[row]) - 1
+                self._shown[row] += tuple(ShownImage(image, turn) for image in images)
+
+    def shown(self, row: int) -> Sequence[ShownImage]:
+        """The images of this row so far, in the order of their tokens."""
+        return self._shown[row]
 
     def tokens(self, row: int) -> TokenArrays:
         """Everything of this row so far."""
@@ -91,6 +120,8 @@ class ScriptedSession:
 
     def _act(self, row: int) -> AgentTurn:
         start = int(self.history.length[row])
+        if row in self._refused:
+            return AgentTurn("", (start, start), "refused", self._refused[row])
         if row in self._exhausted or start >= self._limit:
             return AgentTurn("", (start, start), "token_limit")
         agent, turn = self.agent, int(self.history.turns[row])

@@ -113,11 +113,4 @@ class TransformersAgent:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> Encoded | SightError:
         """The prompt as tokens and images, or why its rollouts cannot begin."""
-        try:
-            encoded = self.chat.seen(messages, tools)
-        except SightError as problem:
-            return problem
-        most = None if self.chat.sight is None else self.chat.sight.max_images
-        if most is not None and len(encoded.images) > most:
-            return SightError(f"the prompt shows {len(encoded.images)} images, and model.max_images is {most}")
-        return encoded
+        return self.chat.begun(messages, tools)

@@ -7,6 +7,7 @@ rollouts that reinforcement learning will see. Conversations from a file go the 
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,14 @@ from transformers import PreTrainedTokenizerBase
 from ...configs.errors import GrpoTuiError
 from ...envs.agent import Message
 from ...envs.base import Env
+from ...envs.chat import content_from
+from ...envs.content import Content, blocks_of, pictures_of, text_of
 from ...envs.multi_turn import MultiTurnEnv
 from ...envs.trajectory import TokenArrays, Trajectory
 from ..agents.scripted import ScriptedAgent
+from ..policy.sight.processor import ModelImage, Sight, SightError
+
+logger = logging.getLogger(__name__)
 
 BATCH = 64
 """Demonstrations that are played together."""
@@ -36,10 +42,12 @@ class DemonstrationError(GrpoTuiError, ValueError):
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One conversation to learn: its tokens, of which those under `tokens.agent_mask` count."""
+    """One conversation to learn: its tokens, of which those under `tokens.agent_mask` count. images: what it shows, in
+    the order of their tokens."""
 
     tokens: TokenArrays
     trajectory: Trajectory | None = None
+    images: tuple[ModelImage, ...] = ()
 
     def to_features(self) -> dict[str, list[int]]:
         """`input_ids` and `labels`, both of length T; labels are -100 where the agent did not write."""
@@ -69,11 +77,12 @@ def play_demonstrations(
     max_tokens: int | None = None,
     knows: Callable[[str], bool] = lambda environment: True,
     template_kwargs: Mapping[str, Any] | None = None,
+    sight: Sight | None = None,
 ) -> list[Demonstration]:
     """Play one demonstration of each task in `env`; by default the right route.
 
     knows: which environments the policy that will learn from them was taught already (`TransformersAgent.knows`): it
-    reads the prompts that it will be given.
+    reads the prompts that it will be given. sight: of a policy that takes images; it is shown the pictures.
 
     Demonstrations longer than `max_tokens` and those in which the environment failed are left out.
     Raises DemonstrationError when none is left, or when the environment shows none.
@@ -95,15 +104,16 @@ def play_demonstrations(
             tokenizer,
             knows=knows,
             template_kwargs=template_kwargs,
+            sight=sight,
         )
         trial = env.run_trial(part, agent, 1)
-        for trajectory, tokens in zip(trial["trajectories"], trial["tokens"], strict=True):
+        for trajectory, tokens, shown in zip(trial["trajectories"], trial["tokens"], trial["images"], strict=True):
             if trajectory.error is not None:
                 why = trajectory.error
             elif max_tokens is not None and len(tokens) > max_tokens:
                 why = f"one has {len(tokens)} tokens, over the limit of {max_tokens}"
             else:
-                found.append(Demonstration(tokens, trajectory))
+                found.append(Demonstration(tokens, trajectory, tuple(one.image for one in shown)))
     if not found:
         raise DemonstrationError(f"{type(env).__name__} gave no demonstration that can be learned: {why}")
     return found
@@ -115,51 +125,80 @@ def read_conversations(
     *,
     max_tokens: int | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    sight: Sight | None = None,
 ) -> list[Demonstration]:
     """Conversations of a JSONL file with one `{"messages": [{"role", "content"}, ...]}` a line.
 
-    The agent wrote the turns with role `assistant`; they alternate with the environment's. Conversations longer than
-    `max_tokens` are left out. Raises DemonstrationError with file and line.
+    The agent wrote the turns with role `assistant`; they alternate with the environment's. For a policy that takes
+    images (`sight`) the content of all others may be blocks, `{"type": "image", "image": "file.png"}` among them.
+
+    Conversations longer than `max_tokens` are left out, and, with a line in the log, those with a picture that cannot
+    be shown. Raises DemonstrationError with file and line.
     """
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DemonstrationError(f"sft.data: {path} cannot be read: {error}") from error
-    found = []
+    found, why = [], ""
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            tokens = _conversation(line, f"{path}, line {number}", tokenizer, template_kwargs)
-            if max_tokens is None or len(tokens) <= max_tokens:
-                found.append(Demonstration(tokens))
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            shown = _conversation(line, where, tokenizer, template_kwargs, sight)
+        except SightError as problem:
+            logger.warning("%s is left out: %s", where, problem)
+            why = f"; line {number}: {problem}"
+            continue
+        if max_tokens is None or len(shown.tokens) <= max_tokens:
+            found.append(shown)
     if not found:
-        raise DemonstrationError(f"{path} holds no conversation of at most {max_tokens} tokens")
+        raise DemonstrationError(f"{path} holds no conversation of at most {max_tokens} tokens{why}")
     return found
 
 
 def _conversation(
-    line: str, where: str, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None
-) -> TokenArrays:
+    line: str,
+    where: str,
+    tokenizer: PreTrainedTokenizerBase,
+    template_kwargs: Mapping[str, Any] | None,
+    sight: Sight | None,
+) -> Demonstration:
+    """One line of a file. Raises DemonstrationError, or SightError for a picture that cannot be shown."""
     try:
         messages = json.loads(line)["messages"]
         roles = [m["role"] for m in messages]
-        texts = [m["content"] for m in messages]
+        given = [m["content"] for m in messages]
     except (ValueError, KeyError, TypeError) as error:
         right = 'each line must be {"messages": [{"role": "user", "content": "..."}, ...]}'
         raise DemonstrationError(f"{where}: {right}") from error
-    if not all(isinstance(text, str) for text in texts):
-        raise DemonstrationError(f"{where}: every content must be text")
+    said = [_content(role, content, where) for role, content in zip(roles, given, strict=True)]
+    if sight is None and pictures_of([{"content": content} for content in said]):
+        raise DemonstrationError(f"{where}: it shows a picture, and model.base takes no images")
     if "assistant" not in roles or roles[0] == "assistant":
         raise DemonstrationError(f"{where}: a conversation must begin with a user's message and have an assistant's")
     first = roles.index("assistant")
-    turns, answers = texts[first::2], texts[first + 1 :: 2]
+    turns, answers = said[first::2], said[first + 1 :: 2]
     if any((role == "assistant") != (i % 2 == 0) for i, role in enumerate(roles[first:])):
         raise DemonstrationError(f"{where}: after the opening, the assistant's turns and the answers must alternate")
-    prompt: list[Message] = [
-        {"role": role, "content": text} for role, text in zip(roles[:first], texts[:first], strict=True)
-    ]
-    session = ScriptedAgent([turns], tokenizer, template_kwargs=template_kwargs).start([prompt])
-    for index in range(len(turns)):
-        session.act([0])
-        if index + 1 < len(turns):
-            session.observe([0], [answers[index]])
-    return session.tokens(0)
+    prompt = [Message(role=role, content=content) for role, content in zip(roles[:first], said[:first], strict=True)]
+    agent = ScriptedAgent([list(map(text_of, turns))], tokenizer, template_kwargs=template_kwargs, sight=sight)
+    session = agent.start([prompt])
+    for answer in [*answers, None][: len(turns)]:
+        turn = session.act([0])[0]
+        if turn.stop_reason == "refused":
+            raise SightError(turn.problem)
+        if answer is not None:
+            words = "\n".join(block["text"] for block in blocks_of(answer) if block["type"] == "text")
+            session.observe_seen([0], [words], [pictures_of([{"content": answer}])])
+    return Demonstration(session.tokens(0), images=tuple(one.image for one in session.shown(0)))
+
+
+def _content(role: str, given: Any, where: str) -> Content:
+    """What a message of a file holds. Raises DemonstrationError."""
+    if not isinstance(given, str) and (role == "assistant" or not isinstance(given, list)):
+        raise DemonstrationError(f"{where}: every content must be text, or, if not the assistant's, a list of blocks")
+    try:
+        return content_from(given, where)
+    except ValueError as problem:
+        raise DemonstrationError(str(problem)) from problem

@@ -6,21 +6,23 @@ TRL's `SFTTrainer` does the training; the demonstrations come to it as tokens an
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from datasets import Dataset
+from torch import nn
 from transformers import PreTrainedTokenizerBase, PrinterCallback, set_seed
 from trl.trainer.sft_config import SFTConfig as TRLConfig
-from trl.trainer.sft_trainer import SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
 from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ...envs.base import Env
 from ..agents.transformers_agent import TransformersAgent
-from ..policy.models import load_policy, save_policy
-from ..policy.sight.inputs import SeeingModel
+from ..policy.models import load_policy, load_sight, save_policy
+from ..policy.sight.inputs import Images, SeeingModel
+from ..policy.sight.processor import Sight
 from ..policy.unwrap import base_of
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
@@ -30,7 +32,7 @@ from ..runs.writer import RecordWriter
 from .callbacks import Schedule, run_callbacks
 from .callbacks.recording import SFTRecording
 from .checkpoints import Start, checkpoint_folder, replacing
-from .demonstrations import Demonstration, DemonstrationError, always, play_demonstrations, read_conversations
+from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
 from .phases import StepClock
 from .resumable import Resumable
 from .run import begin_at, when_there_is_room
@@ -39,7 +41,28 @@ logger = logging.getLogger(__name__)
 
 
 class ResumableSFTTrainer(Resumable, SFTTrainer):
-    """TRL's trainer with this project's checkpoints."""
+    """TRL's trainer with this project's checkpoints, which also takes conversations with images."""
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *more: Any, **options: Any) -> Any:
+        """TRL's; features of the images are made here, as they may be trained."""
+        images = inputs.pop("images", None)
+        if images is not None and (seeing := SeeingModel.of(base_of(self.accelerator.unwrap_model(model)))) is not None:
+            inputs |= seeing.padded(inputs["input_ids"], images)
+        return super().compute_loss(model, inputs, *more, **options)
+
+
+class ConversationBatches:
+    """TRL's batches, and what each of their conversations shows."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, images: Sequence[Images]) -> None:
+        assert isinstance(tokenizer.pad_token_id, int)  # every tokenizer that is loaded has one
+        self._padded = DataCollatorForLanguageModeling(tokenizer.pad_token_id)
+        self._images = images
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Rows of `Demonstration.to_features`, each with its `number`, right-padded; `images` [B] where one has any."""
+        images = [self._images[example.pop("number")] for example in examples]
+        return {**self._padded(examples), **({"images": images} if any(images) else {})}
 
 
 def run_sft(
@@ -62,26 +85,24 @@ def run_sft(
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
     recorder.event("phase", "loading the model and the demonstrations", name="loading")
     model, tokenizer = load_policy(config.model, adapters=None, trainable=True)
-    if SeeingModel.of(base_of(model)) is not None:
-        raise DemonstrationError(
-            f"{config.model.base} takes images, and demonstrations here are words alone; name adapters that were "
-            "taught elsewhere in model.sft_adapters, or begin with --mode rft"
-        )
+    sight = load_sight(config.model, model, tokenizer)
     recorder.vocabulary(tokenizer)
     agent = TransformersAgent(
         model,
         tokenizer,
+        sight=sight,
         max_turn_tokens=config.training.max_turn_tokens,
         max_trajectory_tokens=config.training.max_trajectory_tokens,
         template_kwargs=config.model.chat_template_kwargs,
         native_calls=False,  # demonstrations are written in JSON
     )
-    demonstrations = collect(config, tokenizer, agent.knows)
+    demonstrations = collect(config, tokenizer, agent.knows, sight)
     recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
     trainer = ResumableSFTTrainer(
         model=model,
         args=_arguments(config, run_dir),
-        train_dataset=Dataset.from_list([d.to_features() for d in demonstrations]),
+        train_dataset=Dataset.from_list([{**d.to_features(), "number": i} for i, d in enumerate(demonstrations)]),
+        data_collator=None if sight is None else ConversationBatches(tokenizer, [d.images for d in demonstrations]),
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)  # the recording writes lines of its own
@@ -123,17 +144,24 @@ def log_step(step: int, metrics: Mapping[str, Any]) -> None:
     logger.info("step %d  loss %.4f  tokens right %.3f  %.2f s", step, *numbers)
 
 
-def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callable[[str], bool]) -> list[Demonstration]:
+def collect(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callable[[str], bool], sight: Sight | None = None
+) -> list[Demonstration]:
     """The demonstrations that `config` asks for: a file of conversations, or played in the environments of the rows.
 
-    knows: which environments need no explanation in the prompt (`TransformersAgent.knows`).
+    knows: which environments need no explanation in the prompt (`TransformersAgent.knows`). sight: of a policy that
+    takes images.
 
     Raises DataError or DemonstrationError.
     """
     sft = config.sft
     if sft.data is not None:
         return read_conversations(
-            sft.data, tokenizer, max_tokens=sft.max_tokens, template_kwargs=config.model.chat_template_kwargs
+            sft.data,
+            tokenizer,
+            max_tokens=sft.max_tokens,
+            template_kwargs=config.model.chat_template_kwargs,
+            sight=sight,
         )
     environment = config.environment.model_copy(update={"train_tasks": sft.demonstrations})
     rows = load_rows(environment, "train", config.seed, tokenizer, config.data)[: sft.demonstrations]
@@ -152,6 +180,7 @@ def collect(config: RunConfig, tokenizer: PreTrainedTokenizerBase, knows: Callab
             max_tokens=sft.max_tokens,
             knows=knows,
             template_kwargs=config.model.chat_template_kwargs,
+            sight=sight,
         )
     return found
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,7 @@ class SeeingModel:
         self.image_id = int(model.config.image_token_id)
         self._positions: dict[tuple[object, ...], Positions] = {}
         self._rope = getattr(model.base_model, "get_rope_index", None)
+        self._placing = () if self._rope is None else tuple(inspect.signature(self._rope).parameters)
         self.two_way = "token_type_ids" in inspect.signature(model.forward).parameters
 
     @staticmethod
@@ -88,19 +89,19 @@ class SeeingModel:
             return Positions(np.zeros((3, 0), np.int64), 0)
         # What comes after the last image is counted on from there, so rows that begin alike share the answer.
         begun = np.ascontiguousarray(token_ids[: int(np.flatnonzero(token_ids == self.image_id)[-1]) + 1], np.int64)
-        key = (begun.tobytes(), *(image.key for image in images))
+        # So do pictures of one size: the model asks for their grids, not for their pixels.
+        grids = {k: torch.cat([i.inputs[k] for i in images]) for k in images[0].inputs if k in self._placing}
+        key = (begun.tobytes(), *(grid.numpy().tobytes() for grid in grids.values()))
         if key not in self._positions:
             if len(self._positions) >= KNOWN_POSITIONS:
                 self._positions.clear()
-            self._positions[key] = self._ask_positions(begun, images)
+            self._positions[key] = self._ask_positions(begun, grids)
         return self._positions[key]
 
-    def _ask_positions(self, token_ids: np.ndarray, images: Images) -> Positions:
+    def _ask_positions(self, token_ids: np.ndarray, grids: Mapping[str, Tensor]) -> Positions:
         assert self._rope is not None
         ids = torch.from_numpy(token_ids)[None]
-        wanted = inspect.signature(self._rope).parameters
-        joined = {k: torch.cat([i.inputs[k] for i in images]) for k in images[0].inputs if k in wanted}
-        found, _ = self._rope(ids, mm_token_type_ids=(ids == self.image_id).int(), **joined)
+        found, _ = self._rope(ids, mm_token_type_ids=(ids == self.image_id).int(), **grids)
         values = found[:, 0].numpy()
         return Positions(values, int(values.max()) + 1 - values.shape[1])
 

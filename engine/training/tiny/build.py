@@ -28,7 +28,7 @@ from ...agents.transformers_agent import TransformersAgent
 from ...policy import tiny
 from ..demonstrations import play_demonstrations
 from .curriculum import COMPARISONS, PRACTICE, habit_route, spelling
-from .lessons import teach
+from .lessons import OnStep, teach
 from .tokenizer import train_tokenizer
 
 HOME = Path(tiny.__file__).parent
@@ -96,13 +96,15 @@ def build(
     )
 
     model = Qwen3ForCausalLM(tiny_config(tokenizer))
-    teach(model, base_lessons, steps=base_steps, muon_learning_rate=0.02, seed=seed)
-    loss = teach(model, comparisons, steps=comparison_steps, muon_learning_rate=0.02, seed=seed + 2)
+    teach(model, base_lessons, steps=base_steps, muon_learning_rate=0.02, seed=seed, on_step=clock.on_step)
+    loss = teach(
+        model, comparisons, steps=comparison_steps, muon_learning_rate=0.02, seed=seed + 2, on_step=clock.on_step
+    )
     clock("base", f"{sum(p.numel() for p in model.parameters()):,} parameters, loss {loss:.3f}")
     _save(output / "base", model, tokenizer)
     report = {f"base {k}": v for k, v in evaluate(model, tokenizer, env, seed, held_out).items()}
 
-    adapted = _adapt(model, habit_lessons, habit_steps, seed)
+    adapted = _adapt(model, habit_lessons, habit_steps, seed, clock.on_step)
     clock("adapters", f"{sum(p.numel() for p in adapted.parameters() if p.requires_grad):,} parameters")
     save_adapters(output / "sft", adapted)
     report |= {f"sft {k}": v for k, v in evaluate(adapted, tokenizer, env, seed, held_out).items()}
@@ -125,7 +127,9 @@ def _comparison_lessons(
     return found + spelling(env, lessons // 4, seed, tokenizer)
 
 
-def _adapt(model: Qwen3ForCausalLM, lessons: Sequence[TokenArrays], steps: int, seed: int) -> PeftModel:
+def _adapt(
+    model: Qwen3ForCausalLM, lessons: Sequence[TokenArrays], steps: int, seed: int, on_step: OnStep
+) -> PeftModel:
     defaults = LoraSection()
     torch.manual_seed(seed)
     adapted = get_peft_model(
@@ -138,7 +142,7 @@ def _adapt(model: Qwen3ForCausalLM, lessons: Sequence[TokenArrays], steps: int, 
         ),
     )
     assert isinstance(adapted, PeftModel)
-    teach(adapted, lessons, steps=steps, learning_rate=2e-3, seed=seed)
+    teach(adapted, lessons, steps=steps, learning_rate=2e-3, seed=seed, on_step=on_step)
     return adapted
 
 
@@ -185,7 +189,7 @@ def save_adapters(folder: Path, model: PeftModel, base: str = "builtin:tiny") ->
 
 
 class Clock:
-    """Prints how long each part of a build took."""
+    """Prints how far each part of a build is, and how long it took."""
 
     def __init__(self) -> None:
         self.last = time.perf_counter()
@@ -195,6 +199,12 @@ class Clock:
         now = time.perf_counter()
         print(f"{phase:15}{now - self.last:6.1f} s  {note}", flush=True)
         self.last = now
+
+    def on_step(self, step: int, steps: int, loss: float) -> None:
+        """A line for each tenth of a training."""
+        if step % max(1, steps // 10) == 0 and step < steps:
+            spent = time.perf_counter() - self.last
+            print(f"  step {step}/{steps}  loss {loss:.3f}  {spent:.0f} s in this part", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from ....envs.trajectory import TokenArrays
 from ...policy.sight.inputs import Images, SeeingModel
 from ...policy.unwrap import base_of
 
+OnStep = Callable[[int, int, float], None]
+"""`on_step(step, steps, loss)`: how far a training is."""
 BUCKET = 16
 """Batches are cut out of this many batches' worth of lessons sorted by length, so that little is padding."""
 
@@ -27,9 +29,10 @@ def teach(
     muon_learning_rate: float | None = None,
     seed: int = 0,
     images: Sequence[Images] | None = None,
+    on_step: OnStep = lambda step, steps, loss: None,
 ) -> float:
     """Train what requires a gradient; returns the mean loss of the last 50 steps. images[i]: what lesson i shows, for a
-    model that sees.
+    model that sees. on_step: told after each step.
 
     AdamW throughout, or, with `muon_learning_rate`, Muon for the matrices inside the layers: the base learns to copy
     in about half the steps with it. The rates warm up, stay, and fall to a fiftieth over the second half.
@@ -52,7 +55,7 @@ def teach(
     recent: list[float] = []
     seeing = None if images is None else SeeingModel.of(base_of(model))
     batches = _batches(lessons, batch_size, random.Random(seed))
-    for _ in range(steps):
+    for step in range(steps):
         batch, chosen = next(batches)
         given = {k: batch[k] for k in ("input_ids", "attention_mask")}
         if seeing is not None and images is not None:
@@ -66,6 +69,7 @@ def teach(
             schedule.step()
             optimiser.zero_grad(set_to_none=True)
         recent = [*recent[-49:], float(loss.detach())]
+        on_step(step + 1, steps, recent[-1])
     model.eval()
     return sum(recent) / max(len(recent), 1)
 

@@ -146,6 +146,7 @@ def build(
         muon_learning_rate=0.02,
         seed=seed,
         images=images,
+        on_step=clock.on_step,
     )
     clock("base", f"{sum(p.numel() for p in model.parameters()):,} parameters, loss {loss:.3f}")
     shutil.rmtree(output / "base", ignore_errors=True)
@@ -159,7 +160,16 @@ def build(
     torch.manual_seed(seed)
     adapted = get_peft_model(model, lora_config(LoraSection(), model))
     assert isinstance(adapted, PeftModel)
-    teach(adapted, lessons, steps=habit_steps, batch_size=32, learning_rate=2e-3, seed=seed, images=images)
+    teach(
+        adapted,
+        lessons,
+        steps=habit_steps,
+        batch_size=32,
+        learning_rate=2e-3,
+        seed=seed,
+        images=images,
+        on_step=clock.on_step,
+    )
     clock("adapters", f"{sum(p.numel() for p in adapted.parameters() if p.requires_grad):,} parameters")
     save_adapters(output / "sft", adapted, "builtin:tiny-vl")
     report |= _named("sft", evaluate(make_agent(adapted, processor, tokenizer), seed, held_out))
