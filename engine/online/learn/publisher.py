@@ -15,6 +15,7 @@ from ....configs.sections.online import OnlineConfig
 from ..store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter, pointed_version
 from ..store.update_queue import QueueError
 from .ledger import Ledger
+from .policy_update import check_fit
 from .publishing_guard import PublishingGuard
 from .worker_state import StateError, read_state
 
@@ -129,10 +130,23 @@ class Publisher:
         except QueueError as error:
             ledger.tell_once(str(error))
             return
-        if candidate is None or not isinstance(result, dict) or result.get("state") != candidate["state"]:
+        if candidate is None:
+            return
+        state = str(candidate["state"])
+        if not isinstance(result, dict) or result.get("state") != state:
+            if not (ledger.folder.state / state).exists():
+                self._offer_anew(state, f"The worker's state {state} is missing.")
             return
         if "missing" in result:
             ledger.tell_once(f"No version is published: {result['missing']}")
+            return
+        if "unreadable" in result:
+            self._offer_anew(state, str(result["unreadable"]))
+            return
+        try:
+            smoothed = self._smoothed(state)
+        except (StateError, KeyError, ValueError) as error:
+            self._offer_anew(state, str(error))
             return
         where = {"request": candidate["request"]}
         rows = [{"kind": "validation", "time": time.time(), **where, **result}]
@@ -143,7 +157,7 @@ class Publisher:
             action = "released" if verdict.good else "held"
             rows.append(self._row(action, self.writer.version, update=update, message=verdict.message, **where))
         if verdict.good:
-            self._accept(str(candidate["state"]), update, where)
+            self._accept(smoothed, update, where)
         else:
             self._go_back(update, where)
         self._set_candidate(None)
@@ -166,14 +180,26 @@ class Publisher:
     def _candidate_state(self) -> str | None:
         return None if self.candidate is None else str(self.candidate["state"])
 
-    def _accept(self, state: str, update: int, where: Mapping[str, Any]) -> None:
-        try:
-            tensors = read_state(self.ledger.folder.state / state)[0]
-            smoothed = {n: tensors[f"ema/{n}"] for n in self.updater.parameters}
-            self.updater.mark_validated(smoothed)
-        except (StateError, KeyError, ValueError) as error:
-            self.ledger.tell_once(f"The version of update {update} was validated but is not published: {error}")
+    def _smoothed(self, state: str) -> dict[str, Tensor]:
+        """The EMA model of a state. Raises StateError, KeyError, ValueError when it is none of this model."""
+        tensors = read_state(self.ledger.folder.state / state)[0]
+        smoothed = {n: tensors[f"ema/{n}"] for n in self.updater.parameters}
+        check_fit(self.updater.parameters, smoothed)
+        return smoothed
+
+    def _offer_anew(self, state: str, why: str) -> None:
+        """A candidate that cannot be read is none: what is committed now takes its place."""
+        if not self.ledger.commit():
             return
+        self.ledger.tell(f"{why} It was to be validated; what is learnt by now takes its place.")
+        if self.ledger.state == state:
+            self.ledger.state = None  # to be written again
+        self._set_candidate(None)
+        self.ledger.note(candidate=None, validation=None, offered=-1)
+        self.offer()
+
+    def _accept(self, smoothed: Mapping[str, Tensor], update: int, where: Mapping[str, Any]) -> None:
+        self.updater.mark_validated(smoothed)
         self.ledger.changed = True
         if update > self._published_update:
             self._publish(smoothed, update, **where)

@@ -214,7 +214,14 @@ class Validation:
             return True
         progress = self.validator.begun(state, queue.get("validating"))
         if not self.validator.is_whole(progress):
-            progress = self.validator.portion(progress, self._tensors(state))
+            try:
+                tensors = self._tensors(state)
+            except StateError as error:
+                if not (self.folder.state / state).exists():  # it may be on another machine; its worker knows
+                    raise
+                queue.set(validation=result | {"unreadable": str(error)})
+                return True
+            progress = self.validator.portion(progress, tensors)
             queue.set(validating=asdict(progress))
         if self.validator.is_whole(progress):
             queue.set(validation=result | progress.result() | {"seconds": progress.seconds})

@@ -264,6 +264,37 @@ def test_versions_may_be_ahead_by_a_stated_number_of_updates(tmp_path: Path) -> 
         assert all(torch.equal(t, start[n]) for n, t in served.tensors().items())
 
 
+@pytest.mark.parametrize("what", ["missing", "unreadable to validation", "unreadable once it was validated"])
+def test_a_candidate_that_cannot_be_read_is_replaced_by_what_is_committed(tmp_path: Path, what: str) -> None:
+    run = Run(tmp_path, **GUARDED)
+    judged(run, 0.8)
+    run.put(4)
+    run.work(2)
+    queue, publisher = run.worker.queue, run.worker.publisher
+    candidate = queue.get("candidate")
+    path = run.folder.state / candidate["state"]
+    if what == "missing":
+        path.unlink()
+        publisher.validate()
+    else:
+        path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+        if what == "unreadable to validation":
+            queue.set(validation={"state": path.name, "unreadable": "It is damaged."})
+            publisher.validate()
+        else:
+            judged(run, 0.9)
+    assert publisher.guard.good_update == 0 and pointed_version(run.folder.snapshots) == 1
+    assert "It was to be validated; what is learnt by now takes its place." in run.told[-1]
+    fresh = queue.get("candidate")
+    assert fresh["state"] != path.name and fresh["update"] == 2
+    tensors = read_state(run.folder.state / fresh["state"])[0]
+    assert all(torch.equal(tensors[f"ema/{n}"], t) for n, t in run.worker.updater.ema.items())
+    judged(run, 0.9)
+    assert pointed_version(run.folder.snapshots) == 2
+    run.abandon()
+    assert run.worker.updater.update == 2
+
+
 def test_the_user_may_accept_the_present_level(tmp_path: Path) -> None:
     run = Run(tmp_path, **GUARDED)
     judged(run, 0.8)

@@ -12,7 +12,7 @@ import torch
 from grpo_tui.engine.agents import TransformersAgent
 from grpo_tui.engine.online.learn import validation as module
 from grpo_tui.engine.online.learn.validation import Validation, Validator
-from grpo_tui.engine.online.learn.worker_state import write_state
+from grpo_tui.engine.online.learn.worker_state import StateError, write_state
 from grpo_tui.engine.online.serve import validation_process
 from grpo_tui.engine.online.serve.validation_process import ValidationProcess
 from grpo_tui.engine.online.store.folder import OnlineFolder
@@ -119,6 +119,21 @@ def test_what_does_not_belong_to_this_measure_is_not_added_to(tmp_path: Path, ke
     queue.set(validating=kept)
     validation.go_on(queue)
     assert queue.get("validating") | {"seconds": 0} == own | {"seconds": 0}
+
+
+def test_a_damaged_candidate_is_told_and_a_missing_one_is_waited_for(tmp_path: Path) -> None:
+    folder = OnlineFolder(tmp_path)
+    path = folder.state / offer(folder, 0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + b"!")
+    validation, queue = process(folder)
+    assert validation.go_on(queue)
+    assert "does not match its checksum" in queue.get("validation")["unreadable"]
+    assert not validation.go_on(queue)
+    path.unlink()
+    queue.set(validation=None)
+    with pytest.raises(StateError):
+        validation.go_on(queue)
 
 
 class Child:
