@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -57,18 +58,20 @@ class Processes:
         if self.number == 1:
             return
         mark = folder / self.broadcast(f".seen-by-all-{os.urandom(8).hex()}")
-        try:
-            if self.main:
+        made = False
+        if self.main:
+            with contextlib.suppress(OSError):  # a full disk is said where something is saved
                 mark.touch()
-            self.gather([0])  # it is there from here on
-            seen = self.gather([(socket.gethostname(), mark.exists())])
-        finally:
-            if self.main:
-                mark.unlink(missing_ok=True)
-        blind = sorted({f"process {number} on {host}" for number, (host, sees) in enumerate(seen) if not sees})
+                made = True
+        if not self.broadcast(made):
+            return
+        seen = self.gather([(socket.gethostname(), mark.exists())])
+        if self.main:
+            mark.unlink(missing_ok=True)
+        blind = [f"process {number} on {host}" for number, (host, sees) in enumerate(seen) if not sees]
         if blind:
             raise UnsupportedProcessesError(
-                f"{', '.join(blind)} has another folder {folder} than the first process; checkpoints are written by "
+                f"{', '.join(blind)} cannot see what the first process wrote into {folder}; checkpoints are written by "
                 "all of them, so the folder of runs must be one that every machine sees"
             )
 
