@@ -134,11 +134,13 @@ class SeeingReader(Protocol):
 
 
 def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: SeeingReader, limit: int) -> None:
-    """Raise DataError when the first tasks show what the policy cannot see, or so much that no answer fits.
+    """Raise DataError when none of the first tasks can be shown to the policy, or when no answer fits beside one.
 
     limit: tokens that a prompt with its answer may have.
     """
     until = time.monotonic() + CHECK_SECONDS / 4
+    refused: dict[int, SightError] = {}
+    begins = False
     for number, row in enumerate(rows[:CHECKED_ROWS]):
         env = environment(row)
         if getattr(env, "needs_sight", False) and not agent.sees:
@@ -146,15 +148,19 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
                 f"{row.env_class_path} asks about pictures that it shows, and model.base takes no images: name a model "
                 "that does, such as builtin:tiny-vl"
             )
-        if not agent.sees or not isinstance(env, MultiTurnEnv) or time.monotonic() > until:
+        if not agent.sees or not isinstance(env, MultiTurnEnv):
             return
+        if time.monotonic() > until:
+            break
         try:
             prompt = prompt_of(env, row.task_data, agent)
         except Exception:  # a malformed task fails its own rollouts, and says so there
             continue
         begun = agent.begin(prompt.messages, prompt.tools)
-        if isinstance(begun, SightError):
-            raise DataError(f"task {number}: {begun}") from begun
+        if isinstance(begun, SightError):  # such as a broken file, which fails its own rollouts
+            refused[number] = begun
+            continue
+        begins = True
         if len(begun.ids) + 1 >= limit:
             seen = sum(image.tokens for image in begun.images)
             raise DataError(
@@ -162,6 +168,9 @@ def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], ag
                 f"images; with its answer it may have {limit} (training.max_trajectory_tokens): raise that, or have "
                 "pictures scaled down with model.max_pixels"
             )
+    if refused and not begins:
+        number, problem = next(iter(refused.items()))
+        raise DataError(f"task {number}: {problem}") from problem
 
 
 def _where(row: Row) -> str:

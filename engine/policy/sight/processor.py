@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         ProcessorMixin,
     )
 
+KNOWN_SIZES = 1024
+"""Of so many sizes of pictures it is kept what stands for one."""
 CACHED_BYTES = 256 << 20
 """Of images that are kept as the processor made them, for the next rollout that shows them."""
 NOT_FOR_THE_TOWER = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
@@ -94,6 +96,9 @@ class Sight:
         self.image_id = int(config.image_token_id)
         self.never = tuple(sorted({int(i) for name in PIXEL_TOKENS if (i := getattr(config, name, None)) is not None}))
         """Tokens that stand for pixels: a policy that wrote one would have shown itself an image that is not there."""
+        self._stands: dict[tuple[int, int], tuple[str, int]] = {}
+        """By the size of a picture: what stands for it. It depends on nothing else, and is half of a processor's work;
+        a processor for which that is not so is found out where features are counted (`VisionTower`)."""
         self._known: OrderedDict[str, ModelImage] = OrderedDict()
         self._bytes = 0
 
@@ -149,12 +154,22 @@ class Sight:
     def _make(self, key: str, pixels: np.ndarray, name: str) -> ModelImage:
         shown = scaled_down(Image.fromarray(pixels), self.max_pixels)
         process: Any = self.processor
+        known = self._stands.get(shown.size)
+        asked = {} if known is not None else {"text": [self.sign], "return_text_replacement_offsets": True}
         try:
-            out = process(text=[self.sign], images=[shown], return_text_replacement_offsets=True, return_tensors="pt")
+            out = process(images=[shown], return_tensors="pt", **asked)
         except Exception as error:  # processors raise whatever they like for sizes that they cannot take
             raise SightError(
                 f"the picture {name} ({shown.width} x {shown.height} pixels) cannot be shown: {error}"
             ) from error
+        text, tokens = known or self._stand(out, shown.size, name)
+        dropped = NOT_FOR_THE_TOWER | UNUSED
+        inputs = {k: v for k, v in out.items() if isinstance(v, Tensor) and k not in dropped}
+        size = _shown_size(inputs, self.processor, shown.size)
+        return ModelImage(key, inputs, text, tokens, size, (int(pixels.shape[1]), int(pixels.shape[0])))
+
+    def _stand(self, out: Mapping[str, Any], size: tuple[int, int], name: str) -> tuple[str, int]:
+        """What the processor put in the place of an image of a size, and how many image tokens are in it."""
         replaced = out.get("text_replacement_offsets")
         if not replaced or len(replaced[0]) != 1:
             raise SightError(f"{type(self.processor).__name__} does not say what it puts in the place of an image")
@@ -162,10 +177,10 @@ class Sight:
         tokens = list(self.tokenizer.encode(text, add_special_tokens=False)).count(self.image_id)
         if tokens == 0:
             raise SightError(f"the picture {name} became no token")
-        dropped = NOT_FOR_THE_TOWER | UNUSED
-        inputs = {k: v for k, v in out.items() if isinstance(v, Tensor) and k not in dropped}
-        size = _shown_size(inputs, self.processor, shown.size)
-        return ModelImage(key, inputs, text, tokens, size, (int(pixels.shape[1]), int(pixels.shape[0])))
+        if len(self._stands) >= KNOWN_SIZES:
+            self._stands.clear()
+        self._stands[size] = text, tokens
+        return text, tokens
 
 
 def scaled_down(image: Image.Image, max_pixels: int | None) -> Image.Image:
