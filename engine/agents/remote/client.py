@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
 from ....configs.errors import GrpoTuiError
@@ -34,14 +35,42 @@ class ServerClient:
     def __init__(self, url: str, http: httpx.AsyncClient, key: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._http = http
+        self._free = asyncio.Condition()
+        self._under_way = 0
+        self._probed = False
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
 
     async def generate(self, request: GenerateRequest, timeout_s: float) -> GenerateAnswer:
-        """Write one turn; `timeout_s` is for the whole of it, to the last byte."""
-        body = await self._call("POST", "/inference/v1/generate", request.to_json(), timeout_s)
+        """Write one turn; `timeout_s` is for the whole of it, to the last byte.
+
+        A request for log-probs of its prompt waits until no other is under way here, and others wait for it: vLLM's
+        LoRA on a CPU dies of such a request among others (0.32: "einsum(): subscript b has size ...").
+        """
+        async with self._place(alone=request.prompt_logprobs):
+            body = await self._call("POST", "/inference/v1/generate", request.to_json(), timeout_s)
         return GenerateAnswer.from_json(body, request)
+
+    @contextlib.asynccontextmanager
+    async def _place(self, alone: bool) -> AsyncIterator[None]:
+        async with self._free:
+            await self._free.wait_for(lambda: not self._probed)
+            self._probed = alone
+            try:
+                await self._free.wait_for(lambda: not alone or not self._under_way)
+            except BaseException:
+                self._probed = False
+                self._free.notify_all()
+                raise
+            self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            async with self._free:
+                self._probed = self._probed and not alone
+                self._free.notify_all()
 
     async def version(self) -> str:
         """vLLM's version."""

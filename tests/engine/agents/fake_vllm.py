@@ -102,6 +102,7 @@ class FakeVLLM:
     adapters: dict[str, str] = field(default_factory=dict)
     waiting: list[tuple[dict[str, Any], asyncio.Future[Written]]] = field(default_factory=list)
     writing: asyncio.Task[None] | None = None
+    under_way: int = 0
 
     def __post_init__(self) -> None:
         self.model: Any = None
@@ -190,6 +191,15 @@ class FakeVLLM:
             return _error(403, "Scale-out endpoints are disabled.")
         asked = await request.json()
         self.requests.append(asked)
+        self.under_way += 1
+        try:
+            if asked["sampling_params"].get("prompt_logprobs") is not None and self.under_way > 1:
+                return _error(500, "EngineCore encountered an issue: einsum(): subscript b has size 5")  # as vLLM does
+            return await self._answer(asked)
+        finally:
+            self.under_way -= 1
+
+    async def _answer(self, asked: dict[str, Any]) -> Response:
         fault = self.faults.popleft() if self.faults and not asked["request_id"].startswith("probe") else ""
         if asked["model"] not in ("base", *self.adapters) or fault == "404":
             return _error(404, f"The model `{asked['model']}` does not exist.")

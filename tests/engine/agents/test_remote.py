@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,21 @@ def test_an_old_version_is_unloaded_when_unused_and_deleted_one_version_later(wo
     assert world.names() == sorted([names[0], names[2], names[3]])
     world.agent.close()
     assert not servers[0].adapters and not world.names()
+
+
+def test_a_version_is_proved_while_an_older_one_writes(world: World, servers: list[FakeVLLM]):
+    first = world.agent.publish(0)
+    for server in servers:
+        server.delay_s = 0.1
+    with world.agent.holding(first), world.agent.acting_as(first):
+        session = world.agent.start(PROMPTS, 3, seed=3)
+        with ThreadPoolExecutor(1) as beside:
+            writing = beside.submit(session.act, list(range(9)))
+            move(world.policy)
+            world.agent.publish(1)
+            assert len(writing.result()) == 9
+        session.close()
+    assert world.told == [], "no server died of a probe among other requests"
 
 
 def test_a_version_that_was_promised_to_a_later_step_stays(world: World, servers: list[FakeVLLM]):
