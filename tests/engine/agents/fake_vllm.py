@@ -191,15 +191,6 @@ class FakeVLLM:
             return _error(403, "Scale-out endpoints are disabled.")
         asked = await request.json()
         self.requests.append(asked)
-        self.under_way += 1
-        try:
-            if asked["sampling_params"].get("prompt_logprobs") is not None and self.under_way > 1:
-                return _error(500, "EngineCore encountered an issue: einsum(): subscript b has size 5")  # as vLLM does
-            return await self._answer(asked)
-        finally:
-            self.under_way -= 1
-
-    async def _answer(self, asked: dict[str, Any]) -> Response:
         fault = self.faults.popleft() if self.faults and not asked["request_id"].startswith("probe") else ""
         if asked["model"] not in ("base", *self.adapters) or fault == "404":
             return _error(404, f"The model `{asked['model']}` does not exist.")
@@ -211,9 +202,15 @@ class FakeVLLM:
             await asyncio.sleep(3600)
         if fault == "stale":
             asked = {**asked, "model": next(iter(self.adapters))}
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
-        tokens, logprobs, stopped = await self._write(asked)
+        self.under_way += 1
+        try:
+            if asked["sampling_params"].get("prompt_logprobs") is not None and self.under_way > 1:
+                return _error(500, "EngineCore encountered an issue: einsum(): subscript b has size 5")  # as vLLM does
+            if self.delay_s:
+                await asyncio.sleep(self.delay_s)
+            tokens, logprobs, stopped = await self._write(asked)
+        finally:
+            self.under_way -= 1
         body: dict[str, Any] = {
             "request_id": asked["request_id"],
             "model": "base" if fault == "wrong model" else asked["model"],
