@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import numpy as np
 import torch
 
-from .decoder import Decoder
+from .decoder import Decoder, UnsupportedModelError
 from .history import TokenHistory
 from .row_cache import RowCache
 from .seen_rows import SeenPass, SeenRows
@@ -30,6 +32,8 @@ class CachedRows:
         longest: int,
         seen: SeenRows | None = None,
     ) -> None:
+        if decoder.others:
+            raise UnsupportedModelError(f"{', '.join(decoder.others)} keeps more than keys and values")
         self._decoder = decoder
         self._history = history
         self._num_rollouts = num_rollouts
@@ -40,6 +44,10 @@ class CachedRows:
         """The row at each place."""
         self._held = np.zeros(len(history.length), dtype=np.int64)
         """Tokens of each row that the cache holds; 0 for a row without a place."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """The model with an attention that takes masks."""
+        return self._decoder.sampling(cached=True)
 
     def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
         """Bring `rows` (int64 `[n]`) to the front, with room for `capacity` tokens a row, and feed what is missing.

@@ -19,7 +19,7 @@ from .seen_rows import SeenPass
 
 
 class UnsupportedModelError(GrpoTuiError, ValueError):
-    """The model keeps something else than keys and values from token to token."""
+    """The model cannot act here."""
 
 
 class Decoder:
@@ -32,13 +32,14 @@ class Decoder:
         config = self.base.config.get_text_config(decoder=True)
         kinds, details = get_layer_types_and_kwargs(config)
         self.windows: dict[str, int | None] = {}
+        """How far each kind of attention looks back; None: to the beginning."""
+        self.others: list[str] = []
+        """Kinds of layers that keep something else than keys and values from token to token."""
         for kind, detail in zip(kinds, details, strict=True):
-            if kind not in ("full_attention", "sliding_attention"):
-                raise UnsupportedModelError(
-                    f"{type(self.base).__name__} has layers of kind {kind!r}; the agent's cache holds keys and values "
-                    "of full or sliding-window attention only"
-                )
-            self.windows[kind] = detail.get("sliding_window")
+            if kind in ("full_attention", "sliding_attention"):
+                self.windows[kind] = detail.get("sliding_window")
+            elif kind not in self.others:
+                self.others.append(kind)
         self.seeing = SeeingModel.of(self.base)
         self.config = config
         self.num_layers = len(kinds)
@@ -84,13 +85,13 @@ class Decoder:
         )
         return output.logits[:, -1]
 
-    def sampling(self) -> AbstractContextManager[None]:
-        """Eval mode, no gradients, and an attention that takes masks; everything as before afterwards.
+    def sampling(self, *, cached: bool) -> AbstractContextManager[None]:
+        """Eval mode, no gradients, everything as before afterwards. cached: with an attention that takes masks.
 
-        Kernels that take no mask of their own shape (flash-attention and the like) are replaced by torch's
+        Kernels that take no mask of their own shape (flash-attention and the like) are then replaced by torch's
         `scaled_dot_product_attention`, which picks a fused kernel itself.
         """
-        if self.config._attn_implementation == "eager":
+        if not cached or self.config._attn_implementation == "eager":
             return decoding(self.model, None)
         return decoding(self.model, CACHED if self.device.type == "cpu" else "sdpa")
 

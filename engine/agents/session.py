@@ -13,6 +13,7 @@ from ...envs.content import Picture
 from ...envs.seeds import seed_of
 from ...envs.trajectory import TokenArrays
 from ..policy.sight.processor import Encoded, SightError
+from .acting_rows import RowsOf
 from .cached_rows import CachedRows
 from .chat import ChatBridge
 from .decoder import Decoder
@@ -43,6 +44,7 @@ class TransformersSession:
         prompts: Sequence[Encoded | SightError],
         num_rollouts: int,
         seeds: Sequence[int],
+        rows_of: RowsOf = CachedRows,
     ):
         self.decoder = decoder
         self.chat = chat
@@ -58,7 +60,7 @@ class TransformersSession:
             self._seen = SeenRows(decoder.seeing, self.history, [p.images for p in begun])
         self._seeds = list(seeds)
         self._exhausted = np.zeros(rows, dtype=bool)
-        self._cached = CachedRows(decoder, self.history, num_rollouts, settings.max_trajectory_tokens, self._seen)
+        self._rows = rows_of(decoder, self.history, num_rollouts, settings.max_trajectory_tokens, self._seen)
         self._never = None if chat.sight is None else torch.tensor(chat.sight.never, device=decoder.device)
         self._stop_ids = torch.tensor(chat.stop_ids, device=decoder.device)
         self._stop_strings = (
@@ -88,7 +90,7 @@ class TransformersSession:
         able = asked[~self._exhausted[asked]]
         ended = np.zeros(len(self.history.length), dtype=bool)
         if able.size:
-            with self.decoder.sampling():
+            with self._rows.sampling():
                 ended[able] = self._write_turn(able)
         turns = []
         for row, start in zip(asked.tolist(), starts.tolist(), strict=True):
@@ -148,8 +150,8 @@ class TransformersSession:
         return self.history.arrays(row)
 
     def close(self) -> None:
-        """Free the KV cache."""
-        self._cached.clear()
+        """Free what the model keeps."""
+        self._rows.clear()
 
     def _room(self, rows: np.ndarray) -> np.ndarray:
         """How many more tokens each of these rows may write, int64 `[n]`."""
@@ -169,7 +171,7 @@ class TransformersSession:
         """
         device = self.decoder.device
         room = np.minimum(self.settings.max_turn_tokens, self._room(rows))
-        order, logits = self._cached.prepare(rows, int((self.history.length[rows] + room).max()))
+        order, logits = self._rows.prepare(rows, int((self.history.length[rows] + room).max()))
         n, lengths = len(order), self.history.length[order]
         room = np.minimum(self.settings.max_turn_tokens, self._room(order))
         steps = int(room.max())
@@ -204,15 +206,15 @@ class TransformersSession:
                 if living == 0:
                     break
                 if living <= COMPACT_BELOW * alive.numel():
-                    kept = self._cached.compact(alive, living)
+                    kept = self._rows.compact(alive, living)
                     column, token, position, limit, alive = (x[kept] for x in (column, token, position, limit, alive))
             # A row that has ended stays where it is; what it writes there now, its next turn overwrites.
-            logits = self._cached.feed(token[:, None], position[:, None], int(lengths.max()) + step + 1)
+            logits = self._rows.feed(token[:, None], position[:, None], int(lengths.max()) + step + 1)
             position = position + alive
 
         self.history.append_turn(order, tokens.T.cpu().numpy(), logprobs.T.cpu().numpy(), counts.cpu().numpy())
         # The last token of a turn has not been fed yet; it goes in together with the observation.
-        self._cached.fed(order, self.history.length[order] - 1)
+        self._rows.fed(order, self.history.length[order] - 1)
         by_row = np.zeros(len(self.history.length), dtype=bool)
         by_row[order] = ended.cpu().numpy()
         return by_row[rows]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from ...envs.agent import AgentSession, Message, Seed
 from ...envs.seeds import seed_of
 from ..policy.sight.processor import Encoded, Sight, SightError
+from .acting_rows import RowsOf, fitting_rows
+from .cached_rows import CachedRows
 from .chat import ChatBridge
 from .decoder import Decoder
 from .session import TransformersSession
@@ -33,7 +36,7 @@ class TransformersAgent:
     `template_kwargs` go to the chat template (`enable_thinking=False` for Qwen3, for example). `sight`: the processor
     of a model that takes images; without it such a model reads text only. `native_calls`: environments that the model
     was not taught show their tools through its chat template, where that has a place for them, and read its own calls.
-    Raises `ChatTemplateError` or `UnsupportedModelError` for a tokenizer or model that cannot act.
+    Raises `ChatTemplateError` for a tokenizer that cannot act; `start` raises `UnsupportedModelError` for such a model.
     """
 
     def __init__(
@@ -107,7 +110,12 @@ class TransformersAgent:
         seeds = [seed_of(seed, i) for i in range(len(prompts))] if isinstance(seed, int) else seed
         begun = [self.begin(messages, tools) for messages in prompts]
         chat = self._tool_chat if tools else self.chat
-        return TransformersSession(self.decoder, chat, self.config, begun, num_rollouts, seeds)
+        return TransformersSession(self.decoder, chat, self.config, begun, num_rollouts, seeds, self._rows_of)
+
+    @cached_property
+    def _rows_of(self) -> RowsOf:
+        """Found out when the first session starts. Of a model that sees, `sight_check` says whether it is right."""
+        return fitting_rows(self.decoder) if self.chat.sight is None else CachedRows
 
     def begin(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None

@@ -153,8 +153,12 @@ def load_sight(config: ModelConfig, model: torch.nn.Module, tokenizer: PreTraine
 
 
 def lora_config(lora: LoraSection, base: PreTrainedModel) -> LoraConfig:
-    """The adapters that `model.lora` describes; on a vision tower only where it says so."""
+    """The adapters that `model.lora` describes; on a vision tower only where it says so, and on no projection whose
+    weight a Mamba layer's kernel reads past its adapter."""
     apart = [] if lora.vision or SeeingModel.of(base) is None else apart_from_language(base)
+    if lora.target_modules == "all-linear":
+        mixers = [m for m in base.modules() if hasattr(m, "A_log") and hasattr(m, "D")]
+        apart = [*apart, *(m.out_proj for m in mixers if isinstance(getattr(m, "out_proj", None), torch.nn.Linear))]
     names = [re.escape(name) for name, module in base.named_modules() if any(module is part for part in apart)]
     return LoraConfig(
         exclude_modules=rf"({'|'.join(names)})(\..*)?" if names else None,

@@ -11,6 +11,7 @@ policy must be trained with the arithmetic that it acts with).
 from __future__ import annotations
 
 import contextlib
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -74,6 +75,8 @@ def _forward(self: Any, hidden_states: Tensor) -> Tensor:
 def _is_plain(module: nn.Module) -> bool:
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if not isinstance(weight, Tensor) or not isinstance(eps, float) or weight.dim() != 1:
+        return False
+    if len(inspect.signature(type(module).forward).parameters) != 2:  # one that takes a gate, too
         return False
     if weight.dtype != torch.float32 or weight.device.type != "cpu" or not weight.numel():
         return False

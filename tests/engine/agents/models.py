@@ -1,9 +1,12 @@
 """Tiny random models of several architectures, and a tokenizer for them."""
 
 from functools import cache
+from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -75,6 +78,38 @@ def model(architecture: str, *, attention: str = "sdpa", seed: int = 0, end_bias
             parameter.data.mul_(4)
     if end_bias:
         make_likelier(made, tok.encode("<|end|>")[0], end_bias)
+    return made.eval()
+
+
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+OF_OTHER_KINDS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {**LINEAR, "layer_types": ["linear_attention", "full_attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "bamba": {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "mamba_n_groups": 1,
+    },
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024},
+    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1},
+    "rwkv": {"attention_hidden_size": 32},
+}
+"""What a cache of rows does not hold: recurrent layers, a convolution, masks and positions of the model's own."""
+
+
+def model_of_type(kind: str, seed: int = 0) -> PreTrainedModel:
+    """A random model of `OF_OTHER_KINDS` in float32."""
+    torch.manual_seed(seed)
+    tok = tokenizer()
+    ends = {"eos_token_id": tok.eos_token_id, "pad_token_id": tok.pad_token_id, "bos_token_id": None}
+    config = AutoConfig.for_model(kind, **{**SHAPE, "vocab_size": len(tok), **ends, **OF_OTHER_KINDS[kind]})
+    made = AutoModelForCausalLM.from_config(config)
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(4)
     return made.eval()
 
 

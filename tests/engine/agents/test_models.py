@@ -3,19 +3,20 @@
 import copy
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
-from grpo_tui.engine.policy.models import load_policy, save_adapters
+from grpo_tui.engine.policy.models import load_policy, lora_config, save_adapters
 from grpo_tui.engine.policy.sources import ModelLoadError
 from grpo_tui.envs.agent import Message
 
-from .models import model, tokenizer
+from .models import model, model_of_type, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +194,10 @@ def test_a_base_model_gets_chatml_or_the_template_of_a_file(base, tmp_path):
 def _ends(made) -> str:
     known = "<|im_end|>" in made.get_vocab()
     return "<|im_end|>" if known else str(made.eos_token)
+
+
+def test_adapters_leave_out_what_a_mamba_kernel_reads_past_them():
+    base = model_of_type("mamba2")
+    net: Any = get_peft_model(base, lora_config(LoraSection(r=2), base))
+    adapted = {name.split(".")[-2] for name, _ in net.named_modules() if name.endswith("lora_A")}
+    assert adapted == {"in_proj"}

@@ -9,16 +9,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from transformers import BambaConfig, BambaForCausalLM
 
 from grpo_tui.engine.agents import ScriptedAgent, TransformersAgent
-from grpo_tui.engine.agents.decoder import UnsupportedModelError
+from grpo_tui.engine.agents.acting_rows import fitting_rows
+from grpo_tui.engine.agents.cached_rows import CachedRows
+from grpo_tui.engine.agents.decoder import Decoder, UnsupportedModelError
 from grpo_tui.engine.agents.session import TransformersSession
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.rewards.penalties import Episode, NoFinalAnswer, UnparsableCall
 
-from .models import model, tokenizer
+from .models import model, model_of_type, tokenizer
 
 WORDS = "red blue mask 12 box [3, 4] area of the object at (31, 40) is unknown".split()  # noqa: SIM905
 
@@ -225,22 +226,26 @@ def test_stop_strings_end_a_turn_even_across_tokens():
             assert turn.text == text
 
 
-def test_models_with_recurrent_layers_are_refused_in_one_sentence():
-    config = BambaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attn_layer_indices=[1],
-        mamba_n_heads=8,
-        mamba_d_head=8,
-        mamba_d_state=8,
-        mamba_n_groups=1,
-    )
-    with pytest.raises(UnsupportedModelError, match=r"BambaForCausalLM has layers of kind"):
-        TransformersAgent(BambaForCausalLM(config), tokenizer())
+@pytest.mark.parametrize("kind", ["gpt2", "bloom", "qwen3_5_text", "lfm2", "bamba"])
+def test_models_that_keep_other_things_from_token_to_token_act_as_well(kind):
+    net = model_of_type(kind)
+    agent = TransformersAgent(net, tokenizer(), max_turn_tokens=8, max_trajectory_tokens=120)
+    said = lambda row, turn: " ".join(WORDS[: 1 + (row * 5 + turn * 3) % 9])  # noqa: E731
+    prompts = [user("What colour?"), user("What colour is the object at (31, 40)?")]
+    session, _ = play(agent, prompts, 2, said, ends=[3, 1, 2, 4], seed=1)
+    assert_logprobs_match(net, session, range(4))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "mistral-sliding", "gemma3"])
+def test_common_models_act_on_a_cache_of_rows(architecture, attention):
+    assert fitting_rows(Decoder(model(architecture, attention=attention))) is CachedRows
+
+
+def test_models_that_act_otherwise_than_they_learn_are_refused_in_one_sentence():
+    agent = TransformersAgent(model_of_type("rwkv"), tokenizer())
+    with pytest.raises(UnsupportedModelError, match=r"^RwkvForCausalLM gives other log-probs .* choose another model$"):
+        agent.start([user("x")], 1)
 
 
 def test_no_turn_at_all_for_a_prompt_that_fills_the_trajectory():

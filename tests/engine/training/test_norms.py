@@ -54,3 +54,11 @@ def test_norms_of_another_kind_and_half_precision_are_left_alone():
         assert norms == 0  # these multiply by 1 + weight
     with fast_norms(policy().bfloat16()) as norms:
         assert norms == 0
+
+
+def test_norms_that_take_a_gate_are_left_alone():
+    net = models.model_of_type("bamba")
+    ids = torch.arange(6)[None]
+    before = net(input_ids=ids, use_cache=False).logits
+    with fast_norms(net):
+        assert torch.allclose(net(input_ids=ids, use_cache=False).logits, before, atol=1e-5)

@@ -1,0 +1,144 @@
+"""What keeps the rows of a session from one forward pass to the next, and which form of it is right for a model.
+
+How a family of models goes on from token to token is known to its code alone (positions, masks, recurrent states), and
+most of what can be wrong there is wrong without a word. So each form plays a short conversation of rows that differ in
+length, and the first whose log-probs are those of one plain pass over each row is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ..policy.prepared import inference
+from ..policy.sources import first_line
+from .cached_rows import CachedRows
+from .decoder import Decoder, UnsupportedModelError
+from .history import TokenHistory
+from .padded_rows import PaddedRows
+from .seen_rows import SeenRows
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""By how many nats a log-prob may differ."""
+COARSE = 0.5
+"""In half precision."""
+PROMPTS = (5, 9)
+ANSWERS = 3
+OBSERVATIONS = (2, 6)
+"""Lengths in tokens of what is played."""
+
+
+class ActingRows(Protocol):
+    """The rows of a `TokenHistory` under a model. A row is a conversation; those that act together have places."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """What the model must be in for the calls below."""
+
+    def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
+        """Get ready for the next turn of `rows` (int64 `[n]`), which will have at most `capacity` tokens each.
+
+        Returns the rows in the order of their places, and the logits after each one's last token, `[n, V]`.
+        """
+
+    def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """One more token in every place: tokens and positions int64 `[n, 1]`; the logits after it, `[n, V]`.
+
+        length: at least one more than the largest position.
+        """
+
+    def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """The turn of these rows has ended: so many tokens of each have been fed."""
+
+    def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
+        """Keep the places that are alive (bool `[n]`) alone; the old place of each, int64 `[living]`."""
+
+    def clear(self) -> None:
+        """Free what is kept."""
+
+
+RowsOf = Callable[[Decoder, TokenHistory, int, int, SeenRows | None], ActingRows]
+"""A form of `ActingRows`: of a model and a history, with so many rollouts of each prompt (rows one after another, which
+begin alike), for rows of at most so many tokens; with the rows' images, for a model that sees."""
+
+
+def fitting_rows(decoder: Decoder) -> RowsOf:
+    """The fastest form with which this model acts as its own forward pass says. Raises UnsupportedModelError."""
+    allowed = TOLERANCE.get(decoder.base.dtype, COARSE)  # type: ignore[arg-type]
+    reasons = []
+    for form in (CachedRows, PaddedRows):
+        try:
+            off = difference(decoder, form)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            logger.info("%s of %s", form.__name__, type(decoder.base).__name__, exc_info=True)
+            reasons.append(first_line(error))
+            continue
+        if off <= allowed:
+            if form is not CachedRows:
+                logger.warning(
+                    "%s cannot act on a cache of rows of different lengths (%s): each turn encodes its conversations "
+                    "anew, which is right and slower",
+                    type(decoder.base).__name__,
+                    reasons[0],
+                )
+            return form
+        reasons.append(f"{off:.2g} nats apart, {allowed:g} allowed")
+    raise UnsupportedModelError(
+        f"{type(decoder.base).__name__} gives other log-probs when it acts from token to token than in one pass over "
+        f"the same conversation (on a cache of rows: {reasons[0]}; padded on the left: {reasons[1]}), so it could not "
+        "learn from what it did; choose another model"
+    )
+
+
+def difference(decoder: Decoder, form: RowsOf) -> float:
+    """The largest difference of a log-prob between acting in `form` and one plain pass over each row, in nats."""
+    random = np.random.default_rng(0)
+    vocabulary = int(decoder.config.vocab_size)
+    prompts = [random.integers(0, vocabulary, n).tolist() for n in PROMPTS]
+    history = TokenHistory([prompt for prompt in prompts for _ in range(2)])
+    rows = form(decoder, history, 2, 64, None)
+    with rows.sampling():
+        acted = _turn(decoder, rows, history, np.arange(4), random, vocabulary)
+        for row, length in zip((0, 3), OBSERVATIONS, strict=True):
+            history.append_observation(row, random.integers(0, vocabulary, length).tolist())
+        acted += _turn(decoder, rows, history, np.array([0, 3]), random, vocabulary)
+    rows.clear()
+    return max(float((found - _plain(decoder, ids)).abs().max()) for ids, found in acted)
+
+
+def _turn(
+    decoder: Decoder,
+    rows: ActingRows,
+    history: TokenHistory,
+    acting: np.ndarray,
+    random: np.random.Generator,
+    vocabulary: int,
+) -> list[tuple[np.ndarray, torch.Tensor]]:
+    """Write random tokens as a turn. Of each row its tokens, and the log-probs [ANSWERS, V] at those of the turn."""
+    order, logits = rows.prepare(acting, int(history.length[acting].max()) + ANSWERS)
+    said = random.integers(0, vocabulary, (len(order), ANSWERS))
+    found = [logits]
+    for step in range(ANSWERS - 1):
+        tokens = torch.as_tensor(said[:, step], device=decoder.device)[:, None]
+        positions = torch.as_tensor(history.length[order] + step, device=decoder.device)[:, None]
+        found.append(rows.feed(tokens, positions, int(history.length[order].max()) + step + 1))
+    history.append_turn(order, said, np.zeros(said.shape, np.float32), np.full(len(order), ANSWERS))
+    rows.fed(order, history.length[order] - 1)
+    logprobs = torch.stack(found, 1).float().log_softmax(-1)
+    return [(history.arrays(int(row)).token_ids, logprobs[place]) for place, row in enumerate(order)]
+
+
+def _plain(decoder: Decoder, token_ids: np.ndarray) -> torch.Tensor:
+    """Log-probs of every token of the vocabulary at each of the last ANSWERS tokens, [ANSWERS, V]."""
+    ids = torch.as_tensor(token_ids.astype(np.int64), device=decoder.device)[None]
+    with inference(decoder.model):
+        logits = decoder.base(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+    return logits[0, -ANSWERS - 1 : -1].float().log_softmax(-1)

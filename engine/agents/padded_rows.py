@@ -1,0 +1,93 @@
+"""Rows of a model that keeps more than keys and values from token to token (recurrent layers, positions of its own).
+
+Its state cannot be cut back to where a row's tokens end, so nothing is kept over turns: each turn encodes its
+conversations anew, padded on the left, and the model's own cache goes on from there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.generation.utils import ALL_CACHE_NAMES
+
+from .decoder import Decoder, UnsupportedModelError
+from .history import TokenHistory
+from .seen_rows import SeenRows
+
+
+class PaddedRows:
+    """See `ActingRows`. Rows of a prompt that begin alike are encoded once."""
+
+    def __init__(
+        self, decoder: Decoder, history: TokenHistory, num_rollouts: int, longest: int, seen: SeenRows | None = None
+    ) -> None:
+        if seen is not None:
+            raise ValueError("these rows show no images")
+        self._decoder = decoder
+        self._history = history
+        self._num_rollouts = num_rollouts
+        self._takes = inspect.signature(decoder.base.forward).parameters
+        self._cache: Any = None
+        self._cache_name = ""
+        self._there: torch.Tensor | None = None
+        """Which of the tokens fed so far are no padding, int64 `[n, fed]`."""
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """The model with its own attention."""
+        return self._decoder.sampling(cached=False)
+
+    def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
+        """Encode `rows` (int64 `[n]`); the rows, and the logits after each one's last token, `[n, V]`."""
+        self.clear()
+        alike = self._history.turns[rows].max() == 0
+        begun = rows // self._num_rollouts * self._num_rollouts if alike else rows
+        firsts, source = np.unique(begun, return_inverse=True)
+        lengths = self._history.length[firsts]
+        position = np.arange(int(lengths.max())) - (lengths.max() - lengths)[:, None]
+        tokens = np.take_along_axis(self._history.ids[firsts], position.clip(0), axis=1).astype(np.int64)
+        device = self._decoder.device
+        self._there = torch.as_tensor(position >= 0, device=device).long()
+        logits = self._pass(torch.as_tensor(tokens, device=device), torch.as_tensor(position, device=device))
+        return rows, logits[self._keep(torch.as_tensor(source, device=device))]
+
+    def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """One token of every row: tokens and positions int64 `[n, 1]`; the logits after it, `[n, V]`."""
+        assert self._there is not None, "`prepare` comes first"
+        self._there = torch.cat([self._there, torch.ones_like(tokens)], 1)
+        return self._pass(tokens, positions)
+
+    def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """Nothing is kept of a turn that has ended."""
+        self.clear()
+
+    def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
+        """Leave out the places that are not alive (bool `[n]`); the old place of each, int64 `[living]`."""
+        return self._keep(alive.nonzero()[:, 0])
+
+    def clear(self) -> None:
+        """Free the model's cache."""
+        self._cache = self._there = None
+
+    def _keep(self, places: torch.Tensor) -> torch.Tensor:
+        assert self._there is not None
+        self._cache.reorder_cache(places)
+        self._there = self._there[places]
+        return places
+
+    def _pass(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        given: dict[str, Any] = {"attention_mask": self._there, "position_ids": positions.clamp_min(0)}
+        given = {name: value for name, value in given.items() if name in self._takes}
+        if self._cache is not None:
+            given[self._cache_name] = self._cache
+        if "logits_to_keep" in self._takes:
+            given["logits_to_keep"] = 1
+        output = self._decoder.base(input_ids=tokens, use_cache=True, **given)
+        kept = [name for name in ALL_CACHE_NAMES if hasattr(getattr(output, name, None), "reorder_cache")]
+        if not kept:
+            raise UnsupportedModelError("it hands out no cache of rows")
+        self._cache_name, self._cache = kept[0], getattr(output, kept[0])
+        return output.logits[:, -1]
