@@ -78,6 +78,8 @@ TASKS: dict[str, list[str]] = {
 """long: several tools in a row and reward only at their end (curiosity). loops: room for going round in circles
 (coherence). misuse: wrong calls before the right one cost nothing (penalties). rare: the policy is seldom right
 (replay). drift: steps so large that the policy runs away (beta)."""
+SAME = {"without beta": "default", "only replay": "unshaped"}
+"""Arms that are another one by the present defaults, where beta is fixed."""
 MADE_FOR = {"long": "curiosity", "loops": "coherence", "misuse": "penalties", "rare": "replay", "drift": "beta"}
 """Which mechanism a task is made for."""
 ONLINE: dict[str, dict[str, Any]] = {
@@ -130,7 +132,8 @@ def arms_of(task: str) -> list[str]:
         return list(ONLINE)
     mechanisms = [MADE_FOR[task]] if task in MADE_FOR else list(ON)
     shaped = [] if task in MADE_FOR else ["unshaped"]
-    return ["plain", "default", *shaped, *(f"{way} {name}" for name in mechanisms for way in ("only", "without"))]
+    arms = [f"{way} {name}" for name in mechanisms for way in ("only", "without")]
+    return ["plain", "default", *shaped, *(arm for arm in arms if arm not in SAME)]
 
 
 def one(task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, float]:
