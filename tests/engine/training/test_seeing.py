@@ -14,6 +14,8 @@ from peft import get_peft_model
 from torch.nn.functional import pad
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from grpo_tui.configs.loading import load_config
+from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
 from grpo_tui.engine.agents import TransformersAgent
 from grpo_tui.engine.policy.models import load_policy, load_sight, lora_config
@@ -24,7 +26,10 @@ from grpo_tui.engine.rollouts.prompts import check_images
 from grpo_tui.engine.rollouts.replay import ReplayBuffer
 from grpo_tui.engine.rollouts.runner import Row
 from grpo_tui.engine.rollouts.trial import rollouts_from_trial
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
+from grpo_tui.engine.training.rft import run_rft
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.content import ImageBlock, Picture, TextBlock
@@ -35,6 +40,7 @@ from tests.engine.agents.seeing_models import agent, model, picture, processor, 
 from .parts import arguments
 from .parts import policy as words
 from .parts import tokenizer as text_tokenizer
+from .pictures import make_pictures
 
 
 class LookEnv(MultiTurnEnv):
@@ -214,6 +220,50 @@ def test_a_picture_that_cannot_be_shown_fails_its_own_rollouts(tmp_path):
     assert told[6] == "step 1: the text has 1 image tokens and its 0 images stand for 0: " + OWN_WORDS
     seen = result["trajectories"][0].seen
     assert [(s.width, s.height, s.tokens) for s in seen] == [(24, 32, 12)]
+
+
+def test_files_of_every_kind_are_trained_on_or_fail_alone(tmp_path):
+    """Through the whole training: what can be shown has a reward, what cannot says why, and the step is taken."""
+    files = make_pictures(tmp_path)
+    missing = files.pop("missing")
+
+    def config(files: dict[str, str]) -> RunConfig:
+        path, lines = tmp_path / "rows.jsonl", []
+        for kind, file in files.items():
+            asked = [{"type": "image", "image": file}, {"type": "text", "text": "what colour?"}]
+            task = {"messages": [{"role": "user", "content": asked}], "answer": "red", "kind": kind}
+            lines.append({"env_class_path": "grpo_tui.envs.chat.ChatEnv", "env_config": {}, "task_data": task})
+        path.write_text("".join(json.dumps(row) + "\n" for row in lines))
+        short = {"max_steps": 1, "prompts_per_step": len(files), "num_generations": 4, "eval_every": 0, "save_every": 0}
+        short["max_trajectory_tokens"] = 256
+        words = [f"training.{key}={value}" for key, value in short.items()]
+        words += [
+            f"environment.train_data={path}",
+            "environment.eval_tasks=0",
+            f"training.output_dir={tmp_path / 'out'}",
+        ]
+        return load_config("tiny_vl", words)
+
+    run = tmp_path / "run"
+    writer = RunWriter(run)
+    try:
+        with pytest.raises(DataError, match=r"row 2: .*there is no picture .*missing"):
+            run_rft(config({"red": files["red"], "missing": missing}), run, writer)
+        assert run_rft(config(files), run, writer)
+    finally:
+        writer.close()
+    with RunReader(run) as reader:
+        assert reader.metrics.last_step() == 1
+        found = [reader.bodies.trajectory(row.n).trajectory for row in reader.rollouts.page(limit=100)]
+    told: dict[str, set[str | None]] = {}
+    for one in found:
+        told.setdefault(str(one.task["kind"]), set()).add(one.error)
+    assert len(found) == 4 * len(files) and told.keys() == files.keys()
+    for kind in ("red", "blue", "cmyk", "animated"):
+        assert told[kind] == {None}
+    for kind, why in {"broken": "cannot be read as a picture", "huge": "7000 x 7000 pixels"}.items():
+        (said,) = told[kind]
+        assert said is not None and why in said, kind
 
 
 def test_a_task_that_cannot_fit_or_be_seen_is_said_before_training():
