@@ -40,27 +40,33 @@ class ActingRows(Protocol):
 
     def sampling(self) -> AbstractContextManager[None]:
         """What the model must be in for the calls below."""
+        ...
 
     def prepare(self, rows: np.ndarray, capacity: int) -> tuple[np.ndarray, torch.Tensor]:
         """Get ready for the next turn of `rows` (int64 `[n]`), which will have at most `capacity` tokens each.
 
         Returns the rows in the order of their places, and the logits after each one's last token, `[n, V]`.
         """
+        ...
 
     def feed(self, tokens: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         """One more token in every place: tokens and positions int64 `[n, 1]`; the logits after it, `[n, V]`.
 
         length: at least one more than the largest position.
         """
+        ...
 
     def fed(self, rows: np.ndarray, tokens: np.ndarray) -> None:
         """The turn of these rows has ended: so many tokens of each have been fed."""
+        ...
 
     def compact(self, alive: torch.Tensor, living: int) -> torch.Tensor:
         """Keep the places that are alive (bool `[n]`) alone; the old place of each, int64 `[living]`."""
+        ...
 
     def clear(self) -> None:
         """Free what is kept."""
+        ...
 
 
 RowsOf = Callable[[Decoder, TokenHistory, int, int, SeenRows | None], ActingRows]

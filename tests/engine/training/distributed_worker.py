@@ -103,7 +103,7 @@ def main() -> None:
     import os
 
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    results = {name: trajectory(world=world, **dict(case)) for name, case in CASES.items()}
+    results: dict[str, Any] = {name: trajectory(world=world, **dict(case)) for name, case in CASES.items()}
     results |= {f"sampled {placement}": sampled(placement, world) for placement in ("main", "sharded")}
     rank = int(os.environ.get("RANK", "0"))
     results["other folders"] = other_folders(rank)

@@ -140,9 +140,7 @@ def test_recorded_numbers_are_those_that_were_trained_on(tmp_path, base):
 def test_reference_log_probs_and_embeddings_come_from_one_pass(tmp_path):
     """Shaped rewards and the KL both on: one frozen pass a step, none of its own for the embeddings."""
     trainer = acting_trainer(tmp_path, orchestrator=RewardOrchestrator(config=RewardsConfig()), beta=0.1, max_steps=2)
-    trainer.agent.start(
-        [[{"role": "user", "content": "x"}]]
-    )  # what is tried before it is no pass of a step
+    trainer.agent.start([[{"role": "user", "content": "x"}]])  # what is tried before it is no pass of a step
     calls = {"backbone": 0}
     base = trainer.policy.base.base_model
     train_forwards: list[bool] = []
