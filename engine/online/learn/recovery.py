@@ -41,6 +41,7 @@ def recover(updater: PolicyUpdater, folder: OnlineFolder, queue: UpdateQueue, lo
     elif named is not None:
         try:
             _load(updater, *read_state(folder.state / named))
+            updater.update = max(updater.update, counted)  # an older state, where a newer one had been lost before
             return Recovered(named)
         except (StateError, KeyError, ValueError) as error:
             trouble.append(str(error))

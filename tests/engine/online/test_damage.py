@@ -129,6 +129,23 @@ def test_state_and_queue_gone_the_newest_snapshot_is_the_truth(
     assert any("The update queue was lost" in m and f"from snapshot {version}" in m for m in run.told)
 
 
+def test_no_update_number_is_used_twice_after_two_restarts_at_an_older_state(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", snapshot_every=100)
+    run.put(6)
+    run.work(6)
+    (_, newest), (_, older) = states(run.folder.state)[:2]
+    run.worker.queue.close()
+    for path in [*run.folder.queue.parent.glob("queue.sqlite*"), run.folder.state / newest]:
+        path.unlink()
+    run.abandon()
+    assert run.worker.queue.get("state") == older
+    run.abandon()  # nothing was learnt in between
+    run.put(2, start=6)
+    run.work(2)
+    run.worker.close()
+    assert [r["update"] for r in run.contributions()] == list(range(1, 9))
+
+
 @pytest.mark.parametrize("commits", [1, 2])
 def test_a_queue_that_lost_its_last_commits_repeats_nothing(tmp_path: Path, commits: int) -> None:
     """SQLite takes what is left of a damaged log for all there was: the queue of some commits ago."""
