@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grpo_tui.configs import ConfigError, RunConfig, load_config, presets, to_yaml
@@ -75,17 +75,18 @@ def test_what_is_written_reads_back_equal(tmp_path: Path):
         assert load_config(file) == config
 
 
-@example("1e3")
-@example("a\x85b\u2028 c\n\n d\x1b")
-@example("08")
-@example("off")
-@example(1e-7)
-@given(st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.booleans() | st.text(max_size=30))
-def test_any_value_in_a_free_dictionary_survives_writing_and_reading(value: object):
-    config = RunConfig.model_validate({"environment": {"config": {"key": value}}})
-    data = parse_yaml(to_yaml(config), "x").data
-    assert data["environment"]["config"]["key"] == value
-    assert type(data["environment"]["config"]["key"]) is type(value)
+VALUES = st.floats(allow_nan=False, allow_infinity=False) | st.integers() | st.booleans() | st.text(max_size=30)
+
+
+@example(["1e3", "a\x85b\u2028 c\n\n d\x1b", "08", "off", 1e-7])
+@given(st.lists(VALUES, min_size=10, max_size=50))
+@settings(max_examples=10)  # a whole configuration is written for each
+def test_any_value_in_a_free_dictionary_survives_writing_and_reading(values: list[object]):
+    given = {f"key {i}": value for i, value in enumerate(values)}
+    config = RunConfig.model_validate({"environment": {"config": given}})
+    read = parse_yaml(to_yaml(config), "x").data["environment"]["config"]
+    assert read == given
+    assert [type(value) for value in read.values()] == [type(value) for value in values]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_broken_environment_costs_its_own_rollouts_and_the_record_says_why(pro
         environment__class_path="trouble.py:TroubleEnv",
         environment__train_tasks=12,
         environment__eval_tasks=0,
-        environment__turn_timeout_s=0.5,
+        environment__turn_timeout_s=3.0,
         training__prompts_per_step=4,
         training__num_generations=2,
     )

@@ -156,11 +156,11 @@ def test_a_turn_without_tokens_gives_its_reward_to_the_token_before():
         ("none", "error", "step returned None, not a StepResult"),
         ("nan", "error", "the reward is nan"),
         ("number", "error", "the observation is a int, not text"),
-        ("hang", "timeout", "took longer than 0.3 s"),
+        ("hang", "timeout", "took longer than 1.5 s"),
     ],
 )
 def test_a_broken_step_costs_its_own_rollout(what: str, stop_reason: str, error: str):
-    env = TroubleEnv(max_turns=3, turn_timeout_s=0.3)
+    env = TroubleEnv(max_turns=3, turn_timeout_s=1.5)
     agent = ByteAgent(lambda row, turn, _: do("end" if turn == 2 else what if (row, turn) == (1, 1) else "go"))
     try:
         out = env.run_trial([{}], agent, 4)
@@ -236,7 +236,7 @@ def test_pictures_that_cannot_be_shown_cost_nothing_else():
 
 @pytest.mark.parametrize("how", ["raise", "hang", "nothing", "role"])
 def test_a_broken_reset_costs_its_own_rollouts(how: str):
-    env = TroubleEnv(max_turns=1, turn_timeout_s=0.3)
+    env = TroubleEnv(max_turns=1, turn_timeout_s=1.5)
     try:
         out = env.run_trial([{"reset": how}, {}], ByteAgent(lambda row, turn, _: do("end")), 2)
     finally:

@@ -15,30 +15,27 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
 from ....envs.trajectory import Trajectory
 from ....rewards import RewardOrchestrator
-from ....rewards.embedding import pool_step_embeddings
 from ....rewards.result import RewardResult
-from ...policy.forward import forward_agent_tokens, hidden_states, vocabulary_of
-from ...policy.kl import TopKDistribution
+from ...policy.forward import vocabulary_of
 from ...policy.merged import merged_weights
-from ...rollouts.padding import pad_rows
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner
 from ...rollouts.versions import VersionedAgent
 from ...runs.types import NeighbourVote, Served, TrajectoryRecord
-from ..learn.policy_update import DENSE_LOGITS
 from ..store.images import ImageFolder
-from ..store.update_task import Experience, OriginalLogits, UpdateTask
+from ..store.update_task import OriginalLogits, UpdateTask
 from .answers import Answer
 from .experience_buffer import ExperienceBuffer
 from .requests import Request, Sampling
-from .voting import Gate, Neighbour, Vote, canonical, gate, learning_rate, vote
+from .sample_passes import embeddings_and_logits, request_embeddings
+from .task_making import update_task
+from .voting import Gate, Neighbour, Vote, canonical, gate, vote
 
 if TYPE_CHECKING:
     from ...agents.remote.agent import RemoteAgent
@@ -87,7 +84,6 @@ class InferenceEngine:
         self.seed = seed
         vocabulary = vocabulary_of(model)
         self.logits_top_k = None if vocabulary <= config.kl.full_vocabulary else config.kl.top_k
-        self._vocabulary = vocabulary
 
     # -------------------------------------------------------------------------------------------------- answering
 
@@ -99,9 +95,11 @@ class InferenceEngine:
         with self._drawing(), self._sampled_as(chosen):
             samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=k)
         groups = [samples[i * k : (i + 1) * k] for i in range(len(requests))]
-        embeddings = self._request_embeddings([g[0] for g in groups])
+        known: Sequence[np.ndarray | None] = [None] * len(groups)
+        if self.config.neighbours and self.config.buffer_size:
+            known = request_embeddings(self.model, [g[0] for g in groups])
         answers = []
-        for request, group, embedding in zip(requests, groups, embeddings, strict=True):
+        for request, group, embedding in zip(requests, groups, known, strict=True):
             neighbours: list[Neighbour] = []
             if embedding is not None:
                 neighbours = self.buffer.neighbours(
@@ -157,17 +155,6 @@ class InferenceEngine:
     def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[Neighbour]) -> Vote:
         """The vote over a request's candidates."""
         return vote([_answer_of(s) for s in samples], neighbours)
-
-    @torch.inference_mode()
-    def _request_embeddings(self, initial: Sequence[Rollout]) -> list[np.ndarray | None]:
-        """Mean last hidden state over what each initial trajectory was asked and observed, [D]."""
-        if self.config.neighbours == 0 or self.config.buffer_size == 0 or not initial:
-            return [None] * len(initial)
-        batch = _padded(initial)
-        hidden = hidden_states(self.model, batch.token_ids, batch.attention_mask, [r.images for r in initial])
-        seen = (batch.attention_mask & ~batch.agent_mask).to(hidden.device)[..., None]
-        means = (hidden * seen).sum(1) / seen.sum(1).clamp(min=1)
-        return list(means.float().cpu().numpy())
 
     # --------------------------------------------------------------------------------------------------- learning
 
@@ -269,6 +256,13 @@ class InferenceEngine:
         found = {a.request.number: a for a in wider}
         return [found.get(a.request.number, a) for a in answers]
 
+    def _score(
+        self, samples: Sequence[Rollout], wanted: Sequence[bool]
+    ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:
+        """What rewards and updates need of a pass of the policy that answered (`embeddings_and_logits`)."""
+        embed = self.orchestrator.config.needs_embeddings and self.orchestrator.embedder is None
+        return embeddings_and_logits(self.model, samples, embed=embed, wanted=wanted, top_k=self.logits_top_k)
+
     def _task(
         self,
         answer: Answer,
@@ -277,100 +271,9 @@ class InferenceEngine:
         first: int,
         logits: dict[int, OriginalLogits],
     ) -> UpdateTask | None:
-        """The update that this answer suggests; None when no candidate has a label and tokens of its own."""
-        outcome = answer.label_vote
-        candidates = range(len(samples)) if self.config.learn_from == "all" else range(1)
-        rows = [
-            i
-            for i in candidates
-            if outcome.correct[i] is not None
-            and samples[i].scorable
-            and samples[i].agent_mask.any()
-            and samples[i].logprobs is not None
-        ]
-        if not rows:
-            return None
-        chosen = [samples[i] for i in rows]
-        batch = _padded(chosen)
-        rate, kind = learning_rate(
-            outcome,
-            correction=self.config.lr_correction,
-            adaptive_max=self.config.lr_adaptive_max,
-            adaptive_min=self.config.lr_adaptive_min,
-            min_confidence=self.config.min_confidence,
+        return update_task(
+            answer, samples, result, first, logits, config=self.config, engine=self.name, images=self.images
         )
-        steps = max(len(s.trajectory.steps) for s in chosen if s.trajectory is not None)
-        return UpdateTask(
-            experience=Experience(
-                id=f"{self.name}/request-{answer.request.number}".lstrip("/"),
-                token_ids=batch.token_ids,
-                attention_mask=batch.attention_mask,
-                agent_mask=batch.agent_mask,
-                turns=batch.turns,
-                logprobs=batch.logprobs,
-                trajectories=tuple(s.trajectory.id for s in chosen if s.trajectory is not None),
-                answers=tuple(_answer_of(s) for s in chosen),
-                pseudo_labels=tuple(outcome.labels[i] for i in rows),
-                confidence=outcome.confidence,
-                images=self._kept_images(chosen),
-            ),
-            reward_tensor=result.contributions[[first + i for i in rows], :steps].float(),
-            components=tuple(result.component_names),
-            learning_rate=rate,
-            learning_rate_kind="lr_correction" if kind == "lr_correction" else "lr_adaptive",
-            original_logits=_joined([logits[first + i] for i in rows]),
-            policy_version=answer.policy_version,
-            request=answer.request.number,
-            engine=self.name,
-            created=time.time(),
-            facts={
-                "prompt": next((s.trajectory.prompt_id for s in chosen if s.trajectory is not None), ""),
-                "source": answer.request.source,
-            },
-        )
-
-    def _kept_images(self, samples: Sequence[Rollout]) -> tuple[tuple[str, ...], ...]:
-        """Names of the images that samples were shown, once they are on the disk for the worker."""
-        if self.images is None or not any(sample.images for sample in samples):
-            return ()
-        return tuple(self.images.save(sample.images) for sample in samples)
-
-    @torch.inference_mode()
-    def _score(
-        self, samples: Sequence[Rollout], wanted: Sequence[bool]
-    ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:
-        """One forward pass of the policy that answered: step embeddings [S_i, D] of all rows, and the original logits
-        of the wanted ones. No pass when neither is needed."""
-        need = self.orchestrator.config.needs_embeddings and self.orchestrator.embedder is None
-        if not need and not any(wanted):
-            return None, {}
-        length = max(len(s) for s in samples)
-        together = max(1, DENSE_LOGITS // (length * self._vocabulary))
-        embeddings: list[Tensor] = []
-        logits: dict[int, OriginalLogits] = {}
-        for start in range(0, len(samples), together):
-            part = samples[start : start + together]
-            batch = _padded(part)
-            mask = batch.agent_mask & batch.attention_mask
-            out = forward_agent_tokens(
-                self.model,
-                batch.token_ids,
-                batch.attention_mask,
-                mask,
-                keep_hidden=need,
-                images=[sample.images for sample in part],
-            )
-            if out.hidden is not None:
-                steps = [len(s.trajectory.steps) if s.trajectory is not None else 0 for s in part]
-                device = out.hidden.device
-                pooled = pool_step_embeddings(out.hidden, batch.turns.to(device), mask.to(device), steps)
-                embeddings += [e.cpu() for e in pooled]
-            ends = mask.sum(1).cumsum(0).tolist()
-            for i in range(len(part)):
-                if wanted[start + i]:
-                    rows = out.logits[ends[i - 1] if i else 0 : ends[i]]
-                    logits[start + i] = OriginalLogits.of(rows, self.logits_top_k)
-        return (embeddings if need else None), logits
 
     def _metrics(self, answer: Answer) -> dict[str, Any]:
         values: dict[str, Any] = {
@@ -386,41 +289,6 @@ class InferenceEngine:
             if initial is not None and initial.correct is not None:
                 values[metric.ONLINE_SUCCESS_INITIAL] = float(initial.correct)
         return values
-
-
-@dataclass(frozen=True)
-class _Padded:
-    """Samples as right-padded tensors [B, T]."""
-
-    token_ids: Tensor
-    attention_mask: Tensor
-    agent_mask: Tensor
-    turns: Tensor
-    logprobs: Tensor
-
-
-def _padded(samples: Sequence[Rollout]) -> _Padded:
-    length = max(len(s) for s in samples)
-    return _Padded(
-        token_ids=pad_rows([s.token_ids for s in samples], length, 0, torch.long),
-        attention_mask=pad_rows([np.ones(len(s), bool) for s in samples], length, 0, torch.bool),
-        agent_mask=pad_rows([s.agent_mask for s in samples], length, 0, torch.bool),
-        turns=pad_rows([s.turn_ids for s in samples], length, -1, torch.int16),
-        logprobs=pad_rows([s.logprobs for s in samples], length, 0.0, torch.float32),
-    )
-
-
-def _joined(parts: Sequence[OriginalLogits]) -> OriginalLogits:
-    """Original logits of several rows, one after another."""
-    full = [p.full for p in parts if p.full is not None]
-    if full:
-        return OriginalLogits(full=torch.cat(full))
-    top = [p.top for p in parts if p.top is not None]
-    return OriginalLogits(
-        top=TopKDistribution(
-            torch.cat([t.indices for t in top]), torch.cat([t.logprobs for t in top]), torch.cat([t.tail for t in top])
-        )
-    )
 
 
 def _joining(group: Sequence[Rollout], drawn: Sequence[Rollout]) -> list[Rollout]:
