@@ -77,12 +77,10 @@ class SnapshotsPanel(Pane):
             line = Line(p)
             if not line.offer(Line(p).add(f"eval {event.step} ", p.muted), width):
                 return None
-            words = width >= 33
             for name in names:
                 value = data.get(name)
                 if isinstance(value, (int, float)):
-                    part = Line(p).add(said[name] if words else "", p.faint).add(percent(value), p.strong).gap()
-                    line.offer(part, width)
+                    line.offer(Line(p).add(said[name], p.faint).add(percent(value), p.strong).gap(), width)
             return line
         if event.kind == "checkpoint":
             line = Line(p)
