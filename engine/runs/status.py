@@ -7,6 +7,7 @@ while a process with that pid and that start time lives.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from .durable import replace_file
-from .paths import PROCESSES, RUN_FILE
+from .paths import DATABASE, PROCESSES, RUN_FILE
 from .types import ENDED, Progress, RunInfo, RunStatus
 
 PRIMARY = ("training", "engine")
@@ -160,6 +161,9 @@ def look(run_dir: Path) -> RunInfo:
         if status not in ENDED and gone:
             error = error or f"the process {gone[0]!r} is gone; its log is logs/{gone[0]}.log"
     total = number(state.get("total_steps") or run.get("total_steps"))
+    step = number(state.get("step")) or number(run.get("step"))
+    if step is None and status == "crashed":
+        step = _recorded_step(run_dir)
     pid, code = number(state.get("pid")), number(state.get("exit_code"))
     ended = number(state.get("ended")) or (number(state.get("time")) if status == "crashed" else None)
     return RunInfo(
@@ -172,7 +176,7 @@ def look(run_dir: Path) -> RunInfo:
         model=str(run.get("model") or ""),
         created=number(run.get("created")) or _folder_time(run_dir),
         ended=ended,
-        step=int(number(state.get("step")) or number(run.get("step")) or 0),
+        step=int(step or 0),
         total_steps=None if total is None else int(total),
         pid=None if pid is None else int(pid),
         exit_code=None if code is None else int(code),
@@ -225,6 +229,17 @@ def _ending(exit_code: object) -> str:
         return f"the process is gone ({signal.Signals(-exit_code).name})"
     except ValueError:
         return f"the process is gone (signal {-exit_code})"
+
+
+def _recorded_step(run_dir: Path) -> int | None:
+    """The last step of the record, for a run whose process left no word of its own; None where there is none."""
+    import sqlite3  # here: a list of runs whose status files are whole opens no record
+
+    try:
+        with contextlib.closing(sqlite3.connect(f"{(run_dir / DATABASE).absolute().as_uri()}?mode=ro", uri=True)) as db:
+            return db.execute("SELECT max(step) FROM steps").fetchone()[0]
+    except sqlite3.Error:
+        return None
 
 
 def _folder_time(run_dir: Path) -> float:

@@ -308,6 +308,21 @@ def test_the_success_of_serving_is_a_rate_over_the_last_requests(run_dir: Path):
     assert made is not None and made.success == record.success == 0.25, "not that of the last request"
 
 
+@pytest.mark.parametrize("damage", ["delete", "empty", "rubbish"])
+def test_where_the_status_file_is_lost_the_record_knows_the_step(run_dir: Path, damage: str):
+    writer = RunWriter(run_dir)
+    for step in (1, 2, 3):
+        writer.metrics(step, {"loss": 1.0})
+    writer.close()
+    file = run_dir / "processes" / "training.json"
+    if damage == "delete":
+        file.unlink()
+    else:
+        file.write_bytes(b"" if damage == "empty" else b"\xa5" * 40)
+    write_json(run_dir / "run.json", {"mode": "rft", "created": time.time() - 3600})
+    assert (look(run_dir).status, look(run_dir).step) == ("crashed", 3)
+
+
 def test_progress_inside_a_step_and_the_last_sign_of_life(run_dir: Path):
     writer = RunWriter(run_dir)
     writer.status("running", step=3)
