@@ -105,9 +105,23 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
             **quantized,
         )
         SeeingModel.of(model)  # says what is missing in one that takes images in another way
+        _count_experts(model)
         return model
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, and what the hub's client raises
         raise ModelLoadError(explain(config.base, error)) from error
+
+
+def _count_experts(model: PreTrainedModel) -> None:
+    """Say what TRL's loss that balances experts reads: `num_experts`, which some configurations have as
+    `num_local_experts`, and that a model without experts, of a family that may have them, has nothing to balance."""
+    config = model.config.get_text_config()
+    if not hasattr(config, "output_router_logits"):
+        return
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if not hasattr(config, "num_experts"):
+        config.num_experts = experts
+    if not experts:
+        config.router_aux_loss_coef = 0.0
 
 
 def _quantized(config: ModelConfig) -> dict[str, Any]:

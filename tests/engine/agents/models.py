@@ -93,6 +93,15 @@ OF_OTHER_KINDS: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
     },
     "bloom": {"n_layer": 2, "n_head": 4},
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "shared_intermediate_size": 32,
+    },
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024},
     "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1},
     "rwkv": {"attention_hidden_size": 32},
@@ -100,12 +109,12 @@ OF_OTHER_KINDS: dict[str, dict[str, Any]] = {
 """What a cache of rows does not hold: recurrent layers, a convolution, masks and positions of the model's own."""
 
 
-def model_of_type(kind: str, seed: int = 0) -> PreTrainedModel:
-    """A random model of `OF_OTHER_KINDS` in float32."""
+def model_of_type(kind: str, seed: int = 0, **settings: Any) -> PreTrainedModel:
+    """A random model of `OF_OTHER_KINDS` in float32; `settings` of its configuration over those there."""
     torch.manual_seed(seed)
     tok = tokenizer()
     ends = {"eos_token_id": tok.eos_token_id, "pad_token_id": tok.pad_token_id, "bos_token_id": None}
-    config = AutoConfig.for_model(kind, **{**SHAPE, "vocab_size": len(tok), **ends, **OF_OTHER_KINDS[kind]})
+    config = AutoConfig.for_model(kind, **{**SHAPE, "vocab_size": len(tok), **ends, **OF_OTHER_KINDS[kind], **settings})
     made = AutoModelForCausalLM.from_config(config)
     for parameter in made.parameters():
         if parameter.dim() > 1:
