@@ -1,10 +1,11 @@
-"""What each mechanism brings: `python -m benchmarks.mechanisms [--seeds 5] [--task default,long] [--arm plain,all]`.
+"""What each mechanism brings: `python -m benchmarks.mechanisms [--seeds 5] [--task default,rare] [--arm plain]`.
 
-Trains the built-in policy once for each task, arm and seed, and prints every row as soon as it is known, then means
-with 95 % intervals over the seeds. `plain` has no mechanism; `only X` adds one to it, `without X` takes one from the
-default configuration (`default`). On the default task every mechanism is tried, on each other task the one that it is
-made for; `--arm` names others (`summed`, `gdpo`, `annealed`, …). Rows that `--results` holds already are not run again,
-so the command may be stopped and started as one likes. `--quick`: smaller batches and fewer steps.
+Trains once for each task, arm and seed, and prints every row as soon as it is known, then means with 95 % intervals
+over the seeds. `plain` has no mechanism; `only X` adds one to it, `without X` takes one from the default configuration
+(`default`). On the default task, with the built-in policy, every mechanism is tried; on each small world
+(`benchmarks.small_worlds`) the one that it is made for; `--arm` names others (`summed`, `gdpo`, `annealed`, …). Rows
+that `--results` holds already are not run again, so the command may be stopped and started as one likes. `--quick`:
+smaller batches and fewer steps on the default task.
 
 Columns: held-out success at temperature 1 halfway and at the end; success of the last quarter's training rollouts; the
 penalties a rollout (misuse); the KL to the policy of the start, nats per token.
@@ -36,6 +37,9 @@ from grpo_tui.engine.runs.null_writer import NullWriter
 from grpo_tui.engine.training.rft import run_rft
 
 from .online import offline, stream
+from .small_worlds import Boxes, Doors, Keys, Misuse, World, save_policy
+
+SMALL_WORLDS = Path(__file__).with_name("small_worlds.py")
 
 OFF = {
     "curiosity": ["rewards.w_curiosity=0"],
@@ -67,20 +71,27 @@ ARMS: dict[str, list[str]] = {
     **{f"without {name}": settings for name, settings in OFF.items()},
 }
 """What each arm sets, over the default configuration."""
+SMALL = [
+    *("model.sft_adapters=null", "model.lora=null", "model.device=cpu", "environment.config={}"),
+    *("environment.train_tasks=208", "training.max_turn_tokens=3", "training.max_trajectory_tokens=160"),
+    *("training.learning_rate=0.002", "training.lr_scheduler=constant"),
+]
+"""All weights of a small policy, which has no adapters yet."""
 TASKS: dict[str, list[str]] = {
     "default": [],
-    "long": ["training.replay.signal=reward", 'environment.config={"questions": ["bigger", "same_colour"]}'],
-    "loops": ['environment.config={"max_turns": 14}', "training.max_trajectory_tokens=768"],
-    "misuse": ['environment.config={"questions": ["colour", "motion"]}'],
-    "rare": ['environment.config={"questions": ["shape", "text"]}'],
-    "drift": ["training.learning_rate=0.012", "training.lr_scheduler=constant"],
+    "doors": SMALL,
+    "boxes": SMALL,
+    "misuse": SMALL,
+    "rare": SMALL,
+    "drift": [*SMALL, "training.learning_rate=0.007"],
 }
-"""long: several tools in a row and reward only at their end (curiosity). loops: room for going round in circles
-(coherence). misuse: wrong calls before the right one cost nothing (penalties). rare: the policy is seldom right
-(replay). drift: steps so large that the policy runs away (beta)."""
+"""What each task sets. doors: a long route, and reward only at its end (curiosity). boxes: a policy that looks again
+where it has just looked (coherence). misuse: wrong calls before the right one cost nothing (penalties). rare: most
+groups are all right or all wrong (replay). drift: steps so large that the policy runs away (beta)."""
+WORLDS: Mapping[str, type[World]] = {"doors": Doors, "boxes": Boxes, "misuse": Misuse, "rare": Keys, "drift": Keys}
 SAME = {"without beta": "default", "only replay": "unshaped"}
 """Arms that are another one by the present defaults, where beta is fixed."""
-MADE_FOR = {"long": "curiosity", "loops": "coherence", "misuse": "penalties", "rare": "replay", "drift": "beta"}
+MADE_FOR = {"doors": "curiosity", "boxes": "coherence", "misuse": "penalties", "rare": "replay", "drift": "beta"}
 """Which mechanism a task is made for."""
 ONLINE: dict[str, dict[str, Any]] = {
     "off": {"updates": False},
@@ -92,6 +103,8 @@ ONLINE: dict[str, dict[str, Any]] = {
 }
 FULL = {"prompts": 8, "steps": 40, "eval": 96}
 QUICK = {"prompts": 6, "steps": 24, "eval": 48}
+SMALL_SIZES = {"rare": 120}
+"""Steps of a small world, where they are not 40."""
 COLUMNS = ("halfway", "end", "training", "penalties", "kl")
 
 
@@ -114,11 +127,11 @@ def main() -> None:
     for seed in range(given.seeds):
         for task in given.task.split(","):
             for arm in given.arm.split(",") if given.arm else arms_of(task):
-                key = _key(task, arm, seed, size)
+                key = _key(task, arm, seed, size_of(task, size))
                 wanted.append(key)
                 if any(row["key"] == key for row in rows):
                     continue
-                row = {"key": key, "task": task, "arm": arm, "seed": seed, **one(task, arm, seed, size)}
+                row = {"key": key, "task": task, "arm": arm, "seed": seed, **one(task, arm, seed, size_of(task, size))}
                 rows.append(row)
                 with given.results.open("a") as file:
                     file.write(json.dumps(row) + "\n")
@@ -136,6 +149,11 @@ def arms_of(task: str) -> list[str]:
     return ["plain", "default", *shaped, *(arm for arm in arms if arm not in SAME)]
 
 
+def size_of(task: str, size: Mapping[str, int]) -> Mapping[str, int]:
+    """That of the default task, or of a small world."""
+    return {"prompts": 8, "steps": SMALL_SIZES.get(task, 40), "eval": 104} if task in WORLDS else size
+
+
 def one(task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, float]:
     """One training, or one stream of requests."""
     began = time.monotonic()
@@ -146,9 +164,14 @@ def one(task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, fl
 
 def _training(folder: Path, task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, float]:
     log = Log()
+    world: list[str] = []
+    if task in WORLDS:
+        save_policy(WORLDS[task](), folder / "base", seed)
+        world = [f"model.base={folder}/base", f"environment.class_path={SMALL_WORLDS}:{WORLDS[task].__name__}"]
     config = load_config(
         None,
         [
+            *world,
             *TASKS[task],
             *ARMS[arm],
             f"seed={seed}",
@@ -195,8 +218,11 @@ class Log(NullWriter):
 
 def table(rows: list[dict[str, Any]], size: Mapping[str, int]) -> None:
     """Means and intervals, and the difference to `plain` with its own interval, over the seeds that both have."""
-    print(f"\n{size['steps']} steps of {size['prompts']} x 8 rollouts, {size['eval']} held-out tasks; mean ± 95 %")
+    print("\nmean ± 95 %")
     for task in dict.fromkeys(row["task"] for row in rows):
+        used = size_of(task, size)
+        if task != "online":
+            print(f"\n{used['steps']} steps of {used['prompts']} x 8 rollouts, evaluated on {used['eval']} tasks")
         print(f"\n{task:19}" + "".join(f"{name:>16}" for name in COLUMNS) + f"{'end - plain':>16}{'seeds':>7}")
         mine = [row for row in rows if row["task"] == task]
         base = {row["seed"]: row["end"] for row in mine if row["arm"] in ("plain", "off")}

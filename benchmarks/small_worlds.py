@@ -1,0 +1,203 @@
+"""Worlds in which one mechanism has something to do, and small policies with the habits that it is to change.
+
+A turn is one number: an action of the world. Rewards are 1 for a success and 0 otherwise. Each world writes down the
+habits of its first policy (`habit`), which a model of 50,000 parameters is taught from nothing (`save_policy`), so that
+a training takes seconds.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from grpo_tui.engine.training.tiny.tokenizer import train_tokenizer
+from grpo_tui.envs.agent import Message
+from grpo_tui.envs.base import Split, StepResult
+from grpo_tui.envs.calls import ToolCall
+from grpo_tui.envs.multi_turn import MultiTurnEnv
+from grpo_tui.envs.tools import Argument, ToolSpec
+
+LETTERS = string.ascii_uppercase
+DEMONSTRATIONS, BATCH = 200, 64
+
+
+class World(MultiTurnEnv):
+    """Tasks are letters; the state is what happened so far."""
+
+    turns: ClassVar[int] = 1
+    tasks: ClassVar[int] = len(LETTERS)
+    tools = (ToolSpec("TRY", "Tries a number.", (Argument("number", "integer", minimum=0, below=len(LETTERS)),)),)
+    answers_misuse = True
+
+    def __init__(self, tokenizer: Any = None, **config: Any) -> None:
+        super().__init__(tokenizer, **{"max_turns": self.turns, "prompt_style": "terse", **config})
+
+    def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
+        """Each letter as often as it takes: what is evaluated is what is trained on. `hidden` is told to nobody."""
+        rng = random.Random(f"{split} {seed}")
+        return [{"letter": i % self.tasks, "hidden": rng.randrange(8)} for i in range(n)]
+
+    def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
+        """The letter is all that is told."""
+        return {**task, "said": []}, [{"role": "user", "content": f"key {LETTERS[task['letter']]}"}]
+
+    def parse(self, text: str) -> ToolCall:
+        """A turn is a number."""
+        number = text.strip()
+        return ToolCall("TRY", {"number": int(number)}, text) if number.isdecimal() else ToolCall(None, {}, text)
+
+    def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
+        """A right number ends the episode."""
+        number = call.arguments.get("number")
+        if not isinstance(number, int) or number not in range(len(LETTERS)):
+            return StepResult("error", error=f"{number} is no number of this world")
+        result = self.answer(state, number)
+        state["said"].append(number)
+        return result
+
+    @abstractmethod
+    def answer(self, state: dict[str, Any], number: int) -> StepResult:
+        """What the world says to a number."""
+
+    @abstractmethod
+    def habit(self, state: dict[str, Any], rng: random.Random) -> int:
+        """What the first policy does."""
+
+
+def _end(number: int, correct: bool) -> StepResult:
+    return StepResult("", float(correct), True, str(number), correct)
+
+
+class Keys(World):
+    """One turn: each letter has one right number. Most letters are known or hardly known; few are in between."""
+
+    turns = 1
+
+    @staticmethod
+    def right(letter: int) -> int:
+        """The number of a letter."""
+        return (7 * letter + 3) % len(LETTERS)
+
+    def answer(self, state: dict[str, Any], number: int) -> StepResult:
+        """Right or wrong."""
+        return _end(number, number == self.right(state["letter"]))
+
+    def habit(self, state: dict[str, Any], rng: random.Random) -> int:
+        """Ten letters are known, fourteen are guessed."""
+        known = 0.98 if state["letter"] < 10 else 0.4 if state["letter"] < 12 else 0.08
+        return self.right(state["letter"]) if rng.random() < known else rng.randrange(len(LETTERS))
+
+
+class Doors(World):
+    """Four doors in a row, each with its number out of eight; success is only behind the last one."""
+
+    turns = 9
+    tasks = 1
+    code = (3, 6, 1, 4)
+
+    def answer(self, state: dict[str, Any], number: int) -> StepResult:
+        """The next door, or the same one."""
+        state["door"] = door = state.get("door", 0) + (number == self.code[state.get("door", 0)])
+        return _end(number, True) if door == len(self.code) else StepResult(f"door {door}")
+
+    def habit(self, state: dict[str, Any], rng: random.Random) -> int:
+        """Any number."""
+        return rng.randrange(8)
+
+
+class Boxes(World):
+    """Something lies in one of eight boxes, another one in each task; there are eight turns."""
+
+    turns = 8
+    tasks = 1
+
+    def answer(self, state: dict[str, Any], number: int) -> StepResult:
+        """Found, or empty."""
+        return _end(number, True) if number == state["hidden"] else StepResult("empty")
+
+    def habit(self, state: dict[str, Any], rng: random.Random) -> int:
+        """Looks again where it has just looked."""
+        return state["said"][-1] if state["said"] and rng.random() < 0.7 else rng.randrange(8)
+
+
+class Misuse(Keys):
+    """Numbers above 25 are no numbers of this world, and cost nothing: there are turns enough to try them first."""
+
+    turns = 6
+    tasks = 6
+
+    def habit(self, state: dict[str, Any], rng: random.Random) -> int:
+        """Mostly begins with what does not exist."""
+        if rng.random() < 0.6:
+            return 40 + rng.randrange(8)
+        return self.right(state["letter"]) if rng.random() < 0.7 else rng.randrange(len(LETTERS))
+
+
+def save_policy(world: World, folder: Path, seed: int) -> None:
+    """Teach a model from nothing to act as `world.habit`, and save it with its tokenizer."""
+    disable_progress_bar()
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    texts = [f"key {letter}" for letter in LETTERS] + ["door", "empty", "error", *map(str, range(10))]
+    tokenizer: Any = train_tokenizer(texts)
+    model: Any = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=12,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(DEMONSTRATIONS):
+        rows = [_demonstration(world, tokenizer, rng) for _ in range(BATCH)]
+        width = max(len(ids) for ids, _ in rows)
+        ids = torch.full((BATCH, width), tokenizer.pad_token_id)
+        labels = torch.full((BATCH, width), -100)
+        for i, (tokens, said) in enumerate(rows):
+            ids[i, : len(tokens)] = torch.tensor(tokens)
+            labels[i, : len(tokens)] = torch.tensor([t if own else -100 for t, own in zip(tokens, said, strict=True)])
+        loss = model(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _demonstration(world: World, tokenizer: Any, rng: random.Random) -> tuple[list[int], list[bool]]:
+    """An episode of habits: its tokens, and which of them the policy says."""
+    state, messages = world.reset({"letter": rng.randrange(world.tasks), "hidden": rng.randrange(8)})
+    tokens: list[int] = []
+    own: list[bool] = []
+
+    def add(text: str, said: bool) -> None:
+        found = tokenizer.encode(text, add_special_tokens=False)
+        tokens.extend(found)
+        own.extend([said] * len(found))
+
+    add("".join(f"<|user|>{m.get('content')}<|end|>" for m in messages) + "<|assistant|>", False)
+    for turn in range(world.max_turns):
+        number = world.habit(state, rng)
+        add(f"{number}<|end|>", True)
+        result = world.step(state, ToolCall("TRY", {"number": number}, str(number)))
+        if result.done:
+            break
+        if turn + 1 < world.max_turns:
+            add(f"<|tool|>{result.observation}<|end|><|assistant|>", False)
+    return tokens, own
