@@ -116,7 +116,7 @@ def follow(run: RunInfo, *, stop: Callable[[], RunInfo], out: Callable[[str], No
 
 def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
     """The last lines about a run: how it ended, how to look at it, and how to go on."""
-    took = f" in {duration(run.ended - run.created)}" if run.ended and run.created else ""
+    took = f" in {duration(run.ended - run.created)}" if run.ended and run.created <= run.ended else ""
     if run.status == "crashed":
         process = "engine" if run.mode == "online" else "training"
         log = log_path(run, process) or log_path(run)

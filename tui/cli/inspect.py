@@ -167,7 +167,7 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
         if means:
             say(f"means over all: {means}")
     else:
-        say(f"run {name}: {info.status} at step {step}, mode {info.mode}, in {info.path}")
+        say(f"run {name}: {info.status} at step {step}, mode {info.mode or 'not recorded'}, in {info.path}")
         say(f"environment {literal(info.environment)}, model {literal(info.model)}, {count}")
     if info.error:
         say(f"error: {literal(info.error.strip().splitlines()[-1])}")
