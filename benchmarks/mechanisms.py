@@ -2,10 +2,10 @@
 
 Trains once for each task, arm and seed, and prints every row as soon as it is known, then means with 95 % intervals
 over the seeds. `plain` has no mechanism; `only X` adds one to it, `without X` takes one from the default configuration
-(`default`). On the default task, with the built-in policy, every mechanism is tried; on each small world
-(`benchmarks.small_worlds`) the one that it is made for; `--arm` names others (`summed`, `gdpo`, `annealed`, …). Rows
-that `--results` holds already are not run again, so the command may be stopped and started as one likes. `--quick`:
-smaller batches and fewer steps on the default task.
+(`default`). The built-in policy is trained on `default`, `long` and `loops`, a small one on each small world
+(`benchmarks.small_worlds`). On the default task every mechanism is tried, on the others the one that it is made for;
+`--arm` names others (`summed`, `gdpo`, `annealed`, …). Rows that `--results` holds already are not run again, so the
+command may be stopped and started as one likes. `--quick`: smaller batches and fewer steps for the built-in policy.
 
 Columns: held-out success at temperature 1 halfway and at the end; success of the last quarter's training rollouts; the
 penalties a rollout (misuse); the KL to the policy of the start, nats per token.
@@ -79,19 +79,25 @@ SMALL = [
 """All weights of a small policy, which has no adapters yet."""
 TASKS: dict[str, list[str]] = {
     "default": [],
+    "long": ["training.replay.signal=reward", 'environment.config={"questions": ["bigger", "same_colour"]}'],
+    "loops": ['environment.config={"max_turns": 14}', "training.max_trajectory_tokens=768"],
     "doors": SMALL,
     "boxes": SMALL,
     "misuse": SMALL,
     "rare": SMALL,
     "drift": [*SMALL, "training.learning_rate=0.007"],
 }
-"""What each task sets. doors: a long route, and reward only at its end (curiosity). boxes: a policy that looks again
-where it has just looked (coherence). misuse: wrong calls before the right one cost nothing (penalties). rare: most
-groups are all right or all wrong (replay). drift: steps so large that the policy runs away (beta)."""
+"""What each task sets. long, doors: several actions in a row, and reward only at their end (curiosity). loops, boxes:
+room for going round in circles, and a policy that looks again where it has just looked (coherence). misuse: wrong calls
+before the right one cost nothing (penalties). rare: most groups are all right or all wrong (replay). drift: steps so
+large that the policy runs away (beta)."""
 WORLDS: Mapping[str, type[World]] = {"doors": Doors, "boxes": Boxes, "misuse": Misuse, "rare": Keys, "drift": Keys}
 SAME = {"without beta": "default", "only replay": "unshaped"}
 """Arms that are another one by the present defaults, where beta is fixed."""
-MADE_FOR = {"doors": "curiosity", "boxes": "coherence", "misuse": "penalties", "rare": "replay", "drift": "beta"}
+MADE_FOR = {
+    **{"long": "curiosity", "doors": "curiosity", "loops": "coherence", "boxes": "coherence"},
+    **{"misuse": "penalties", "rare": "replay", "drift": "beta"},
+}
 """Which mechanism a task is made for."""
 ONLINE: dict[str, dict[str, Any]] = {
     "off": {"updates": False},
