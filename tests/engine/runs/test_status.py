@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_tui.engine.runs import control
+from grpo_tui.engine.runs import control, status
 from grpo_tui.engine.runs.headline import of_record, of_status
 from grpo_tui.engine.runs.masking import MASKED, is_secret_key, mask, mask_command, mask_text
 from grpo_tui.engine.runs.reader import RunReader
@@ -40,6 +40,18 @@ def test_running_is_believed_only_while_the_process_lives(run_dir: Path):
     sleeper.wait()
     info = look(run_dir)
     assert info.status == "crashed" and info.error == "the process is gone" and info.ended is not None
+
+
+def test_a_process_that_ends_while_it_is_looked_at_has_not_crashed(run_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    announce(run_dir, status="running", step=7, **identity())
+
+    def ends(*_: object) -> bool:
+        announce(run_dir, status="finished", step=8, **identity())
+        return False
+
+    monkeypatch.setattr(status, "is_alive", ends)
+    info = look(run_dir)
+    assert (info.status, info.step, info.error) == ("finished", 8, None)
 
 
 def test_another_process_with_the_same_pid_is_not_the_run(run_dir: Path):
