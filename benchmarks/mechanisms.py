@@ -58,6 +58,7 @@ ON = {
 SUMMED = ["training.advantages=group", "rewards.w_penalty=1", "training.replay.signal=reward"]
 SHAPED = [*ON["curiosity"], *ON["coherence"], *ON["penalties"], *ON["replay"]]
 PLAIN = [setting for settings in OFF.values() for setting in settings]
+BATCH = "training.scale_advantages=batch"
 ARMS: dict[str, list[str]] = {
     "plain": PLAIN,
     "default": [],
@@ -68,9 +69,16 @@ ARMS: dict[str, list[str]] = {
     "annealed": [*SHAPED, *SUMMED, "rewards.anneal_steps=20"],
     "potential": [*SHAPED, *SUMMED, "rewards.shaping=potential", "training.advantages=turn"],
     **{f"only {name}": [*PLAIN, "training.replay.signal=reward", *settings] for name, settings in ON.items()},
+    "plain batch": [*PLAIN, BATCH],
+    "default batch": [BATCH],
+    **{
+        f"{name} batch": [*PLAIN, "training.replay.signal=reward", *ON[name], BATCH]
+        for name in ("curiosity", "coherence")
+    },
     **{f"without {name}": settings for name, settings in OFF.items()},
 }
-"""What each arm sets, over the default configuration."""
+"""What each arm sets, over the default configuration. `batch`: advantages are divided by the standard deviation of the
+batch, so that shaping in groups which all succeed or all fail is not made as large as success."""
 SMALL = [
     *("model.sft_adapters=null", "model.lora=null", "model.device=cpu", "environment.config={}"),
     *("environment.train_tasks=208", "training.max_turn_tokens=3", "training.max_trajectory_tokens=160"),
