@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -36,6 +37,7 @@ from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.runs.null_writer import NullWriter
 from grpo_tui.engine.training.rft import run_rft
 
+from .kept_rows import KeptRows
 from .online import offline, stream
 from .small_worlds import Boxes, Doors, Keys, Misuse, World, save_policy
 
@@ -135,22 +137,17 @@ def main() -> None:
     given = parser.parse_args()
     logging.disable(logging.INFO)
     size = QUICK if given.quick else FULL
-    given.results.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
-    wanted: list[str] = []
+    kept = KeptRows(given.results)
+    wanted: list[dict[str, Any]] = []
     for seed in range(given.seeds):
         for task in given.task.split(","):
+            used = size_of(task, size)
             for arm in given.arm.split(",") if given.arm else arms_of(task):
-                key = _key(task, arm, seed, size_of(task, size))
-                wanted.append(key)
-                if any(row["key"] == key for row in rows):
-                    continue
-                row = {"key": key, "task": task, "arm": arm, "seed": seed, **one(task, arm, seed, size_of(task, size))}
-                rows.append(row)
-                with given.results.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(line_of(f"{task:8} {arm:16} seed {seed}", row) + f"  {row['seconds']:.0f} s", flush=True)
-    table([row for row in rows if row["key"] in wanted], size)
+                row, new = kept.get(_key(task, arm, seed, used), partial(one, task, arm, seed, used))
+                wanted.append(row)
+                if new:
+                    print(line_of(f"{task:8} {arm:16} seed {seed}", row) + f"  {row['seconds']:.0f} s", flush=True)
+    table(wanted, size)
 
 
 def arms_of(task: str) -> list[str]:
@@ -168,12 +165,12 @@ def size_of(task: str, size: Mapping[str, int]) -> Mapping[str, int]:
     return {"prompts": 8, "steps": SMALL_SIZES.get(task, 40), "eval": 104} if task in WORLDS else size
 
 
-def one(task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, float]:
+def one(task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, Any]:
     """One training, or one stream of requests."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         found = _online(Path(folder), arm, seed) if task == "online" else _training(Path(folder), task, arm, seed, size)
-    return {**found, "seconds": time.monotonic() - began}
+    return {"task": task, "arm": arm, "seed": seed, **found, "seconds": time.monotonic() - began}
 
 
 def _training(folder: Path, task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, float]:

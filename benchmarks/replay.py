@@ -16,10 +16,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, cast
 
-import numpy as np
-import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from transformers import TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
 from grpo_tui.configs import metric_names as metric
@@ -30,9 +28,8 @@ from grpo_tui.engine.rollouts.replay import ReplayBuffer
 from grpo_tui.engine.rollouts.runner import parse_row
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
 from grpo_tui.engine.training.pipeline import RolloutOptions
-from grpo_tui.engine.training.tiny.tokenizer import train_tokenizer
 
-from .lookup_env import KEYS, TEXTS, LookupEnv
+from .small_worlds import Keys, make_policy
 
 MODES = ("off", "ssr", "dapo")
 NAMES = {"off": "plain GRPO", "ssr": "selective replay", "dapo": "dynamic sampling"}
@@ -60,12 +57,11 @@ def main() -> None:
 
 def train(mode: str, seed: int, steps: int, goal: float) -> dict[str, float]:
     """One training; the record of its steps."""
-    torch.manual_seed(seed)
-    tokenizer = train_tokenizer(TEXTS)
-    model = start_policy(tokenizer, seed)
+    model, tokenizer = make_policy(Keys(), seed)
     agent = TransformersAgent(model, tokenizer, max_turn_tokens=2, max_trajectory_tokens=64)
-    path = f"{Path(__file__).with_name('lookup_env.py')}:LookupEnv"
-    rows = [{"env_class_path": path, "env_config": "{}", "task_data": json.dumps(t)} for t in LookupEnv.tasks()]
+    path = f"{Path(__file__).with_name('small_worlds.py')}:Keys"
+    tasks = Keys().make_tasks("train", Keys.tasks, seed)
+    rows = [{"env_class_path": path, "env_config": "{}", "task_data": json.dumps(t)} for t in tasks]
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
             output_dir=folder,
@@ -128,50 +124,6 @@ class Log(TrainerCallback):
         with acting(self.trainer.policy.model):
             found = evaluate(self.trainer.runner, self.rows, temperature=0.0, step=state.global_step)
         self.success.append((state.global_step, found.success))
-
-
-def start_policy(tokenizer: PreTrainedTokenizerFast, seed: int) -> Any:
-    """A small model that has seen the easy keys' answers often, the middle ones' seldom, the hard ones' hardly."""
-    made: Any = tokenizer
-    model: Any = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(made),
-            hidden_size=48,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=12,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=made.eos_token_id,
-            pad_token_id=made.pad_token_id,
-        )
-    )
-    agent = TransformersAgent(model, tokenizer)
-    rng = np.random.default_rng(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    answers = LookupEnv.answers()
-    end = agent.chat.stop_ids[0]
-    for _ in range(150):
-        prompts, targets = [], []
-        for _ in range(64):
-            key = int(rng.integers(len(KEYS)))
-            right = rng.random() < LookupEnv.share_known(key)
-            said = answers[key] if right else answers[int(rng.integers(len(answers)))]
-            prompts.append(list(agent.chat.prompt(LookupEnv.prompt(key), None)))
-            targets.append(tokenizer.encode(said, add_special_tokens=False)[:1])
-        width = max(len(p) + len(t) + 1 for p, t in zip(prompts, targets, strict=True))
-        ids = torch.full((64, width), end)
-        labels = torch.full((64, width), -100)
-        for i, (p, t) in enumerate(zip(prompts, targets, strict=True)):
-            ids[i, : len(p) + len(t)] = torch.tensor([*p, *t])
-            labels[i, len(p) : len(p) + len(t) + 1] = torch.tensor([*t, end])
-        loss = model(input_ids=ids, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return model
 
 
 if __name__ == "__main__":

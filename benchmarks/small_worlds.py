@@ -142,7 +142,13 @@ class Misuse(Keys):
 
 
 def save_policy(world: World, folder: Path, seed: int) -> None:
-    """Teach a model from nothing to act as `world.habit`, and save it with its tokenizer."""
+    """Save what `make_policy` makes."""
+    for part in make_policy(world, seed):
+        part.save_pretrained(folder)
+
+
+def make_policy(world: World, seed: int) -> tuple[Any, Any]:
+    """A model that was taught from nothing to act as `world.habit`, and its tokenizer."""
     disable_progress_bar()
     rng = random.Random(seed)
     torch.manual_seed(seed)
@@ -176,8 +182,7 @@ def save_policy(world: World, folder: Path, seed: int) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return model, tokenizer
 
 
 def _demonstration(world: World, tokenizer: Any, rng: random.Random) -> tuple[list[int], list[bool]]:

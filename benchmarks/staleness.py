@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import logging
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -30,6 +30,7 @@ from grpo_tui.engine.policy.sources import load_tokenizer
 from grpo_tui.engine.training.rft import run_rft
 from tests.engine.agents.fake_vllm import FakeVLLM
 
+from .kept_rows import KeptRows
 from .mechanisms import Log, interval
 
 FULL = {"prompts": 16, "steps": 75, "eval": 128}
@@ -47,24 +48,18 @@ def main() -> None:
     given = parser.parse_args()
     logging.disable(logging.INFO)
     size = QUICK if given.quick else FULL
-    given.results.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(line) for line in given.results.read_text().splitlines()] if given.results.exists() else []
+    kept = KeptRows(given.results)
     arms = [int(arm) for arm in given.staleness.split(",")]
+    ends: dict[int, list[float]] = {arm: [] for arm in arms}
     print(f"{size['steps']} steps of {size['prompts']} x 8 rollouts, {size['eval']} held-out tasks")
     print(f"{'':<14}{'seed':>6}" + "".join(f"{name:>11}" for name in COLUMNS), flush=True)
     for seed in range(given.seeds):
         for arm in arms:
-            key = {"arm": arm, "seed": seed, **size}
-            row = next((row for row in rows if row["key"] == key), None)
-            if row is None:
-                row = {"key": key, **one(arm, seed, size)}
-                rows.append(row)
-                with given.results.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+            row, _ = kept.get({"arm": arm, "seed": seed, **size}, partial(one, arm, seed, size))
+            ends[arm].append(row["end"])
             print(f"{_name(arm):<14}{seed:>6}" + "".join(f"{row[c]:>11.4g}" for c in COLUMNS), flush=True)
-    for arm in arms:
-        mine = [r["end"] for s in range(given.seeds) for r in rows if r["key"] == {"arm": arm, "seed": s, **size}]
-        print(f"{_name(arm):<14} at the end, mean ± 95 %: {interval(mine)}")
+    for arm, found in ends.items():
+        print(f"{_name(arm):<14} at the end, mean ± 95 %: {interval(found)}")
 
 
 def _name(arm: int) -> str:

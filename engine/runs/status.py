@@ -109,13 +109,13 @@ def is_elsewhere(state: Mapping[str, Any]) -> bool:
 
 def process_state(run_dir: Path, name: str) -> dict[str, Any]:
     """What is known of one process of a run: its own words over those of its launcher, plus `alive`."""
-    state = _said(run_dir, name)
+    state = _read_state(run_dir, name)
     if not state["alive"] and state.get("status") not in ENDED:
-        state = _said(run_dir, name)  # it may have said how it ended, and gone, since its words were read
+        state = _read_state(run_dir, name)  # it may have said how it ended, and gone, since its words were read
     return state
 
 
-def _said(run_dir: Path, name: str) -> dict[str, Any]:
+def _read_state(run_dir: Path, name: str) -> dict[str, Any]:
     launched = read_json(run_dir / PROCESSES / f"{name}.launch.json")
     own = read_json(run_dir / PROCESSES / f"{name}.json")
     same = own.get("born") is not None and own.get("born") == launched.get("born")
