@@ -89,7 +89,7 @@ SMALL = [
 """All weights of a small policy, which has no adapters yet."""
 TASKS: dict[str, list[str]] = {
     "default": [],
-    "long": ["training.replay.signal=reward", 'environment.config={"questions": ["bigger", "same_colour"]}'],
+    "long": ['environment.config={"questions": ["bigger", "same_colour"]}'],
     "loops": ['environment.config={"max_turns": 14}', "training.max_trajectory_tokens=768"],
     "doors": SMALL,
     "boxes": SMALL,

@@ -3,8 +3,8 @@
 Callers ask over HTTP without a pause, 5 % of them what no server should accept. Each minute a process of the run is
 killed (engine or worker, in turn) and the run resumed; in the middle the disk is full for a minute (a tmpfs of its own,
 where that can be mounted). Last line: requests answered, refused by a sentence, cut off by a kill, and lost, which is
-any that got none of these within its time; tasks lost or learnt from twice; memory first and last; versions published.
-Exit code 1 when anything was lost or learnt from twice, or the server broke its word (500).
+any that got none of these within its time; tasks lost or learnt from twice; memory of engine and worker a minute after
+the start and at the end; versions published. Exit code 1 when anything was lost or learnt from twice, or the server broke its word (500).
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ async def trouble(load: Load, every_s: float, full: bool) -> None:
         await asyncio.sleep(every_s)
         load.measure()
         spent = time.monotonic() - began
-        print(f"{spent:6.0f} s  {dict(load.counts)}  version {pointed_version(load.run_dir / 'snapshots')}", flush=True)
+        version = pointed_version(load.run_dir / "snapshots")
+        print(f"{spent:6.0f} s  {dict(load.counts)}  version {version}  {load.memory_mib[-1]:.0f} MiB", flush=True)
         if not filled and spent > (load.until - began) / 2:
             filled = True
             await asyncio.to_thread(_full_for, load.run_dir.parent / "filler", every_s)
@@ -194,7 +195,6 @@ async def run(load: Load, callers: int, every_s: float, full: bool) -> None:
     while load.url() is None:
         await asyncio.sleep(0.2)
     load.until += time.monotonic()
-    load.measure()
     await asyncio.gather(trouble(load, every_s, full), *(caller(load, i) for i in range(callers)))
 
 
@@ -209,11 +209,13 @@ def main() -> int:
         if not mounted:
             print("no disk of its own can be mounted here: the part with a full disk is left out")
         load = Load(home / "mixed", given.seconds)
-        asyncio.run(run(load, given.callers, given.every, mounted))
-        subprocess.run(
-            [sys.executable, "-m", "grpo_tui.tui.cli", "stop", "mixed", "--runs-dir", str(home)],
-            stdout=subprocess.DEVNULL,
-        )
+        try:
+            asyncio.run(run(load, given.callers, given.every, mounted))
+        finally:
+            subprocess.run(
+                [sys.executable, "-m", "grpo_tui.tui.cli", "stop", "mixed", "--runs-dir", str(home)],
+                stdout=subprocess.DEVNULL,
+            )
         assert load.command is not None
         load.command.wait(300)
         states, twice = tasks(load.run_dir)
