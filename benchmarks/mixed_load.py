@@ -4,7 +4,8 @@ Callers ask over HTTP without a pause, 5 % of them what no server should accept.
 killed (engine or worker, in turn) and the run resumed; in the middle the disk is full for a minute (a tmpfs of its own,
 where that can be mounted). Last line: requests answered, refused by a sentence, cut off by a kill, and lost, which is
 any that got none of these within its time; tasks lost or learnt from twice; memory of engine and worker a minute after
-the start and at the end; versions published. Exit code 1 when anything was lost or learnt from twice, or the server broke its word (500).
+the start and at the end; versions published. Exit code 1 when anything was lost or learnt
+from twice, or the server broke its word (500).
 """
 
 from __future__ import annotations
