@@ -17,15 +17,17 @@ answers given out in the first and in the last quarter.
 from __future__ import annotations
 
 import argparse
+import atexit
 import hashlib
 import json
 import logging
 import math
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -207,9 +209,16 @@ def _training(folder: Path, task: str, arm: str, seed: int, size: Mapping[str, i
 
 
 def _online(folder: Path, arm: str, seed: int) -> dict[str, float]:
-    adapters = offline(folder, 15, seed, {})
-    row = stream(folder / "online", "off" if arm == "off" else "on", seed, adapters, 320, {"online": ONLINE[arm]})
+    row = stream(folder, "off" if arm == "off" else "on", seed, _deployed(seed), 320, {"online": ONLINE[arm]})
     return {"halfway": row["served_first"], "end": row["served_last"]}
+
+
+@cache
+def _deployed(seed: int) -> str:
+    """The policy that all arms of a seed begin with, in a folder that lasts as long as the command."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return offline(folder, 15, seed, {})
 
 
 class Log(NullWriter):
