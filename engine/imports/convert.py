@@ -18,13 +18,19 @@ from ..runs.schema import FLAG_ERROR, FLAG_NAN, FLAG_UNPARSED
 from ..runs.types import TrajectoryRecord
 from .rollout import Message, Rollout, Score, text
 
+UNKNOWN = {
+    "reward": "the file holds no reward of this rollout",
+    "advantage": "the file holds no advantage of this rollout",
+    "step": "the file names no training step",
+}
+"""Why a number is not known, where a format does not say it better."""
 CLOSE = 1e-4
 """Relative distance up to which an arithmetic is said to give the stated reward: writers keep float32."""
 
 
 def identity(rollout: Rollout, scope: str = "") -> tuple[str, str]:
     """Prompt id and group of a rollout. Where the writer names none, equal prompts are one prompt, and its rollouts
-    of one step are a group. A group that is called by a number is that of its step: writers count from 0 again.
+    of one step are a group. A group that is called by a number is that of its step and split: each counts from 0 again.
     `scope` tells apart groups of one name that are of different writers."""
     prompt_id = rollout.prompt_id
     if not prompt_id:
@@ -37,7 +43,7 @@ def identity(rollout: Rollout, scope: str = "") -> tuple[str, str]:
     if not group or (group.isdecimal() and rollout.step is not None):
         group = group or (f"{prompt_id}:{rollout.agent}" if rollout.agent else prompt_id)
         group = group if rollout.step is None else f"{rollout.step}:{group}"
-    if rollout.split and rollout.split != "train" and not rollout.group:
+    if rollout.split and rollout.split != "train" and (not rollout.group or rollout.group.isdecimal()):
         group = f"{rollout.split}:{group}"
     return prompt_id, f"{scope}:{group}" if scope else group
 
@@ -48,7 +54,7 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
     prompt, said = _prompt_and_rest(rollout)
     steps = _turns(said)
     breakdown, why = _breakdown(rollout, rollout.components, len(steps))
-    missing = {k: v for k, v in unknown.items() if _lacks(rollout, k)}
+    missing = {k: v for k, v in {**UNKNOWN, **unknown, **rollout.unknown}.items() if _lacks(rollout, k)}
     trajectory = Trajectory(
         id=rollout.id or fallback_id,
         env=rollout.env,

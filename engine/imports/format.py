@@ -14,6 +14,7 @@ from .rollout import Item
 
 _STEP = re.compile(r"(?:\A|[^a-z])(?:global_step|step|iteration|iter)[_=-]?(\d{1,12})(?!\d)", re.I)
 _EVALS = ("eval", "evals", "val", "validation", "test", "dumped_evals")
+_OF_EVALS = re.compile(r"\A(?:eval|val|validation)[_.-]|[_-]evals?\Z", re.I)
 MAX_SIDE_FILE = 16 << 20
 
 
@@ -66,21 +67,33 @@ class Origin:
 
     @cached_property
     def split(self) -> str:
-        """`eval` where a folder says so; else empty."""
-        folders = [part.lower() for part in (self.root.name, *Path(self.relative).parts[:-1])]
-        return "eval" if any(f in _EVALS or f.endswith("_evals") for f in folders) else ""
+        """`eval` where a folder or the file's name says so (`validation_trajectories.jsonl`); else empty."""
+        *folders, name = Path(self.relative).parts or (self.path.name,)
+        if any(f.lower() in _EVALS for f in (self.root.name, *folders)):
+            return "eval"
+        return "eval" if any(_OF_EVALS.search(f) for f in (*folders, Path(name).stem)) else ""
 
     def beside(self, name: str) -> Mapping[str, Any]:
         """A small JSON file beside this one (or at `../name`); empty when it is missing or damaged."""
         return _side_file(self.path.parent / name)
 
+    def text_beside(self, name: str) -> str:
+        """The text of a small file beside this one; empty when it is missing."""
+        return _side_bytes(self.path.parent / name).decode("utf-8", "replace").strip()
+
 
 @lru_cache(maxsize=256)
 def _side_file(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > MAX_SIDE_FILE:
-            return {}
-        data = loads(path.read_bytes())
-    except (OSError, ValueError):
+        data = loads(_side_bytes(path))
+    except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _side_bytes(path: Path) -> bytes:
+    """The bytes of a small file; none for what is missing, large, or no file (a pipe would be waited for)."""
+    try:
+        return path.read_bytes() if path.is_file() and path.stat().st_size <= MAX_SIDE_FILE else b""
+    except OSError:
+        return b""

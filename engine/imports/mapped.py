@@ -104,7 +104,9 @@ class Mapped:
         get = found.get
         asked, answered = get("prompt"), get("completion")
         talk = self.read_prompt(get("messages")) if get("messages") is not None else ()
-        if talk and (answered is None or (asked is None and talk[-1].is_agent)):
+        if talk and asked is not None and answered is None and isinstance(get("messages"), str) and not split(talk)[1]:
+            prompt, said = self.read_prompt(asked), self.read_completion(get("messages"))  # "trajectory": "a text"
+        elif talk and (answered is None or (asked is None and talk[-1].is_agent)):
             prompt, said = split(talk)
         else:  # messages beside a completion are what it answers
             prompt = self.read_prompt(asked) if asked is not None else talk
@@ -155,6 +157,7 @@ class Mapped:
             extra=extra,
             task=mapping(get("task")),
             tools=tuple(t for t in listed(tools) if isinstance(t, Mapping)) if tools is not None else (),
+            unknown={"advantage": SEVERAL} if read["advantage"] is None and several(get("advantage")) else {},
         )
 
     def with_keys(self, keys: Mapping[str, str]) -> Mapped:
@@ -201,9 +204,10 @@ class Mapped:
         for key in plan.roles.get("components", ()):
             components.update(scores(at(document, key)))
         for key in plan.roles.get("extra", ()):
-            inside = {k.removeprefix(f"{key}.") for r, keys in self.keys.items() if r != "extra" for k in keys}
+            paths = [k for r, keys in self.keys.items() if r != "extra" for k in keys]
+            read = {k.removeprefix(f"{key}.") for k in paths if k.startswith(f"{key}.")}
             values = mapping(at(document, key))
-            extra.update(plain({k: v for k, v in values.items() if k not in inside}))
+            extra.update(plain({k: v for k, v in values.items() if k not in read}))
         for key, component in plan.columns:
             value = document[key]
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -298,12 +302,13 @@ def _flatten(values: Mapping[str, Any], prefix: str, found: dict[str, Any], dept
                 found[f"{prefix}{name}"] = value[:_COLUMN_TEXT]
         elif isinstance(value, Mapping) and depth < _COLUMN_DEPTH:
             _flatten(value, f"{prefix}{name}.", found, depth + 1)
-        elif isinstance(value, list) and _is_short(value):
+        elif isinstance(value, list) and _is_short(value):  # null where one of them is not known
             found[f"{prefix}{name}"] = (text(value) or "")[:_COLUMN_TEXT]
 
 
 def _is_short(values: Sequence[Any]) -> bool:
-    return 0 < len(values) <= _COLUMN_ITEMS and all(isinstance(v, (bool, int, float, str)) for v in values)
+    known = [v for v in values if v is not None]
+    return len(values) <= _COLUMN_ITEMS and bool(known) and all(isinstance(v, (bool, int, float, str)) for v in known)
 
 
 def total(value: object) -> float | None:
@@ -314,6 +319,15 @@ def total(value: object) -> float | None:
     return number(value)
 
 
+SEVERAL = "its tokens have different advantages: there is none for the whole rollout"
+"""Why a rollout has no advantage although some are written."""
+
+
+def several(value: object) -> bool:
+    """Whether a value is one advantage a token, and they differ."""
+    return isinstance(value, (list, tuple)) and len({p for v in value if (p := number(v)) is not None and p != 0}) > 1
+
+
 def mean(value: object) -> float | None:
     """An advantage: a number, or one a token of which all that are not 0 or null are the same."""
     if isinstance(value, (list, tuple)) and len(value) > 1:
@@ -322,4 +336,4 @@ def mean(value: object) -> float | None:
     return number(value)
 
 
-__all__ = ["ROLES", "Mapped", "at", "flat", "has", "mean", "plain", "scores", "total"]
+__all__ = ["ROLES", "SEVERAL", "Mapped", "at", "flat", "has", "mean", "plain", "scores", "several", "total"]

@@ -59,6 +59,7 @@ class Rollout:
     `id` is empty where the writer gives none. `same_as_id`: the id is the writer's own and unique, so a second
     rollout of that id (prime-rl writes an effective episode twice) is the same one. `group`: empty where the writer
     names none; then rollouts of one prompt in one step make a group. `tokens` makes the arrays when they are asked for.
+    `unknown` says why something is not known of this rollout, where that is not what the format says of all of its own.
     """
 
     prompt: tuple[Message, ...] = ()
@@ -88,6 +89,7 @@ class Rollout:
     task: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[Mapping[str, Any], ...] = ()
     seconds: float = 0.0
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

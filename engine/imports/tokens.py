@@ -67,6 +67,28 @@ class Tokens:
         return make
 
     @staticmethod
+    def of_calls(calls: Sequence[tuple[Sequence[Any], ...]]) -> Maker | None:
+        """Of a model's calls, each with the ids that it read, those that it wrote, and their log-probs. None where a
+        call has no ids, or did not read all that came before: then it is not one sequence."""
+        if not calls or not all(read and wrote for read, wrote, _ in calls):
+            return None
+
+        def make() -> StoredTokens | None:
+            ids: list[Any] = []
+            mask: list[int] = []
+            logprobs: list[Any] = []
+            for read, wrote, given in calls:
+                if list(read[: len(ids)]) != ids:
+                    return None
+                new = len(read) - len(ids)
+                ids = [*read, *wrote]
+                mask += [0] * new + [1] * len(wrote)
+                logprobs += [0.0] * new + (list(given) if len(given) == len(wrote) else [0.0] * len(wrote))
+            return Tokens.of(ids, mask, logprobs)
+
+        return make
+
+    @staticmethod
     def with_more(make: Maker | None, advantages: Sequence[Any], overlays: Mapping[str, Sequence[Any]]) -> Maker | None:
         """The same with advantages and overlays by token, where there is one for each."""
         if make is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -63,6 +64,28 @@ class Sqlite:
     def end(self, path: Path) -> int:
         """Its size."""
         return os.stat(path).st_size
+
+
+def runs_of(path: Path) -> tuple[str, ...]:
+    """The runs that a project of trackio holds, by name."""
+    stat = os.stat(path)
+    return _runs_of(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _runs_of(path: Path, _size: int, _changed: int) -> tuple[str, ...]:
+    found: set[str] = set()
+    try:
+        db = _connect(path)
+    except DumpError:
+        return ()
+    for table in TABLES:
+        try:
+            found.update(str(name) for (name,) in db.execute(f"SELECT DISTINCT run_name FROM {table}"))
+        except sqlite3.Error:
+            continue  # no such table, or no such column
+    db.close()
+    return tuple(sorted(found))
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ..format import Format
-from .agents import Atif, MiniSweAgent, OpenTelemetry, Rllm, SweAgent
+from .agents import MiniSweAgent, Rllm, SweAgent
+from .atif import Atif, HarborTrials
 from .generic import Columns, Groups, Metrics, Table, Wrapped
-from .tables import AGENTLIGHTNING, AREAL, GENERIC, OPENENV, SKYRL, VERL
+from .opentelemetry import OpenTelemetry
+from .tables import AGENTLIGHTNING, AREAL, GENERIC, SKYRL, VERL, OpenEnv
 from .tinker import TinkerSummaries
 from .trainers import Art, Inspect, NemoRl, Trackio, Zipped
 from .trl import TrainerState, Trl
@@ -24,8 +26,9 @@ FORMATS: tuple[Format, ...] = (
     TrainerState(),
     Inspect(),
     Atif(),
+    HarborTrials(),
     Art(),
-    OPENENV,
+    OpenEnv(),
     MiniSweAgent(),
     SweAgent(),
     NemoRl(),
@@ -34,7 +37,7 @@ FORMATS: tuple[Format, ...] = (
     TinkerSummaries(),
     OpenTelemetry(),
     Table((*_ROWS, GENERIC)),
-    Zipped((*_ROWS, *_LOOSE)),
+    *(Zipped(each) for each in (*_ROWS, *_LOOSE)),
     *_LOOSE,
     Wrapped((*_ROWS, *_LOOSE)),
     Metrics(),

@@ -113,9 +113,9 @@ class Table:
                 continue
             row = dict(zip(columns, values, strict=False))
             for part in _verl_samples(row) or (row,):
-                reader = next((f for f in self.formats if f.detect(part, origin)), None)
-                if reader is not None:
-                    yield from reader.open(part, origin)
+                found = next(((f, r) for r in (part, _lower(part)) for f in self.formats if f.detect(r, origin)), None)
+                if found is not None:
+                    yield from found[0].open(found[1], origin)
 
 
 class Wrapped:
@@ -129,7 +129,9 @@ class Wrapped:
         self.formats = tuple(formats)
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By the first that is in it."""
+        """By the first that is in it; an empty list of rollouts is one, too."""
+        if isinstance(document, Mapping) and any(document.get(k) == [] for k in _ROLLOUTS):
+            return True
         return next((True for _, _ in self._inner(document, origin)), False)
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
@@ -156,8 +158,9 @@ class Wrapped:
                     yield reader, row
 
 
+_ROLLOUTS = ("rollouts", "trajectories", "episodes")
 _LISTS = (
-    "rollouts", "trajectories", "samples", "episodes", "data", "results", "examples", "records", "items", "rows",
+    *_ROLLOUTS, "samples", "data", "results", "examples", "records", "items", "rows",
     "completions", "responses",
 )  # fmt: skip
 """Keys under which a document holds a list of rollouts."""
@@ -246,6 +249,11 @@ _SINGULARS = {"prompt", "completion", "response", "output", "generation", "rewar
     "error",
     "token_count",
 }
+
+
+def _lower(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row under names as people write them in code: tables are made for screens (`Total Reward`)."""
+    return {name.strip().lower().replace(" ", "_"): value for name, value in row.items()}
 
 
 def _verl_samples(row: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
-from ..mapped import Mapped
-from ..messages import conversation, stripped_completion, stripped_prompt
-from ..rollout import Message
+from ..format import Origin
+from ..mapped import Mapped, at
+from ..messages import conversation, error_text, stripped_completion, stripped_prompt
+from ..rollout import Item, Message, listed
 
 _VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
 _NO_GROUP = "no group is written: rollouts of one prompt in one step are shown as one"
@@ -116,7 +120,7 @@ AGENTLIGHTNING = Mapped(
     },
 )
 
-OPENENV = Mapped(
+_OPENENV = Mapped(
     name="OpenEnv episodes",
     needs=("episode_id", "messages"),
     keys={
@@ -126,7 +130,7 @@ OPENENV = Mapped(
         "components": ("verify_metrics",),
         "stop": ("metrics.terminal_reason",),
         "expected": ("task.answer",),
-        "prompt_id": ("task.id",),
+        "prompt_id": ("task.id", "task_id"),
         "error": ("error", "metrics.error"),
         "step": ("extra.step", "metrics.step"),
         "group": ("extra.group", "extra.group_id"),
@@ -142,6 +146,31 @@ OPENENV = Mapped(
         "step": "no training step is written",
     },
 )
+
+
+class OpenEnv:
+    """OpenEnv's episodes: which tools failed stands in a list of their own, in the order of their answers."""
+
+    name = _OPENENV.name
+    unknown = _OPENENV.unknown
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """By its keys."""
+        return _OPENENV.detect(document, origin)
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """One rollout."""
+        made = _OPENENV.rollout(document, origin)
+        errors = [
+            error_text(at(t, "result.error")) for t in listed(document.get("tool_trace")) if isinstance(t, Mapping)
+        ]
+        answers = [m for m in made.completion if m.role == "tool"]
+        if len(errors) == len(answers):
+            told = iter(errors)
+            said = (replace(m, error=next(told) or m.error) if m.role == "tool" else m for m in made.completion)
+            made = replace(made, completion=tuple(said))
+        yield made
+
 
 GENERIC_KEYS: dict[str, tuple[str, ...]] = {
     "id": ("id", "rollout_id", "trajectory_id", "sample_id", "request_id"),

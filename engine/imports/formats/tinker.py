@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..format import Origin
-from ..mapped import at
+from ..mapped import at, plain
 from ..messages import conversation, message, split
 from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, summed, text, whole
 
 _TURN = re.compile(r"Turn (\d+)")
+_LOGGED = re.compile(r"response|assistant_content|tool|error|parse_errors|tool_(?:call|result)_\d+")
+"""What is logged of a turn and shown in it; all else is a column."""
 _REWARD = re.compile(r"reward (-?\d+(?:\.\d+)?|nan)")
 MAX_DEPTH = 64
 
@@ -36,26 +38,19 @@ class TinkerSummaries:
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """One rollout."""
-        messages: list[Message] = []
-        components: dict[str, float | None] = {}
-        errors, counts = [], []
-        for step in listed(document.get("steps")):
-            if not isinstance(step, Mapping):
-                continue
-            logs = mapping(step.get("logs"))
-            calls = [{"name": logs["tool"]}] if isinstance(logs.get("tool"), str) else []
-            said = message({"role": "assistant", "content": text(logs.get("response")) or "", "tool_calls": calls})
-            messages.append(replace(said, reward=number(step.get("reward")), error=text(logs.get("error"))))
-            errors += [text(logs["error"])] if logs.get("error") else []
-            counts.append(step.get("ac_len"))
-            components.update({k: number(v) for k, v in mapping(step.get("metrics")).items()})
-        components.update({k: number(v) for k, v in mapping(document.get("trajectory_metrics")).items()})
+        steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
+        logs = [mapping(s.get("logs")) for s in steps]
+        messages = [m for step, log in zip(steps, logs, strict=True) for m in _logged(log, number(step.get("reward")))]
+        errors = [error for log in logs if (error := _error(log))]
+        one, several = _of_turns([mapping(s.get("metrics")) for s in steps])
+        components = {k: number(v) for k, v in {**one, **mapping(document.get("trajectory_metrics"))}.items()}
+        said_once, said_often = _of_turns([{k: v for k, v in log.items() if not _LOGGED.fullmatch(k)} for log in logs])
         iteration = whole(document.get("iteration"))
-        group = f"{text(document.get('split')) or 'train'}:{iteration}:{text(document.get('group_idx'))}"
+        name = text(document.get("split")) or "train"  # `eval/gsm8k` of an evaluation that has a name
+        kind, _, evaluation = name.partition("/")
         tags = [str(t) for t in listed(document.get("tags"))]
+        group = f"{name}:{iteration}:{text(document.get('group_idx'))}"
         stop = next((k.removeprefix("stop/") for k, v in components.items() if k.startswith("stop/") and v), "")
-        final = number(document.get("final_reward"))
-        by_group = {"final_reward": final} if final else {}
         prompt, said = _from_logtree(document, origin) or ((), tuple(messages))
         yield Rollout(
             prompt=prompt,
@@ -65,15 +60,51 @@ class TinkerSummaries:
             prompt_id=tags[-1] if tags else group,
             index=whole(document.get("traj_idx")),
             env=tags[0] if tags else "",
-            split=text(document.get("split")) or "train",
+            split="eval" if kind == "test" else kind,
             reward=number(document.get("total_reward")),
             components={k: Score(v) for k, v in components.items() if not k.startswith("stop/")},
             stop=stop,
-            error="; ".join(e for e in errors if e) or None,
-            token_count=summed(counts),
+            error="; ".join(errors) or None,
+            token_count=summed([s.get("ac_len") for s in steps]),
             policy_version=whole(document.get("sampling_client_step")),
-            extra=by_group,
+            extra=plain(
+                {
+                    "final_reward": number(document.get("final_reward")),
+                    "evaluation": evaluation,
+                    "tags": tags[1:-1],
+                    **several,
+                    **said_once,
+                    **said_often,
+                }
+            ),
         )
+
+
+def _logged(log: Mapping[str, Any], reward: float | None) -> list[Message]:
+    """What an environment logs of a turn: tinker's own for tools keeps words, calls and results; others a response."""
+    words = text(log.get("assistant_content", log.get("response"))) or ""
+    calls = [{"name": log["tool"]}] if isinstance(log.get("tool"), str) else []
+    results = []
+    for i in range(len(log)):
+        if isinstance(called := log.get(f"tool_call_{i}"), str):
+            name, _, arguments = called.partition("(")
+            calls.append({"name": name, "arguments": arguments.removesuffix(")"), "id": str(i)})
+        if (result := text(log.get(f"tool_result_{i}"))) is not None:
+            results.append(Message("tool", result, call_id=str(i)))
+    said = message({"role": "assistant", "content": words, "tool_calls": calls})
+    return [replace(said, reward=reward, error=_error(log)), *results]
+
+
+def _error(log: Mapping[str, Any]) -> str | None:
+    return text(log.get("error")) or text(log.get("parse_errors")) or None
+
+
+def _of_turns(turns: list[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """What turns say under one name: where it is one value, that; else one a turn, and null where there is none."""
+    names = {name: None for turn in turns for name in turn}
+    given = {name: [turn[name] for turn in turns if name in turn] for name in names}
+    one = {name: values[0] for name, values in given.items() if all(v == values[0] for v in values)}
+    return one, {name: [turn.get(name) for turn in turns] for name in names if name not in one}
 
 
 @dataclass
@@ -95,7 +126,8 @@ def _from_logtree(
     """
     steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
     group, index = whole(document.get("group_idx")), whole(document.get("traj_idx"))
-    tree = origin.beside(f"{text(document.get('split')) or 'train'}_logtree.json")
+    base = origin.path.name.partition("_rollout_summaries")[0]
+    tree = origin.beside(f"{base}_logtree.json")
     if not tree or not steps or group is None or index is None:
         return None
     groups = list(_groups(tree.get("root"), 0))
@@ -107,7 +139,7 @@ def _from_logtree(
     prompt, said = split(conversation([m for t in turns for m in t.messages]))
     if sum(m.is_agent for m in said) != len(steps):
         return None
-    errors = iter([text(mapping(s.get("logs")).get("error")) for s in steps])
+    errors = iter([_error(mapping(s.get("logs"))) for s in steps])
     by_turn = iter(rewards)
     return prompt, tuple(replace(m, reward=next(by_turn), error=next(errors)) if m.is_agent else m for m in said)
 

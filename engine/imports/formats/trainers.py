@@ -6,10 +6,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..format import Origin
-from ..mapped import Mapped, at, mean, plain, scores
-from ..messages import conversation, error_text, split
-from ..rollout import Item, Named, Numbers, Rollout, Score, listed, mapping, number, parsed, summed, text, whole
+from ..containers.sqlite import runs_of
+from ..convert import identity
+from ..format import Format, Origin
+from ..mapped import SEVERAL, Mapped, at, mean, plain, scores, several
+from ..messages import conversation, error_text, flat, split
+from ..rollout import (
+    Item,
+    Message,
+    Named,
+    Numbers,
+    Rollout,
+    Score,
+    listed,
+    mapping,
+    number,
+    parsed,
+    summed,
+    text,
+    whole,
+)
 from ..tokens import Tokens
 from .tables import GENERIC
 
@@ -17,7 +33,8 @@ _NO_ADVANTAGE = "advantages are not written"
 
 
 class Art:
-    """ART's parquet, version 2: `trajectory_json` is what counts, the other columns are copies."""
+    """ART's parquet, version 2: `trajectory_json` is what counts, the other columns are copies; and JSON lines of older
+    versions, a group on each."""
 
     name = "ART trajectories"
     unknown: Mapping[str, str] = {
@@ -27,6 +44,7 @@ class Art:
         "group": "groups have a number in their file only",
         "tokens": "token ids are not written",
         "additional histories": "of conversations beside the main one only their number is shown",
+        "failed rollouts": "of rollouts that ended in an exception only their number is written with their group",
     }
     _READ = frozenset(
         (
@@ -36,29 +54,41 @@ class Art:
     )
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its columns (version 1 has no `trajectory_json`)."""
-        return isinstance(document, Mapping) and "group_index" in document and "messages" in document
+        """By its columns (version 1 has no `trajectory_json`), or as a group of trajectories."""
+        if not isinstance(document, Mapping):
+            return False
+        return ("group_index" in document and "messages" in document) or _is_art_group(document)
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout a row."""
+        """One rollout a row, or a trajectory."""
+        if not _is_art_group(document):
+            yield self._rollout(document, origin)
+            return
+        group = {k: v for k, v in document.items() if k != "trajectories"}
+        for trajectory in document["trajectories"]:
+            if isinstance(trajectory, Mapping):
+                yield self._rollout({**trajectory, "group_json": group}, origin)
+
+    def _rollout(self, document: Mapping[str, Any], origin: Origin) -> Rollout:
         whole_ = mapping(document.get("trajectory_json")) or document
-        about_group = {**mapping(document.get("group_metadata")), **mapping(at(document, "group_json.metadata"))}
-        if not about_group:
-            about_group = mapping(mapping(document.get("group_json")).get("metadata"))
+        group = mapping(document.get("group_json"))
+        about_group = {**mapping(document.get("group_metadata")), **mapping(group.get("metadata"))}
+        failed = len(listed(group.get("exceptions")))
         number_ = origin.path.stem
         step = whole(about_group.get("step"))
         step = step if step is not None else whole(number_) if number_.isdecimal() else origin.step
         entries = listed(whole_.get("messages_and_choices")) or listed(whole_.get("messages"))
         prompt, said = split(conversation([_choice(e) for e in entries]))
         metrics, about = mapping(whole_.get("metrics")), mapping(whole_.get("metadata"))
-        position = text(document.get("group_index")) or ""
+        position = text(document.get("group_index"))
         split_name = origin.path.parent.name
         others = listed(whole_.get("additional_histories"))
-        yield Rollout(
+        first, last = (whole(whole_.get(f"{k}_policy_version")) for k in ("initial", "final"))
+        return Rollout(
             prompt=prompt,
             completion=said,
             step=step,
-            group=text(about_group.get("group")) or f"{split_name}:{step}:{position}",
+            group=text(about_group.get("group")) or (f"{split_name}:{step}:{position}" if position else ""),
             index=whole(document.get("trajectory_index")),
             prompt_id=text(about.get("prompt_id")) or "",
             split="eval" if split_name in ("val", "eval", "test") else "train",
@@ -67,10 +97,13 @@ class Art:
             answer=text(about.get("answer")),
             expected=text(about.get("expected")),
             error=error_text(whole_.get("exception")) or error_text(metrics.get("error")) or _errors(document),
+            policy_version=first if first == last else None,
             extra={
                 **plain({k: v for k, v in whole_.items() if k not in self._READ}),
+                **plain({f"group.{k}": v for k, v in about_group.items() if k not in ("group", "step")}),
                 **plain(about),
                 **plain({k: v for k, v in metrics.items() if isinstance(v, bool)}),
+                **({"group.exceptions": failed} if failed else {}),
                 **({"additional_histories": len(others)} if others else {}),
             },
             tools=tuple(t for t in listed(whole_.get("tools")) if isinstance(t, Mapping)),
@@ -78,16 +111,20 @@ class Art:
 
 
 class NemoRl:
-    """NeMo-RL: every value is a list of one, and texts have no roles: they take turns, the prompt first."""
+    """NeMo-RL: every value is a list of one, and texts have no roles: they take turns, behind those of the prompt."""
 
     name = "NeMo-RL batches"
     unknown: Mapping[str, str] = {
         "components": "one reward, no components",
-        "roles": "training data has texts without roles: they are taken to alternate, the prompt first",
+        "roles": "training data has texts without roles: they are taken to alternate behind the prompt, of which the "
+        "mask of the tokens says how many texts it has",
         "group": "no group is written: rollouts of one prompt in one step are shown as one",
         "advantage": "validation has no advantages",
     }
-    _READ = frozenset(("content", "rewards", "advantages", "input_lengths", "token_ids", "token_loss_mask"))
+    _READ = frozenset(
+        ("content", "rewards", "advantages", "input_lengths", "token_ids", "token_loss_mask", "generation_logprobs",
+         "prev_logprobs", "reference_policy_logprobs")
+    )  # fmt: skip
 
     def detect(self, document: Any, origin: Origin) -> bool:
         """By its keys."""
@@ -102,17 +139,16 @@ class NemoRl:
         """One rollout."""
         one = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in document.items()}
         content = listed(one["content"]) or ([one["content"]] if isinstance(one["content"], str) else [])
+        length = whole(one.get("input_lengths"))  # behind it is padding
+        ids, mask = listed(one.get("token_ids"))[:length], listed(one.get("token_loss_mask"))[:length]
+        advantages = listed(one.get("advantages"))[:length]
         if content and all(isinstance(c, Mapping) for c in content):
             prompt, said = split(conversation(content))
         else:
-            roles = ("user", *("assistant" if i % 2 == 0 else "tool" for i in range(len(content))))
-            made = conversation([{"role": r, "content": text(c)} for r, c in zip(roles, content, strict=False)])
-            prompt, said = made[:1], made[1:]
-        ids, mask = listed(one.get("token_ids")), listed(one.get("token_loss_mask"))
-        advantages = listed(one.get("advantages"))
-        logprobs = listed(one.get("generation_logprobs"))
-        overlays = {"trainer": listed(one.get("prev_logprobs"))}
-        overlays |= {"reference": listed(one.get("reference_policy_logprobs"))}
+            prompt, said = _alternating([text(c) or "" for c in content], [bool(number(m)) for m in mask])
+        logprobs = listed(one.get("generation_logprobs"))[:length]
+        overlays = {"trainer": listed(one.get("prev_logprobs"))[:length]}
+        overlays |= {"reference": listed(one.get("reference_policy_logprobs"))[:length]}
         spoken = [a for a, m in zip(advantages, mask, strict=False) if number(m)] if mask else advantages
         yield Rollout(
             prompt=prompt,
@@ -123,10 +159,26 @@ class NemoRl:
             advantage=(mean(spoken) if len(spoken) > 1 else number(spoken))
             if spoken
             else number(one.get("advantages")),
-            token_count=whole(one.get("input_lengths")) or len(ids) or None,
+            token_count=length or len(ids) or None,
             tokens=(lambda: Tokens.of(ids, mask, logprobs, advantages, overlays)) if ids else None,
             extra=plain({k: v for k, v in one.items() if k not in self._READ}),
+            unknown={"advantage": SEVERAL} if several(spoken) else {},
         )
+
+
+def _alternating(texts: list[str], mask: list[bool]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Prompt and completion of texts that are agent's and others' in turn behind those of the prompt. Texts may hold
+    their part of a chat template. The runs of the mask are the agent's texts: what is more than they and the answers
+    between them is prompt, a system's message before the user's."""
+    turns = sum(spoken and not (i and mask[i - 1]) for i, spoken in enumerate(mask))
+    behind = 2 * turns - int(bool(mask) and mask[-1])
+    first = len(texts) - behind if turns and 0 < behind < len(texts) else 1
+    roles = ("system",) * (first - 1) + ("user",)
+    prompt = [m for role, said in zip(roles, texts, strict=False) for m in flat(said, role) if m.text.strip()]
+    said: list[Message] = []
+    for i, one in enumerate(texts[first:]):
+        said += flat(one, "assistant" if i % 2 == 0 else "tool") or (Message("assistant", ""),)
+    return tuple(prompt), tuple(said)
 
 
 class Trackio:
@@ -156,13 +208,17 @@ class Trackio:
         """Rollouts of traces; metrics. The same rollouts logged as a table besides are passed over."""
         row = {k: v.decode("utf-8", "replace") if isinstance(v, bytes) else v for k, v in document["row"].items()}
         step = whole(row.get("step"))
+        run = text(row.get("run_name")) or ""
+        several_runs = len(runs_of(origin.path)) > 1  # of each its own groups and metrics
         if document["table"] == "traces":
             flat = {**mapping(row.get("metadata")), "messages": listed(row.get("messages"))}
             made = self._TRACE.rollout({"step": step, **flat, "trace_id": row.get("id")}, origin)
-            yield replace(made, env=text(row.get("run_name")) or made.env)
+            group = identity(made)[1]
+            yield replace(made, env=run or made.env, group=f"{run}:{group}" if several_runs else made.group)
         elif document["table"] == "metrics" and step is not None:
             values = mapping(row.get("metrics"))
-            yield Numbers(step, {k: n for k, v in values.items() if (n := number(v)) is not None})
+            prefix = f"{run}/" if several_runs else ""
+            yield Numbers(step, {f"{prefix}{k}": n for k, v in values.items() if (n := number(v)) is not None})
 
 
 class Inspect:
@@ -200,27 +256,34 @@ class Inspect:
 
 
 class Zipped:
-    """Documents in a zip that are of any other format (a wandb artifact of agentlightning)."""
+    """Documents in a zip that are of another format (a wandb artifact of agentlightning). What folders and names say
+    of a file, those of the member say, too."""
 
-    name = "zipped documents"
-    unknown = GENERIC.unknown
-
-    def __init__(self, formats: tuple[Any, ...]) -> None:
-        self.formats = formats
+    def __init__(self, inner: Format) -> None:
+        self.inner = inner
+        self.name = f"{inner.name} in a zip"
+        self.unknown = inner.unknown
 
     def detect(self, document: Any, origin: Origin) -> bool:
         """By what is inside."""
         if not isinstance(document, Mapping) or set(document) != {"member", "document"}:
             return False
-        return self._inner(document["document"], origin) is not None
+        return self.inner.detect(document["document"], _member(document, origin))
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """What is inside."""
-        inner = self._inner(document["document"], origin)
-        return () if inner is None else inner.open(document["document"], origin)
+        return self.inner.open(document["document"], _member(document, origin))
 
-    def _inner(self, document: Any, origin: Origin) -> Any:
-        return next((f for f in self.formats if f.detect(document, origin)), None)
+
+def _member(document: Mapping[str, Any], origin: Origin) -> Origin:
+    return Origin(origin.path / str(document["member"]).lstrip("/"), origin.root)
+
+
+def _is_art_group(document: Mapping[str, Any]) -> bool:
+    trajectories = document.get("trajectories")
+    return isinstance(trajectories, list) and (
+        "exceptions" in document or any(isinstance(t, Mapping) and "messages_and_choices" in t for t in trajectories)
+    )
 
 
 def _choice(entry: Any) -> Any:

@@ -1,0 +1,99 @@
+"""Calls of tools as the field writes them: as objects, or in the agent's own words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .rollout import Call, Message, mapping, parsed, text
+
+_TEXT_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.S)
+_THINK = re.compile(r"\A\s*<think>(.*?)(?:</think>|\Z)", re.S)
+_FUNCTION = re.compile(r"<function=([^>\s]{1,200})>(.*?)(?:</function>|\Z)", re.S)
+_PARAMETER = re.compile(r"<parameter=([^>\s]{1,200})>\n?(.*?)\n?(?=</parameter>|<parameter=|\Z)", re.S)
+_KEYED = re.compile(r"([\w.-]{1,200})\s*<arg_key>.*", re.S)
+_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.S)
+
+
+def call(value: object) -> Call:
+    """A call: OpenAI's (also inside JSON text), a flat `{name, arguments}`, inspect's, ATIF's, or Hermes' text."""
+    if isinstance(value, str):
+        data = mapping(value)
+        if not data:
+            return Call("?", value, problem="the call is no JSON")
+    else:
+        data = mapping(value)
+    inner = data.get("function")
+    source = inner if isinstance(inner, Mapping) else data
+    name = source.get("name") or source.get("function_name") or source.get("tool_name") or data.get("name")
+    if name is None and isinstance(inner, str):
+        name = inner
+    arguments: Any = None
+    for key in ("arguments", "args", "input", "parameters"):
+        if key in source:
+            arguments = source[key]
+            break
+    problem = text(data.get("parse_error"))
+    if isinstance(arguments, str):
+        read = parsed(arguments) if arguments.strip() else {}
+        if read is None and arguments.strip() != "null":
+            problem = problem or "the arguments are no JSON"
+        else:
+            arguments = read
+    id_ = data.get("id") or data.get("call_id") or data.get("tool_call_id") or ""
+    return Call(str(name or "?"), arguments, str(id_), problem=problem, error=error_of(data.get("error")))
+
+
+def with_text_calls(said: Message) -> Message:
+    """Calls and thought that an agent wrote into its text."""
+    if "<" not in said.text:
+        return said
+    thought = said.thought
+    if not thought:
+        before, end, _ = said.text.partition("</think>")
+        if match := _THINK.match(said.text):
+            thought = match[1].strip()
+        elif end and "<think>" not in before:  # the prompt ended with <think>
+            thought = before.strip()
+    found = _TEXT_CALL.finditer(said.text) if "<tool_call>" in said.text else ()
+    calls = [_from_text(match[1]) for match in found]
+    return replace(said, thought=thought, calls=(*said.calls, *calls)) if calls or thought else said
+
+
+def _from_text(body: str) -> Call:
+    """The call between two tags: JSON (Hermes), or tags of Qwen's coders (`<function=…>`) or of GLM (`<arg_key>`)."""
+    data = parsed(body)
+    if isinstance(data, Mapping) and data.get("name"):
+        return call(data)
+    if match := _FUNCTION.fullmatch(body):
+        return Call(match[1], {name: _value(given) for name, given in _PARAMETER.findall(match[2])})
+    if "<arg_key>" in body and (match := _KEYED.fullmatch(body)):
+        return Call(match[1], {name.strip(): _value(given) for name, given in _ARGUMENT.findall(body)})
+    name = re.search(r'"name"\s*:\s*"([^"]{1,200})"', body)
+    return Call(name[1] if name else "?", body, problem="the call is no JSON")
+
+
+def _value(given: str) -> Any:
+    """An argument between tags: JSON where it is, else text."""
+    found = parsed(given)
+    return given if found is None and given.strip() != "null" else found
+
+
+def error_of(value: object) -> str | None:
+    """An error that a writer stated, as text; None for none."""
+    if value is None or value is False or value == "" or value == {}:
+        return None
+    if isinstance(value, Mapping):
+        kind, said = value.get("type"), value.get("message")
+        if said or kind:
+            return ": ".join(str(p) for p in (kind, said) if p)
+    return text(value)
+
+
+def error_text(value: object) -> str | None:
+    """An error that a writer stated (a text, or an object with type and message), as one text; None for none."""
+    if isinstance(value, (list, tuple)):
+        return "; ".join(e for v in value if (e := error_text(v))) or None
+    return error_of(value)

@@ -1,0 +1,225 @@
+"""Flat text of chat templates, with their marks or without, read into messages. Texts stay verbatim."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from .calls import call, with_text_calls
+from .rollout import Message
+
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "ai": "assistant",
+    "agent": "assistant",
+    "observation": "tool",
+    "function": "tool",
+    "function_call_output": "tool",
+    "environment": "tool",
+    "ipython": "tool",
+    "developer": "system",
+    "User": "user",
+    "Assistant": "assistant",
+    "INST": "user",
+    "/INST": "assistant",
+}
+"""What other writers call the roles."""
+
+
+@dataclass(frozen=True)
+class _Template:
+    """`mark`: a text that is in every text of it (looked for first: it is found at once). `part`: one message."""
+
+    mark: str
+    part: re.Pattern[str]
+
+
+def _template(mark: str, begin: str, end: str, again: str) -> _Template:
+    return _Template(mark, re.compile(rf"{begin}(?P<text>.*?)(?={end}|{again}|\Z)(?:{end})?", re.S))
+
+
+_TEMPLATES = (
+    _template("<|im_start|>", r"<\|im_start\|>(?P<role>\w+)\n?", r"<\|im_end\|>", r"<\|im_start\|>"),
+    _template(
+        "<|start_header_id|>",
+        r"<\|start_header_id\|>(?P<role>\w+)<\|end_header_id\|>\s*",
+        r"<\|eot_id\|>|<\|eom_id\|>",
+        r"<\|start_header_id\|>",
+    ),
+    _template("<start_of_turn>", r"<start_of_turn>(?P<role>\w+)\n?", r"<end_of_turn>\n?", r"<start_of_turn>"),
+    _template(
+        "｜>",
+        r"<｜(?P<role>User|Assistant)｜>",
+        r"<｜end▁of▁sentence｜>",
+        r"<｜(?:User|Assistant)｜>",
+    ),
+    _template(
+        "<|assistant|>",
+        r"<\|(?P<role>system|user|assistant|observation|tool)\|>\n?",
+        r"<\|end\|>\n?|</s>\n?",
+        r"<\|(?:system|user|assistant|observation|tool)\|>",
+    ),
+    _template("[/INST]", r"\[(?P<role>/?INST)\]", r"</s>", r"\[/?INST\]"),
+)
+_HARMONY = re.compile(
+    r"(?:<\|start\|>(?P<role>[^<]*))?(?:<\|channel\|>(?P<channel>[^<]*))?(?:<\|constrain\|>[^<]*)?<\|message\|>"
+    r"(?P<text>.*?)(?=<\|end\|>|<\|call\|>|<\|return\|>|<\|start\|>|\Z)",
+    re.S,
+)
+"""gpt-oss: an agent thinks (channel `analysis`), calls (`to=functions.NAME`), or says (`final`)."""
+_RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
+_TOOL_RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.S)
+_BEGINS = re.compile(r"\A(?:<s>|<bos>|<\|begin_of_text\|>|<｜begin▁of▁sentence｜>|\[gMASK\]|<sop>)+")
+_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|endoftext|>",
+    "</s>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<｜end▁of▁sentence｜>",
+)
+_TO_BE_SAID = re.compile(r"\s*(?:<think>\s*)?(?:</think>\s*)?")
+"""What a template puts where the agent is to begin."""
+# Special tokens left out by the decoder: a role alone on its line is what remains of a template.
+_STRIPPED = re.compile(r"(?:\A|\n)(?P<role>system|user|assistant|tool|model)\n")
+
+
+def flat(value: str, role: str = "user") -> tuple[Message, ...]:
+    """Text with the marks of a chat template as messages; without any, one message of `role`."""
+    if "<|message|>" in value:
+        return _harmony(value, role)
+    for template in _TEMPLATES:
+        if template.mark not in value or (first := template.part.search(value)) is None:
+            continue
+        found = []
+        head = _trimmed(_BEGINS.sub("", value[: first.start()]))
+        if head.strip() or (role == "assistant" and first.start()):
+            found.append(Message("system" if role == "user" else role, head))
+        for part in template.part.finditer(value):
+            said = Message(ROLES.get(part["role"], part["role"]), _trimmed(part["text"]))
+            if not said.is_agent or part.end() < len(value) or not _TO_BE_SAID.fullmatch(said.text):
+                found.append(said)
+        return read(found)
+    return read([Message(role, _trimmed(value))])
+
+
+def stripped_prompt(value: str) -> tuple[Message, ...]:
+    """A prompt whose template lost its special tokens: `user\\nWhich …\\nassistant\\n`."""
+    marks = list(_STRIPPED.finditer(value))
+    if not marks or marks[0].start() != 0:
+        return flat(value, "user")
+    found = []
+    for i, mark in enumerate(marks):
+        end = marks[i + 1].start() if i + 1 < len(marks) else len(value)
+        said = Message(ROLES.get(mark["role"], mark["role"]), value[mark.end() : end])
+        if not said.is_agent or not _TO_BE_SAID.fullmatch(said.text):
+            found.append(said)
+    return tuple(found)
+
+
+def stripped_completion(value: str) -> tuple[Message, ...]:
+    """A completion whose template lost its special tokens: `…\\nuser\\n<tool_response>…\\nassistant\\n…`."""
+    # one character is found ten times sooner than more: most texts have none of these marks
+    if ("|" in value or "｜" in value or "[" in value) and any(t.mark in value for t in _TEMPLATES):
+        return flat(value, "assistant")
+    found, own = [], ""
+    agent = "\nassistant\n" if "\nassistant\n" in value else "\nmodel\n"
+    *answered, rest = value.split(agent)
+    for part in answered:
+        marks = [(at, role) for role in ("user", "tool") if (at := part.find(f"\n{role}\n")) >= 0]
+        if not marks:  # no mark of a template: the policy's own line
+            own += f"{part}{agent}"
+            continue
+        at, role = min(marks)
+        answer = part[at + len(role) + 2 :]
+        found.append(Message("assistant", own + part[:at]))
+        found.append(Message("tool" if "<tool_response>" in answer else role, answer))
+        own = ""
+    rest = own + rest
+    found.append(Message("assistant", rest.removesuffix("\n") if found or rest != "\n" else ""))
+    return read(found)
+
+
+def read(found: Iterable[Message]) -> tuple[Message, ...]:
+    """Messages from text: tool responses without their tags, calls out of agents' words."""
+    made = []
+    for said in found:
+        if said.is_agent:
+            said = with_text_calls(said)
+        elif responses := _tool_responses(said.text):
+            made += [replace(said, role="tool", text=response) for response in responses]
+            continue
+        made.append(said)
+    return tuple(made)
+
+
+def joined(found: Sequence[Message]) -> tuple[Message, ...]:
+    """Responses items, ShareGPT and gpt-oss write one turn as several entries: words, then calls. They are one turn
+    again."""
+    made: list[Message] = []
+    for said in found:
+        last = made[-1] if made else None
+        # an entry of calls alone, or what follows a thought alone, belongs to the turn that it continues
+        if last is not None and last.is_agent and said.is_agent and (_only_calls(said) or _only_thought(last)):
+            made[-1] = replace(
+                last,
+                text=last.text or said.text,
+                thought="\n".join(t for t in (last.thought, said.thought) if t),
+                calls=(*last.calls, *said.calls),
+            )
+        else:
+            made.append(said)
+    return tuple(made)
+
+
+def _harmony(value: str, role: str) -> tuple[Message, ...]:
+    def parts() -> Iterator[Message]:
+        for part in _HARMONY.finditer(value):
+            who, channel = (part["role"] or "").strip(), (part["channel"] or "").strip()
+            called = _RECIPIENT.search(f"{who} {channel}")
+            author = who.partition(" ")[0] or ("assistant" if role == "assistant" or channel else role)
+            if author.startswith("functions."):
+                yield Message("tool", part["text"], name=author.removeprefix("functions."))
+            elif called is not None:
+                yield Message("assistant", "", calls=(call({"name": called[1], "arguments": part["text"]}),))
+            elif channel == "analysis":
+                yield Message("assistant", "", thought=part["text"])
+            else:
+                yield Message(ROLES.get(author, author), part["text"])
+
+    return joined(list(parts()))
+
+
+def _only_calls(said: Message) -> bool:
+    return not said.text and not said.thought and bool(said.calls)
+
+
+def _only_thought(said: Message) -> bool:
+    return not said.text and not said.calls and bool(said.thought)
+
+
+def _tool_responses(value: str) -> list[str]:
+    """The results of a text that consists of nothing else: one, or one for each of several calls."""
+    found: list[str] = []
+    at = 0
+    while at < len(value):
+        match = _TOOL_RESPONSE.match(value, at)
+        if match is None:
+            return []
+        found.append(match[1])
+        at = match.end()
+    return found
+
+
+def _trimmed(value: str) -> str:
+    """Text without the marks that end a turn."""
+    trimmed = value
+    while (end := next((e for e in _ENDS if trimmed.rstrip("\n").endswith(e)), None)) is not None:
+        trimmed = trimmed.rstrip("\n").removesuffix(end)
+    return trimmed
