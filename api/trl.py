@@ -261,7 +261,7 @@ class _Rows:
     split: str
 
     def rollouts(self) -> list[Rollout]:
-        """One a row."""
+        """The rollouts of these rows, one a row."""
         return [self._rollout(i) for i in range(len(self.prompts))]
 
     def _rollout(self, i: int) -> Rollout:

@@ -106,7 +106,7 @@ class _Logger:
         self.recorder = recorder
 
     def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> Any:
-        """Numbers to both."""
+        """Give the numbers to verl's logger and to the record."""
         numbers = {METRICS.get(k, k): float(v) for k, v in data.items() if isinstance(v, (int, float))}
         self.recorder.metrics(int(step), numbers)
         return self.inner.log(data, step, *args, **kwargs)

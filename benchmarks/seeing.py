@@ -35,7 +35,7 @@ def success(adapters: str | None, tasks: int) -> None:
     from grpo_tui.configs import load_config
     from grpo_tui.engine.agents import TransformersAgent
     from grpo_tui.engine.policy.models import load_policy, load_sight
-    from grpo_tui.engine.training.tiny.build import table
+    from grpo_tui.engine.training.tiny.common import table
     from grpo_tui.engine.training.tiny.seeing import evaluate
 
     config = load_config("tiny_vl").model

@@ -39,10 +39,9 @@ class ToolCall:
     cut: bool = False
 
 
-def format_call(name: str, arguments: Mapping[str, Any] | None = None, thought: str = "") -> str:
+def format_call(name: str, arguments: Mapping[str, Any] | None = None) -> str:
     """The text of a turn that calls `name`; `parse_call` reads it back."""
-    call = json.dumps({"name": name, "arguments": dict(arguments or {})}, ensure_ascii=False)
-    return f"{thought}\n{call}" if thought else call
+    return json.dumps({"name": name, "arguments": dict(arguments or {})}, ensure_ascii=False)
 
 
 def parse_call(text: str) -> ToolCall:

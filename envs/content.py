@@ -32,14 +32,14 @@ class Picture:
 
 
 class TextBlock(TypedDict):
-    """Some text."""
+    """A block of text in a message."""
 
     type: Literal["text"]
     text: str
 
 
 class ImageBlock(TypedDict):
-    """A picture."""
+    """A block that shows a picture."""
 
     type: Literal["image"]
     image: Picture

@@ -8,7 +8,7 @@ from typing import Any
 from .base import StepResult
 from .calls import ToolCall, means_call, parse_call
 from .chat import ChatEnv
-from .explain import explain_calls
+from .explain import OPTIONAL_CALLS, explain_calls
 from .function_tools import ANSWER, load_tools
 from .tools import ToolSpec
 
@@ -35,7 +35,7 @@ class DatasetEnv(ChatEnv):
             return ""
         return explain_calls(
             [tool.spec for tool in self.functions.values()],
-            "Use the tools below where they help; when you know the answer, write it in plain words without a call.",
+            OPTIONAL_CALLS,
         )
 
     def offered(self) -> Sequence[ToolSpec]:

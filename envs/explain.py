@@ -26,6 +26,11 @@ EXAMPLES: dict[str, Any] = {
 }
 """A value of each type, for the example of a call."""
 
+OPTIONAL_CALLS = (
+    "Use the tools below where they help; when you know the answer, write it in plain words without a call."
+)
+"""The first sentence where a turn without a call is the answer."""
+
 
 def explain_calls(tools: Sequence[ToolSpec], about: str = "Use the tools below to do the task.") -> str:
     """The form of a call with an example, and a line for each tool; `about` is the first sentence."""

@@ -63,7 +63,7 @@ class Tool(Protocol):
         ...
 
     def run(self, arguments: Mapping[str, Any]) -> StepResult:
-        """Call it."""
+        """Call the function with these arguments."""
         ...
 
 

@@ -105,7 +105,7 @@ class ReasoningGymEnv(MultiTurnEnv):
         return ToolCall("ANSWER", {"text": (tagged[-1] if tagged else text).strip()}, text)
 
     def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
-        """NOTE, or the end."""
+        """Keep a note, or end the task with the answer."""
         text = call.arguments["text"]
         if call.name == "NOTE":
             return StepResult("noted")

@@ -92,7 +92,7 @@ class OpenEnvEnv(MultiTurnEnv):
         return super().explain() if self.tools else ""
 
     def step(self, state: Episode, call: ToolCall) -> StepResult:
-        """One action."""
+        """Send one action to the server."""
         arguments = dict(call.arguments)
         if self.mcp:
             data: dict[str, Any] = {"type": "call_tool", "tool_name": call.name, "arguments": arguments}

@@ -86,7 +86,7 @@ class TextGameEnv(MultiTurnEnv):
         return super().explain() if self.tools else ""
 
     def step(self, state: Player, call: ToolCall) -> StepResult:
-        """One move."""
+        """Make one move in the game."""
         action = call.arguments["action"] if self.tools else str(call.arguments["text"])
         text, reward, done = state.game.act(action)
         state.total += reward

@@ -32,7 +32,7 @@ class _Transitions:
     finite: Tensor
 
     def take(self, rows: Tensor) -> _Transitions:
-        """Some of them."""
+        """The transitions with these indices."""
         return _Transitions(self.states[rows], self.actions[rows], self.changes[rows], self.finite[rows])
 
 

@@ -13,16 +13,16 @@ from ...envs.content import Picture
 from ...envs.trajectory import TokenArrays
 from ..policy.sight.processor import Encoded, Sight, SightError
 from .chat import ChatBridge
+from .chat_agent import ChatAgent
 from .history import TokenHistory
 from .seen_rows import ShownImage
-from .tool_calls import NativeCalls
 
 Script = Callable[[int, int, str | None], str] | Sequence[Sequence[str]]
 """`script(row, turn, observation) -> text`, or `script[row][turn]` (rows and turns wrap around: `[["hello"]]` always
 says hello). The observation is None in the first turn."""
 
 
-class ScriptedAgent:
+class ScriptedAgent(ChatAgent):
     """An `Agent` (see `envs.agent`) that plays a script. Its log-probs are 0: it says what it says with certainty.
 
     knows: see `envs.agent.knows`; a script needs no explanation, one that stands in for a policy needs the policy's.
@@ -40,18 +40,11 @@ class ScriptedAgent:
         native_calls: bool = False,
         sight: Sight | None = None,
     ):
+        super().__init__(ChatBridge(tokenizer, template_kwargs=template_kwargs, sight=sight), native_calls=native_calls)
         self.knows = knows
         self.script = script
         self.tokenizer = tokenizer
-        self.chat = ChatBridge(tokenizer, template_kwargs=template_kwargs, sight=sight)
-        self.call_reader = NativeCalls.of(self.chat) if native_calls else None
-        self._tool_chat = self.chat.answering_tools() if self.call_reader is not None else self.chat
         self.max_trajectory_tokens = max_trajectory_tokens
-
-    @property
-    def sees(self) -> bool:
-        """Whether it is shown pictures."""
-        return self.chat.sight is not None
 
     def start(
         self,
@@ -62,9 +55,8 @@ class ScriptedAgent:
         seed: Seed = None,
     ) -> ScriptedSession:
         """Open a session; see `Agent.start`. The seed changes nothing."""
-        chat = self._tool_chat if tools else self.chat
         begun = [self.chat.begun(messages, tools) for messages in prompts]
-        return ScriptedSession(self, chat, [one for one in begun for _ in range(num_rollouts)])
+        return ScriptedSession(self, self.chat_for(tools), [one for one in begun for _ in range(num_rollouts)])
 
 
 class ScriptedSession:
@@ -116,7 +108,7 @@ class ScriptedSession:
         return self.history.arrays(row)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: a script keeps no cache."""
 
     def _act(self, row: int) -> AgentTurn:
         start = int(self.history.length[row])

@@ -17,25 +17,23 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ...envs.agent import AgentSession, Message, Seed
-from ...envs.seeds import seed_of
 from ..policy.sight.processor import Encoded, Sight, SightError
 from .acting_rows import RowsOf, fitting_rows
 from .cached_rows import CachedRows
 from .chat import ChatBridge
+from .chat_agent import ChatAgent, seeds_of, taught
 from .decoder import Decoder
 from .session import TransformersSession
 from .settings import AgentSettings
-from .tool_calls import NativeCalls
 
 
-class TransformersAgent:
+class TransformersAgent(ChatAgent):
     """An `Agent` (see `envs.agent`) that samples from a causal language model of `transformers`, with or without LoRA.
 
     The model may be under training: sessions run in eval mode without gradients and leave the mode as it was. The
     weights must not change while a session is open, since its cache belongs to them.
     `template_kwargs` go to the chat template (`enable_thinking=False` for Qwen3, for example). `sight`: the processor
-    of a model that takes images; without it such a model reads text only. `native_calls`: environments that the model
-    was not taught show their tools through its chat template, where that has a place for them, and read its own calls.
+    of a model that takes images; without it such a model reads text only. `native_calls`: see `ChatAgent`.
     Raises `ChatTemplateError` for a tokenizer that cannot act; `start` raises `UnsupportedModelError` for such a model.
     """
 
@@ -61,27 +59,21 @@ class TransformersAgent:
         self.model = model
         self.tokenizer = tokenizer
         self.decoder = Decoder(model)
-        self.chat = ChatBridge(
+        chat = ChatBridge(
             tokenizer,
             stop_ids=self.decoder.stop_ids,
             observation_role=observation_role,
             template_kwargs=template_kwargs,
             sight=sight,
         )
-        self.call_reader = NativeCalls.of(self.chat) if native_calls else None
-        self._tool_chat = self.chat.answering_tools() if self.call_reader is not None else self.chat
+        super().__init__(chat, native_calls=native_calls)
         self.config = AgentSettings(
             temperature, top_p, top_k, max_turn_tokens, max_trajectory_tokens, tuple(stop_strings)
         )
 
-    @property
-    def sees(self) -> bool:
-        """Whether it is shown pictures."""
-        return self.chat.sight is not None
-
     def knows(self, environment: str) -> bool:
-        """Whether the model was taught this environment: its own configuration names those (`known_environments`)."""
-        return environment in (getattr(getattr(self.model, "config", None), "known_environments", None) or ())
+        """Whether the model was taught this environment."""
+        return taught(self.model, environment)
 
     @contextmanager
     def settings(self, **changes: Any) -> Iterator[TransformersAgent]:
@@ -105,11 +97,8 @@ class TransformersAgent:
 
         A policy that sees is shown the pictures of the messages; any other reads a sign in their place.
         """
-        if seed is None:
-            seed = int(torch.randint(2**62, ()).item())
-        seeds = [seed_of(seed, i) for i in range(len(prompts))] if isinstance(seed, int) else seed
+        seeds, chat = seeds_of(seed, len(prompts)), self.chat_for(tools)
         begun = [self.begin(messages, tools) for messages in prompts]
-        chat = self._tool_chat if tools else self.chat
         return TransformersSession(self.decoder, chat, self.config, begun, num_rollouts, seeds, self._rows_of)
 
     @cached_property

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..launch.alerts import alert_sender
-from ..launch.life import FAILED, live
+from ..launch.outcome import FAILED, run_recorded
 from ..launch.process_logging import set_up_logging
 from ..launch.settings import read_config
 from ..runs.control import ControlChannel
@@ -72,7 +72,7 @@ def run_process(
         writer = RunWriter(given.run_dir, process=name, alerts=alert_sender(given.run_dir))
         control = ControlChannel(given.run_dir, process=name, sigterm=True)
 
-        def whole_life() -> bool:
+        def work() -> bool:
             config = read_config(given.run_dir)
             if niceness is not None:
                 with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ def run_process(
             whole = _imported(life) if isinstance(life, str) else life
             return whole(config, given.run_dir, writer, control, given.resume)
 
-        return live(writer, name, whole_life)
+        return run_recorded(writer, name, work)
 
 
 def _imported(path: str) -> Life:

@@ -270,13 +270,17 @@ def _apart(prompts: _Pieces, own: _Pieces, prompt_of: np.ndarray) -> Iterable[_A
             yield _Attention(_Rows.of(own.starts[rows], own.lengths[rows]), context)
 
 
-def _alike(lengths: np.ndarray, ratio: float = 0.8) -> list[np.ndarray]:
-    """Rows in groups of similar length: the shortest of a group has at least `ratio` of the longest."""
+_ALIKE = 0.8
+"""Shortest length of a group, as a part of its longest."""
+
+
+def _alike(lengths: np.ndarray) -> list[np.ndarray]:
+    """Rows in groups of similar length: the shortest of a group has at least `_ALIKE` of the longest."""
     order = np.argsort(-lengths, kind="stable")
     groups: list[list[int]] = []
     longest = -1.0
     for row in order.tolist():
-        if not groups or lengths[row] < ratio * longest:
+        if not groups or lengths[row] < _ALIKE * longest:
             groups.append([])
             longest = float(lengths[row])
         groups[-1].append(row)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from ...configs.sections.training import TrainingConfig
-from ..runs.types import AdvantageFormula
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
 
@@ -108,7 +107,7 @@ class Advantages:
             for item in (i for group in groups for i in group if i.scorable and i.record.formula is not None):
                 computed, formula = (sums[item.row.id] - mean) / scale, item.record.formula
                 assert formula is not None
-                right = _advantage(formula, 0)
+                right = formula.advantage(0) or 0.0
                 self.report.number(item.place, "sum of the terms", right, computed, tolerance=1e-4, size=1.0)
         return carry
 
@@ -177,7 +176,7 @@ class Advantages:
         counts, formula = item.tokens_by_turn, item.record.formula
         by_turn = [0.0] * len(counts)
         if kind == "trained" and formula is not None:
-            by_turn = [_advantage(formula, t) for t in range(len(counts))]
+            by_turn = [formula.advantage(t) or 0.0 for t in range(len(counts))]
         if self.training.advantages == "reward":  # on the last token of the turn alone
             shown = [a / max(n, 1) for a, n in zip(by_turn, counts, strict=True)]
         else:
@@ -219,15 +218,6 @@ def _achieved(item: Item) -> float:
     trajectory = item.record.trajectory
     known = trajectory.correct
     return float(trajectory.env_reward or 0.0) if known is None else float(known)
-
-
-def _advantage(formula: AdvantageFormula, turn: int) -> float:
-    """The advantage of a turn by its terms: weight · (value − mean) / (std + epsilon)."""
-    total = 0.0
-    for term in formula.steps[0] if len(formula.steps) == 1 else formula.terms(turn):
-        centred = term.value - term.mean
-        total += term.weight * (centred if term.std is None else centred / (term.std + formula.epsilon))
-    return total
 
 
 def _std(values: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from .replay import ReplayBuffer
 from .rollout import Group, Rollout, Selected, rollouts_of
 
 
-def refill(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -> list[Rollout]:
+def fill_from_replay(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -> list[Rollout]:
     """Selective sample replay: the batch with the groups that carry no signal replaced from the buffer.
 
     Afterwards the groups with signal are in the buffer. The batch has the order and size of before; rollouts that the
@@ -47,7 +47,7 @@ def mark(groups: Sequence[Group], batch: Sequence[Rollout], filters: bool) -> li
     return marked
 
 
-def replace_silent(groups: Sequence[Group], extra: Sequence[Group]) -> list[Group]:
+def replace_without_signal(groups: Sequence[Group], extra: Sequence[Group]) -> list[Group]:
     """Dynamic sampling (DAPO): those of `extra` with signal in the places of those of `groups` without."""
     fresh = [g for g in reversed(extra) if g.signal]
     return [g if g.signal or not fresh else fresh.pop() for g in groups]

@@ -15,8 +15,8 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,8 +64,7 @@ class Alert:
         others = f" (and {self.more} more)" if self.more else ""
         text = f"{self.grade}: {self.run}, step {self.step}: {self.message}{others}"
         text += f" What helps: {self.remedy}" if self.remedy else ""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return mask({**fields, "trajectories": list(self.trajectories), "text": text, "content": text[:1900]})
+        return mask({**asdict(self), "trajectories": list(self.trajectories), "text": text, "content": text[:1900]})
 
 
 @dataclass
@@ -143,8 +142,7 @@ class AlertSender:
     def _next_message(self) -> Alert:
         waiting, self._waiting = self._waiting, _Waiting()
         first = min(waiting.alerts, key=lambda a: GRADES.index(a.grade))
-        fields = {name: getattr(first, name) for name in first.__dataclass_fields__}
-        return Alert(**{**fields, "more": len(waiting.alerts) - 1 + waiting.lost})
+        return replace(first, more=len(waiting.alerts) - 1 + waiting.lost)
 
     def _send(self, alert: Alert) -> None:
         body = json.dumps(alert.to_json(), default=str).encode()
@@ -153,7 +151,7 @@ class AlertSender:
         if self.destination.webhook:
             self._try("alert webhook", lambda: self._post(body))
 
-    def _try(self, what: str, send: Any) -> None:
+    def _try(self, what: str, send: Callable[[], None]) -> None:
         try:
             send()
         except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -48,14 +48,9 @@ def request(run_dir: Path | str, command: Command) -> str:
 
 
 def outcome(run_dir: Path | str, request_id: str, process: str | None = None) -> str | None:
-    """What the run answered to a request, or None when it has not yet."""
-    folder = Path(run_dir) / CONTROL
-    names = [f"{request_id}.{process}.done"] if process else sorted(p.name for p in folder.glob(f"{request_id}.*.done"))
-    for name in names:
-        answer = read_json(folder / name)
-        if answer:
-            return str(answer.get("outcome", ""))
-    return None
+    """What the run (or one process of it) answered to a request, or None when it has not yet."""
+    answers = next((a.answers for a in asked(run_dir) if a.request.id == request_id), {})
+    return answers.get(process) if process else next(iter(answers.values()), None)
 
 
 def withdraw(run_dir: Path | str, request_id: str) -> bool:
@@ -73,25 +68,38 @@ def withdraw(run_dir: Path | str, request_id: str) -> bool:
 def asked(run_dir: Path | str) -> list[Asked]:
     """All requests since the run was started or resumed, oldest first, with the answers so far."""
     folder = Path(run_dir) / CONTROL
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return []
+    names = _listed(folder)
     found = []
-    for name in names:
-        id_ = name.removesuffix(".json")
-        if name.startswith(".") or not name.endswith(".json"):
-            continue
-        data = read_json(folder / name)
-        if data.get("command") not in get_args(Command):
+    for id_ in _ids(names):
+        asked_for = _read(folder, id_)
+        if asked_for is None:
             continue
         answers = {}
         for done in names:
             if done.startswith(f"{id_}.") and done.endswith(".done"):
                 answer = read_json(folder / done)
                 answers[done[len(id_) + 1 : -len(".done")]] = str(answer.get("outcome", ""))
-        found.append(Asked(Request(id_, cast(Command, data["command"]), number(data.get("time")) or 0.0), answers))
+        found.append(Asked(asked_for, answers))
     return found
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _ids(names: Sequence[str]) -> Iterator[str]:
+    """Ids of the requests among the files of a folder, oldest first; what is still being written has a dot."""
+    return (name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith("."))
+
+
+def _read(folder: Path, id_: str) -> Request | None:
+    data = read_json(folder / f"{id_}.json")
+    if data.get("command") not in get_args(Command):
+        return None
+    return Request(id_, cast(Command, data["command"]), number(data.get("time")) or 0.0)
 
 
 def clear(run_dir: Path | str) -> None:
@@ -117,19 +125,13 @@ class ControlChannel:
     def poll(self) -> list[Request]:
         """Requests that this process has not been handed yet, oldest first. Never raises."""
         requests: list[Request] = []
-        try:
-            names = sorted(os.listdir(self.folder))
-        except OSError:
-            names = []
-        done = {n for n in names if n.endswith(f".{self.process}.done")}
-        for name in names:
-            id_ = name.removesuffix(".json")
-            if name.startswith(".") or not name.endswith(".json") or id_ in self._seen:
-                continue
-            self._seen.add(id_)
-            data = read_json(self.folder / name)
-            if f"{id_}.{self.process}.done" not in done and data.get("command") in get_args(Command):
-                requests.append(Request(id_, cast(Command, data["command"]), number(data.get("time")) or 0.0))
+        names = _listed(self.folder)
+        for id_ in _ids(names):
+            if id_ not in self._seen:
+                self._seen.add(id_)
+                asked_for = _read(self.folder, id_)
+                if asked_for is not None and f"{id_}.{self.process}.done" not in names:
+                    requests.append(asked_for)
         if self._terminate:
             self._terminate = False
             requests.append(Request("sigterm", "stop", time.time()))

@@ -1,65 +1,23 @@
 """Filter expressions over trajectories: `reward<0.2 and penalty:missing_prerequisite and not env:visual`.
 
 Grammar (also in `HELP`): comparisons of numbers, flags, and `key:value`, joined by `and`, `or`, `not` and
-parentheses; two terms side by side mean `and`. Parsing knows no database; `Expression.compile` turns names into the
-masks and ids of one record.
+parentheses; two terms side by side mean `and`. Parsing knows no database; what a term means in one record is said in
+`conditions.py`.
 """
 
 from __future__ import annotations
 
 import difflib
-import fnmatch
-import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
+from .conditions import FLAGS, KEYS, LABELS, NAMES, NOTES, NUMBERS, OWN_COLUMNS, TEXTS, Conditions
 from .errors import FilterError
-from .labels import BITS, OVERFLOW, Labels
-from .learning import BIT, LEARNED_FROM, MARKS
+from .labels import Labels
 from .notes import Note
-from .schema import ADDED, FLAG_AGREES, FLAG_DISAGREES, FLAG_ERROR, FLAG_NAN, FLAG_SENT, FLAG_UNPARSED
 from .search import match_expression
-
-_LEARNED = sum(BIT[kind] for kind in LEARNED_FROM)
-COLUMNS = (
-    "n", "step", "reward", "advantage", "turns", "tokens", "penalties", "rollout", "version", "confidence",
-)  # fmt: skip
-OF_USES = {
-    "learned_at": (
-        f"((uses & {BIT['trained']}) != 0 AND step {{0}} OR "
-        f"n IN (SELECT n FROM uses WHERE mask & {_LEARNED} AND step {{0}}))"
-    ),
-    "weight": "(n IN (SELECT n FROM uses WHERE weight {0}))",
-}
-"""Numbers of the updates that used a rollout: the step at which one learned from it, and the weight that it had."""
-NUMBERS = (*COLUMNS, *OF_USES)
-FLAGS = {
-    "correct": "correct = 1",
-    "wrong": "correct = 0",
-    "unlabelled": "correct IS NULL",
-    "penalised": "penalties > 0",
-    "error": f"(flags & {FLAG_ERROR}) != 0",
-    "unparsed": f"(flags & {FLAG_UNPARSED}) != 0",
-    "nan": f"(flags & {FLAG_NAN}) != 0",
-    "sent": f"(flags & {FLAG_SENT}) != 0",
-    "agrees": f"(flags & {FLAG_AGREES}) != 0",
-    "disagrees": f"(flags & {FLAG_DISAGREES}) != 0",
-    "learned": f"(uses & {_LEARNED}) != 0",
-    **{mark: f"(uses & {BIT[mark]}) != 0" for mark in MARKS},
-}
-LABELS = {"action": "actions", "penalty": "rules", "env": "env", "split": "split", "stop": "stop", "gate": "gate"}
-CLOSED = "closed"
-"""As `gate:closed`: every reason for which a request was not learnt from."""
-NAMES = {"group": ("grp", "groups"), "prompt": ("prompt", "prompts")}
-TEXTS = ("text", "agent", "observation", "answer")
-NOTES = ("note", "label")
-"""What people put on rollouts (`notes.py`): `note:copied`, `label:hack`, `note:*` for any."""
-KEYS = (*LABELS, *NAMES, "id", *TEXTS, *NOTES)
-
-OWN_COLUMNS = ("extra.", "component.")
-"""Columns of a record's own: `extra.difficulty>3`, `component.format=0.5`, `extra.source:web*`."""
 
 HELP = (
     f"numbers: {', '.join(NUMBERS)} with < <= > >= = != (reward<0.2, step:100..200); "
@@ -85,25 +43,7 @@ class Compiled:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
-class _Build:
-    names: Labels
-    columns: frozenset[str]
-    said: Callable[[], Iterable[Note]]
-    params: list[object] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def holds(self, column: str, what: str) -> bool:
-        """Whether the record has a column; otherwise a note says that it is too old for `what`."""
-        if column not in ADDED or column in self.columns:
-            return True
-        note = f"this run was recorded by an older version, which did not record {what}"
-        if note not in self.notes:
-            self.notes.append(note)
-        return False
-
-
-_Node = Callable[[_Build], str]
+_Node = Callable[[Conditions], str]
 
 
 @dataclass(frozen=True)
@@ -118,7 +58,7 @@ class Expression:
         people noted in this run."""
         if self.node is None:
             return Compiled("")
-        build = _Build(names, columns, said)
+        build = Conditions(names, columns, said)
         sql = self.node(build)
         return Compiled(sql, tuple(build.params), tuple(build.notes))
 
@@ -215,7 +155,7 @@ class _Parser:
             if key in FLAGS:
                 return self.flag_value(key, op)
         elif key in FLAGS:
-            return lambda b: _flag(b, key)
+            return lambda b: b.flag(key)
         elif key.startswith(OWN_COLUMNS):
             self.fail(f"compare {found['word']} with a value: {found['word']}>3", start)
         elif key in NUMBERS:
@@ -239,10 +179,10 @@ class _Parser:
         span = _RANGE.fullmatch(text) if op in (":", "=") else None
         if span is not None:
             low, high = (self.parse_number(key, part, at) for part in (span["low"], span["high"]))
-            return lambda b: _number(b, key, "BETWEEN ? AND ?", (low, high))
+            return lambda b: b.number(key, "BETWEEN ? AND ?", (low, high))
         number = self.parse_number(key, text, at)
         sql_op = {":": "=", "!=": "<>"}.get(op, op)
-        return lambda b: _number(b, key, f"{sql_op} ?", (number,))
+        return lambda b: b.number(key, f"{sql_op} ?", (number,))
 
     def column(self, key: str, op: str) -> _Node:
         """A condition on a column of the record's own, whose values are numbers or texts."""
@@ -250,7 +190,7 @@ class _Parser:
         span = _RANGE.fullmatch(text) if op in (":", "=") else None
         if span is not None:
             low, high = (self.parse_number(key, part, at) for part in (span["low"], span["high"]))
-            return lambda b: _column(b, key, "number BETWEEN ? AND ?", (low, high))
+            return lambda b: b.column(key, "number BETWEEN ? AND ?", (low, high))
         flags = {"true": 1.0, "false": 0.0}
         try:
             number = flags[text.lower()] if text.lower() in flags else float(text)
@@ -258,10 +198,10 @@ class _Parser:
             if op not in (":", "=", "!="):
                 self.fail(f"{key} needs a number after {op}", at)
             found = "text GLOB ?" if "*" in text else "text = ?"
-            return lambda b: _column(b, key, f"NOT {found}" if op == "!=" else found, (text,))
+            return lambda b: b.column(key, f"NOT {found}" if op == "!=" else found, (text,))
         sql_op = {":": "=", "!=": "<>"}.get(op, op)
         either = f"(number {sql_op} ? OR text = ?)" if sql_op == "=" else f"number {sql_op} ?"
-        return lambda b: _column(b, key, either, (number, text) if sql_op == "=" else (number,))
+        return lambda b: b.column(key, either, (number, text) if sql_op == "=" else (number,))
 
     def parse_number(self, key: str, text: str, at: int) -> float:
         try:
@@ -278,125 +218,23 @@ class _Parser:
         if answer is None or op not in (":", "=", "!="):
             self.fail(f"{key} is yes or no: write {key}, not {key}, or {key}:no", at)
         wanted = answer == (op != "!=")
-        return lambda b: _flag(b, key) if wanted else f"(NOT {_flag(b, key)})"
+        return lambda b: b.flag(key) if wanted else f"(NOT {b.flag(key)})"
 
     def named(self, key: str) -> _Node:
         text, at = self.value(key)
         if not text:
             self.fail(f"expected a value after {key}", at)
         if key in LABELS:
-            return lambda b: _label(b, key, text)
+            return lambda b: b.label(key, text)
         if key in NAMES:
             column, table = NAMES[key]
             op = "GLOB" if "*" in text else "="
-            return lambda b: _bound(b, f"({column} IN (SELECT id FROM {table} WHERE name {op} ?))", text)
+            return lambda b: b.bound(f"({column} IN (SELECT id FROM {table} WHERE name {op} ?))", text)
         if key == "id":
             op = "GLOB" if "*" in text else "="
-            return lambda b: _bound(b, f"(n IN (SELECT n FROM cards WHERE id {op} ?))", text)
+            return lambda b: b.bound(f"(n IN (SELECT n FROM cards WHERE id {op} ?))", text)
         if key in NOTES:
-            return lambda b: _noted(b, key, text)
+            return lambda b: b.noted(key, text)
         quoted = text if '"' in text or "*" in text else f'"{text}"'
         expression = match_expression(quoted if key == "text" else f"{key}:{quoted}")
-        return lambda b: _bound(b, "(n IN (SELECT rowid FROM search WHERE search MATCH ?))", expression)
-
-
-def _bound(build: _Build, sql: str, *values: object) -> str:
-    """A condition and the values of its question marks."""
-    build.params.extend(values)
-    return sql
-
-
-def _number(build: _Build, key: str, comparison: str, values: tuple[float, ...]) -> str:
-    """Condition on a number of the row, or of the updates that used it; `comparison` as in `< ?`."""
-    if key in COLUMNS:
-        return _bound(build, f"({key} {comparison})", *values) if build.holds(key, key) else "(0)"
-    if not build.holds("uses", "what updates did with a rollout"):
-        return "(0)"
-    condition = OF_USES[key]
-    return _bound(build, condition.format(comparison), *values * condition.count("{0}"))
-
-
-def _flag(build: _Build, key: str) -> str:
-    """Condition on a flag, 1 or 0: a rollout of which nothing is known has it not."""
-    column = "uses" if "(uses" in FLAGS[key] else "flags"
-    if not build.holds(column, "what updates did with a rollout"):
-        return "(0)"
-    return f"coalesce({FLAGS[key]}, 0)" if column == "uses" else f"({FLAGS[key]})"
-
-
-def _column(build: _Build, key: str, condition: str, values: tuple[object, ...]) -> str:
-    """Condition for a column of the record's own; a record without it has no match, and a note says so."""
-    known = build.names.of_kind("extra")
-    name = key if key.lower().startswith("component.") else key[len("extra.") :]
-    ids = [known[name]] if name in known else [i for n, i in known.items() if n.lower() == name.lower()]
-    if not ids:
-        near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
-        shown = ", ".join(n if n.startswith("component.") else f"extra.{n}" for n in near)
-        build.notes.append(f"this run has no column {key!r}" + (f"; it has {shown}" if shown else ""))
-        return "(0)"
-    build.params.extend((*ids, *values))
-    return f"(n IN (SELECT n FROM extras WHERE name IN ({','.join('?' * len(ids))}) AND {condition}))"
-
-
-def _label(build: _Build, key: str, text: str) -> str:
-    """Condition for a name of a kind: exact, then ignoring case, then the last part of a dotted path, or a pattern."""
-    if not build.holds(LABELS[key], "the gate of a request"):
-        return "(0)"
-    known = build.names.of_kind(key)
-    if key == "gate" and text.lower() == CLOSED:
-        return _bound(build, "(gate IS NOT NULL AND gate <> ?)", known.get("open", 0))
-    ids = resolve(known, text)
-    if not ids:
-        near = difflib.get_close_matches(text, known, 3, 0.4) or sorted(known)[:5]
-        held = f"; it has {', '.join(near)}" if near else ""
-        build.notes.append(f"this run has no {key} {text!r}{held}")
-        return "(0)"
-    column = LABELS[key]
-    if column not in ("actions", "rules"):
-        build.params.extend(ids)
-        return f"({column} IN ({','.join('?' * len(ids))}))"
-    mask, rest = 0, []
-    for id_ in ids:
-        bit = build.names.bits[id_]
-        if bit < BITS:
-            mask |= 1 << bit
-        else:
-            rest.append(id_)
-    parts = []
-    if mask:
-        build.params.append(mask)
-        parts.append(f"({column} & ?) != 0")
-    if rest:
-        build.params.append(OVERFLOW)
-        build.params.extend(rest)
-        inside = f"SELECT n FROM overflow WHERE label IN ({','.join('?' * len(rest))})"
-        parts.append(f"(({column} & ?) != 0 AND n IN ({inside}))")
-    return "(" + " OR ".join(parts) + ")"
-
-
-def _noted(build: _Build, key: str, text: str) -> str:
-    """Condition for rollouts on which a person put a note that holds a text, or a label of a name."""
-    wanted = text.lower()
-
-    def fits(note: Note) -> bool:
-        if key == "label":
-            return any(fnmatch.fnmatchcase(label.lower(), wanted.removeprefix("#")) for label in note.labels)
-        return fnmatch.fnmatchcase(note.text.lower(), f"*{wanted}*")
-
-    ids = [note.id for note in build.said() if fits(note)]
-    if not ids:
-        build.notes.append(f"no note of this run has {key} {text!r}")
-        return "(0)"
-    condition = "(n IN (SELECT n FROM cards WHERE id IN (SELECT value FROM json_each(?))))"
-    return _bound(build, condition, json.dumps(ids))
-
-
-def resolve(known: dict[str, int], text: str) -> list[int]:
-    """The ids of the recorded names that a person means by a text."""
-    if text in known:
-        return [known[text]]
-    lower = text.lower()
-    if any(c in text for c in "*?["):
-        return [id_ for name, id_ in known.items() if fnmatch.fnmatchcase(name.lower(), lower)]
-    exact = [id_ for name, id_ in known.items() if name.lower() == lower]
-    return exact or [id_ for name, id_ in known.items() if re.split(r"[.:/]", name.lower())[-1] == lower]
+        return lambda b: b.bound("(n IN (SELECT rowid FROM search WHERE search MATCH ?))", expression)

@@ -134,20 +134,6 @@ class GroupList:
         made = []
         for id_, name, first, step, size, mean, variance, correct, labelled, penalties, prompt, head in rows:
             std = None if mean is None else math.sqrt(max(0.0, variance))
-            made.append(
-                GroupRow(
-                    id_,
-                    name or "",
-                    first,
-                    step,
-                    size,
-                    mean,
-                    std,
-                    correct or 0,
-                    labelled,
-                    penalties or 0,
-                    prompt or "",
-                    head or "",
-                )
-            )
+            numbers = (first, step, size, mean, std, correct or 0, labelled, penalties or 0)
+            made.append(GroupRow(id_, name or "", *numbers, prompt or "", head or ""))
         return made

@@ -36,7 +36,7 @@ class Headline:
 
     @property
     def success(self) -> float | None:
-        """See above."""
+        """The first of `SUCCESS` that was recorded."""
         return next((self.values[name] for name in SUCCESS if name in self.values), None)
 
 

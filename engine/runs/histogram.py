@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -87,7 +88,7 @@ def _by_blocks(
     """Blocks of rows spread over the run, until all are read or the time is up; then scaled to the whole."""
     counts = [0] * (len(edges) - 1)
     blocks = max(1, -(-last_n // BLOCK))
-    stride = next(s for s in range(max(1, int(blocks * 0.618)), blocks + 2) if _coprime(s, blocks))
+    stride = next(s for s in range(max(1, int(blocks * 0.618)), blocks + 2) if math.gcd(s, blocks) == 1)
     where, params, n = selection.source()
     sql = (
         f"SELECT {_bin('rows.' + column, edges)} AS b, count(rows.{column}) {where} AND {n} > ? AND {n} <= ? GROUP BY b"
@@ -108,9 +109,3 @@ def _by_blocks(
         done += 1
     seen = done / blocks
     return ([round(c / seen) for c in counts] if 0 < seen < 1 else counts), seen
-
-
-def _coprime(a: int, b: int) -> bool:
-    while b:
-        a, b = b, a % b
-    return a == 1

@@ -82,11 +82,11 @@ class Trajectories(Item):
 
     @property
     def rows(self) -> int:
-        """One each."""
+        """One row a trajectory."""
         return len(self.records)
 
     def apart(self) -> Sequence[Item]:
-        """One by one."""
+        """The trajectories one by one."""
         return [Trajectories(self.step, [record]) for record in self.records] if len(self.records) > 1 else ()
 
     def store(self, store: RecordStore) -> int:
@@ -177,7 +177,7 @@ class SavedImage(Item):
         write_image(run_dir / self.path, data)
 
     def store(self, store: RecordStore) -> int:
-        """It has no rows."""
+        """See `Item.store`; an image has no rows."""
         return 0
 
 

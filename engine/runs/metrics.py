@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import series
 from .record import Record
-from .series import Band, Points
+from .series import Points
 
 
 class Metrics:
@@ -21,14 +21,9 @@ class Metrics:
     def points(
         self, name: str, *, after_step: int = -1, until_step: int | None = None, max_points: int | None = None
     ) -> Points:
-        """`[(step, value)]` in order of steps. With `max_points`, means of equal spans of steps (see `band`)."""
+        """`[(step, value)]` in order of steps. With `max_points`, means of equal spans, each at its last step."""
         db = self._record.db
         return [] if db is None else series.points(db, name, after_step, max_points, until_step)
-
-    def band(self, name: str, *, after_step: int = -1, max_points: int = 400) -> list[Band]:
-        """A long metric for drawing: per span of steps its last step, mean, minimum and maximum."""
-        db = self._record.db
-        return [] if db is None else series.band(db, name, after_step, max_points)
 
     def since(self, rowid: int, limit: int = 20_000) -> tuple[int, dict[str, Points]]:
         """What was recorded after a row id: the new last id, and points by name; at most `limit` of them a call."""

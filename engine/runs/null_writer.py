@@ -20,16 +20,16 @@ class NullWriter:
     dropped = 0
 
     def metrics(self, step: int, values: Values) -> None:
-        """Nothing."""
+        """See `RunWriter.metrics`."""
 
     def trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> None:
-        """Nothing."""
+        """See `RunWriter.trajectories`."""
 
     def uses(self, uses: Sequence[tuple[str, Use]]) -> None:
-        """Nothing."""
+        """See `RunWriter.uses`."""
 
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
-        """Nothing."""
+        """See `RunWriter.event`."""
 
     def status(
         self,
@@ -40,31 +40,31 @@ class NullWriter:
         error: str | None = None,
         exit_code: int | None = None,
     ) -> None:
-        """Nothing."""
+        """See `RunWriter.status`."""
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
-        """Nothing."""
+        """See `RunWriter.progress`."""
 
     def begin(self, id_: str, what: str = "") -> None:
-        """Nothing."""
+        """See `RunWriter.begin`."""
 
     def end(self, id_: str) -> None:
-        """Nothing."""
+        """See `RunWriter.end`."""
 
     def vocabulary(self, texts: Sequence[str], *, byte_level: bool = False) -> None:
-        """Nothing."""
+        """See `RunWriter.vocabulary`."""
 
     def save_image(self, image: Image, name: str) -> str:
         """The path that the first rank uses for this name."""
         return image_path(name)
 
     def flush(self, timeout: float | None = None) -> bool:
-        """True."""
+        """True: nothing waits to be written."""
         return True
 
     def position(self) -> int:
-        """Zero."""
+        """0: nothing is recorded."""
         return 0
 
     def close(self, timeout: float = 30.0) -> None:
-        """Nothing."""
+        """See `RunWriter.close`."""

@@ -24,7 +24,7 @@ class Query:
         """All of them in the order of recording: neighbours are read by key."""
         return self.everything and self.sort == "n"
 
-    def tells(self) -> str:
+    def describe(self) -> str:
         """The query in words, for headers."""
         parts = [self.filter, f"“{self.search}”" if self.search else ""]
         if self.sort != "n" or self.descending:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from .connection import Connection
 from .schema import SPANS
@@ -14,15 +13,6 @@ _FOREVER = 2**62
 
 Points = list[tuple[int, float]]
 """`[(step, value)]` in order of steps."""
-
-
-class Band(NamedTuple):
-    """A span of steps of one metric: its last step, and mean, minimum and maximum of the values in it."""
-
-    step: int
-    mean: float
-    low: float
-    high: float
 
 
 def names(db: Connection) -> list[str]:
@@ -37,17 +27,9 @@ def points(db: Connection, name: str, after_step: int, max_points: int | None, u
         return []
     until = _FOREVER if until_step is None else until_step
     if max_points is not None and (width := _width(db, id_, after_step, until, max_points)) > 1:
-        return [(b.step, b.mean) for b in _bands(db, id_, after_step, until, width)]
+        return _means(db, id_, after_step, until, width)
     sql = "SELECT step, value FROM metrics WHERE name = ? AND step > ? AND step <= ? ORDER BY step"
     return [(step, _value(value)) for step, value in db.all(sql, (id_, after_step, until))]
-
-
-def band(db: Connection, name: str, after_step: int, max_points: int) -> list[Band]:
-    """Mean, minimum and maximum of a metric in at most `max_points` equal spans of steps."""
-    id_ = _id(db, name)
-    if id_ is None:
-        return []
-    return _bands(db, id_, after_step, _FOREVER, _width(db, id_, after_step, _FOREVER, max_points))
 
 
 def since(db: Connection, rowid: int, limit: int) -> tuple[int, dict[str, Points]]:
@@ -98,32 +80,29 @@ def _width(db: Connection, id_: int, after: int, until: int, max_points: int) ->
     return width
 
 
-def _bands(db: Connection, id_: int, after: int, until: int, width: int) -> list[Band]:
-    """The spans of `width` steps in (after, until]: from kept means, but those that either end cuts from the values."""
+def _means(db: Connection, id_: int, after: int, until: int, width: int) -> Points:
+    """The last step and the mean of each span of `width` steps in (after, until]: from the means that are kept, but of
+    spans that either end cuts from the values."""
     kept = max((w for w in SPANS if w <= width), default=None)
     start, stop = (after // width + 1) * width, (until + 1) // width * width
     if kept is None or stop <= start:
         return _of_values(db, id_, after, until, width)
     sql = (
-        "SELECT max(last), sum(total) / sum(count), min(low), max(high) FROM spans "
+        "SELECT max(last), sum(total) / sum(count) FROM spans "
         "WHERE name = ? AND width = ? AND start >= ? AND start < ? GROUP BY start / ? ORDER BY start"
     )
-    whole = [_band(*row) for row in db.all(sql, (id_, kept, start, stop, width))]
+    whole = [(step, _value(mean)) for step, mean in db.all(sql, (id_, kept, start, stop, width))]
     return [*_of_values(db, id_, after, start - 1, width), *whole, *_of_values(db, id_, stop - 1, until, width)]
 
 
-def _of_values(db: Connection, id_: int, after: int, until: int, width: int) -> list[Band]:
+def _of_values(db: Connection, id_: int, after: int, until: int, width: int) -> Points:
     if until <= after:
         return []
     sql = (
-        "SELECT max(step), avg(value), min(value), max(value) FROM metrics "
+        "SELECT max(step), avg(value) FROM metrics "
         "WHERE name = ? AND step > ? AND step <= ? GROUP BY step / ? ORDER BY step"
     )
-    return [_band(*row) for row in db.all(sql, (id_, after, until, width))]
-
-
-def _band(step: int, mean: float | None, low: float | None, high: float | None) -> Band:
-    return Band(step, _value(mean), _value(low), _value(high))
+    return [(step, _value(mean)) for step, mean in db.all(sql, (id_, after, until, width))]
 
 
 def _value(value: float | None) -> float:

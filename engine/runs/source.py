@@ -23,7 +23,7 @@ class GroupSource(Protocol):
     """The groups that a query leaves, in its order."""
 
     def count(self) -> int:
-        """How many."""
+        """How many groups there are."""
         ...
 
     def first(self, limit: int) -> list[GroupRow]:
@@ -103,7 +103,7 @@ class BodySource(Protocol):
     """One rollout, whole, by its number or its id."""
 
     def number(self, id_or_n: str | int) -> int:
-        """Its number."""
+        """The number of a trajectory."""
         ...
 
     def trajectory(self, id_or_n: str | int) -> TrajectoryRecord:
@@ -127,7 +127,7 @@ class MetricSource(Protocol):
     """Numbers by name and step; a source without any gives empty lists."""
 
     def names(self) -> list[str]:
-        """All names."""
+        """The names of all metrics."""
         ...
 
     def points(
@@ -159,7 +159,7 @@ class Source(Protocol):
 
     @property
     def rollouts(self) -> RolloutSource:
-        """Lists."""
+        """Lists of rollouts."""
         ...
 
     @property
@@ -169,7 +169,7 @@ class Source(Protocol):
 
     @property
     def metrics(self) -> MetricSource:
-        """Curves."""
+        """Metrics as curves."""
         ...
 
     def info(self) -> RunInfo:
@@ -185,4 +185,4 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the record."""

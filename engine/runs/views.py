@@ -84,13 +84,13 @@ class Dense:
         self.last_n, self.descending = last_n, descending
 
     def count(self) -> Count:
-        """All of them."""
+        """See `View.count`; exact."""
         return Count.of(self.last_n)
 
     least = count
 
     def page(self, offset: int, limit: int) -> list[int]:
-        """Counted off."""
+        """See `View.page`; the numbers follow from the offset."""
         if self.descending:
             first = self.last_n - offset
             return list(range(first, max(0, first - limit), -1))
@@ -108,7 +108,7 @@ class Dense:
         return self.last_n - n if self.descending else n - 1
 
     def numbers(self) -> Sequence[int] | None:
-        """Not listed."""
+        """See `View.numbers`; they are not listed."""
         return None
 
     def grown(self, last_n: int) -> View:
@@ -146,7 +146,7 @@ class Listed(_Ordered):
     keys: Keys
 
     def count(self) -> Count:
-        """All of them."""
+        """See `View.count`; exact."""
         return Count.of(len(self.keys))
 
     least = count
@@ -267,7 +267,7 @@ class Walked(_Ordered):
         return position
 
     def numbers(self) -> Sequence[int] | None:
-        """Not listed."""
+        """See `View.numbers`; they are not listed."""
         return None
 
     def grown(self, last_n: int) -> View:

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..launch.life import FAILED, live
+from ..launch.outcome import FAILED, run_recorded
 from ..launch.process_logging import set_up_logging
 from ..runs.errors import RecordDamaged
 
@@ -59,7 +59,7 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
         writer = open_writer(run_dir, rank=rank, resume_from_step=start.record_from, alerts=alerts)
         control = ControlChannel(run_dir, sigterm=True)
 
-        def life() -> bool | None:
+        def work() -> bool | None:
             from ..launch.settings import read_config
 
             elsewhere = not main_process and not (run_dir / DATABASE).exists()  # `check_one_folder` says so, to all
@@ -76,7 +76,7 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
             logging.getLogger(__name__).info("loaded in %.1f s", time.perf_counter() - began)
             return train(config, run_dir, writer, control, start)
 
-        return live(writer, "training", life, step=start.step)
+        return run_recorded(writer, "training", work, step=start.step)
 
 
 if __name__ == "__main__":

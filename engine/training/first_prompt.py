@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print the prompt. 1: it cannot be made, with one sentence on standard error."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from ...configs import load_config
-    from ..launch.life import one_sentence
+    from ..launch.outcome import one_sentence
 
     try:
         print(first_prompt(load_config(arguments[0])))

@@ -26,7 +26,7 @@ from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
 from ..rollouts.runner import RolloutRunner, Row, parse_row
 from ..rollouts.scoring import Metrics, Scorer, Signal
-from ..rollouts.selection import mark, refill, replace_silent
+from ..rollouts.selection import fill_from_replay, mark, replace_without_signal
 from ..rollouts.versions import VersionedAgent
 from .frozen import FrozenPass
 from .phases import PhaseClock
@@ -141,7 +141,7 @@ class RolloutPipeline:
         filters = self.replay is not None or self.options.dynamic_rounds > 0
         if filters:
             groups, generated = _filtered(groups), _filtered(generated)
-        batch = rollouts_of(groups) if self.replay is None else refill(groups, self.replay, request.step)
+        batch = rollouts_of(groups) if self.replay is None else fill_from_replay(groups, self.replay, request.step)
         metrics = {
             **metrics,
             **({} if self.servers is None else self.servers.take_times()),
@@ -229,7 +229,7 @@ class RolloutPipeline:
             rows = [self.dataset[i] for i in chosen for _ in range(self.scorer.group_size)]
             extra, _ = self.collect(replace(request, rows=rows), round_)
             made += extra[:missing]
-            groups = replace_silent(groups, extra[:missing])
+            groups = replace_without_signal(groups, extra[:missing])
         return groups, made
 
     def _run(self, rows: Sequence[Mapping[str, Any]], first: int, seed: int, step: int) -> list[Rollout]:

@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--tokens", action="store_true", help="count in tokens of the configured model")
     given = parser.parse_args(arguments)
     from ...configs import load_config
-    from ..launch.life import one_sentence
+    from ..launch.outcome import one_sentence
 
     try:
         config = load_config(given.config)

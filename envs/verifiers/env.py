@@ -15,7 +15,7 @@ from ..background import wait
 from ..base import Split, StepResult, Verdict
 from ..calls import ToolCall, means_call, parse_calls
 from ..content import text_of
-from ..explain import explain_calls
+from ..explain import OPTIONAL_CALLS, explain_calls
 from ..multi_turn import MultiTurnEnv
 from ..schemas import tool_of_schema
 from ..trajectory import Call
@@ -134,7 +134,7 @@ class VerifiersEnv(MultiTurnEnv):
             return ""
         return explain_calls(
             self.tools,
-            "Use the tools below where they help; when you know the answer, write it in plain words without a call.",
+            OPTIONAL_CALLS,
         )
 
     def parse(self, text: str) -> ToolCall:

@@ -149,6 +149,6 @@ def client(exchange: Exchange) -> Any:
             )
 
         async def close(self) -> None:
-            """Nothing is open."""
+            """Do nothing: no connection is open."""
 
     return PolicyClient(None)

@@ -62,7 +62,7 @@ class EnvironmentReward(RewardComponent):
         return {"seen": self.seen}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """The inverse."""
+        """The inverse of `state_facts`."""
         self.seen = bool(facts["seen"])
 
 

@@ -179,7 +179,7 @@ class AdapterPublisher:
             self._users[adapter.name] = self._users.get(adapter.name, 0) + 1
 
     def release(self, adapter: Adapter) -> None:
-        """They have ended."""
+        """One who needed this version no longer does."""
         with self._counting:
             self._users[adapter.name] -= 1
             if not self._users[adapter.name]:

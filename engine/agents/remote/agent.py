@@ -8,29 +8,24 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-import torch
 from peft import PeftModel
 
 from ....envs.agent import Message, Seed
-from ....envs.seeds import seed_of
 from ...policy.sight.processor import Encoded
 from ..chat import ChatBridge
+from ..chat_agent import ChatAgent, seeds_of, taught
 from ..settings import AgentSettings
-from ..tool_calls import NativeCalls
 from .adapters import Adapter, AdapterPublisher
 from .pool import ServerPool
 from .session import RemoteSession
 
 
-class RemoteAgent:
+class RemoteAgent(ChatAgent):
     """See `Agent`. The version that acts is the last one that was published (`publish`), or the one of `acting_as`.
 
-    model: the policy that is trained here, whose adapters the servers get. native_calls: as of `TransformersAgent`.
+    model: the policy that is trained here, whose adapters the servers get. native_calls: see `ChatAgent`.
     Settings and version hold for the calling thread: an evaluation and rollouts of a step ahead may go on side by side.
     """
-
-    sees = False
-    """Servers get token ids alone."""
 
     def __init__(
         self,
@@ -43,9 +38,7 @@ class RemoteAgent:
         native_calls: bool = True,
     ) -> None:
         self.model = model
-        self.chat = chat
-        self.call_reader = NativeCalls.of(chat) if native_calls else None
-        self._tool_chat = chat.answering_tools() if self.call_reader is not None else chat
+        super().__init__(chat, native_calls=native_calls)
         self.pool = pool
         self.publisher = publisher
         self._config = settings
@@ -58,8 +51,8 @@ class RemoteAgent:
         return self._own_config.get() or self._config
 
     def knows(self, environment: str) -> bool:
-        """Whether the model was taught this environment: its own configuration names those (`known_environments`)."""
-        return environment in (getattr(self.model.config, "known_environments", None) or ())
+        """Whether the model was taught this environment."""
+        return taught(self.model, environment)
 
     @contextmanager
     def settings(self, **changes: Any) -> Iterator[RemoteAgent]:
@@ -104,11 +97,8 @@ class RemoteAgent:
         version = self._own_version.get() or self.publisher.current
         if version is None:
             raise RuntimeError("no version of the policy was published yet")
-        if seed is None:
-            seed = int(torch.randint(2**62, ()).item())
-        seeds = [seed_of(seed, i) for i in range(len(prompts))] if isinstance(seed, int) else seed
+        seeds, chat = seeds_of(seed, len(prompts)), self.chat_for(tools)
         tokens = [self.chat.prompt(messages, tools) for messages in prompts]
-        chat = self._tool_chat if tools else self.chat
         return RemoteSession(self.pool, self.publisher, version, chat, self.config, tokens, num_rollouts, seeds)
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:

@@ -73,7 +73,7 @@ class ServerClient:
                 self._free.notify_all()
 
     async def version(self) -> str:
-        """vLLM's version."""
+        """The version of vLLM that the server runs."""
         return str(self._object(await self._call("GET", "/version"))["version"])
 
     async def models(self) -> dict[str, str]:

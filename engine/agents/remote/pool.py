@@ -57,12 +57,12 @@ class Server:
 
     @property
     def up(self) -> bool:
-        """Whether it is in."""
+        """Whether the server is asked."""
         return not self.why_out
 
     @property
     def url(self) -> str:
-        """Its address."""
+        """The server's address."""
         return self.client.url
 
 

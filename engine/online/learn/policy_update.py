@@ -71,7 +71,7 @@ class UpdateReport:
     kl_start: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """A plain dictionary."""
         return asdict(self)
 
 

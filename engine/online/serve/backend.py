@@ -31,7 +31,7 @@ _REQUEST = re.compile(r"(?:chatcmpl-|resp_|request-)?(\d{1,18})(?:-.*)?", re.ASC
 
 
 class EngineBackend:
-    """See `http.app.Backend`."""
+    """See `http.backend.Backend`."""
 
     def __init__(
         self,

@@ -18,7 +18,9 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ....configs.errors import GrpoTuiError
-from .http.app import Api, Backend, make_app
+from .http.app import Api, make_app
+from .http.asking import Engine
+from .http.backend import Backend
 from .http.guard import Guard, is_loopback
 from .http.metrics import ServerMetrics
 from .http.uploads import Uploads
@@ -129,7 +131,8 @@ class AnswerServer:
             version=backend.serving_version,
             learning=lambda: backend.learning() == "running",
         )
-        app = make_app(Api(backend, source, Guard(is_loopback(host), tokens, max_body_bytes), uploads, metrics))
+        engine = Engine(source, metrics)
+        app = make_app(Api(backend, engine, Guard(is_loopback(host), tokens, max_body_bytes), uploads, metrics))
         config = uvicorn.Config(
             app,
             log_config=None,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
@@ -26,9 +24,10 @@ from ..store.update_queue import QueueError, UpdateQueue
 from .absence import Absence
 from .answers import Answer
 from .enqueuer import Enqueuer
+from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
 from .record_keeper import RecordKeeper
-from .requests import PersonsWord, PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
+from .requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from .validation_process import ValidationProcess
 from .weights import WeightFollower
 
@@ -68,8 +67,6 @@ class Serving:
     """The number of the last request that was answered, over all lives of the run."""
     last: int | None = field(init=False)
     """The number of the last request that will be answered; None when there is no limit."""
-    remembered: OrderedDict[int, Answer] = field(init=False, default_factory=OrderedDict)
-    """Callers' latest answers by the number of the request: a person may still say whether they were right."""
 
     def __post_init__(self) -> None:
         recorded = {n: recorded_position(self.run_dir, n) or 0 for n in (REQUEST_POSITION, ROW_POSITION)}
@@ -90,11 +87,11 @@ class Serving:
         self._reserved = 0
         self.enqueuer.put(None, ending=False, skipped=skipped)
         self._reserve()
-        self.heard = 0
         self.source.skip(max(int(self.queue.get("row", 0)), recorded[ROW_POSITION]))
         self._kept = 0.0
         self._worker_missed = False
         self._stopped = False
+        self._feedback = FeedbackKeeper(self.engine, self.follower, self.enqueuer, self.keeper.event, self.config)
         self._absence = Absence(self.server_wait_s, self.keeper.event)
         self._broken_off: deque[Request] = deque()
         """Requests that were taken, and that the policy went away from."""
@@ -103,7 +100,7 @@ class Serving:
         """Serve until told to stop (False), or until no request can come (True)."""
         while not self._stopped and (self._broken_off or not self._all_taken):
             self._listen()
-            self._hear_people()
+            self._feedback.take(self.source.take_feedback())
             self.turn(self._take())
             self._keep()
         self._tell_broken_off(ServerEnds())
@@ -187,11 +184,7 @@ class Serving:
                 answer.request.reply(answer)
         if self.on_answers is not None:
             self.on_answers(answers)
-        for answer in answers:
-            if answer.request.reply is not None and answer.error is None:
-                self.remembered[answer.request.number] = answer
-        while len(self.remembered) > self.config.remembered_answers:
-            self.remembered.popitem(last=False)
+        self._feedback.remember(answers)
         learned = self._learn(answers, requests[0].version)
         for item in learned:
             if item.task is not None:
@@ -220,54 +213,6 @@ class Serving:
         except SnapshotError as error:  # it was pruned after it had answered
             log.warning("%s: its answers are not recorded", error)
             return []
-
-    def _hear_people(self) -> None:
-        """Turn what people said of answers into update tasks."""
-        for said in self.source.take_feedback():
-            try:
-                said.reply(self._learn_from(said))
-            except Exception as error:
-                if not isinstance(error, (KeyError, ValueError)):
-                    log.exception("feedback on request %d failed", said.request)
-                said.reply(error)
-
-    def _learn_from(self, said: PersonsWord) -> dict[str, Any]:
-        """One person's word as an update task. Raises KeyError for an answer that is not remembered any more, and
-        ValueError for a word that says nothing about it."""
-        answer = self.remembered[said.request]
-        right = said.answer or (answer.text if said.verdict == "right" else None)
-        if right is None and answer.text is None:
-            raise ValueError("there was no answer to this request; give the right one as `answer`")
-        try:
-            with self.follower.scoring(answer.policy_version):
-                learned = self.engine.label(answer, right, None if right is not None else answer.text)
-        except SnapshotError as error:
-            raise ValueError(f"nothing can be learnt from it any more: {error}") from error
-        task = learned.task if self.config.updates else None
-        if task is not None:
-            self.heard += 1
-            named = f"{task.experience.id}-person-{self.heard}-{secrets.token_hex(3)}"
-            task = replace(
-                task,
-                experience=replace(task.experience, id=named),
-                facts={
-                    "prompt": f"person {task.facts['prompt']}",
-                    "source": said.source or "person",
-                    "labelled": True,  # by the source's own word, not by a vote
-                },
-            )
-            self.enqueuer.put(task)
-        self.keeper.event(
-            "feedback",
-            f"A person called the answer to request {said.request} "
-            + ("right" if right is not None and said.answer is None else "wrong" if right is None else f"{right!r}")
-            + (": an update is on its way." if task is not None else ": nothing to learn from it."),
-            request=said.request,
-            verdict=said.verdict,
-            answer=said.answer,
-            source=said.named,
-        )
-        return {"request": said.request, "learned": task is not None}
 
     def _answer(self, requests: list[Request]) -> list[Answer]:
         """Answer together; should that fail as a whole, one by one, so that a bad request costs only itself."""

@@ -101,7 +101,7 @@ class Gate:
 
     @property
     def open(self) -> bool:
-        """Whether it may."""
+        """Whether the experience may be learnt from."""
         return self.code == "open"
 
 

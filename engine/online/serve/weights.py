@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...agents.remote.pool import Standing
 from ...policy.forward import device_of
 from ..learn.policy_update import check_fit
-from ..store.snapshots import Manifest, SnapshotError, SnapshotReader
+from ..store.snapshots import Manifest, Snapshot, SnapshotError, SnapshotReader
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +58,11 @@ class WeightFollower:
             return
         with snapshot:
             self._seen = snapshot.version
-            tensors = snapshot.tensors(self._device)
             try:
-                check_fit(self._parameters, tensors)
-            except ValueError as error:
-                self._on_problem(f"Snapshot {snapshot.version} cannot be served: {error}.")
+                ready = self._fitting(snapshot)
+            except SnapshotError as error:
+                self._on_problem(f"{error}.")
                 return
-            ready = {n: t.to(self._parameters[n].dtype) for n, t in tensors.items()}
             with self._lock:
                 self._ready = snapshot.manifest, ready
 
@@ -133,13 +131,17 @@ class WeightFollower:
             return self._start
         try:
             with self._reader.open(version) as snapshot:
-                tensors = snapshot.tensors(self._device)
+                return self._fitting(snapshot)
         except OSError as error:
-            raise SnapshotError(f"snapshot {version} is not there any more") from error
+            raise SnapshotError(f"Snapshot {version} is not there any more") from error
+
+    def _fitting(self, snapshot: Snapshot) -> dict[str, Tensor]:
+        """A snapshot's weights as the model here takes them. Raises SnapshotError where they do not fit."""
+        tensors = snapshot.tensors(self._device)
         try:
             check_fit(self._parameters, tensors)
         except ValueError as error:
-            raise SnapshotError(f"snapshot {version} cannot be served: {error}") from error
+            raise SnapshotError(f"Snapshot {snapshot.version} cannot be served: {error}") from error
         return {n: t.to(self._parameters[n].dtype) for n, t in tensors.items()}
 
     def stop(self) -> None:

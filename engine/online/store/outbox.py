@@ -98,7 +98,7 @@ class QueueLink:
         self._thread = threading.Thread(target=self._run, name="queue-link", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def step(self) -> None:

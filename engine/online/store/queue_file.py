@@ -46,7 +46,7 @@ class Hold:
         fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def close(self) -> None:
-        """Let go."""
+        """Close the file, and with it the lock."""
         self._file.close()
 
 

@@ -30,7 +30,7 @@ class StepProgress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Steps follow."""
+        """The first step is about to begin."""
         self._recorder.event("phase", "training", step=state.global_step, name="training")
 
     def on_step_begin(

@@ -7,35 +7,28 @@ written to `engine/policy/tiny` as safetensors. It takes a few minutes on two co
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shutil
 import sys
-import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 
-from ....configs.sections.model import LoraSection
 from ....envs.trajectory import TokenArrays
 from ....envs.visual import VisualEnv
 from ...agents.transformers_agent import TransformersAgent
 from ...policy import tiny
 from ..demonstrations import play_demonstrations
+from .common import LARGEST, Clock, adapters_of, save_adapters, success_by_question, table, write_quality
 from .curriculum import COMPARISONS, PRACTICE, habit_route, spelling
 from .lessons import OnStep, teach
 from .tokenizer import train_tokenizer
 
 HOME = Path(tiny.__file__).parent
-
-LARGEST = 5 * 1024 * 1024
-"""Bytes that the built files may have together."""
-
 
 WORD_IN_PICTURE = re.compile(r'(?<=text )[A-Z]+|(?<="text": ")[A-Z]+')
 
@@ -110,10 +103,7 @@ def build(
     report |= {f"sft {k}": v for k, v in evaluate(adapted, tokenizer, env, seed, held_out).items()}
     clock("evaluation", "")
 
-    size = sum(f.stat().st_size for name in ("base", "sft") for f in (output / name).iterdir())
-    if size > LARGEST:
-        raise RuntimeError(f"the tiny policy has {size:,} bytes; it must have at most {LARGEST:,}")
-    (output / "quality.json").write_text(json.dumps({"seed": seed, "bytes": size, "success": report}, indent=1) + "\n")
+    write_quality(output, seed, report, LARGEST)
     return report
 
 
@@ -130,18 +120,7 @@ def _comparison_lessons(
 def _adapt(
     model: Qwen3ForCausalLM, lessons: Sequence[TokenArrays], steps: int, seed: int, on_step: OnStep
 ) -> PeftModel:
-    defaults = LoraSection()
-    torch.manual_seed(seed)
-    adapted = get_peft_model(
-        model,
-        LoraConfig(
-            r=defaults.r,
-            lora_alpha=defaults.alpha,
-            target_modules=defaults.target_modules,
-            task_type="CAUSAL_LM",
-        ),
-    )
-    assert isinstance(adapted, PeftModel)
+    adapted = adapters_of(model, seed)
     teach(adapted, lessons, steps=steps, learning_rate=2e-3, seed=seed, on_step=on_step)
     return adapted
 
@@ -156,20 +135,8 @@ def evaluate(
     for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         with agent.settings(temperature=temperature):
             trajectories = env.run_trial(tasks, agent, 1, seed=seed)["trajectories"]
-        right: dict[str, list[bool]] = defaultdict(list)
-        for task, trajectory in zip(tasks, trajectories, strict=True):
-            right[str(task["question"])].append(bool(trajectory.correct))
-            right["all"].append(bool(trajectory.correct))
-        found[name] = {kind: sum(v) / len(v) for kind, v in sorted(right.items())}
+        found[name] = success_by_question(tasks, trajectories)
     return found
-
-
-def table(report: Mapping[str, Mapping[str, float]]) -> str:
-    """Success by question, one line a policy."""
-    kinds = list(next(iter(report.values())))
-    lines = ["success".ljust(14) + "".join(k.rjust(13) for k in kinds)]
-    lines += [name.ljust(14) + "".join(f"{values.get(k, 0):13.2f}" for k in kinds) for name, values in report.items()]
-    return "\n".join(lines)
 
 
 def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -178,37 +145,8 @@ def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerF
     tokenizer.save_pretrained(folder)
 
 
-def save_adapters(folder: Path, model: PeftModel, base: str = "builtin:tiny") -> None:
-    """Write adapters that say which built-in base they are for."""
-    shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(str(folder), save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)
-    config = json.loads((folder / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = base
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-class Clock:
-    """Prints how far each part of a build is, and how long it took."""
-
-    def __init__(self) -> None:
-        self.last = time.perf_counter()
-
-    def __call__(self, phase: str, note: str) -> None:
-        """A part has ended."""
-        now = time.perf_counter()
-        print(f"{phase:15}{now - self.last:6.1f} s  {note}", flush=True)
-        self.last = now
-
-    def on_step(self, step: int, steps: int, loss: float) -> None:
-        """A line for each tenth of a training."""
-        if step % max(1, steps // 10) == 0 and step < steps:
-            spent = time.perf_counter() - self.last
-            print(f"  step {step}/{steps}  loss {loss:.3f}  {spent:.0f} s in this part", flush=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Make the policy, as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training.tiny.build", description=__doc__)
     parser.add_argument("--output", type=Path, default=HOME, help="where base/ and sft/ go")
     parser.add_argument("--seed", type=int, default=0)

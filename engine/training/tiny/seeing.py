@@ -9,32 +9,27 @@ temperature 1; reinforcement fine-tuning has to find it there.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import shutil
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel, get_peft_model
 from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration, set_seed
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-from ....configs.sections.model import LoraSection
 from ....envs.trajectory import TokenArrays
 from ....envs.visual.glance import ASKED, COLOURS, PLACES, QUESTIONS, GlanceEnv, make_task
 from ...agents.transformers_agent import TransformersAgent
 from ...policy import tiny
-from ...policy.models import lora_config
 from ...policy.sight.inputs import Images
 from ...policy.sight.loading import without_video
 from ...policy.sight.processor import Sight
-from .build import LARGEST, Clock, save_adapters, table
+from .common import LARGEST, Clock, adapters_of, save_adapters, success_by_question, table, write_quality
 from .lessons import teach
 from .tokenizer import train_tokenizer
 
@@ -157,9 +152,7 @@ def build(
     rng = random.Random(seed)
     tasks = GlanceEnv().make_tasks("train", scenes // 2, seed + 1)
     lessons, images = lessons_of(agent, tasks, [_habit(rng, task["question"]) for task in tasks])
-    torch.manual_seed(seed)
-    adapted = get_peft_model(model, lora_config(LoraSection(), model))
-    assert isinstance(adapted, PeftModel)
+    adapted = adapters_of(model, seed)
     teach(
         adapted,
         lessons,
@@ -175,10 +168,7 @@ def build(
     report |= _named("sft", evaluate(make_agent(adapted, processor, tokenizer), seed, held_out))
     clock("evaluation", "")
 
-    size = sum(f.stat().st_size for name in ("base", "sft") for f in (output / name).iterdir())
-    if size > 2 * LARGEST:
-        raise RuntimeError(f"the tiny policy that sees has {size:,} bytes; it must have at most {2 * LARGEST:,}")
-    (output / "quality.json").write_text(json.dumps({"seed": seed, "bytes": size, "success": report}, indent=1) + "\n")
+    write_quality(output, seed, report, 2 * LARGEST)
     return report
 
 
@@ -215,11 +205,7 @@ def evaluate(agent: TransformersAgent, seed: int, n: int) -> dict[str, dict[str,
         tasks = env.make_tasks("eval", n, seed)
         with agent.settings(temperature=temperature):
             trajectories = env.run_trial(tasks, agent, 1, seed=seed)["trajectories"]
-        right: dict[str, list[bool]] = defaultdict(list)
-        for task, trajectory in zip(tasks, trajectories, strict=True):
-            right[str(task["question"])].append(bool(trajectory.correct))
-            right["all"].append(bool(trajectory.correct))
-        found[name] = {kind: sum(v) / len(v) for kind, v in sorted(right.items())}
+        found[name] = success_by_question(tasks, trajectories)
     return found
 
 
@@ -234,7 +220,7 @@ def _habit(rng: random.Random, question: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Make the policy, as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training.tiny.seeing", description=__doc__)
     parser.add_argument("--output", type=Path, default=HOME, help="where base/ and sft/ go")
     parser.add_argument("--seed", type=int, default=0)

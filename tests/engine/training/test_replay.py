@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from grpo_tui.engine.rollouts.replay import ReplayBuffer, magnitude
 from grpo_tui.engine.rollouts.rollout import Group, Rollout, rollouts_of
 from grpo_tui.engine.rollouts.scoring import Scorer
-from grpo_tui.engine.rollouts.selection import refill
+from grpo_tui.engine.rollouts.selection import fill_from_replay
 from grpo_tui.engine.training.batch import make_batch
 from grpo_tui.engine.training.pipeline import kl_of_rollouts
 
@@ -134,11 +134,11 @@ def replayed(batch: list[Rollout]) -> int:
 def test_places_of_groups_without_signal_are_filled_and_the_batch_keeps_its_size():
     buffer, scorer = ReplayBuffer(), Scorer(4)
     first, _ = scorer.score(group(0, [0, 1, 0, 1]) + group(1, [0, 0, 1, 0]))
-    batch = refill(first, buffer, 1)
+    batch = fill_from_replay(first, buffer, 1)
     assert (len(batch), replayed(batch), len(buffer)) == (8, 0, 8)
     second, _ = scorer.score(group(2, [1, 1, 1, 1]) + group(3, [1, 0, 1, 1]))
     assert [g.signal for g in second] == [False, True]
-    batch = refill(second, buffer, 2)
+    batch = fill_from_replay(second, buffer, 2)
     assert (len(batch), replayed(batch)) == (8, 4)
     assert all(magnitude(s) > 0 for s in batch)
     assert {s.group for s in batch[:4]} <= {0, 1}
@@ -150,7 +150,7 @@ def test_places_of_groups_without_signal_are_filled_and_the_batch_keeps_its_size
 def test_what_the_buffer_cannot_fill_stays_without_gradient():
     scored, _ = Scorer(4, min_group_std=0.5).score(group(0, [0.5, 0.51, 0.5, 0.51]))
     assert [g.signal for g in scored] == [False]
-    batch = refill(scored, ReplayBuffer(), 1)
+    batch = fill_from_replay(scored, ReplayBuffer(), 1)
     assert replayed(batch) == 0
     assert all(magnitude(s) == 0 for s in batch)
 
@@ -242,6 +242,6 @@ def test_what_comes_from_the_buffer_says_so():
     scored, _ = Scorer(2).score(samples)
     buffer = ReplayBuffer(seed=0)
     buffer.add([sample(0, 1.0, step=1), sample(1, -1.0, step=1)])
-    batch = refill(scored, buffer, 2)
+    batch = fill_from_replay(scored, buffer, 2)
     assert [s.replayed for s in batch] == [False, False, True, True]
     assert not any(s.replayed for s in buffer.entries)

@@ -1,42 +1,33 @@
 """The routes: OpenAI's chat completions, responses and models, and feedback, health and metrics of our own.
 
-A handler reads and checks, hands a `Request` to the engine's thread, and waits for the `Answer` without holding a
-thread. A caller that goes away takes its request out of the queue.
+A handler reads and checks, and asks the engine (`asking.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
-import queue
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .....configs.sections import EnvironmentConfig
-from .....envs.base import Env
-from ....agents.remote.pool import Standing
 from ..answers import Answer, answer_as_json
 from ..requests import (
-    PolicyAway,
     Request,
-    RequestDropped,
     RequestError,
-    RequestSource,
     Sampling,
-    ServerEnds,
     parse_request,
 )
-from .completion import Completion, event
+from .asking import Engine
+from .backend import Backend
+from .completion import Completion
 from .conversation import row_of
 from .guard import Guard
 from .metrics import ServerMetrics
@@ -46,55 +37,8 @@ from .uploads import Uploads
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_S = 10.0
-"""A stream that waits for its answer sends a comment this often, so that no proxy takes it for dead."""
-AWAY_AGAIN_S = 10
-"""When callers may try again while no rollout server is in."""
 CHARACTERS_A_TOKEN = 16
 """Texts with more characters than this for each token of the limit are refused without counting their tokens."""
-
-
-class Backend(Protocol):
-    """What the HTTP side asks of the engine's process. Called from the HTTP thread."""
-
-    model: str
-    """The name under which the served policy is asked for; `<name>@<version>` asks for one snapshot."""
-    environment: EnvironmentConfig
-    env_class: type[Env] | None
-    sees: bool
-    """Whether the served policy is shown pictures."""
-    max_trajectory_tokens: int
-    samples: int
-    """Trajectories that are sampled for a request."""
-    timeout_s: float
-    """How long a caller waits."""
-
-    def count_tokens(self, text: str) -> int:
-        """Tokens of a text."""
-        ...
-
-    def versions(self) -> list[int]:
-        """Snapshots that can be asked for, besides 0, the policy as it was loaded."""
-        ...
-
-    def serving_version(self) -> int:
-        """The version that answers who names none."""
-        ...
-
-    def servers(self) -> Standing | None:
-        """How many rollout servers can answer; None where the engine's own process does."""
-        ...
-
-    def learning(self) -> str:
-        """`running`, `paused`, `off`, or `dead`: how the update worker stands."""
-        ...
-
-    def feedback(self, feedback: Feedback, source: str) -> Awaitable[Mapping[str, Any]]:
-        """What became of a person's word on an answer; `source` as in `Request.source`.
-
-        Raises KeyError for an answer that is not remembered.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -102,7 +46,7 @@ class Api:
     """Everything that the handlers share."""
 
     backend: Backend
-    source: RequestSource
+    engine: Engine
     guard: Guard
     uploads: Uploads
     metrics: ServerMetrics
@@ -123,8 +67,8 @@ class Api:
         make = self._completion("chatcmpl-", self._model_name(ask.version))
         if asked.stream:
             usage = bool(asked.stream_options and asked.stream_options.include_usage)
-            return self._stream(ask, lambda answer: make(answer).chat_events(usage))
-        return JSONResponse(make(await self._answer(ask, request)).chat())
+            return self.engine.stream(ask, lambda answer: make(answer).chat_events(usage))
+        return JSONResponse(make(await self.engine.answer(ask, request)).chat())
 
     async def responses(self, request: HttpRequest) -> Response:
         """`POST /v1/responses`."""
@@ -135,8 +79,8 @@ class Api:
         ask = self._request(request, self._row(messages), asked, asked.max_output_tokens)
         make = self._completion("resp_", self._model_name(ask.version))
         if asked.stream:
-            return self._stream(ask, lambda answer: make(answer).response_events())
-        return JSONResponse(make(await self._answer(ask, request)).response())
+            return self.engine.stream(ask, lambda answer: make(answer).response_events())
+        return JSONResponse(make(await self.engine.answer(ask, request)).response())
 
     async def rows(self, request: HttpRequest) -> Response:
         """`POST /v1/requests`: a task of the run's environment, as in a file of requests."""
@@ -147,7 +91,7 @@ class Api:
         if isinstance(data.get("task_data"), Mapping):
             data = {**data, "task_data": self.uploads.task(data["task_data"])}
         ask = self._request(request, data, Asked(), None)
-        return JSONResponse(answer_as_json(await self._answer(ask, request)))
+        return JSONResponse(answer_as_json(await self.engine.answer(ask, request)))
 
     async def feedback(self, request: HttpRequest) -> Response:
         """`POST /v1/feedback`: what a person says of an answer, as its label."""
@@ -182,7 +126,7 @@ class Api:
         values = {"status": status, "learning": learning, "policy_version": self.backend.serving_version()}
         if servers is not None:
             values["rollout_servers"] = {"in": servers.up, "of": servers.all}
-        return JSONResponse({**values, "waiting": self.source.waiting}, 503 if status == "degraded" else 200)
+        return JSONResponse({**values, "waiting": self.engine.source.waiting}, 503 if status == "degraded" else 200)
 
     async def prometheus(self, request: HttpRequest) -> Response:
         """`GET /metrics`."""
@@ -256,8 +200,6 @@ class Api:
             code="model_not_found",
         )
 
-    # ------------------------------------------------------------------------------------------ asking the engine
-
     def _completion(self, prefix: str, model: str) -> Callable[[Answer], Completion]:
         created = int(time.time())
 
@@ -266,112 +208,6 @@ class Api:
             return Completion(f"{prefix}{answer.request.number}-{secrets.token_hex(6)}", model, answer, facts, created)
 
         return make
-
-    def _submit(self, request: Request) -> asyncio.Future[Answer]:
-        """Hand a request to the engine; its answer, or what kept it from one. Raises HttpProblem when all is full."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-
-        def settle(outcome: Answer | BaseException) -> None:
-            if future.done():
-                return
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        def reply(outcome: Answer | BaseException) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, outcome)
-
-        try:
-            self.source.submit(replace(request, reply=reply))
-        except ServerEnds:
-            raise _ending() from None
-        except queue.Full:
-            wait = max(1, math.ceil(self.source.waiting * self._seconds_a_request()))
-            raise HttpProblem(
-                429, "too many requests wait; try again later", code="rate_limit_exceeded", retry_after_s=wait
-            ) from None
-        return future
-
-    def _seconds_a_request(self) -> float:
-        """Seconds of the engine that one request took so far, for `Retry-After`."""
-        return self.source.seconds_a_request or 1.0
-
-    async def _answer(self, request: Request, http: HttpRequest) -> Answer:
-        """The engine's answer; a caller that hangs up, or a time that is over, takes the request back."""
-        future = self._submit(request)
-        gone = asyncio.ensure_future(_disconnected(http))
-        try:
-            done, _ = await asyncio.wait({future, gone}, timeout=self._left(request), return_when="FIRST_COMPLETED")
-            if future in done:
-                return self._checked(request, future)
-            if gone in done:
-                raise HttpProblem(499, "the caller has gone")
-            raise _late(self.backend.timeout_s)
-        finally:
-            request.cancelled.set()
-            gone.cancel()
-
-    def _stream(self, request: Request, events: Callable[[Answer], Iterator[str]]) -> Response:
-        future = self._submit(request)
-
-        async def stream() -> AsyncIterator[str]:
-            try:
-                while not future.done():
-                    if self._left(request) <= 0:
-                        raise _late(self.backend.timeout_s)
-                    await asyncio.wait({future}, timeout=min(KEEP_ALIVE_S, self._left(request)))
-                    if not future.done():
-                        yield ": waiting for an answer\n\n"
-                for piece in events(self._checked(request, future)):
-                    yield piece
-            except HttpProblem as problem:  # the head went out long ago: an error is an event
-                yield event(problem.body())
-            finally:
-                request.cancelled.set()
-
-        return StreamingResponse(stream(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-    def _left(self, request: Request) -> float:
-        return max(0.0, (request.deadline or 0.0) - time.perf_counter())
-
-    def _checked(self, request: Request, future: asyncio.Future[Answer]) -> Answer:
-        error = future.exception()
-        if isinstance(error, ServerEnds):
-            raise _ending()
-        if isinstance(error, PolicyAway):
-            raise HttpProblem(503, f"{error}; try again later", retry_after_s=AWAY_AGAIN_S)
-        if isinstance(error, RequestDropped):
-            raise _late(self.backend.timeout_s)
-        if isinstance(error, RequestError):
-            raise HttpProblem(404, str(error), param="model", code="model_not_found")
-        if error is not None:
-            raise HttpProblem(500, "the request could not be answered; the run's log says why")
-        answer = future.result()
-        if answer.error is not None:
-            raise HttpProblem(422, f"the environment cannot begin this task: {answer.error}")
-        self.metrics.latency.observe(time.perf_counter() - request.arrived)
-        for sample in answer.samples:
-            written = int(sample.agent_mask.sum())
-            self.metrics.tokens.labels("written").inc(written)
-            self.metrics.tokens.labels("read").inc(len(sample) - written)
-        return answer
-
-
-async def _disconnected(request: HttpRequest) -> None:
-    """Returns when the caller hangs up (its body has been read)."""
-    while (await request.receive())["type"] != "http.disconnect":
-        continue
-
-
-def _late(timeout_s: float) -> HttpProblem:
-    return HttpProblem(503, f"there was no answer within {timeout_s:g} s; try again later", retry_after_s=5)
-
-
-def _ending() -> HttpProblem:
-    return HttpProblem(503, "the run is being stopped; try again later", retry_after_s=5)
 
 
 def _texts(value: Any) -> Iterator[str]:

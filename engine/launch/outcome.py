@@ -1,4 +1,4 @@
-"""The life of a run's process: whatever happens in it, the record and the terminal hear of it in one sentence."""
+"""How a run's process ends: whatever happens in it, the record and the terminal hear of it in one sentence."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ FAILED = 1
 log = logging.getLogger(__name__)
 
 
-def live(writer: RunWriter | NullWriter, where: str, life: Callable[[], bool | None], step: int | None = None) -> int:
-    """Run `life` and write down how it ended; gives the process's exit code and closes `writer`.
+def run_recorded(
+    writer: RunWriter | NullWriter, where: str, work: Callable[[], bool | None], step: int | None = None
+) -> int:
+    """Do `work` and write down how it ended; gives the process's exit code and closes `writer`.
 
-    0: finished, or stopped (`life` gave False); 130: interrupted; 1: failed, with one sentence on standard error and in
+    0: finished, or stopped (`work` gave False); 130: interrupted; 1: failed, with one sentence on standard error and in
     the record, and the traceback in the log.
     """
     try:
         writer.status("starting", step=step)
-        finished = life()
+        finished = work()
         writer.status("stopped" if finished is False else "finished", exit_code=0)
         return 0
     except KeyboardInterrupt:

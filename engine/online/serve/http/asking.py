@@ -1,0 +1,140 @@
+"""Asking the engine: a request goes to its thread, and its answer is awaited without holding one.
+
+A caller that goes away takes its request out of the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+
+from ..answers import Answer
+from ..requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
+from .completion import event
+from .metrics import ServerMetrics
+from .problems import HttpProblem
+
+KEEP_ALIVE_S = 10.0
+"""A stream that waits for its answer sends a comment this often, so that no proxy takes it for dead."""
+AWAY_AGAIN_S = 10
+"""When callers may try again while no rollout server is in."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The engine's thread, as the handlers see it."""
+
+    source: RequestSource
+    metrics: ServerMetrics
+
+    def _submit(self, request: Request) -> asyncio.Future[Answer]:
+        """Hand a request to the engine; its answer, or what kept it from one. Raises HttpProblem when all is full."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+
+        def settle(outcome: Answer | BaseException) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        def reply(outcome: Answer | BaseException) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, outcome)
+
+        try:
+            self.source.submit(replace(request, reply=reply))
+        except ServerEnds:
+            raise _ending() from None
+        except queue.Full:
+            wait = max(1, math.ceil(self.source.waiting * (self.source.seconds_a_request or 1.0)))
+            raise HttpProblem(
+                429, "too many requests wait; try again later", code="rate_limit_exceeded", retry_after_s=wait
+            ) from None
+        return future
+
+    async def answer(self, request: Request, http: HttpRequest) -> Answer:
+        """The engine's answer; a caller that hangs up, or a time that is over, takes the request back."""
+        future = self._submit(request)
+        gone = asyncio.ensure_future(_disconnected(http))
+        try:
+            done, _ = await asyncio.wait({future, gone}, timeout=_left(request), return_when="FIRST_COMPLETED")
+            if future in done:
+                return self._checked(request, future)
+            if gone in done:
+                raise HttpProblem(499, "the caller has gone")
+            raise _late(request)
+        finally:
+            request.cancelled.set()
+            gone.cancel()
+
+    def stream(self, request: Request, events: Callable[[Answer], Iterator[str]]) -> Response:
+        """The engine's answer as server-sent events, with a comment now and then while it is awaited."""
+        future = self._submit(request)
+
+        async def pieces() -> AsyncIterator[str]:
+            try:
+                while not future.done():
+                    if _left(request) <= 0:
+                        raise _late(request)
+                    await asyncio.wait({future}, timeout=min(KEEP_ALIVE_S, _left(request)))
+                    if not future.done():
+                        yield ": waiting for an answer\n\n"
+                for piece in events(self._checked(request, future)):
+                    yield piece
+            except HttpProblem as problem:  # the head went out long ago: an error is an event
+                yield event(problem.body())
+            finally:
+                request.cancelled.set()
+
+        return StreamingResponse(pieces(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    def _checked(self, request: Request, future: asyncio.Future[Answer]) -> Answer:
+        error = future.exception()
+        if isinstance(error, ServerEnds):
+            raise _ending()
+        if isinstance(error, PolicyAway):
+            raise HttpProblem(503, f"{error}; try again later", retry_after_s=AWAY_AGAIN_S)
+        if isinstance(error, RequestDropped):
+            raise _late(request)
+        if isinstance(error, RequestError):
+            raise HttpProblem(404, str(error), param="model", code="model_not_found")
+        if error is not None:
+            raise HttpProblem(500, "the request could not be answered; the run's log says why")
+        answer = future.result()
+        if answer.error is not None:
+            raise HttpProblem(422, f"the environment cannot begin this task: {answer.error}")
+        self.metrics.latency.observe(time.perf_counter() - request.arrived)
+        for sample in answer.samples:
+            written = int(sample.agent_mask.sum())
+            self.metrics.tokens.labels("written").inc(written)
+            self.metrics.tokens.labels("read").inc(len(sample) - written)
+        return answer
+
+
+def _left(request: Request) -> float:
+    return max(0.0, (request.deadline or 0.0) - time.perf_counter())
+
+
+async def _disconnected(request: HttpRequest) -> None:
+    """Returns when the caller hangs up (its body has been read)."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+
+
+def _late(request: Request) -> HttpProblem:
+    waited = (request.deadline or 0.0) - request.arrived
+    return HttpProblem(503, f"there was no answer within {round(waited, 1):g} s; try again later", retry_after_s=5)
+
+
+def _ending() -> HttpProblem:
+    return HttpProblem(503, "the run is being stopped; try again later", retry_after_s=5)

@@ -1,0 +1,164 @@
+"""What a filter may speak of, and the SQL that each of its terms becomes in one record."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .labels import OVERFLOW, Labels
+from .learning import BIT, LEARNED_FROM, MARKS
+from .notes import Note
+from .schema import ADDED, FLAG_AGREES, FLAG_DISAGREES, FLAG_ERROR, FLAG_NAN, FLAG_SENT, FLAG_UNPARSED
+
+_LEARNED = sum(BIT[kind] for kind in LEARNED_FROM)
+COLUMNS = (
+    "n", "step", "reward", "advantage", "turns", "tokens", "penalties", "rollout", "version", "confidence",
+)  # fmt: skip
+OF_USES = {
+    "learned_at": (
+        f"((uses & {BIT['trained']}) != 0 AND step {{0}} OR "
+        f"n IN (SELECT n FROM uses WHERE mask & {_LEARNED} AND step {{0}}))"
+    ),
+    "weight": "(n IN (SELECT n FROM uses WHERE weight {0}))",
+}
+"""Numbers of the updates that used a rollout: the step at which one learned from it, and the weight that it had."""
+NUMBERS = (*COLUMNS, *OF_USES)
+FLAGS = {
+    "correct": "correct = 1",
+    "wrong": "correct = 0",
+    "unlabelled": "correct IS NULL",
+    "penalised": "penalties > 0",
+    "error": f"(flags & {FLAG_ERROR}) != 0",
+    "unparsed": f"(flags & {FLAG_UNPARSED}) != 0",
+    "nan": f"(flags & {FLAG_NAN}) != 0",
+    "sent": f"(flags & {FLAG_SENT}) != 0",
+    "agrees": f"(flags & {FLAG_AGREES}) != 0",
+    "disagrees": f"(flags & {FLAG_DISAGREES}) != 0",
+    "learned": f"(uses & {_LEARNED}) != 0",
+    **{mark: f"(uses & {BIT[mark]}) != 0" for mark in MARKS},
+}
+LABELS = {"action": "actions", "penalty": "rules", "env": "env", "split": "split", "stop": "stop", "gate": "gate"}
+CLOSED = "closed"
+"""As `gate:closed`: every reason for which a request was not learnt from."""
+NAMES = {"group": ("grp", "groups"), "prompt": ("prompt", "prompts")}
+TEXTS = ("text", "agent", "observation", "answer")
+NOTES = ("note", "label")
+"""What people put on rollouts (`notes.py`): `note:copied`, `label:hack`, `note:*` for any."""
+KEYS = (*LABELS, *NAMES, "id", *TEXTS, *NOTES)
+
+OWN_COLUMNS = ("extra.", "component.")
+"""Columns of a record's own: `extra.difficulty>3`, `component.format=0.5`, `extra.source:web*`."""
+
+
+@dataclass
+class Conditions:
+    """Turns the terms of a filter into conditions on the table `rows` of one record, and collects their values."""
+
+    names: Labels
+    columns: frozenset[str]
+    said: Callable[[], Iterable[Note]]
+    params: list[object] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def holds(self, column: str, what: str) -> bool:
+        """Whether the record has a column; otherwise a note says that it is too old for `what`."""
+        if column not in ADDED or column in self.columns:
+            return True
+        note = f"this run was recorded by an older version, which did not record {what}"
+        if note not in self.notes:
+            self.notes.append(note)
+        return False
+
+    def bound(self, sql: str, *values: object) -> str:
+        """A condition and the values of its question marks."""
+        self.params.extend(values)
+        return sql
+
+    def number(self, key: str, comparison: str, values: tuple[float, ...]) -> str:
+        """Condition on a number of the row, or of the updates that used it; `comparison` as in `< ?`."""
+        if key in COLUMNS:
+            return self.bound(f"({key} {comparison})", *values) if self.holds(key, key) else "(0)"
+        if not self.holds("uses", "what updates did with a rollout"):
+            return "(0)"
+        condition = OF_USES[key]
+        return self.bound(condition.format(comparison), *values * condition.count("{0}"))
+
+    def flag(self, key: str) -> str:
+        """Condition on a flag, 1 or 0: a rollout of which nothing is known has it not."""
+        column = "uses" if "(uses" in FLAGS[key] else "flags"
+        if not self.holds(column, "what updates did with a rollout"):
+            return "(0)"
+        return f"coalesce({FLAGS[key]}, 0)" if column == "uses" else f"({FLAGS[key]})"
+
+    def column(self, key: str, condition: str, values: tuple[object, ...]) -> str:
+        """Condition for a column of the record's own; a record without it has no match, and a note says so."""
+        known = self.names.of_kind("extra")
+        name = key if key.lower().startswith("component.") else key[len("extra.") :]
+        ids = [known[name]] if name in known else [i for n, i in known.items() if n.lower() == name.lower()]
+        if not ids:
+            near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
+            shown = ", ".join(n if n.startswith("component.") else f"extra.{n}" for n in near)
+            self.notes.append(f"this run has no column {key!r}" + (f"; it has {shown}" if shown else ""))
+            return "(0)"
+        self.params.extend((*ids, *values))
+        return f"(n IN (SELECT n FROM extras WHERE name IN ({','.join('?' * len(ids))}) AND {condition}))"
+
+    def label(self, key: str, text: str) -> str:
+        """Condition for a name of a kind: exact, ignoring case, the last part of a dotted path, or a pattern."""
+        if not self.holds(LABELS[key], "the gate of a request"):
+            return "(0)"
+        known = self.names.of_kind(key)
+        if key == "gate" and text.lower() == CLOSED:
+            return self.bound("(gate IS NOT NULL AND gate <> ?)", known.get("open", 0))
+        ids = resolve(known, text)
+        if not ids:
+            near = difflib.get_close_matches(text, known, 3, 0.4) or sorted(known)[:5]
+            held = f"; it has {', '.join(near)}" if near else ""
+            self.notes.append(f"this run has no {key} {text!r}{held}")
+            return "(0)"
+        column = LABELS[key]
+        if column not in ("actions", "rules"):
+            self.params.extend(ids)
+            return f"({column} IN ({','.join('?' * len(ids))}))"
+        mask, rest = self.names.mask(ids)
+        parts = []
+        if mask & ~OVERFLOW:
+            self.params.append(mask & ~OVERFLOW)
+            parts.append(f"({column} & ?) != 0")
+        if rest:
+            self.params.append(OVERFLOW)
+            self.params.extend(rest)
+            inside = f"SELECT n FROM overflow WHERE label IN ({','.join('?' * len(rest))})"
+            parts.append(f"(({column} & ?) != 0 AND n IN ({inside}))")
+        return "(" + " OR ".join(parts) + ")"
+
+    def noted(self, key: str, text: str) -> str:
+        """Condition for rollouts on which a person put a note that holds a text, or a label of a name."""
+        wanted = text.lower()
+
+        def fits(note: Note) -> bool:
+            if key == "label":
+                return any(fnmatch.fnmatchcase(label.lower(), wanted.removeprefix("#")) for label in note.labels)
+            return fnmatch.fnmatchcase(note.text.lower(), f"*{wanted}*")
+
+        ids = [note.id for note in self.said() if fits(note)]
+        if not ids:
+            self.notes.append(f"no note of this run has {key} {text!r}")
+            return "(0)"
+        condition = "(n IN (SELECT n FROM cards WHERE id IN (SELECT value FROM json_each(?))))"
+        return self.bound(condition, json.dumps(ids))
+
+
+def resolve(known: dict[str, int], text: str) -> list[int]:
+    """The ids of the recorded names that a person means by a text."""
+    if text in known:
+        return [known[text]]
+    lower = text.lower()
+    if any(c in text for c in "*?["):
+        return [id_ for name, id_ in known.items() if fnmatch.fnmatchcase(name.lower(), lower)]
+    exact = [id_ for name, id_ in known.items() if name.lower() == lower]
+    return exact or [id_ for name, id_ in known.items() if re.split(r"[.:/]", name.lower())[-1] == lower]

@@ -1,0 +1,84 @@
+"""What the building of both tiny policies shares: adapters, how well a policy does, and what is printed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model
+from transformers import PreTrainedModel
+
+from ....configs.sections.model import LoraSection
+from ....envs.trajectory import Trajectory
+from ...policy.models import lora_config
+
+LARGEST = 5 * 1024 * 1024
+"""Bytes that the files of the policy that reads may have together."""
+
+
+def adapters_of(model: PreTrainedModel, seed: int) -> PeftModel:
+    """The model under new adapters, those that a configuration has by default."""
+    torch.manual_seed(seed)
+    adapted = get_peft_model(model, lora_config(LoraSection(), model))
+    assert isinstance(adapted, PeftModel)
+    return adapted
+
+
+def save_adapters(folder: Path, model: PeftModel, base: str = "builtin:tiny") -> None:
+    """Write adapters that say which built-in base they are for."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = base
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def success_by_question(tasks: Sequence[Mapping[str, Any]], trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Shares of right answers by question, and in `all`."""
+    right: dict[str, list[bool]] = defaultdict(list)
+    for task, trajectory in zip(tasks, trajectories, strict=True):
+        right[str(task["question"])].append(bool(trajectory.correct))
+        right["all"].append(bool(trajectory.correct))
+    return {kind: sum(v) / len(v) for kind, v in sorted(right.items())}
+
+
+def write_quality(output: Path, seed: int, report: Mapping[str, Mapping[str, float]], largest: int) -> None:
+    """Note beside the policy how well it does. Raises RuntimeError when its files are larger than `largest` bytes."""
+    size = sum(f.stat().st_size for name in ("base", "sft") for f in (output / name).iterdir())
+    if size > largest:
+        raise RuntimeError(f"the tiny policy in {output} has {size:,} bytes; it must have at most {largest:,}")
+    (output / "quality.json").write_text(json.dumps({"seed": seed, "bytes": size, "success": report}, indent=1) + "\n")
+
+
+def table(report: Mapping[str, Mapping[str, float]]) -> str:
+    """Success by question, one line a policy."""
+    kinds = list(next(iter(report.values())))
+    lines = ["success".ljust(14) + "".join(k.rjust(13) for k in kinds)]
+    lines += [name.ljust(14) + "".join(f"{values.get(k, 0):13.2f}" for k in kinds) for name, values in report.items()]
+    return "\n".join(lines)
+
+
+class Clock:
+    """Prints how far each part of a build is, and how long it took."""
+
+    def __init__(self) -> None:
+        self.last = time.perf_counter()
+
+    def __call__(self, phase: str, note: str) -> None:
+        """A part has ended."""
+        now = time.perf_counter()
+        print(f"{phase:15}{now - self.last:6.1f} s  {note}", flush=True)
+        self.last = now
+
+    def on_step(self, step: int, steps: int, loss: float) -> None:
+        """A line for each tenth of a training."""
+        if step % max(1, steps // 10) == 0 and step < steps:
+            spent = time.perf_counter() - self.last
+            print(f"  step {step}/{steps}  loss {loss:.3f}  {spent:.0f} s in this part", flush=True)
