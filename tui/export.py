@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .plain import Whole, trajectory_data
+from .text import literal
 
 if TYPE_CHECKING:
     from textual.app import App
@@ -44,28 +45,22 @@ def export_lines(run: Path, name: str, text: str) -> Path:
     return write(run, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.txt", text)
 
 
-def open_outside(app: App[Any], text: str, variable: str, name: str, file: Path | None = None) -> None:
-    """Open a text (or a file) with the program of `$PAGER` or `$EDITOR`; the app waits meanwhile."""
-    from .text import literal
-
+def open_outside(app: App[Any], text: str, variable: str, name: str) -> None:
+    """Open a text with the program of `$PAGER` or `$EDITOR`; the app waits meanwhile."""
     fallback = ("less", "more") if variable == "PAGER" else ("vi", "nano")
     wanted = shlex.split(os.environ.get(variable, "")) or [p for p in fallback if shutil.which(p)][:1]
     if not wanted or not shutil.which(wanted[0]):
         app.notify(f"Set ${variable} to a program that is installed.", severity="warning", markup=False)
         return
-    temporary: Path | None = None
-    if file is None:
-        handle, path = tempfile.mkstemp(prefix="grpo-tui-", suffix=f"-{name}")
-        temporary = file = Path(path)
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as out:
-            # the pager gets the text literally too: control characters as pictures, lines as lines
-            out.write("\n".join(literal(part.expandtabs(4)) for part in text.split("\n")))
+    handle, path = tempfile.mkstemp(prefix="grpo-tui-", suffix=f"-{name}")
+    with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as out:
+        # the pager gets the text literally too: control characters as pictures, lines as lines
+        out.write("\n".join(literal(part.expandtabs(4)) for part in text.split("\n")))
     try:
         with app.suspend():
-            subprocess.run([*wanted, str(file)], check=False)
+            subprocess.run([*wanted, path], check=False)
     except OSError as error:
         app.notify(f"{wanted[0]} could not be started: {error}", severity="error", markup=False)
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        Path(path).unlink(missing_ok=True)
         app.refresh(layout=True)

@@ -94,11 +94,11 @@ def step_text(run: RunInfo) -> str:
     return f"{count(run.step)}/{count(run.total_steps)}" if run.total_steps else count(run.step)
 
 
-def percent(share: float | None, places: int = 0) -> str:
+def percent(share: float | None) -> str:
     """`0.41` as `41 %`."""
     if share is None or not math.isfinite(share):
         return "–"
-    return f"{100 * share:.{places}f} %" if abs(share) < 1e4 else f"{number(float(share))} × 100 %"
+    return f"{100 * share:.0f} %" if abs(share) < 1e4 else f"{number(float(share))} × 100 %"
 
 
 def whole_percents(shares: Sequence[float]) -> list[str]:

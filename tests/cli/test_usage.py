@@ -98,9 +98,10 @@ def test_doctor_names_versions_devices_and_disk(cli: Cli, tmp_path: Path):
         assert expected in answer.stdout
 
 
-def test_a_reader_that_goes_away_is_no_error(cli: Cli):
-    command = f"{sys.executable} -m grpo_tui.tui.cli config show | head -1"
-    answer = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+@pytest.mark.parametrize("arguments", ["--help", "runs"])
+def test_a_reader_that_goes_away_is_no_error(arguments: str, tmp_path: Path):
+    command = f"{sys.executable} -m grpo_tui.tui.cli {arguments} | true"  # which reads nothing, and ends at once
+    answer = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, capture_output=True, text=True)
     assert (answer.returncode, answer.stderr) == (0, "")
 
 

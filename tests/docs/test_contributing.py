@@ -90,10 +90,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the package, to which each addition is made by the page: one new file and one changed one."""
     folder = tmp_path_factory.mktemp("copy")
     top = folder / "grpo_tui"
-    skip = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "api", top, ignore=skip)
+    shutil.copytree(ROOT / "api", top)  # with what Python has compiled: else each command would compile it again
     for room in ("configs", "envs", "rewards", "engine", "tui"):
-        shutil.copytree(ROOT / room, top / room, ignore=skip)
+        shutil.copytree(ROOT / room, top / room)
     files = shown()
 
     def add(target: str, code: str, registry: str, before: str, after: str) -> None:

@@ -16,7 +16,7 @@ from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app.destinations import Destination, Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.list_texts import route, shared_beginning, telling
-from grpo_tui.tui.app.screens.dialogs import confirm
+from grpo_tui.tui.app.screens.dialogs import Question
 
 from .demo_run import make_run
 from .drive import running, settle
@@ -27,14 +27,14 @@ async def test_the_dashboard_and_back_leave_filter_order_and_row(run: Path) -> N
         await app.press("f")
         await app.type("reward<0.5")
         await app.press("enter", "s", "j", "j")
-        before = (app.screen.asks, app.screen.table.cursor, app.screen.table.current.n)
+        before = (app.screen.list_query, app.screen.table.cursor, app.screen.table.current.n)
         await app.press("v")
         assert app.view == "live"
         await app.press("enter")
         assert app.view == "trajectories" and len(app.app.screen_stack) == 1, "no second list over the first"
-        assert (app.screen.asks, app.screen.table.cursor, app.screen.table.current.n) == before
+        assert (app.screen.list_query, app.screen.table.cursor, app.screen.table.current.n) == before
         await app.press("v", "escape")
-        assert (app.screen.asks, app.screen.table.cursor, app.screen.table.current.n) == before
+        assert (app.screen.list_query, app.screen.table.cursor, app.screen.table.current.n) == before
 
 
 async def test_a_filter_keeps_the_cursor_on_its_row(run: Path) -> None:
@@ -112,8 +112,8 @@ async def test_groups_begin_at_the_cursor_s_group_and_have_an_order_and_a_filter
         assert app.view == "groups" and app.screen.table.current.group == group
         everything = int(app.screen.total)
         await app.press("s")
-        assert app.screen.asks.sort == "step"
-        while app.screen.asks.sort != "reward":
+        assert app.screen.list_query.sort == "step"
+        while app.screen.list_query.sort != "reward":
             await app.press("s")
         means = [app.screen.table.row(i).mean for i in range(app.screen.table.body_height)]
         assert means == sorted(means, reverse=True)
@@ -150,7 +150,7 @@ async def test_help_shows_all_of_its_sections_on_a_small_screen(run: Path) -> No
 
 async def test_a_dialog_follows_a_resize(run: Path) -> None:
     async with running(run.parent, Trajectories(run), size=(120, 40)) as app:
-        app.app.push_screen(confirm("Delete everything that was recorded? This cannot be undone.", "Yes"))
+        app.app.push_screen(Question("Delete everything that was recorded? This cannot be undone.", "Yes"))
         await settle(app.pilot)
         for width, height in ((30, 8), (200, 60), (20, 6)):
             await app.pilot.resize_terminal(width, height)
@@ -193,9 +193,9 @@ async def test_tab_completes_and_up_brings_back_what_was_typed(run: Path) -> Non
         await app.press("f")
         await app.type("action:answ")
         await app.press("tab", "enter")
-        assert app.screen.asks == Query("action:ANSWER")
+        assert app.screen.list_query == Query("action:ANSWER")
         await app.press("c", "f", "up", "enter")
-        assert app.screen.asks == Query("action:ANSWER")
+        assert app.screen.list_query == Query("action:ANSWER")
 
 
 def test_routes_count_runs_and_prompts_begin_where_they_differ() -> None:

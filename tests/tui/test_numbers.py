@@ -301,7 +301,7 @@ def test_the_header_is_whole_or_absent_at_every_width(
     reading = Reading(info, latest={}, seconds_a_step=pace)
     left, right = header(PALETTE, "20261122-063000-abcdef", Requests(reading), 1e9, width)
     assert left.width + right.width + 8 <= max(width, 16) and not CUT.search(right.plain)
-    if width >= 60 and status == "running":
+    if width >= 72 and status == "running":
         assert "rollouts 128/512" in right.plain and "14 s ago" in right.plain and f"{step:,}/" in right.plain
 
 

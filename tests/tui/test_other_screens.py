@@ -11,7 +11,7 @@ from grpo_tui.tui.app.bindings import EVERYWHERE, TABLE, bindings, helps, hints
 from grpo_tui.tui.app.comparison import marks
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.screens.compare import flatten
-from grpo_tui.tui.app.screens.dialogs import confirm
+from grpo_tui.tui.app.screens.dialogs import Question
 from grpo_tui.tui.app.theme import THEMES
 
 from .demo_run import make_run
@@ -110,7 +110,7 @@ async def test_help_lists_every_key_of_the_screen(run: Path) -> None:
             text = await app.press("question_mark")
             assert app.view == "help"
             for row in helps(view):
-                assert row.shown in text and row.tells.split(":")[0][:30] in text
+                assert row.shown in text and row.help.split(":")[0][:30] in text
             await app.press("j", "k", "G", "g", "pagedown", "pageup", "question_mark")
             assert app.view == view
 
@@ -210,7 +210,7 @@ async def test_clicks_on_hints_do_what_their_keys_do(runs: Path) -> None:
 
 async def test_an_answer_given_twice_leaves_the_dialog_alone(runs: Path) -> None:
     async with running(runs, Runs()) as app:
-        app.app.push_screen(confirm("Stop it?", "Yes"))
+        app.app.push_screen(Question("Stop it?", "Yes"))
         await app.burst("y", "y", "enter", "escape")
         assert await app.press("question_mark") and app.app.is_running
 

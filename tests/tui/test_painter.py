@@ -26,7 +26,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 
 from grpo_tui.tui.app.inside_textual import pieces
-from grpo_tui.tui.app.painter import Foreign, Painter
+from grpo_tui.tui.app.painter import Painter, Unpaintable
 
 from .terminal import Terminal, until
 from .test_hostile import hostile  # noqa: F401  a fixture
@@ -170,7 +170,7 @@ def test_after_forgetting_everything_is_sent() -> None:
 )
 def test_what_is_more_than_characters_and_colours_is_left_to_textual(segment: Segment) -> None:
     painter = Painter(ColorSystem.TRUECOLOR)
-    with pytest.raises(Foreign):
+    with pytest.raises(Unpaintable):
         painter.paint([(0, 0, Strip([segment], 3))], (WIDTH, 1), (0, 0))
 
 
@@ -234,8 +234,7 @@ def settled(screen: Any, keys: str) -> None:
     until(screen, lambda: screen.raw.count(SETTLED) > marks)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (150, 45)], ids=lambda s: f"{s[0]}x{s[1]}")
-@pytest.mark.parametrize("which", ["run", "hostile"])
+@pytest.mark.parametrize(("which", "size"), [("run", (80, 24)), ("hostile", (150, 45))], ids=["run", "hostile"])
 def test_after_many_keys_the_screen_is_what_painting_all_of_it_gives(
     request: pytest.FixtureRequest, which: str, size: tuple[int, int], tmp_path: Path
 ) -> None:

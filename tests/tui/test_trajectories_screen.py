@@ -98,9 +98,9 @@ async def test_sorting_by_key_click_and_reverse(run: Path) -> None:
         text = await app.press("r")
         assert "reward▼" in text and rewards() == sorted(rewards(), reverse=True)
         await app.click("turns  tokens", 2)
-        assert app.screen.asks.sort == "turns"
+        assert app.screen.list_query.sort == "turns"
         await app.click("turns▼  tokens", 2)
-        assert not app.screen.asks.descending
+        assert not app.screen.list_query.descending
 
 
 async def test_histogram_hides_and_a_click_on_a_bar_filters(run: Path) -> None:

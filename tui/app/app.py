@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -106,10 +106,10 @@ class GrpoApp(OwnOutputApp):
             self.notify(line(str(error), 300), severity="error", timeout=4, markup=False)
             return
         screen.destination = destination
-        if not replace:
+        if replace:
+            self.replace_screen(screen)
+        else:
             self.push_screen(screen)
-            return
-        self.replace_screen(screen)
 
     def go_back(self) -> None:
         """To the screen before; from the first screen of a run, to the list of runs."""
@@ -155,14 +155,14 @@ class GrpoApp(OwnOutputApp):
         """The command palette: the key table of the screen, further screens of its run, then the themes."""
         view = getattr(screen, "view", "")
         for row in helps(view):
-            title = (row.label or row.tells.split(",")[0]).capitalize()
-            yield SystemCommand(f"{title}  ({row.shown})", row.tells, _runner(self, screen, row.action))
+            title = (row.label or row.help.split(",")[0]).capitalize()
+            yield SystemCommand(f"{title}  ({row.shown})", row.help, _runner(self, screen, row.action))
         run = getattr(getattr(screen, "destination", None), "run", None)
         if run is not None:
             for title in FURTHER:
                 yield SystemCommand(title, f"Open the screen {title}", partial(self.open, Further(title, run)))
         for name in THEMES:
-            yield SystemCommand(f"Theme {name}", f"Use the theme {name}", _chooser(self, name))
+            yield SystemCommand(f"Theme {name}", f"Use the theme {name}", partial(setattr, self, "theme", name))
 
     def action_command_palette(self) -> None:
         """Everything by name."""
@@ -223,7 +223,8 @@ class OncePalette(CommandPalette):
             commands.action_page_down() if by > 0 else commands.action_page_up()
 
 
-def _runner(app: GrpoApp, screen: Screen, action: str):
+def _runner(app: GrpoApp, screen: Screen, action: str) -> Callable[[], Awaitable[None]]:
+    """Does the action of a command once, however often it was chosen while the palette closed."""
     done = False
 
     async def run() -> None:
@@ -233,13 +234,6 @@ def _runner(app: GrpoApp, screen: Screen, action: str):
             await app.run_action(action, default_namespace=screen)
 
     return run
-
-
-def _chooser(app: GrpoApp, name: str):
-    def choose() -> None:
-        app.theme = name
-
-    return choose
 
 
 def run_app(runs_dir: Path, start: Destination | None = None, greeting: str = "") -> None:

@@ -35,7 +35,7 @@ class Key:
     shown: str
     action: str
     label: str
-    tells: str
+    help: str
     hint: int = 0
 
 
@@ -146,9 +146,9 @@ TABLE: tuple[Key, ...] = (
 def bindings(screen: str) -> list[BindingType]:
     """Textual's bindings of one screen."""
     return [
-        Binding(key, row.action, row.tells or row.label, show=False)
+        Binding(key, row.action, row.help or row.label, show=False)
         for row in TABLE
-        if _is_of(row, screen) and row.tells
+        if _is_of(row, screen) and row.help
         for key in row.keys.split(",")
     ]
 
@@ -167,7 +167,7 @@ def hints(screen: str) -> list[Key]:
 
 def helps(screen: str) -> list[Key]:
     """The rows of the help screen."""
-    return [r for r in TABLE if _is_of(r, screen) and r.tells]
+    return [r for r in TABLE if _is_of(r, screen) and r.help]
 
 
 def _is_of(row: Key, screen: str) -> bool:

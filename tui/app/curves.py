@@ -28,6 +28,13 @@ class Series:
     dots: bool = False
     last: float | None = None
 
+    @classmethod
+    def of(
+        cls, name: str, points: Sequence[tuple[float, float]], *, dots: bool = False, last: float | None = None
+    ) -> Series:
+        """The line through these points of (x, y)."""
+        return cls(name, [x for x, _ in points], [y for _, y in points], dots=dots, last=last)
+
     @property
     def newest(self) -> float | None:
         """The value to tell."""

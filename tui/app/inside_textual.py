@@ -25,7 +25,7 @@ from textual.screen import Screen
 from textual.strip import Strip
 from textual.worker import WorkerFailed
 
-from .painter import Foreign, Painter
+from .painter import Painter, Unpaintable
 
 _compositor: Any = import_module("textual._compositor") if find_spec("textual._compositor") else None
 _LAYOUT: Any = getattr(_compositor, "LayoutUpdate", ())
@@ -61,7 +61,7 @@ class OwnOutputApp(App[None]):
         size = self.screen.outer_size
         try:
             text = painter.paint(pieces(update), size, size.clamp_offset(self.cursor_position))
-        except Foreign:  # such as a picture in sixels
+        except Unpaintable:  # such as a picture in sixels
             painter.forget()
             return False
         except (AttributeError, TypeError, ValueError, LookupError) as error:

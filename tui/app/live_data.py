@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...configs import metric_names as metric
@@ -74,7 +74,7 @@ class Reading:
 
     @property
     def step(self) -> int:
-        """The last step."""
+        """The number of the last step."""
         return self.info.step
 
 
@@ -83,30 +83,36 @@ def read(reader: RunReader, log_lines: int) -> Reading:
     from ...engine.launch.logs import tail_log  # here: the first paint does not wait for it
 
     info = reader.info()
-    found: dict[str, object] = {"asked": asked(info.path)}
+    reading = Reading(info, asked=asked(info.path), log=tail_log(info, log_lines))
     problems: list[str] = []
     try:
-        names = found["names"] = reader.metrics.names()
-        points = reader.metrics.latest_points()
-        latest = _current(points)
-        trends: dict[str, Points] = {}
-        for name in names:
-            if name.startswith(_TRENDS):
-                trends[name] = reader.metrics.points(name, max_points=TREND)
-        for name in RATES:
-            if name in points:
-                newest = reader.metrics.points(name, after_step=points[name][0] - RATE_WINDOW)
-                latest[name] = _mean([value for _, value in newest])
-        found |= {"latest": latest, "trends": trends, "seconds_a_step": _pace(reader, points)}
-        found["findings"] = reader.events(("alert", "note", "error", "record"), limit=400)
-        found["betas"] = reader.events(("beta",), limit=5)
-        found["versions"] = reader.events(("snapshot", "checkpoint", "eval"), limit=40)
-        found["phase"] = next((e.message for e in reader.events(("phase",), limit=1)), "")
+        reading = _with_metrics(reading, reader)
+        reading = _with_events(reading, reader)
     except RecordError as error:
         problems.append(str(error))
-    found["problem"] = "; ".join(dict.fromkeys([*problems, *reader.problems]))
-    found["log"] = tail_log(info, log_lines)
-    return Reading(info, **found)  # type: ignore[arg-type]
+    return replace(reading, problem="; ".join(dict.fromkeys([*problems, *reader.problems])))
+
+
+def _with_metrics(reading: Reading, reader: RunReader) -> Reading:
+    names = reader.metrics.names()
+    points = reader.metrics.latest_points()
+    latest = _current(points)
+    for name in RATES:
+        if name in points:
+            newest = reader.metrics.points(name, after_step=points[name][0] - RATE_WINDOW)
+            latest[name] = _mean([value for _, value in newest])
+    trends = {n: reader.metrics.points(n, max_points=TREND) for n in names if n.startswith(_TRENDS)}
+    return replace(reading, names=names, latest=latest, trends=trends, seconds_a_step=_pace(reader, points))
+
+
+def _with_events(reading: Reading, reader: RunReader) -> Reading:
+    return replace(
+        reading,
+        findings=reader.events(("alert", "note", "error", "record"), limit=400),
+        betas=reader.events(("beta",), limit=5),
+        versions=reader.events(("snapshot", "checkpoint", "eval"), limit=40),
+        phase=next((e.message for e in reader.events(("phase",), limit=1)), ""),
+    )
 
 
 def _current(points: Mapping[str, tuple[int, float]]) -> dict[str, float]:

@@ -46,7 +46,7 @@ Piece = tuple[int, int, Strip]
 """Column, line and content."""
 
 
-class Foreign(Exception):
+class Unpaintable(Exception):
     """An update that is more than characters and colours, such as a picture in sixels."""
 
 
@@ -73,7 +73,7 @@ class Painter:
         """What to send for new pieces of a screen of `size` (columns, lines); the cursor is left at `cursor`.
 
         Raises:
-            Foreign: A piece cannot be compared; nothing is known of the terminal after it was sent by other means.
+            Unpaintable: A piece cannot be compared; nothing is known of the terminal after it was sent by other means.
         """
         if len(self._styles) > _KEPT_STYLES:
             self._pens.clear()
@@ -158,7 +158,7 @@ class Painter:
         styles = self._styles
         for text, style, control in strip:
             if control:
-                raise Foreign
+                raise Unpaintable
             if not (text.isascii() and text.isprintable()):
                 text = _harmless(text)
                 simple = simple and _single(text)
@@ -187,7 +187,7 @@ class Painter:
     def _pen(self, style: Style) -> _Pen:
         attributes = _NONE
         if style.link:
-            raise Foreign
+            raise Unpaintable
         if uncoloured := style.without_color:
             attributes = frozenset(Strip.render_ansi(uncoloured, self._color_system).split(";")) - {""}
         return _Pen(attributes, self._colour(style.color, True), self._colour(style.bgcolor, False))

@@ -34,7 +34,7 @@ class Opened:
 
     @property
     def row(self) -> TrajectoryRow | None:
-        """Its own row."""
+        """The row of the open rollout."""
         return next((r for r in self.group if r.n == self.n), None)
 
 
@@ -59,7 +59,7 @@ class RolloutCursor:
 
     @property
     def steps(self) -> Sequence[Step]:
-        """Its steps."""
+        """The steps of the open rollout."""
         return self.record.trajectory.steps if self.record is not None else ()
 
     def kept(self, ref: str | int) -> Opened | None:

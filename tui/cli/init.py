@@ -56,7 +56,7 @@ def init(
     check: Annotated[bool, typer.Option("--check/--no-check", help="Try it on two rollouts at the end.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
 ) -> None:
-    """Ask, write, try."""
+    """Ask for what is missing, write the files, and try them."""
     for path in (CONFIG, REWARDS) if reward is None else (CONFIG,):
         if path.exists() and not force:
             fail(f"there is a {path} here already; --force writes over it", ExitCode.USAGE)

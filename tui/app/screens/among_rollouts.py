@@ -23,7 +23,7 @@ class AmongRollouts(ShownElsewhere):
     def __init__(self, reads: Reads, query: Query, find: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.reads = reads
-        self.asks = query
+        self.list_query = query
         self.find = find
         """What was searched for: words and phrases, of which each place is a match."""
         self.cursor = RolloutCursor()
@@ -71,7 +71,7 @@ class AmongRollouts(ShownElsewhere):
 
     async def _read_ahead(self, n: int, direction: int) -> None:
         try:
-            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, direction, self.asks))
+            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, direction, self.list_query))
         except RecordError:
             return  # it is said when somebody goes there
         if row is None:
@@ -89,18 +89,18 @@ class AmongRollouts(ShownElsewhere):
         self._direction = direction = 1 if by > 0 else -1
         n = self.wanted
         row = self._beside.get((n, direction))
-        if row is None and self.asks.plain:
-            row = self.reads.now.rollouts.seek(n, direction, self.asks)
+        if row is None and self.list_query.plain:
+            row = self.reads.now.rollouts.seek(n, direction, self.list_query)
         if row is not None:
             self.open_rollout(row.n)
-        elif self.asks.plain:
+        elif self.list_query.plain:
             self._say_end(direction)
         else:
             self.run_worker(self._seek(n, direction), exclusive=True, group="seek")
 
     async def _seek(self, n: int, direction: int) -> None:
         try:
-            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, direction, self.asks))
+            row = await self.reads.later(lambda reader: reader.rollouts.seek(n, direction, self.list_query))
         except RecordError as error:
             self.say(str(error), "error")
             return
@@ -141,7 +141,7 @@ class AmongRollouts(ShownElsewhere):
             self.run_worker(self._match_elsewhere(self.wanted, by), exclusive=True, group="seek")
 
     async def _match_elsewhere(self, n: int, by: int) -> None:
-        query = self.asks
+        query = self.list_query
         if needles(query.search) != self.find:
             typed = " ".join('"{}"*'.format(word.replace('"', " ")) for word in self.find)
             query = replace(query, search=f"{query.search} {typed}".strip())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from textual.app import ComposeResult
@@ -140,11 +143,11 @@ class AppScreen(Screen[Any]):
         self.scrolled.scroll_lines(by * max(1, self.scrolled.size.height - 2))
 
     def action_first(self) -> None:
-        """To the top."""
+        """Scroll to the first line."""
         self.scrolled.scroll_line_to(0)
 
     def action_last(self) -> None:
-        """To the end."""
+        """Scroll to the last line."""
         self.scrolled.scroll_line_to(10**9)
 
     def action_help(self) -> None:
@@ -159,7 +162,7 @@ class AppScreen(Screen[Any]):
         run = getattr(self.destination, "run", None)
         if run is None:
             return
-        reads, query = self.shell.reads(run), getattr(self, "asks", EVERYTHING)
+        reads, query = self.shell.reads(run), getattr(self, "list_query", EVERYTHING)
 
         def go(text: str) -> None:
             try:
@@ -184,6 +187,29 @@ class AppScreen(Screen[Any]):
             self._said = 0
         self._said += 1
         self.app.notify(line(message, 300), severity=severity, timeout=4, markup=False)  # type: ignore[arg-type]
+
+    def export(self, write: Callable[[], Path]) -> None:
+        """Write a file beside the screen, and say where it is or why it is not."""
+
+        async def written() -> None:
+            try:
+                self.say(f"Written: {await asyncio.to_thread(write)}")
+            except OSError as error:
+                self.say(str(error), "error")
+
+        self.run_worker(written(), group="export")
+
+    def copy(self, text: str, what: str) -> None:
+        """Copy a text, and say where it went."""
+        from ..clipboard import copy
+
+        async def copied() -> None:
+            done = await asyncio.to_thread(copy, text, what)
+            if done.send:
+                self.app.copy_to_clipboard(text)
+            self.say(done.message)
+
+        self.run_worker(copied(), group="copy", exclusive=True)
 
     def repaint(self) -> None:
         """Paint everything again, as after a change of theme."""

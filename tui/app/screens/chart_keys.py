@@ -152,7 +152,7 @@ class ChartKeys(FollowsRun):
         self.look_at(self.chart_view.zoomed(2.0, *self._ends()))
 
     def action_zoom_all(self) -> None:
-        """All steps."""
+        """Show all steps."""
         self.look_at(replace(self.chart_view, window=None))
 
     def action_pan(self, by: int) -> None:

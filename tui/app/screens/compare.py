@@ -136,7 +136,7 @@ class CompareScreen(AppScreen):
         return [Box("chart", 0, ay, width, ah), Box("configs", 0, by, width, bh)]
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """Which runs."""
+        """The ids of the compared runs."""
         p = self.palette
         left = Line(p).add("compare", p.title)
         for run in self.runs:
@@ -174,12 +174,7 @@ class CompareScreen(AppScreen):
         self._show()
 
     def _show(self) -> None:
-        series = [
-            Series(
-                run.id, [float(x) for x, _ in self.points.get(run.id, [])], [y for _, y in self.points.get(run.id, [])]
-            )
-            for run in self.runs
-        ]
+        series = [Series.of(run.id, self.points.get(run.id, [])) for run in self.runs]
         self.chart.smoothing = SMOOTHING[self.smoothing]
         heading = self.metric + (f"  smoothed {number(SMOOTHING[self.smoothing])}" if self.smoothing else "")
         self.chart.put(heading, series, "nothing recorded of this metric")
@@ -191,7 +186,7 @@ class CompareScreen(AppScreen):
             self.run_worker(self._choose(self.names[(at + 1) % len(self.names)]), group="compare", exclusive=True)
 
     def action_smooth(self) -> None:
-        """More smoothing."""
+        """Choose the next stronger smoothing; after the most, none."""
         self.smoothing = (self.smoothing + 1) % len(SMOOTHING)
         self._show()
 
@@ -205,5 +200,5 @@ class CompareScreen(AppScreen):
         """What is on screen as a picture (SVG)."""
         from ...export import write
 
-        file = write(Path(self.runs[0].path), "compare.svg", self.app.export_screenshot(title="grpo-tui · compare"))
-        self.say(f"Written: {file}")
+        svg = self.app.export_screenshot(title="grpo-tui · compare")
+        self.export(lambda: write(Path(self.runs[0].path), "compare.svg", svg))

@@ -68,7 +68,7 @@ class DiffScreen(ShownElsewhere):
         self.body = DiffPane()
 
     def panes(self) -> list[Pane]:
-        """One."""
+        """The two columns, in one pane."""
         return [self.body]
 
     def plan(self, width: int, height: int) -> list[Box]:
@@ -152,16 +152,14 @@ class DiffScreen(ShownElsewhere):
         return "\n".join(line.plain.rstrip() for line in self.body.lines)
 
     def shown_name(self) -> str:
-        """One name for all."""
+        """The same name for every comparison."""
         return "diff.txt"
 
     def action_copy(self) -> None:
-        """Copy all of it."""
+        """Copy the whole comparison."""
         self.copy(self.shown_text(), "the comparison")
 
     def action_export(self) -> None:
         """Write it to a file."""
-        try:
-            self.say(f"Written: {export_lines(self.reads.path, f'diff-{self.n}', self.shown_text())}")
-        except OSError as error:
-            self.say(str(error), "error")
+        text = self.shown_text()
+        self.export(lambda: export_lines(self.reads.path, f"diff-{self.n}", text))

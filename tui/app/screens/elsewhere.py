@@ -1,11 +1,7 @@
-"""What a screen shows, elsewhere: in the pager, in the editor, on the clipboard."""
+"""What a screen shows, in the pager or in the editor."""
 
 from __future__ import annotations
 
-import asyncio
-
-from ...export import open_outside
-from ..clipboard import copy
 from .base import AppScreen
 
 
@@ -22,18 +18,13 @@ class ShownElsewhere(AppScreen):
 
     def action_pager(self) -> None:
         """Open it in $PAGER."""
-        open_outside(self.app, self.shown_text(), "PAGER", self.shown_name())
+        self._open("PAGER")
 
     def action_editor(self) -> None:
         """Open it in $EDITOR."""
-        open_outside(self.app, self.shown_text(), "EDITOR", self.shown_name())
+        self._open("EDITOR")
 
-    def copy(self, text: str, what: str) -> None:
-        """Copy a text, and say where it went."""
-        self.run_worker(self._copy(text, what), group="copy", exclusive=True)
+    def _open(self, variable: str) -> None:
+        from ...export import open_outside  # here: no first paint waits for it
 
-    async def _copy(self, text: str, what: str) -> None:
-        copied = await asyncio.to_thread(copy, text, what)
-        if copied.send:
-            self.app.copy_to_clipboard(text)
-        self.say(copied.message)
+        open_outside(self.app, self.shown_text(), variable, self.shown_name())

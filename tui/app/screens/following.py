@@ -52,7 +52,7 @@ class FollowsRun(AppScreen):
             self.follow()
 
     def follow(self) -> None:
-        """Look for news."""
+        """Read again, if there is anything new."""
         if self.app.screen is self and not self._busy:
             self.run_worker(self._news(), group="follow")
 

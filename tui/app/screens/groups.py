@@ -42,7 +42,7 @@ class GroupsScreen(QueryList):
         self.table = Table("table", self._columns, self._fetch, self._empty)
 
     def panes(self) -> list[Pane]:
-        """One table."""
+        """The table alone."""
         return [self.table]
 
     def plan(self, width: int, height: int) -> list[Box]:
@@ -78,12 +78,12 @@ class GroupsScreen(QueryList):
 
     def _read(self, n: int | None) -> None:
         self.problem, self.total = "", None
-        self.table.sort = (self.asks.sort, self.asks.descending)
-        self.run_worker(self._start(self.asks, n), group="groups", exclusive=True)
+        self.table.sort = (self.list_query.sort, self.list_query.descending)
+        self.run_worker(self._start(self.list_query, n), group="groups", exclusive=True)
 
     async def _ask(self, ask: Callable[[GroupList], T]) -> T:
         """An answer of the list of the present query, which is made once and kept."""
-        query = self.asks
+        query = self.list_query
 
         def answer(reader: RunReader) -> T:
             if self._list is None or self._list[0] != query:
@@ -106,7 +106,7 @@ class GroupsScreen(QueryList):
             rows = await self._ask(lambda groups: groups.page(page, PAGE))
         except RecordError as error:
             self.problem = str(error)
-        if query == self.asks:
+        if query == self.list_query:
             self._show(Count.of(total), at // PAGE * PAGE, rows, at)
 
     def _show(self, total: Count, offset: int, rows: Sequence[GroupRow], at: int) -> None:
@@ -116,7 +116,7 @@ class GroupsScreen(QueryList):
         self.frame.refresh_lines()
 
     def _fetch(self, offset: int, limit: int) -> None:
-        self.run_worker(self._page(self.asks, offset, limit), group="pages")
+        self.run_worker(self._page(self.list_query, offset, limit), group="pages")
 
     async def _page(self, query: Query, offset: int, limit: int) -> None:
         try:
@@ -124,7 +124,7 @@ class GroupsScreen(QueryList):
         except RecordError as error:
             self.problem = str(error)
             return
-        if query == self.asks:
+        if query == self.list_query:
             self.table.deliver(offset, rows)
 
     def _columns(self, table: Table) -> Sequence[Column]:

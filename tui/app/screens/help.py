@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.style import Style
 
 from ...text import wrap
@@ -25,9 +27,15 @@ _NARROW = 36
 class HelpPane(Pane):
     """Two columns: what is pressed and what happens."""
 
-    def __init__(self, about: str) -> None:
+    def __init__(self, about: str, on_scroll: Callable[[], None]) -> None:
         super().__init__("help")
         self.about = about
+        self._on_scroll = on_scroll
+
+    def scroll_line_to(self, top: int) -> None:
+        """Scroll, and say again how much is below."""
+        super().scroll_line_to(top)
+        self._on_scroll()
 
     def build(self, width: int, height: int) -> list[Line]:
         """The keys of the screen, then those of everywhere, then how filters are written."""
@@ -40,7 +48,7 @@ class HelpPane(Pane):
             for row in rows:
                 if (row.screens == EVERYWHERE) != everywhere:
                     continue
-                lines += self._beside(row.shown, p.key, row.tells, p.text, width)
+                lines += self._beside(row.shown, p.key, row.help, p.text, width)
         lines += self._beside("ctrl+p", p.key, "Command palette: everything by name", p.text, width)
         lines += [Line(p), Line(p).add("Filters", p.title)]
         for expression, meaning in FILTER_HELP:
@@ -78,8 +86,8 @@ class HelpScreen(AppScreen):
         self.about = about if about in SCREEN_TITLES and about != HELP else "runs"
 
     def panes(self) -> list[Pane]:
-        """One."""
-        self.pane = HelpPane(self.about)
+        """One pane with all the text."""
+        self.pane = HelpPane(self.about, lambda: self.frame.refresh_status())
         return [self.pane]
 
     def status(self, width: int) -> Line:
@@ -88,30 +96,10 @@ class HelpScreen(AppScreen):
         below = self.pane.overflow - self.pane.top if self.pane.shown else 0
         return Line(p).add(f"▼ {below} more lines: j, pgdn", p.accent) if below > 0 else Line(p)
 
-    def action_scroll(self, by: int) -> None:
-        """One line."""
-        super().action_scroll(by)
-        self.frame.refresh_status()
-
-    def action_page(self, by: int) -> None:
-        """One page."""
-        super().action_page(by)
-        self.frame.refresh_status()
-
-    def action_first(self) -> None:
-        """To the top."""
-        super().action_first()
-        self.frame.refresh_status()
-
-    def action_last(self) -> None:
-        """To the end."""
-        super().action_last()
-        self.frame.refresh_status()
-
     def plan(self, width: int, height: int) -> list[Box]:
         """The whole screen."""
         return [Box("help", 0, 0, width, height)]
 
     def action_help(self) -> None:
-        """Close."""
+        """Close the help."""
         self.action_back()

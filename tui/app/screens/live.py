@@ -191,7 +191,7 @@ class LiveScreen(ChartKeys, RequestKeys):
         """The dashboard as a picture (SVG)."""
         svg = self.app.export_screenshot(title=literal(f"grpo-tui · {self.reads.path.name}"))
         name = f"dashboard-{time.strftime('%Y%m%d-%H%M%S')}.svg"
-        self.say(f"Written: {write(self.reads.path, name, svg)}")
+        self.export(lambda: write(self.reads.path, name, svg))
 
     def on_pane_hit(self, message: Pane.Hit) -> None:
         """A click on a finding chooses it, a second one opens its evidence; on an action or component, those rows."""

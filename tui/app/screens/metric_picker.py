@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from textual import events
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
 from ....configs.metric_names import meaning
-from ..widgets.frame import Box, Frame
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from .modal import Modal
+
+_MOST_ROWS = 26
 
 
 def matching(names: Sequence[str], typed: str) -> list[str]:
@@ -95,46 +95,24 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
     ]
 
     def __init__(self, names: Sequence[str], chosen: Sequence[str]) -> None:
-        super().__init__()
         self.pane = PickerPane(names, chosen)
+        super().__init__(self.pane, widest=64)
 
-    def compose(self) -> ComposeResult:
-        """A box in the middle, as high as there are names."""
-        self.frame = Frame(
-            self.pane,
-            plan=lambda w, h: [Box("picker", 0, 0, w, h)],
-            header=lambda w: (Line(self.pane.palette).add("Metrics of the chart", self.pane.palette.title),
-                              Line(self.pane.palette)),
-            footer=self._hints,
-            status=lambda w: Line(self.pane.palette),
-        )  # fmt: skip
-        yield self.frame
+    def rows(self, width: int) -> int:
+        """The line of typing, the names and what one of them means."""
+        return min(len(self.pane.names) + 2, _MOST_ROWS)
 
-    def on_mount(self) -> None:
-        """Take its size."""
-        self._fit()
+    def heading(self) -> Line:
+        """The title of the box."""
+        return Line(self.pane.palette).add("Metrics of the chart", self.pane.palette.title)
 
-    def on_resize(self) -> None:
-        """Follow the terminal."""
-        self._fit()
-
-    def _fit(self) -> None:
-        size = self.app.size
-        self.frame.styles.width = min(64, size.width - 4 if size.width >= 40 else size.width)
-        self.frame.styles.height = min(
-            len(self.pane.names) + 4, size.height - 2 if size.height >= 10 else size.height, 28
-        )
-
-    def _hints(self, width: int) -> Line:
+    def hints(self, width: int) -> Line:
+        """As many keys with their meaning as fit."""
         p = self.pane.palette
         line = Line(p)
         for key, label in (("esc", "cancel"), ("enter", "show"), ("space", "choose"), ("shift+↑↓", "order")):
             line.offer(Line(p).add(key, p.key).add(f" {label}   ", p.muted), width)
         return line
-
-    def repaint(self) -> None:
-        """Paint again in another theme."""
-        self.pane.changed()
 
     def on_key(self, event: events.Key) -> None:
         """Letters narrow the list."""
@@ -156,7 +134,7 @@ class MetricPicker(Modal[tuple[str, ...] | None]):
         self._type("")
 
     def action_move(self, by: int) -> None:
-        """Another name."""
+        """Move the cursor."""
         self.pane.cursor = max(0, min(self.pane.cursor + by, len(self.pane.found) - 1))
         self.pane.changed()
 

@@ -19,7 +19,7 @@ _REMEMBERED = 30
 
 
 class QueryList(TableScreen):
-    """A table of what `asks` leaves. Subclasses read the rows again in `restart`, and name the orders in `sorts`."""
+    """A table of what `list_query` leaves. Subclasses read again in `restart`, and name their orders in `sorts`."""
 
     sorts: Sequence[str] = ()
     downwards: Sequence[str] = ()
@@ -28,7 +28,7 @@ class QueryList(TableScreen):
     def __init__(self, reads: Reads, query: Query = EVERYTHING) -> None:
         super().__init__()
         self.reads = reads
-        self.asks = query
+        self.list_query = query
 
     def restart(self, keep: bool) -> None:
         """The query is another one; with `keep`, the cursor stays on its row where that still matches."""
@@ -36,32 +36,32 @@ class QueryList(TableScreen):
 
     def heading(self, what: str, width: int) -> Line:
         """Run, what is listed, and the query."""
-        p, name, tells = self.palette, self.reads.path.name, self.asks.tells()
+        p, name, query = self.palette, self.reads.path.name, self.list_query.describe()
         left = Line(p).add(name, p.title, cells=min(28, len(name))).add(f" · {what}", p.muted)
-        if tells:
-            left.add(" · ", p.faint).add(tells, p.accent, cells=max(8, min(len(tells), width - left.width - 30)))
+        if query:
+            left.add(" · ", p.faint).add(query, p.accent, cells=max(8, min(len(query), width - left.width - 30)))
         return left
 
     def set_query(self, keep: bool = False, **changes: Any) -> None:
         """Another filter, search or order."""
-        self.asks = replace(self.asks, **changes)
+        self.list_query = replace(self.list_query, **changes)
         self.restart(keep)
         self.frame.refresh_lines()
 
     def sort_by(self, name: str) -> None:
         """Sort by a column; a second time turns the order."""
-        same = name == self.asks.sort
-        self.set_query(sort=name, descending=not self.asks.descending if same else name in self.downwards)
+        same = name == self.list_query.sort
+        self.set_query(sort=name, descending=not self.list_query.descending if same else name in self.downwards)
 
     def action_sort(self) -> None:
         """Sort by the next column."""
-        at = self.sorts.index(self.asks.sort) if self.asks.sort in self.sorts else -1
+        at = self.sorts.index(self.list_query.sort) if self.list_query.sort in self.sorts else -1
         name = self.sorts[(at + 1) % len(self.sorts)]
         self.set_query(sort=name, descending=name in self.downwards)
 
     def action_reverse(self) -> None:
         """Turn the order around."""
-        self.set_query(descending=not self.asks.descending)
+        self.set_query(descending=not self.list_query.descending)
 
     def action_clear(self) -> None:
         """No filter and no search."""
@@ -78,7 +78,7 @@ class QueryList(TableScreen):
         def accept(text: str) -> None:
             self.set_query(keep=True, filter=text)
 
-        ask(self, "Filter", self.asks.filter, accept, _wrong, FILTER_HINT, complete, self._typed("filters"))
+        ask(self, "Filter", self.list_query.filter, accept, _wrong, FILTER_HINT, complete, self._typed("filters"))
 
     def action_search(self) -> None:
         """Type words to search for."""
@@ -88,7 +88,7 @@ class QueryList(TableScreen):
             self.set_query(keep=True, search=text)
 
         title = "Search all trajectories"
-        ask(self, title, self.asks.search, accept, hint=SEARCH_HINT, history=self._typed("searches"))
+        ask(self, title, self.list_query.search, accept, hint=SEARCH_HINT, history=self._typed("searches"))
 
     def _typed(self, what: str) -> list[str]:
         """What was typed before in this run, the newest last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ....engine.runs.control import Command, asked, request, withdraw
 from ....engine.runs.errors import RecordError
@@ -73,7 +74,7 @@ class RequestKeys(FollowsRun):
             self.follow()
 
     def action_checkpoint(self) -> None:
-        """Save now."""
+        """Ask for a checkpoint."""
         requests = self.requests
         if requests is not None and requests.waiting("checkpoint"):
             self.say("A checkpoint is asked for already; it is saved after this step.")
@@ -90,9 +91,5 @@ class RequestKeys(FollowsRun):
             self.ask_run("stop", said)
             return
 
-        def answer(choice: object) -> None:
-            if choice == 0:
-                self.ask_run("stop", said)
-
         text = f"Stop {self.reads.path.name}? It ends this step, saves a checkpoint, and can be resumed."
-        self.app.push_screen(confirm(text, "Yes, save and stop", "No, let it go on"), answer)
+        confirm(self, text, "Yes, save and stop", partial(self.ask_run, "stop", said), "No, let it go on")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ....engine.launch import LaunchError, delete_run, rename_run
@@ -27,8 +29,7 @@ class RunKeys(TableScreen):
     def action_copy(self) -> None:
         """Copy the run's id."""
         if self.current is not None:
-            self.app.copy_to_clipboard(self.current.info.id)
-            self.say(f"Copied {self.current.info.id}")
+            self.copy(self.current.info.id, self.current.info.id)
 
     def action_stop_run(self) -> None:
         """Ask it to save and stop, when confirmed."""
@@ -39,16 +40,15 @@ class RunKeys(TableScreen):
             self.say(f"{row.info.id} is {row.info.status}.")
             return
 
-        def answer(choice: object) -> None:
-            if choice == 0:
-                try:
-                    request(Path(row.info.path), "stop")
-                except OSError as error:
-                    self.say(f"{row.info.id} could not be asked to stop: {error}", "error")
-                    return
+        def stop() -> None:
+            try:
+                request(Path(row.info.path), "stop")
+            except OSError as error:
+                self.say(f"{row.info.id} could not be asked to stop: {error}", "error")
+            else:
                 self.say(f"Asked {row.info.id} to save and stop.")
 
-        self.app.push_screen(confirm(f"Stop {row.info.id}? It saves a checkpoint first.", "Yes, save and stop"), answer)
+        confirm(self, f"Stop {row.info.id}? It saves a checkpoint first.", "Yes, save and stop", stop)
 
     def action_rename(self) -> None:
         """Another name for people; the id stays."""
@@ -57,17 +57,10 @@ class RunKeys(TableScreen):
             ask(self, f"Name of {row.info.id}", row.info.name, lambda text: self._rename(row, text))
 
     def _rename(self, row: RunRow, text: str) -> None:
-        def answer(choice: object) -> None:
-            if choice == 0:
-                try:
-                    rename_run(row.info, text)
-                except LaunchError as error:
-                    self.say(str(error), "error")
-                self.look_again()
-
         if text != row.info.name:
             shown = f"“{text}”" if text else "no name"
-            self.app.push_screen(confirm(f"Rename {row.info.id} to {shown}?", "Yes, rename"), answer)
+            rename = partial(self._change, lambda: rename_run(row.info, text))
+            confirm(self, f"Rename {row.info.id} to {shown}?", "Yes, rename", rename)
 
     def action_delete(self) -> None:
         """Delete the run's folder, when confirmed; a run that goes on is not deleted."""
@@ -78,20 +71,20 @@ class RunKeys(TableScreen):
             self.say(f"{row.info.id} is {row.info.status}; stop it first (x).", "warning")
             return
 
-        def answer(choice: object) -> None:
-            if choice == 0:
-                self.shell.forget_run(row.info.path)
-                try:
-                    delete_run(row.info)
-                except LaunchError as error:
-                    self.say(str(error), "error")
-                self.look_again()
+        def delete() -> None:
+            self.shell.forget_run(row.info.path)
+            self._change(lambda: delete_run(row.info))
 
         text, yes = f"Delete {row.info.id} and everything it recorded, with its checkpoints?", "Yes, delete it"
         text += " This cannot be undone."
         if row.info.mode == "dump":
-            text, yes = (
-                f"Forget {row.info.id}? Its files stay as they are; only the index of them goes.",
-                "Yes, forget it",
-            )
-        self.app.push_screen(confirm(text, yes), answer)
+            text = f"Forget {row.info.id}? Its files stay as they are; only the index of them goes."
+            yes = "Yes, forget it"
+        confirm(self, text, yes, delete)
+
+    def _change(self, change: Callable[[], object]) -> None:
+        try:
+            change()
+        except LaunchError as error:
+            self.say(str(error), "error")
+        self.look_again()

@@ -195,9 +195,8 @@ class RunsScreen(RunKeys):
         for name, title in CURVES:
             points = row.headline.curves.get(name)
             if points:
-                xs, ys = [step for step, _ in points], [value for _, value in points]
-                dots = name in MEASURED_AT_TIMES
-                series.append(Series(title, xs, ys, dots=dots, last=row.headline.values.get(name)))
+                newest = row.headline.values.get(name)
+                series.append(Series.of(title, points, dots=name in MEASURED_AT_TIMES, last=newest))
         self.chart.x_name = "request" if row.info.mode == "online" else "step"
         self.chart.put(row.info.id, series, "nothing recorded yet")
 
@@ -225,13 +224,13 @@ class RunsScreen(RunKeys):
         return row
 
     def action_live(self) -> None:
-        """The dashboard."""
+        """Open the dashboard of the run."""
         row = self._opening("live")
         if row is not None:
             self.shell.open(Live(Path(row.info.path)))
 
     def action_trajectories(self) -> None:
-        """The trajectories."""
+        """Open the trajectories of the run."""
         row = self._opening("trajectories")
         if row is not None:
             self.shell.open(Trajectories(Path(row.info.path)))
@@ -275,7 +274,7 @@ class RunsScreen(RunKeys):
         self._arrange()
 
     def action_sort(self) -> None:
-        """The next column."""
+        """Sort by the next column."""
         name = SORTS[(SORTS.index(self.sorting[0]) + 1) % len(SORTS)]
         self._sort(name, name in LARGEST_FIRST)
 

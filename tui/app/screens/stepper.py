@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from ....engine.runs.errors import RecordError
 from ....engine.runs.notes import Note
 from ....engine.runs.query import EVERYTHING, Query
@@ -91,9 +89,9 @@ class StepperScreen(AmongRollouts):
         """Run, number and query at the right of the last line."""
         p = self.palette
         line = Line(p)
-        tells = self.asks.tells()
-        if tells and width >= 110:
-            line.add(tells, p.accent, cells=min(len(tells), width // 4)).add(" · ", p.faint)
+        shown = self.list_query.describe()
+        if shown and width >= 110:
+            line.add(shown, p.accent, cells=min(len(shown), width // 4)).add(" · ", p.faint)
         line.add(self.reads.path.name, p.muted, cells=min(16, len(self.reads.path.name)))
         if self.wanted:
             line.add(" · ", p.faint).add(count(self.wanted), p.strong)
@@ -268,7 +266,7 @@ class StepperScreen(AmongRollouts):
         return trajectory_text(whole) if whole is not None else self.cursor.opened.problem
 
     def shown_name(self) -> str:
-        """By its number."""
+        """Named after the trajectory's number."""
         return f"{self.n}.txt"
 
     def action_copy(self) -> None:
@@ -280,10 +278,4 @@ class StepperScreen(AmongRollouts):
         """The whole trajectory as JSON."""
         whole = self._whole()
         if whole is not None:
-            self.run_worker(self._export(whole), group="export")
-
-    async def _export(self, whole: Whole) -> None:
-        try:
-            self.say(f"Written: {await asyncio.to_thread(export_trajectory, self.reads.path, whole)}")
-        except OSError as error:
-            self.say(str(error), "error")
+            self.export(lambda: export_trajectory(self.reads.path, whole))

@@ -23,6 +23,7 @@ from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.preview import Preview
 from ..widgets.table import PAGE, Column, Table
+from .elsewhere import ShownElsewhere
 from .query_list import QueryList
 
 
@@ -39,7 +40,7 @@ class _Begin:
     extras: tuple[str, ...]
 
 
-class TrajectoriesScreen(QueryList):
+class TrajectoriesScreen(QueryList, ShownElsewhere):
     """The list that the stepper steps through."""
 
     view = LIST
@@ -108,7 +109,7 @@ class TrajectoriesScreen(QueryList):
         self._active = "table"
         remembered = self.shell.memory.run(self.reads.path.name)
         self._histogram_wanted = remembered.get("histogram", True) is not False
-        self._read(None if self.asks.plain and not self.asks.descending else 0)
+        self._read(None if self.list_query.plain and not self.list_query.descending else 0)
         self.set_interval(1.0, self._poll)
 
     def restart(self, keep: bool) -> None:
@@ -124,20 +125,20 @@ class TrajectoriesScreen(QueryList):
             self.run_worker(self._follow(n), group="follow", exclusive=True)
 
     async def _follow(self, n: int) -> None:
-        query = self.asks
+        query = self.list_query
         at = await self.reads.later(lambda reader: reader.rollouts.position(n, query))
-        if at is not None and query == self.asks:
+        if at is not None and query == self.list_query:
             self.table.move_to(at)
 
     def _read(self, row: int | None, n: int = 0) -> None:
         """The cursor goes to trajectory `n` where it matches; else to a row, or (None) to where training begins."""
         self._asking += 1
         self.problem = ""
-        self.table.sort = (self.asks.sort, self.asks.descending)
+        self.table.sort = (self.list_query.sort, self.list_query.descending)
         self.run_worker(self._start(self._asking, row, n), exclusive=True, group="count")
 
     async def _start(self, asking: int, row: int | None, n: int) -> None:
-        query = self.asks
+        query = self.list_query
         try:
             begin = await self.reads.later(lambda reader: _begin(reader, query, row, n))
             if asking != self._asking:
@@ -173,7 +174,7 @@ class TrajectoriesScreen(QueryList):
         return begin.total
 
     async def _bins(self, asking: int) -> None:
-        query = self.asks
+        query = self.list_query
         try:
             bins = await self.reads.later(lambda r: r.rollouts.histogram(query, bins=24))
         except RecordError:
@@ -185,7 +186,7 @@ class TrajectoriesScreen(QueryList):
         self.run_worker(self._page(self._asking, offset, limit), group="pages")
 
     async def _page(self, asking: int, offset: int, limit: int) -> None:
-        query = self.asks
+        query = self.list_query
         try:
             rows = await self.reads.later(lambda r: r.rollouts.page(query, offset=offset, limit=limit))
         except RecordError as error:
@@ -199,7 +200,7 @@ class TrajectoriesScreen(QueryList):
         """What was recorded since."""
         if self.app.screen is not self or self.total is None or self.problem:
             return
-        query, asking = self.asks, self._asking
+        query, asking = self.list_query, self._asking
         try:
             pending = await self.reads.later(lambda r: r.pending(query))
             if pending != self.pending:
@@ -228,7 +229,7 @@ class TrajectoriesScreen(QueryList):
 
     def _empty(self) -> list[str]:
         ways = ["", "f changes the filter · / the search · c clears both"]
-        asked = self.asks.filter or self.asks.search
+        asked = self.list_query.filter or self.list_query.search
         if self.problem:
             return [self.problem, *ways]
         if self.warning and not asked:
@@ -266,7 +267,7 @@ class TrajectoriesScreen(QueryList):
         """Step through the row under the cursor."""
         row = self.table.current
         if row is not None:
-            self.shell.open(Stepper(self.reads.path, row.n, self.asks, find=needles(self.asks.search)))
+            self.shell.open(Stepper(self.reads.path, row.n, self.list_query, find=needles(self.list_query.search)))
 
     def action_histogram(self) -> None:
         """Show or hide the histogram."""
@@ -279,7 +280,7 @@ class TrajectoriesScreen(QueryList):
     def action_fold(self) -> None:
         """Fold rollouts into their groups."""
         row = self.table.current
-        query = Query(self.asks.filter, self.asks.search)
+        query = Query(self.list_query.filter, self.list_query.search)
         self.shell.open(Groups(self.reads.path, query, row.n if row is not None else None))
 
     def action_follow(self) -> None:
@@ -295,40 +296,31 @@ class TrajectoriesScreen(QueryList):
 
     # -- elsewhere ----------------------------------------------------------------------------------------------
 
-    def _listing(self) -> str:
-        rows = [
-            self.table.row(i)
-            for i in range(self.table.top, min(self.total or 0, self.table.top + self.table.body_height))
-        ]
+    def shown_text(self) -> str:
+        """The rows on screen, one JSON object a line."""
         import json
         from dataclasses import asdict
 
+        end = min(self.total or 0, self.table.top + self.table.body_height)
+        rows = (self.table.row(i) for i in range(self.table.top, end))
         return "\n".join(json.dumps(asdict(r), default=str) for r in rows if r is not None)
 
+    def shown_name(self) -> str:
+        """The same name for every list."""
+        return "trajectories.jsonl"
+
     def action_export(self) -> None:
-        """The rows on screen, one JSON object a line."""
+        """The rows on screen as a file."""
         from ...export import export_lines
 
-        self.say(f"Written: {export_lines(self.reads.path, 'trajectories', self._listing())}")
-
-    def action_pager(self) -> None:
-        """The rows on screen in $PAGER."""
-        from ...export import open_outside
-
-        open_outside(self.app, self._listing(), "PAGER", "trajectories.jsonl")
-
-    def action_editor(self) -> None:
-        """The rows on screen in $EDITOR."""
-        from ...export import open_outside
-
-        open_outside(self.app, self._listing(), "EDITOR", "trajectories.jsonl")
+        text = self.shown_text()
+        self.export(lambda: export_lines(self.reads.path, "trajectories", text))
 
     def action_copy(self) -> None:
         """Copy the id of the row."""
         row = self.table.current
         if row is not None:
-            self.app.copy_to_clipboard(row.id)
-            self.say(f"Copied {row.id}")
+            self.copy(row.id, row.id)
 
 
 def _begin(reader: RunReader, query: Query, row: int | None, n: int) -> _Begin:

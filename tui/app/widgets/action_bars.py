@@ -22,8 +22,8 @@ class ActionBars(Pane):
 
     title = "Actions"
 
-    def __init__(self, name: str = "actions") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("actions")
         self.latest: Mapping[str, float] = {}
         self.history: Mapping[str, Sequence[tuple[int, float]]] = {}
         self.over_time = False

@@ -20,8 +20,8 @@ _LONGEST = 2000
 class Alerts(Pane):
     """One line a finding; the one under the cursor in full when the pane is in use."""
 
-    def __init__(self, name: str = "alerts") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("alerts")
         self.found: Sequence[Found] = ()
         self.cursor = 0
         self._first_line: list[int] = []

@@ -30,8 +30,8 @@ class ComponentTable(Pane):
 
     title = "Reward of a rollout"
 
-    def __init__(self, name: str = "components") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("components")
         self.latest: Mapping[str, float] = {}
         self.trends: Mapping[str, Sequence[tuple[int, float]]] = {}
         self.of_rollouts = False

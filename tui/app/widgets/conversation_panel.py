@@ -22,8 +22,8 @@ class ConversationPanel(Pane):
 
     title = "conversation"
 
-    def __init__(self, name: str = "conversation") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("conversation")
         self.record: TrajectoryRecord | None = None
         self.step = 0
         self.find: Sequence[str] = ()

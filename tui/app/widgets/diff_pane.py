@@ -14,7 +14,7 @@ from ...text import wrap
 from ..comparison import Comparison, Pair, marks
 from ..rollout_fields import call_text
 from ..theme import Palette
-from .line import Line
+from .line import Line, wrapped
 from .pane import Pane
 
 _FIELD = 6_000
@@ -71,7 +71,7 @@ class DiffPane(Pane):
         """Where they part, then pair under pair."""
         p, compared = self.palette, self.compared
         if compared is None:
-            return [Line(p).add(t, p.faint) for t in wrap(self.note, width)]
+            return wrapped(p, self.note, width, p.faint)
         sides = compared.left, compared.right
         half = max(4, (width - 3) // 2)
         fields = [self._fields(compared, pair) for pair in compared.pairs]
@@ -83,7 +83,7 @@ class DiffPane(Pane):
         self._to_mark, self._width = _MARKED, width
         tops = [self._top(r, n, half) for r, n in zip(sides, compared.numbers, strict=True)]
         lines = [self._beside(tops[0], tops[1], half)]
-        lines += [Line(p).add(t, p.warn) for t in wrap(compared.parting, width)]
+        lines += wrapped(p, compared.parting, width, p.warn)
         differing = set(compared.differing)
         self._starts = []
         for i, pair in enumerate(compared.pairs):
@@ -174,7 +174,7 @@ def _wrapped(
     if len(words) <= 1:
         changed = bool(words and words[0][1])
         shown = style + _CHANGED if changed else style
-        return [Line(palette).add(t, shown) for t in wrap(text, width, limit)] if text else []
+        return wrapped(palette, text, width, shown, limit)
     lines: list[Line] = [Line(palette)]
     for word, changed in words:
         for index, part in enumerate(word.split("\n")):

@@ -126,5 +126,5 @@ class _NoTerminal:
     """Stands in for standard output while textual-image is imported."""
 
     def isatty(self) -> bool:
-        """No."""
+        """Never a terminal."""
         return False

@@ -20,8 +20,8 @@ class GroupPanel(Pane):
 
     title = "group"
 
-    def __init__(self, name: str = "group") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("group")
         self.rows: Sequence[TrajectoryRow] = ()
         self.n = 0
         self.record: TrajectoryRecord | None = None

@@ -14,8 +14,8 @@ class Histogram(Pane):
 
     title = "Reward"
 
-    def __init__(self, name: str = "histogram") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("histogram")
         self.bins: list[tuple[float, float, int]] = []
         self._read = False
 

@@ -162,8 +162,8 @@ class ImagePane(Pane):
     pad = 0
     title = "image"
 
-    def __init__(self, name: str = "image") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("image")
         self.run = Path()
         self.source = ""
         self.seen = ""

@@ -13,7 +13,7 @@ from ...format import MINUS, fixed, number, percent, version_text
 from ...text import width as cells_of
 from ...text import wrap
 from ..theme import Palette
-from .line import Line
+from .line import Line, wrapped
 
 LABEL = 11
 _SHOWN = 6  # answers of a vote, and neighbours
@@ -36,7 +36,7 @@ def learning_lines(p: Palette, record: TrajectoryRecord, learning: Learning, wid
         lines += _heading(p, "the vote", width) + _vote(p, record.served, record.policy_version, width)
     lines += _heading(p, "learning", width)
     if not learning.uses:
-        return lines + [Line(p).add(t, p.faint) for t in wrap(_nothing(record), width)]
+        return lines + wrapped(p, _nothing(record), width, p.faint)
     for use in learning.uses:
         lines += _use(p, use, learning.validations, width)
     return lines

@@ -131,6 +131,11 @@ class Line:
         return "".join(s.text for s in self.segments)
 
 
+def wrapped(p: Palette, text: str, width: int, style: Style, limit: int = literally.FIELD_LIMIT) -> list[Line]:
+    """A text in lines of at most `width` cells, of which at most `limit` characters; no line for an empty text."""
+    return [Line(p).add(part, style) for part in literally.wrap(text, width, limit)] if text else []
+
+
 Later = Callable[[], Line]
 """A line that is made when it is looked at."""
 

@@ -43,8 +43,8 @@ class LogPanel(Pane):
 
     title = "Log"
 
-    def __init__(self, name: str = "log") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("log")
         self.tail: Sequence[str] = ()
 
     def put(self, tail: Sequence[str]) -> None:

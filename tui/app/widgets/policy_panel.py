@@ -64,8 +64,8 @@ TITLES: Mapping[Kind, str] = {"rft": "Policy", "sft": "Learning", "online": f"Le
 class PolicyPanel(Pane):
     """Reads `kl/*`, `online/*`, `train/*` and the events of kind `beta`."""
 
-    def __init__(self, name: str = "learning") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("learning")
         self.kind: Kind = "rft"
         self.latest: Mapping[str, float] = {}
         self.trends: Mapping[str, Sequence[tuple[int, float]]] = {}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ....engine.runs.types import TrajectoryRow
 from ...format import fixed, mark, number
-from ...text import wrap
-from .line import Line
+from .line import Line, wrapped
 from .pane import Pane
 
 
@@ -41,17 +40,15 @@ class Preview(Pane):
         facts += "" if row.tokens is None else f" · {row.tokens} tokens"
         facts += f" · {row.split}" if row.split else ""
         facts += f" · ended by {row.stop_reason}" if row.stop_reason else ""
-        lines += [Line(p).add(t, p.muted) for t in wrap(facts, width)]
+        lines += wrapped(p, facts, width, p.muted)
         if row.penalties:
             lines.append(Line(p).add(f"✗ {row.penalties} penalt{'y' if row.penalties == 1 else 'ies'}", p.warn))
         lines.append(Line(p))
         for index, action in enumerate(row.actions[:60]):
             lines.append(Line(p).add(f"{index + 1:>3} ", p.faint).add(action, p.accent, cells=max(1, width - 4)))
         lines.append(Line(p))
-        lines += [Line(p).add(t, p.text) for t in wrap(row.prompt, width, 2000)]
+        lines += wrapped(p, row.prompt, width, p.text, 2000)
         if row.answer is not None:
             lines.append(Line(p))
-            lines += [
-                Line(p).add(t, p.outcome(row.correct)) for t in wrap(f"{mark(row.correct)} {row.answer}", width, 2000)
-            ]
+            lines += wrapped(p, f"{mark(row.correct)} {row.answer}", width, p.outcome(row.correct), 2000)
         return lines

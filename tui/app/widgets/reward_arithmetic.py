@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ....engine.runs.types import AdvantageFormula, StepReward, TrajectoryRecord
+from ....engine.runs.types import AdvantageFormula, Score, StepReward, TrajectoryRecord
 from ...advantage import equation
 from ...format import MINUS, fixed
-from ...text import told_apart, wrap
+from ...text import told_apart
 from .learning_lines import Learning, learning_lines
-from .line import Line
+from .line import Line, wrapped
 from .pane import Pane
 from .penalty import penalty_lines
 
@@ -27,8 +27,8 @@ class RewardArithmetic(Pane):
 
     title = "reward of this step"
 
-    def __init__(self, name: str = "reward") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("reward")
         self.record: TrajectoryRecord | None = None
         self.step = 0
         self.formula: AdvantageFormula | None = None
@@ -71,7 +71,7 @@ class RewardArithmetic(Pane):
             if record.split == "eval":
                 judge = record.trajectory.judged_by or "its answer alone"
                 text = f"A rollout on held-out tasks: judged by {judge}, and not trained on."
-            said = [*(Line(p).add(t, p.faint) for t in wrap(text, width)), Line(p)]
+            said = [*wrapped(p, text, width, p.faint), Line(p)]
             return [*said, *self._scores(record, width), *learned]
         lines = self._components(reward, width) + self._reasons(record, width)
         if reward.penalties:
@@ -118,19 +118,19 @@ class RewardArithmetic(Pane):
     def _scores(self, record: TrajectoryRecord, width: int) -> list[Line]:
         """What reward functions gave where it became no reward, with what they said of it."""
         p = self.palette
-        scores = record.trajectory.steps[self.step].scores if self.step < len(record.trajectory.steps) else ()
-        lines: list[Line] = []
-        for score in scores:
-            lines += [Line(p).add(t, p.text) for t in wrap(f"{score.name} {fixed(score.value)}", width)]
-        return [*lines, *self._reasons(record, width)]
+        told = (f"{score.name} {fixed(score.value)}" for score in self._scores_of_step(record))
+        return [*(line for text in told for line in wrapped(p, text, width, p.text)), *self._reasons(record, width)]
 
     def _reasons(self, record: TrajectoryRecord, width: int) -> list[Line]:
         """What reward functions said of their own scores."""
         p = self.palette
-        steps = record.trajectory.steps
-        scores = steps[self.step].scores if self.step < len(steps) else ()
-        lines = [Line(p).add(t, p.faint) for s in scores if s.why for t in wrap(f"{s.name}: {s.why}", width)]
+        reasons = (f"{score.name}: {score.why}" for score in self._scores_of_step(record) if score.why)
+        lines = [line for text in reasons for line in wrapped(p, text, width, p.faint)]
         return [*lines, Line(p)] if lines else []
+
+    def _scores_of_step(self, record: TrajectoryRecord) -> Sequence[Score]:
+        steps = record.trajectory.steps
+        return steps[self.step].scores if self.step < len(steps) else ()
 
     def _trajectory(self, record: TrajectoryRecord, width: int) -> list[Line]:
         p = self.palette
@@ -142,14 +142,14 @@ class RewardArithmetic(Pane):
         if breakdown.total is None:
             lines += self._unknown(record, "reward", "Σ the total", width)
         elif (len(known) == len(totals) and len(totals) > 1) or not record.unknown:
-            lines += [Line(p).add(t, p.text) for t in wrap(summed(known, breakdown.total), width)]
+            lines += wrapped(p, summed(known, breakdown.total), width, p.text)
         else:
-            lines += [Line(p).add(t, p.text) for t in wrap(f"stated reward {fixed(breakdown.total)}", width)]
+            lines += wrapped(p, f"stated reward {fixed(breakdown.total)}", width, p.text)
         lines += self._notes(record, width)
         if record.advantage is None:
             if record.unknown:
                 lines += self._unknown(record, "advantage", "advantage", width)
-                lines += [Line(p).add(t, p.faint) for t in wrap(self.recomputed, width) if t]
+                lines += wrapped(p, self.recomputed, width, p.faint)
             return lines
         step = record.step_advantages[self.step] if self.step < len(record.step_advantages) else None
         value = fixed(record.advantage, signed=True)
@@ -159,7 +159,7 @@ class RewardArithmetic(Pane):
             line.whole(f"  this step {fixed(step, signed=True)}", p.text, width - line.width)
         lines.append(line)
         for text in equation(self.formula, self.step, step):
-            lines += [Line(p).add(t, p.faint) for t in wrap(text, width)]
+            lines += wrapped(p, text, width, p.faint)
         return lines
 
     def _not_recorded(self, record: TrajectoryRecord, width: int) -> list[Line]:
@@ -167,8 +167,7 @@ class RewardArithmetic(Pane):
         p = self.palette
         if record.breakdown is not None:
             text = "The reward is of the whole rollout: it stands at its last step."
-            lines = [Line(p).add(t, p.faint) for t in wrap(text, width)] + [Line(p)]
-            return lines + self._trajectory(record, width)
+            return [*wrapped(p, text, width, p.faint), Line(p), *self._trajectory(record, width)]
         lines = self._unknown(record, "reward", "reward", width)
         return lines + self._unknown(record, "advantage", "advantage", width)
 
@@ -176,12 +175,12 @@ class RewardArithmetic(Pane):
         p = self.palette
         why = record.unknown.get(what)
         text = f"{name}: not recorded" + (f" ({why})" if why else "")
-        return [Line(p).add(t, p.faint) for t in wrap(text, width)]
+        return wrapped(p, text, width, p.faint)
 
     def _notes(self, record: TrajectoryRecord, width: int) -> list[Line]:
         """Where the arithmetic is not known to the end, or does not give what was stated."""
         p = self.palette
-        lines = [Line(p).add(t, p.warn) for k in ("sum", "turns") for t in wrap(record.unknown.get(k, ""), width) if t]
+        lines = [line for key in ("sum", "turns") for line in wrapped(p, record.unknown.get(key, ""), width, p.warn)]
         for what, name in (("weight", "weights"), ("missing", "components"), ("components", "components")):
             if what in record.unknown:
                 lines += self._unknown(record, what, name, width)

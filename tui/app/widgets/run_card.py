@@ -9,7 +9,7 @@ from ....engine.runs.types import RunInfo
 from ...format import ago, duration, percent
 from ...status import status_sign, status_style
 from ...text import wrap
-from .line import Line
+from .line import Line, wrapped
 from .pane import Pane
 
 _SUCCESS = (
@@ -24,8 +24,8 @@ class RunCard(Pane):
 
     title = "run"
 
-    def __init__(self, name: str = "card") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("card")
         self.info: RunInfo | None = None
         self.headline = Headline()
 
@@ -49,7 +49,7 @@ class RunCard(Pane):
             line.offer(Line(p).add(f", {ago(now - info.ended)} ago", p.muted), width)
         lines = [line]
         if info.error:
-            lines += [Line(p).add(t, p.bad) for t in wrap(info.error, width, 600)]
+            lines += wrapped(p, info.error, width, p.bad, 600)
         facts = (
             ("name", info.name),
             ("mode", info.mode),

@@ -16,8 +16,8 @@ class ServingPanel(Pane):
 
     title = f"Serving ─ of the last {RATE_WINDOW} requests"
 
-    def __init__(self, name: str = "serving") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("serving")
         self.latest: Mapping[str, float] = {}
         self.trends: Mapping[str, Sequence[tuple[int, float]]] = {}
         self.answered = 0

@@ -19,8 +19,8 @@ TITLES: Mapping[Kind, str] = {
 class SnapshotsPanel(Pane):
     """Reads the events of kinds `snapshot`, `checkpoint`, `eval` and the metrics `online/*`."""
 
-    def __init__(self, name: str = "versions") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("versions")
         self.kind: Kind = "rft"
         self.latest: Mapping[str, float] = {}
         self.events: Sequence[Event] = ()

@@ -18,8 +18,8 @@ class SpeedPanel(Pane):
 
     title = "Speed of the last step"
 
-    def __init__(self, name: str = "speed") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("speed")
         self.latest: Mapping[str, float] = {}
         self.flying: InFlight | None = None
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....engine.runs.types import Trajectory, TrajectoryRecord
-from ...text import FIELD_LIMIT, wrap
+from ...text import FIELD_LIMIT
 from ..rollout_fields import Field, call_text, end_fields, prompt_fields, step_fields
 from ..rollout_search import Match
 from ..theme import Palette
-from .line import Later, Line, Lines
+from .line import Later, Line, Lines, wrapped
 from .pane import Pane
 from .step_lines import StepLines, sought
 
@@ -19,8 +19,8 @@ class StepPanel(Pane):
 
     title = "step"
 
-    def __init__(self, name: str = "step") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("step")
         self.record: TrajectoryRecord | None = None
         self.step = 0
         self.find: Sequence[str] = ()
@@ -63,8 +63,8 @@ class StepPanel(Pane):
         p = self.palette
         self._match_line = None
         lines: list[Line | Later] = []
-        lines += [Line(p).add(t, p.bad) for t in wrap(self.problem, width)] if self.problem else []
-        lines += [Line(p).add(t, p.accent) for t in wrap(f"✎ {self.note}", width)] if self.note else []
+        lines += wrapped(p, self.problem, width, p.bad)
+        lines += wrapped(p, f"✎ {self.note}", width, p.accent) if self.note else []
         if self.record is not None:
             self._lay(lines, self.record.trajectory, StepLines(p, width, self.find), height)
         return Lines(lines)

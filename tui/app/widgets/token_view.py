@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from rich.style import Style
 
 from ...format import fixed
-from ...text import literal, wrap
+from ...text import literal
 from ...text import width as cells_of
 from ..theme import Palette
-from .line import Line
+from .line import Line, wrapped
 from .pane import Pane
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class TokenView(Pane):
 
     title = "tokens"
 
-    def __init__(self, name: str = "tokens") -> None:
-        super().__init__(name)
+    def __init__(self) -> None:
+        super().__init__("tokens")
         self.mode = 0
         self.step = 0
         self.problem = ""
@@ -112,7 +112,7 @@ class TokenView(Pane):
         p = self.palette
         if not self._texts:
             said = self.problem or "No tokens were recorded for this trajectory."
-            return [Line(p).add(t, p.bad if self.problem else p.faint) for t in wrap(said, width)]
+            return wrapped(p, said, width, p.bad if self.problem else p.faint)
         lines = self._legend(width)
         line = Line(p)
         turn: int | None = None
