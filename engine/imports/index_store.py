@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..runs.paths import DATABASE
+from ..runs.storable import clean
 from ..runs.store import RecordStore
 
-VERSION = "6"
+VERSION = "7"
 """Of what an index holds; one of another version is made anew."""
 PROBLEMS = 100
 """Most that are told of what was skipped; ten times as many are kept."""
@@ -33,10 +35,11 @@ CREATE TABLE IF NOT EXISTS skipped (id INTEGER PRIMARY KEY, path TEXT NOT NULL, 
 CREATE TABLE IF NOT EXISTS measured (step INTEGER PRIMARY KEY, rollouts INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS named (id TEXT PRIMARY KEY, source INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS logged (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS expected (id TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 """
 _DROP = "".join(
     f"DROP TABLE IF EXISTS {name};"
-    for name in ("sources", "places", "amendments", "seen", "skipped", "measured", "logged", "named")
+    for name in ("sources", "places", "amendments", "seen", "skipped", "measured", "logged", "named", "expected")
 )
 _KEPT = ("meta",)
 
@@ -57,6 +60,8 @@ class IndexStore:
         self._first: str | None = None
         self._uncounted = bool(self.record.last_n())  # whether groups may have rollouts that are not in `_counts`
         self.problems = int(self.db.execute("SELECT count(*) FROM skipped").fetchone()[0])
+        self.expecting = bool(self.db.execute("SELECT 1 FROM expected LIMIT 1").fetchone())
+        self._filled = False
         if self.meta("index") != VERSION:
             self.forget()
 
@@ -82,6 +87,27 @@ class IndexStore:
             self.db.execute("SELECT 1 FROM places WHERE source = ? LIMIT 1", (source,)).fetchone()
             or self.db.execute("SELECT 1 FROM amendments WHERE source = ? LIMIT 1", (source,)).fetchone()
         )
+
+    def expect(self, rows: Mapping[str, int]) -> None:
+        """Rows, by id, that are made of a writer's own index and are to be made anew when the rollout is read."""
+        self.db.executemany("INSERT INTO expected VALUES (?, ?)", ((clean(id_), n) for id_, n in rows.items()))
+        self.expecting = self.expecting or bool(rows)
+
+    def expected(self, id_: str) -> int | None:
+        """The row that a rollout has before it is read, or None."""
+        row = self.db.execute("SELECT n FROM expected WHERE id = ?", (clean(id_),)).fetchone()
+        return None if row is None else int(row[0])
+
+    def found(self, id_: str) -> None:
+        """A rollout was read that was expected."""
+        self.db.execute("DELETE FROM expected WHERE id = ?", (clean(id_),))
+        self._filled = True
+
+    def shown_whole(self) -> bool:
+        """Whether rows were made anew since this was asked last."""
+        filled, self._filled = self._filled, False
+        self.expecting = bool(self.db.execute("SELECT 1 FROM expected LIMIT 1").fetchone())
+        return filled
 
     def scope(self, format_: str) -> str:
         """What tells the groups of a format apart from those of the dump's first format, which need nothing."""
@@ -133,3 +159,4 @@ class IndexStore:
         self._counts.clear()
         self._first = None
         self.problems = 0
+        self.expecting = self._filled = False

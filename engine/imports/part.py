@@ -17,7 +17,7 @@ from .convert import columns, identity, listed_of
 from .dump import format_of
 from .format import Format, Origin
 from .index_store import IndexStore
-from .rollout import Amendment, Named, Numbers, Rollout
+from .rollout import Amendment, Expected, Named, Numbers, Rollout
 
 PART_BYTES = 4 << 20
 PART_ROLLOUTS = 512
@@ -55,6 +55,8 @@ class Part:
         self.seen: dict[str, tuple[int, int]] = {}
         self.ids: set[str] = set()
         self.again: list[tuple[str, Rollout]] = []
+        self.expected: dict[str, int] = {}
+        self.read: list[tuple[int, Listed, tuple[int, int, int, int]]] = []
 
     @property
     def full(self) -> bool:
@@ -86,6 +88,9 @@ class Part:
             items = list(reader.open(found.document, self.origin))
             for part, rollout in enumerate(item for item in items if isinstance(item, Rollout)):
                 self._add(rollout, found, part, self.store.scope(reader.name))
+            for item in items:
+                if isinstance(item, Expected):
+                    self._expect(item, self.store.scope(reader.name))
         except RecursionError:
             del self.rows[rows:], self.places[rows:]
             self.problem(found.line, "it is nested too deeply")
@@ -131,15 +136,34 @@ class Part:
             self.ids.add(rollout.id)
         named = identity(rollout, scope)
         fallback = f"{self.origin.relative}:{found.line}"
-        self.rows.append(
-            listed_of(
-                rollout,
-                named,
-                fallback_id=f"{fallback}.{part}" if part else fallback,
-                index=self.store.position_in_group(named[1]),
-            )
-        )
-        self.places.append((self.source, found.offset, found.length, part))
+        fallback = f"{fallback}.{part}" if part else fallback
+        place = (self.source, found.offset, found.length, part)
+        at, n = self.expected.pop(rollout.id, None), None
+        if at is None and self.store.expecting:
+            n = self.store.expected(rollout.id)
+        if at is not None or n is not None:  # the list shows it already: now it is known whole
+            listed = listed_of(rollout, named, fallback_id=fallback, index=0)
+            if at is not None:
+                self.rows[at], self.places[at] = listed, place
+            elif n is not None:
+                self.read.append((n, listed, place))
+            return
+        position = self.store.position_in_group(named[1])
+        self.rows.append(listed_of(rollout, named, fallback_id=fallback, index=position))
+        self.places.append(place)
+
+    def _expect(self, item: Expected, scope: str) -> None:
+        """A row of a rollout that is read later; nothing where it is known by now."""
+        rollout, db = item.rollout, self.store.db
+        known = rollout.id in self.expected or db.execute("SELECT 1 FROM cards WHERE id = ?", (rollout.id,)).fetchone()
+        if known or rollout.index is None:
+            return
+        named = identity(rollout, scope)
+        self.store.position_in_group(named[1])
+        self.expected[rollout.id] = len(self.rows)
+        listed = listed_of(rollout, named, fallback_id="", index=rollout.index)
+        self.rows.append(listed._replace(labels=None))
+        self.places.append((self.source, item.at, item.length, 0))
 
     def commit(self, done: bool) -> None:
         """Write what was read."""
@@ -154,6 +178,11 @@ class Part:
                     ((first + i, *place) for i, place in enumerate(self.places)),
                 )
                 self._amend_new(first)
+                self.store.expect({id_: first + i for id_, i in self.expected.items()})
+            for n, listed, place in self.read:
+                record.replace_row(n, listed)
+                db.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", (n, *place))
+                self.store.found(listed.id)
             for id_, rollout in self.again:
                 self._amend(id_, Amendment(id_, rollout.step, None, rollout.advantage, columns(rollout)))
             for amendment, at, length in self.amendments:
@@ -169,7 +198,7 @@ class Part:
             for numbers in self.numbers:
                 db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
                 record.replace_metrics(numbers.step, numbers.values)
-            if self.again or self.amendments:  # they may tell steps and components of rollouts that were counted
+            if self.again or self.amendments or self.read:  # they may tell steps and components of what was counted
                 record.set_meta("measured", "")
             db.executemany(
                 "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT (format) DO UPDATE SET "
@@ -187,6 +216,8 @@ class Part:
                     (self.after, self.line, tail_of(str(self.origin.path), self.after), self.source),
                 )
             if done:
+                if self.store.shown_whole():
+                    record.set_meta("epoch", str(time.time_ns()))  # lists that are open look again
                 db.execute(
                     "UPDATE sources SET done = 1, size = ?, changed = ? WHERE id = ?", (size, changed, self.source)
                 )

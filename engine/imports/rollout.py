@@ -131,7 +131,17 @@ class Named:
     ids: tuple[str, ...]
 
 
-Item = Rollout | Numbers | Amendment | Named
+@dataclass(frozen=True)
+class Expected:
+    """What a writer's own index says of a rollout, for lists to show until the document is read that holds it: at the
+    place `at`, `length` of the same file. The rollout has an id and an index; its turns are not known."""
+
+    rollout: Rollout
+    at: int
+    length: int
+
+
+Item = Rollout | Numbers | Amendment | Named | Expected
 """What a document of a dump can hold."""
 
 

@@ -15,8 +15,9 @@ from .types import TrajectoryRecord
 class Listed(NamedTuple):
     """One trajectory without its text. A named tuple, because a dump of another framework has millions of them.
 
-    `labels`: one per turn; `rules`: of the penalties that it got; `flags`: bits of `schema.FLAG_…`; `head`: the
-    beginning of its prompt, or more of it; `uses`: bits of what its own step's update did with it.
+    `labels`: one per turn, None where its turns are not known yet; `rules`: of the penalties that it got; `flags`: bits
+    of `schema.FLAG_…`; `head`: the beginning of its prompt, or more of it; `uses`: bits of what its own step's update
+    did with it.
     """
 
     id: str
@@ -30,7 +31,7 @@ class Listed(NamedTuple):
     reward: float | None
     advantage: float | None
     correct: bool | None
-    labels: Sequence[str]
+    labels: Sequence[str] | None
     flags: int
     head: str
     answer: str | None = None

@@ -185,6 +185,20 @@ class RecordStore:
     def add_rows(self, trajectories: Sequence[Listed]) -> int:
         """Append what lists and filters see of trajectories, without their text. Returns the number of the first."""
         first = self.last_n() + 1
+        self._put_rows(first, trajectories)
+        return first
+
+    def replace_row(self, n: int, trajectory: Listed) -> None:
+        """Put what is known now of a trajectory in place of its row. Its text is not touched."""
+        for table in ("rows", "cards", "overflow", "extras"):
+            self.db.execute(f"DELETE FROM {table} WHERE n = ?", (n,))
+        self._put_rows(n, [trajectory])
+        head = _head(trajectory)
+        self.db.execute(
+            "UPDATE prompts SET head = ?1 WHERE name = ?2 AND head <> ?1", (head, clean(trajectory.prompt_id))
+        )
+
+    def _put_rows(self, first: int, trajectories: Sequence[Listed]) -> None:
         rows, cards, overflow, extras = [], [], [], []
         for n, trajectory in enumerate(trajectories, first):
             row, card, rest = self._row(n, trajectory)
@@ -200,7 +214,6 @@ class RecordStore:
             self.db.executemany("INSERT OR IGNORE INTO overflow VALUES (?, ?)", overflow)
         if extras:
             self.db.executemany(_EXTRA, extras)
-        return first
 
     def add_search(self, texts: Iterable[tuple[int, tuple[str, ...]]]) -> None:
         """Make trajectories findable by their text (see `codec.search_text`), by number."""
@@ -318,10 +331,9 @@ class RecordStore:
     def _row(self, n: int, of: Listed) -> tuple[tuple[Any, ...], tuple[Any, ...], list[int]]:
         """The row in the order of `_ROW`, the card, and the labels that have no bit of their own."""
         intern = self.labels.intern
-        actions = [intern("action", label) for label in of.labels]
+        actions = [intern("action", label) for label in of.labels or ()]
         action_mask, rest = self.labels.mask(set(actions))
         rule_mask, more = self.labels.mask({intern("penalty", rule) for rule in of.rules})
-        head = " ".join(of.head[: PROMPT_LENGTH * 2].split())[:PROMPT_LENGTH]
         row = (
             n,
             of.step,
@@ -331,7 +343,7 @@ class RecordStore:
             rule_mask,
             len(of.rules),
             _number(of.advantage),
-            len(of.labels),
+            None if of.labels is None else len(of.labels),
             of.tokens,
             of.flags,
             intern("env", of.env),
@@ -340,7 +352,7 @@ class RecordStore:
             of.rollout,
             of.version,
             self._named_id("groups", of.group, "INSERT INTO groups (name) VALUES (?)"),
-            self._named_id("prompts", of.prompt_id, "INSERT INTO prompts (name, head) VALUES (?, ?)", head),
+            self._named_id("prompts", of.prompt_id, "INSERT INTO prompts (name, head) VALUES (?, ?)", _head(of)),
             self._toolset(of.env, of.tools),
             of.uses,
             None if of.gate is None else intern("gate", of.gate),
@@ -413,6 +425,11 @@ class RecordStore:
 
 def _with(record: TrajectoryRecord, tools: tuple[ToolSpec, ...], tokens: Any) -> TrajectoryRecord:
     return replace(record, trajectory=replace(record.trajectory, tools=tools), tokens=tokens)
+
+
+def _head(of: Listed) -> str:
+    """The beginning of a prompt, as lists show it."""
+    return " ".join(of.head[: PROMPT_LENGTH * 2].split())[:PROMPT_LENGTH]
 
 
 def _number(value: float | None) -> float | None:

@@ -176,7 +176,7 @@ class TrajectoryRow:
     reward: float | None
     advantage: float | None
     correct: bool | None
-    turns: int
+    turns: int | None
     tokens: int | None
     penalties: int
     stop_reason: str

@@ -11,6 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ from .base import MAX_DOCUMENT, DumpError, Found, loads
 from .json_lines import lines
 
 ZSTD = 93
+SUMMARIES = "summaries.json"
+JOURNAL = "_journal/summaries/"
+MAX_INDEX = 16 << 20
+"""Bytes of an index that is read before what it is of."""
+_PART = 256
 MAX_MEMBER = 1 << 30
 """Bytes of one member; one that claims or unpacks to more is skipped."""
 _HEADER = struct.Struct("<4s22xHH")
@@ -35,17 +41,17 @@ class ZipFile:
         return head[:4] == b"PK\x03\x04"
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """The members that are JSON, each with its name; lines of JSON one by one."""
+        """The members that are JSON, each with its name, an index of the others first; lines of JSON one by one."""
         members = _members(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
-        for number, member in enumerate(members):
-            if number < after or member.is_dir():
-                continue
+        for position, number in enumerate(_order(members)[after:], after):
+            member = members[number]
             try:
                 data = _unpack(path, member)
             except DumpError as error:
-                yield Found(number, 0, number + 1, number + 1, problem=f"{member.filename}: {error}")
+                yield Found(number, 0, number + 1, position + 1, problem=f"{member.filename}: {error}")
                 continue
-            yield from _documents(member.filename, data, number)
+            for found in _documents(member.filename, data, number):
+                yield from _parts(replace(found, after=position + 1))
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         """A member's document, or the line of it that `length` names."""
@@ -59,8 +65,8 @@ class ZipFile:
         raise DumpError(f"{path}: {member.filename} has changed since it was indexed")
 
     def end(self, path: Path) -> int:
-        """The number of members."""
-        return len(_members(path, os.stat(path).st_size, os.stat(path).st_mtime_ns))
+        """The number of members that are read."""
+        return len(_order(_members(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)))
 
 
 def member_of(path: Path, name: str) -> Any:
@@ -76,6 +82,41 @@ def _member_of(path: Path, name: str, size: int, changed: int) -> Any:
         return None if found is None or found.file_size > MAX_DOCUMENT else loads(_unpack(path, found))
     except (DumpError, ValueError):
         return None
+
+
+def number_of(path: Path, name: str) -> int | None:
+    """The place of a member by its name, or None."""
+    stat = os.stat(path)
+    return _numbers(_members(path, stat.st_size, stat.st_mtime_ns)).get(name)
+
+
+@lru_cache(maxsize=8)
+def _numbers(members: tuple[zipfile.ZipInfo, ...]) -> dict[str, int]:
+    """Members by name: of one that was written again the last counts."""
+    return {m.filename: number for number, m in enumerate(members) if not m.is_dir()}
+
+
+def _order(members: tuple[zipfile.ZipInfo, ...]) -> list[int]:
+    """The numbers of the members that are read: inspect-ai's summaries of all samples first, where they are no large
+    part of a file's memory, else those of each flush; then the others as they stand."""
+    numbers = _numbers(members)
+    whole = [n for name, n in numbers.items() if name == SUMMARIES]
+    flushed = [n for name, n in numbers.items() if name.startswith(JOURNAL)]
+    first = whole if whole and members[whole[0]].file_size <= MAX_INDEX else flushed
+    first = [n for n in first if members[n].file_size <= MAX_INDEX]
+    return [*first, *sorted(set(numbers.values()).difference(whole, flushed))]
+
+
+def _parts(found: Found) -> Iterator[Found]:
+    """A document; an index in parts, so that the first rows need not wait for the last."""
+    rows = found.document["document"] if found.document is not None else None
+    if not isinstance(rows, list) or not found.document["member"].endswith(SUMMARIES) or len(rows) <= _PART:
+        yield found
+        return
+    for at in range(0, len(rows), _PART):
+        last = at + _PART >= len(rows)
+        document = {**found.document, "document": rows[at : at + _PART]}
+        yield replace(found, document=document, after=found.after if last else found.after - 1)
 
 
 def _documents(name: str, data: bytes, number: int) -> Iterator[Found]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ..containers.sqlite import runs_of
+from ..containers.zip_file import member_of, number_of
 from ..convert import identity
 from ..format import Format, Origin
 from ..mapped import SEVERAL, Mapped, at, mean, plain, scores, several
 from ..messages import conversation, error_text, flat, split
 from ..rollout import (
+    Expected,
     Item,
     Message,
     Named,
@@ -246,8 +248,7 @@ class Inspect:
             if _is_sample(document["document"]):
                 yield _sample(document["document"], _header(origin))
             elif "summaries" in document["member"]:  # of all samples, so of those that cannot be read, too
-                summaries = [s for s in listed(document["document"]) if isinstance(s, Mapping)]
-                yield Named(tuple(uuid for s in summaries if isinstance(uuid := s.get("uuid"), str)))
+                yield from _summaries([s for s in listed(document["document"]) if isinstance(s, Mapping)], origin)
             return
         header = {k: v for k, v in document.items() if k != "samples"}
         for sample in listed(document.get("samples")):
@@ -311,13 +312,30 @@ def _is_part(member: str) -> bool:
 
 def _header(origin: Origin) -> Mapping[str, Any]:
     """The header of a packed log, or how it began."""
-    from ..containers.zip_file import member_of
-
     for name in ("header.json", "_journal/start.json"):
         found = member_of(origin.path, name)
         if isinstance(found, Mapping):
             return found
     return {}
+
+
+def _summaries(summaries: list[Mapping[str, Any]], origin: Origin) -> Iterator[Item]:
+    """What is said of samples that are not read yet, or are in no file."""
+    header, missing = _header(origin), []
+    for summary in summaries:
+        if not isinstance(uuid := summary.get("uuid"), str):
+            continue
+        number_ = number_of(origin.path, f"samples/{summary.get('id')}_epoch_{summary.get('epoch')}.json")
+        if number_ is None:
+            missing.append(uuid)
+            continue
+        given = summary.get("input")
+        asked = given if isinstance(given, list) else [{"role": "user", "content": given}]
+        made = _sample({**summary, "messages": asked}, header)
+        # a conversation may be the input: of its end nobody knows yet what was said
+        yield Expected(replace(made, prompt=(*made.prompt, *made.completion), completion=()), number_, 0)
+    if missing:
+        yield Named(tuple(missing))
 
 
 def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
@@ -344,7 +362,8 @@ def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
         answer = answer or (text(score.get("answer")) if isinstance(score, Mapping) else None)
     usage = [mapping(u) for u in mapping(sample.get("model_usage")).values()]
     target = sample.get("target")
-    limit = mapping(sample.get("limit")).get("type")
+    limit = sample.get("limit")
+    limit = limit.get("type") if isinstance(limit, Mapping) else limit
     task = text(at(header, "eval.task")) or ""
     sample_id = text(sample.get("id")) or ""
     return Rollout(

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import warnings
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grpo_tui.engine.imports.containers.parquet import Parquet
 from grpo_tui.engine.imports.containers.zstd_lines import SEEKABLE, SKIPPABLE, ZstdLines
 from grpo_tui.engine.imports.coverage import Coverage
+from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.imports.readers import open_reader
+from grpo_tui.engine.runs.query import Query
+from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.zstd import zstd_compress
 
 from .conftest import PEERS
@@ -75,6 +81,51 @@ def test_samples_of_which_a_log_holds_the_summary_alone_are_said(tmp_path: Path)
     summary = open_dump(tmp_path / "a.eval", whole=True).summary
     assert summary["rollouts"] == 1
     assert [s["why"] for s in summary["skipped"]] == ["it names 1 rollout that no file holds which can be read"]  # type: ignore[attr-defined, index, union-attr]
+
+
+def log_of(path: Path, samples: int, *, lost: int | None = None, summaries: str = "summaries.json") -> Path:
+    """A packed log of inspect-ai; the member of one sample is damaged; the first sample was written a second time."""
+
+    def sample(n: int) -> dict[str, Any]:
+        return {"id": n, "epoch": 1, "uuid": f"u{n}", "input": f"q{n}", "target": "a", "scores": {"s": {"value": n}}}
+
+    talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    with zipfile.ZipFile(path, "w") as log, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for n in (0, *range(samples)):
+            text = "{torn" if n == lost else json.dumps({**sample(n), "messages": talk * 2})
+            log.writestr(f"samples/{n}_epoch_1.json", text)
+        log.writestr(summaries, json.dumps([sample(n) for n in range(samples)]))
+        log.writestr("header.json", json.dumps({"eval": {"task": "t", "model": "m"}}))
+    return path
+
+
+@pytest.mark.parametrize("summaries", ["summaries.json", "_journal/summaries/1.json"])
+def test_a_log_with_summaries_is_listed_before_its_samples_are_read(tmp_path: Path, summaries: str):
+    log = log_of(tmp_path / "a.eval", 600, lost=7, summaries=summaries)
+    with Indexer(log, tmp_path / "index") as indexer, RunReader(tmp_path / "index") as reader:
+        parts = indexer._read(1, log)
+        while reader.rollouts.total() < 600:
+            next(parts)
+        early = reader.rollouts.page(limit=600)
+        assert [r.extra["component.s"] for r in early] == list(range(600))
+        assert early[599].turns is None, "nobody has looked"
+        assert reader.rollouts.count(Query(filter="component.s>=590")) == 10
+        assert not indexer.advance()
+        late = reader.rollouts.page(limit=600)
+        assert [r.id for r in late] == [r.id for r in early] == [f"u{n}" for n in range(600)]
+        assert [n for n, r in enumerate(late) if r.turns != 2] == [7] and late[7].turns is None
+        assert ["samples/7_epoch_1.json" in s["why"] for s in indexer.summary()["skipped"]] == [True]  # type: ignore[attr-defined, index, union-attr]
+
+
+def test_a_sample_before_its_turn_is_read_from_its_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("grpo_tui.engine.imports.opening.FIRST_SECONDS", 0.0)
+    opened = open_dump(log_of(tmp_path / "a.eval", 2000))
+    assert opened.more
+    reader = open_reader(opened.folder)
+    last = reader.rollouts.total()
+    assert reader.rollouts.page(limit=1, offset=last - 1)[0].turns is None
+    assert len(reader.bodies.trajectory(last).trajectory.steps) == 2
 
 
 def test_how_far_the_index_is_counts_the_text_that_a_seek_table_tells(tmp_path: Path):

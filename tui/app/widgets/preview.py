@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....engine.runs.types import TrajectoryRow
-from ...format import fixed, mark, number
+from ...format import fixed, mark, number, whole
 from .line import Line, wrapped
 from .pane import Pane
 
@@ -36,7 +36,7 @@ class Preview(Pane):
             .add(fixed(row.reward), p.strong)
         )
         lines.append(line.add("  A ", p.muted).add(fixed(row.advantage, signed=True), p.sign(row.advantage)))
-        facts = f"step {number(row.step)} · group {row.group} · rollout {row.rollout} · {row.turns} turns"
+        facts = f"step {number(row.step)} · group {row.group} · rollout {row.rollout} · {whole(row.turns, 6)} turns"
         facts += "" if row.tokens is None else f" · {row.tokens} tokens"
         facts += f" · {row.split}" if row.split else ""
         facts += f" · ended by {row.stop_reason}" if row.stop_reason else ""
