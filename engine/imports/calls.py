@@ -42,7 +42,7 @@ def call(value: object) -> Call:
             problem = problem or "the arguments are no JSON"
         else:
             arguments = read
-    id_ = data.get("id") or data.get("call_id") or data.get("tool_call_id") or ""
+    id_ = data.get("call_id") or data.get("id") or data.get("tool_call_id") or ""  # Responses items have an id besides
     return Call(str(name or "?"), arguments, str(id_), problem=problem, error=error_of(data.get("error")))
 
 
@@ -86,7 +86,8 @@ def error_of(value: object) -> str | None:
     if value is None or value is False or value == "" or value == {}:
         return None
     if isinstance(value, Mapping):
-        kind, said = value.get("type"), value.get("message")
+        kind = value.get("type") or value.get("error")
+        said = value.get("message") or value.get("error_chain_str")
         if said or kind:
             return ": ".join(str(p) for p in (kind, said) if p)
     return text(value)

@@ -28,17 +28,18 @@ CLOSE = 1e-4
 """Relative distance up to which an arithmetic is said to give the stated reward: writers keep float32."""
 
 
-def identity(rollout: Rollout, scope: str = "") -> tuple[str, str]:
+def identity(rollout: Rollout, scope: str = "", fallback_id: str = "?") -> tuple[str, str]:
     """Prompt id and group of a rollout. Where the writer names none, equal prompts are one prompt, and its rollouts
     of one step are a group. A group that is called by a number is that of its step and split: each counts from 0 again.
-    `scope` tells apart groups of one name that are of different writers."""
+    `scope` tells apart groups of one name that are of different writers. A rollout without a prompt, a group and an id
+    (then `fallback_id`) is like no other."""
     prompt_id = rollout.prompt_id
     if not prompt_id:
         digest = hashlib.blake2b(digest_size=6)
         # what an agent said before belongs to this rollout, not to the prompt that it shares
         for message in itertools.takewhile(lambda m: not m.is_agent, rollout.prompt):
             digest.update(f"{message.role}\0{message.text}\0".encode("utf-8", "surrogatepass"))
-        prompt_id = digest.hexdigest() if rollout.prompt else (rollout.id or "?")
+        prompt_id = digest.hexdigest() if rollout.prompt else (rollout.id or fallback_id)
     group = rollout.group
     if not group or (group.isdecimal() and rollout.step is not None):
         group = group or (f"{prompt_id}:{rollout.agent}" if rollout.agent else prompt_id)
@@ -50,7 +51,7 @@ def identity(rollout: Rollout, scope: str = "") -> tuple[str, str]:
 
 def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mapping[str, str]) -> TrajectoryRecord:
     """What stepper, diff and export work on. `unknown` says why the format lacks what it lacks."""
-    prompt_id, group = identity(rollout)
+    prompt_id, group = identity(rollout, fallback_id=fallback_id)
     prompt, said = _prompt_and_rest(rollout)
     steps = _turns(said)
     breakdown, why = _breakdown(rollout, rollout.components, len(steps))

@@ -26,6 +26,7 @@ ROLES = (
     "prompt",
     "completion",
     "messages",
+    "system",
     "reward",
     "advantage",
     "answer",
@@ -50,6 +51,8 @@ ROLES = (
 
 _ALL_COUNT = ("components", "extra", "messages", "tools")
 """Roles of which every path counts, or none that is a column."""
+_TOTALS = ("total", "total_reward", "reward", "overall")
+"""What an object of rewards calls their total."""
 _COLUMN_TEXT = 400
 _COLUMN_DEPTH = 2
 _COLUMN_ITEMS = 16
@@ -111,10 +114,15 @@ class Mapped:
         else:  # messages beside a completion are what it answers
             prompt = self.read_prompt(asked) if asked is not None else talk
             said = self.read_completion(answered)
+        system = get("system")
+        if isinstance(system, str) and system.strip() and not any(m.role == "system" for m in prompt):
+            prompt = (Message("system", system), *prompt)
         components, extra = self._columns(document, plan)
         reward, correct = get("reward"), get("correct")
         if isinstance(reward, Mapping):
-            components = {**scores(reward), **components}
+            total_key = next((k for k in _TOTALS if k in reward), None)
+            components = {**scores({k: v for k, v in reward.items() if k != total_key}), **components}
+            reward = reward if total_key is None else reward[total_key]
         group, index = text(get("group")) or "", whole(get("index"))
         if group and self.group_of is not None:
             group, position = self.group_of(group)

@@ -25,13 +25,15 @@ def conversation(value: object) -> tuple[Message, ...]:
             return conversation(items)
         return flat(value, "user")
     if isinstance(value, Mapping):
-        return (message(value),)
+        inner = _inside(value)
+        return (message(value),) if inner is None else conversation(inner)
     found: list[Message] = []
     for item in listed(value):
         if isinstance(item, Mapping):
             if isinstance(item.get("message"), Mapping):  # a choice of a completion: its message is what was said
                 item = item["message"]
-            found.extend(_responses_item(item) or _tool_results(item) or (message(item),))
+            other = next((made for read in _OTHERS if (made := read(item)) is not None), None)
+            found.extend((message(item),) if other is None else other)
         elif isinstance(item, str):
             found.append(Message("user", item))
     return joined(found)
@@ -70,6 +72,8 @@ def completion(value: object) -> tuple[Message, ...]:
             return conversation(items)
         return flat(value, "assistant")
     if isinstance(value, Mapping):
+        if (inner := _inside(value)) is not None:
+            return conversation(inner)
         made = message(value)
         return (replace(made, role="assistant") if made.role == "user" and "role" not in value else made,)
     return conversation(value)
@@ -116,27 +120,60 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
     return "\n".join(texts), "\n".join(thoughts), tuple(calls), error
 
 
-def _responses_item(item: Mapping[str, Any]) -> tuple[Message, ...]:
-    """An item of OpenAI's Responses that is no message; nothing for a message."""
-    match item.get("type"):
-        case "function_call" | "custom_tool_call":
-            return (Message("assistant", "", calls=(call(item),)),)
-        case "function_call_output" | "custom_tool_call_output":
-            body = _content(item.get("output"))[0]
-            return (Message("tool", body, call_id=str(item.get("call_id") or "")),)
-        case "reasoning":
-            thought = _content(item.get("summary"))[0] or _content(item.get("content"))[0]
-            return (Message("assistant", "", thought=thought),)
-    return ()
+def _inside(value: Mapping[str, Any]) -> list[Any] | None:
+    """The conversation in an object around it: an answer of OpenAI's interfaces, or a request."""
+    for key in ("choices", "output", "messages", "input"):
+        inner = value.get(key)
+        if isinstance(inner, list) and "role" not in value:
+            return inner[:1] if key == "choices" else inner
+        if key == "input" and isinstance(inner, str) and "role" not in value and "content" not in value:
+            return [inner]
+    return None
 
 
-def _tool_results(item: Mapping[str, Any]) -> tuple[Message, ...]:
+def _responses_item(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
+    """An item of OpenAI's Responses that is no message: calls of functions and of the tools that are built in, their
+    outputs, thoughts. None for a message."""
+    kind = item.get("type")
+    if not isinstance(kind, str) or "role" in item:
+        return None
+    if kind == "reasoning":
+        thought = _content(item.get("summary"))[0] or _content(item.get("content"))[0]
+        return (Message("assistant", "", thought=thought),)
+    if kind.endswith("_call_output"):
+        body, _, _, error = _content(item.get("output"))
+        return (Message("tool", body, call_id=str(item.get("call_id") or ""), error=error),)
+    if kind.endswith("_call"):
+        made = call({"name": kind.removesuffix("_call"), "arguments": _asked(item), **item})
+        results = [item[k] for k in ("output", "outputs", "results") if item.get(k) is not None]
+        said = Message("assistant", "", calls=(made,))
+        return (said, *(Message("tool", _content(r)[0], call_id=made.id, error=made.error) for r in results))
+    return () if kind.startswith(("mcp_", "item_")) else None
+
+
+def _asked(item: Mapping[str, Any]) -> Any:
+    """What a tool was asked for: a function's arguments are JSON; code, and the input of a custom tool, are text."""
+    key = next((k for k in ("arguments", "input", "action", "code", "queries") if k in item), None)
+    given = None if key is None else item[key]
+    return {key: given} if isinstance(given, str) and key != "arguments" else given
+
+
+def _gym_step(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
+    """A step as environments have it: what was seen, what was done, its reward; None for a message."""
+    if "action" not in item or any(k in item for k in ("role", "content", "from", "type")):
+        return None
+    seen = text(item.get("observation")) or text(item.get("state")) or ""
+    done = Message("assistant", text(item["action"]) or "", reward=number(item.get("reward")))
+    return (Message("user", seen), done) if seen else (done,)
+
+
+def _tool_results(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
     """The results in a message whose content holds them as parts (Anthropic's, GenAI's), each a message of its own,
-    and what else it says; nothing for any other message."""
+    and what else it says; None for any other message."""
     content = item.get("content", item.get("parts"))
     parts = [p for p in content if isinstance(p, Mapping)] if isinstance(content, list) else []
     if not any(p.get("type") in _RESULTS for p in parts):
-        return ()
+        return None
     found = []
     for part in parts:
         if part.get("type") in _RESULTS:
@@ -145,6 +182,10 @@ def _tool_results(item: Mapping[str, Any]) -> tuple[Message, ...]:
             found.append(Message("tool", said, call_id=str(id_), error=error))
     rest = [p for p in parts if p.get("type") not in _RESULTS]
     return (*found, message({**item, "content": rest})) if rest else tuple(found)
+
+
+_OTHERS = (_responses_item, _tool_results, _gym_step)
+"""What an entry of a conversation may be besides a message."""
 
 
 def _json_or_text(value: object) -> object:

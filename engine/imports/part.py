@@ -56,7 +56,8 @@ class Part:
         self.ids: set[str] = set()
         self.again: list[tuple[str, Rollout]] = []
         self.expected: dict[str, int] = {}
-        self.read: list[tuple[int, Listed, tuple[int, int, int, int]]] = []
+        self.growing: dict[str, int] = {}
+        self.read: dict[int, tuple[Listed, tuple[int, int, int, int]]] = {}
 
     @property
     def full(self) -> bool:
@@ -134,23 +135,45 @@ class Part:
                 self.again.append((rollout.id, rollout))
                 return
             self.ids.add(rollout.id)
-        named = identity(rollout, scope)
         fallback = f"{self.origin.relative}:{found.line}"
         fallback = f"{fallback}.{part}" if part else fallback
+        named = identity(rollout, scope, fallback)
         place = (self.source, found.offset, found.length, part)
         at, n = self.expected.pop(rollout.id, None), None
         if at is None and self.store.expecting:
             n = self.store.expected(rollout.id)
+        if rollout.grows and rollout.id:
+            at, n, turns = self._grown(rollout.id)
+            if turns is not None and turns > sum(m.is_agent for m in rollout.completion):
+                return
         if at is not None or n is not None:  # the list shows it already: now it is known whole
-            listed = listed_of(rollout, named, fallback_id=fallback, index=0)
+            listed = listed_of(rollout, named, fallback_id=fallback, index=self._position(at, n))
             if at is not None:
                 self.rows[at], self.places[at] = listed, place
             elif n is not None:
-                self.read.append((n, listed, place))
+                self.read[n] = (listed, place)
             return
         position = self.store.position_in_group(named[1])
+        if rollout.grows:
+            self.growing[rollout.id] = len(self.rows)
         self.rows.append(listed_of(rollout, named, fallback_id=fallback, index=position))
         self.places.append(place)
+
+    def _position(self, at: int | None, n: int | None) -> int:
+        """The position in its group of a rollout that the list shows already."""
+        if at is not None:
+            return self.rows[at].rollout
+        return int(self.store.db.execute("SELECT rollout FROM rows WHERE n = ?", (n,)).fetchone()[0])
+
+    def _grown(self, id_: str) -> tuple[int | None, int | None, int | None]:
+        """Where a rollout stands that was shorter when it was read: in this part, or in the index; and its turns."""
+        if (at := self.growing.get(id_)) is not None:
+            return at, None, len(self.rows[at].labels or ())
+        sql = "SELECT rows.n, turns FROM cards JOIN rows ON rows.n = cards.n WHERE cards.id = ? ORDER BY 1 DESC LIMIT 1"
+        row = self.store.db.execute(sql, (clean(id_),)).fetchone()
+        if row is not None and row[0] in self.read:
+            return None, row[0], len(self.read[row[0]][0].labels or ())
+        return (None, None, None) if row is None else (None, int(row[0]), int(row[1] or 0))
 
     def _expect(self, item: Expected, scope: str) -> None:
         """A row of a rollout that is read later; nothing where it is known by now."""
@@ -179,10 +202,11 @@ class Part:
                 )
                 self._amend_new(first)
                 self.store.expect({id_: first + i for id_, i in self.expected.items()})
-            for n, listed, place in self.read:
+            for n, (listed, place) in self.read.items():
                 record.replace_row(n, listed)
                 db.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", (n, *place))
                 self.store.found(listed.id)
+                self._amend_again(listed.id)
             for id_, rollout in self.again:
                 self._amend(id_, Amendment(id_, rollout.step, None, rollout.advantage, columns(rollout)))
             for amendment, at, length in self.amendments:
@@ -232,12 +256,14 @@ class Part:
         db = self.store.db
         if db.execute("SELECT 1 FROM amendments LIMIT 1").fetchone() is None:
             return
-        said = db.execute(
-            "SELECT cards.id, amendments.step, amendments.reward, amendments.advantage, extra FROM cards "
-            "JOIN amendments ON amendments.id = cards.id WHERE cards.n >= ?",
-            (first,),
-        ).fetchall()
-        for id_, step, reward, advantage, extra in said:
+        sql = "SELECT DISTINCT cards.id FROM cards JOIN amendments ON amendments.id = cards.id WHERE cards.n >= ?"
+        for (id_,) in db.execute(sql, (first,)).fetchall():
+            self._amend_again(id_)
+
+    def _amend_again(self, id_: str) -> None:
+        """Put all that was said of a rollout into its row."""
+        sql = "SELECT step, reward, advantage, extra FROM amendments WHERE id = ?"
+        for step, reward, advantage, extra in self.store.db.execute(sql, (id_,)).fetchall():
             self._amend(id_, Amendment(id_, step, reward, advantage, json.loads(extra)))
 
     def _amend(self, id_: str, amendment: Amendment) -> None:

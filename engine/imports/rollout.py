@@ -57,7 +57,8 @@ class Rollout:
     """One rollout. `prompt` and `completion` are messages; the first message of the policy begins the completion.
 
     `id` is empty where the writer gives none. `same_as_id`: the id is the writer's own and unique, so a second
-    rollout of that id (prime-rl writes an effective episode twice) is the same one. `group`: empty where the writer
+    rollout of that id (prime-rl writes an effective episode twice) is the same one. `grows`: so it is, and the one with
+    more turns is known better (spans of a conversation that goes on). `group`: empty where the writer
     names none; then rollouts of one prompt in one step make a group. `tokens` makes the arrays when they are asked for.
     `unknown` says why something is not known of this rollout, where that is not what the format says of all of its own.
     """
@@ -66,6 +67,7 @@ class Rollout:
     completion: tuple[Message, ...] = ()
     id: str = ""
     same_as_id: bool = False
+    grows: bool = False
     step: int | None = None
     group: str = ""
     prompt_id: str = ""

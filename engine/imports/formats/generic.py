@@ -78,7 +78,7 @@ class Columns:
                 is_number = name in numbers
                 name = _singular(name) if name not in known else name
                 # a column called as one of our words (`correct`) that holds floats is a reward function's
-                taken = name in known and name not in self.single.keys.get("correct", ())
+                taken = (name in known and name not in self.single.keys.get("correct", ())) or name in _MEASURED
                 row[f"reward_{name}" if is_number and not taken else name] = one
             yield self.single.rollout(row, origin)
 
@@ -231,6 +231,10 @@ def _is_numbers(value: Any, size: int) -> bool:
         return False
     known = [v for v in value if v is not None]
     return bool(known) and all(v == "NaN" or (isinstance(v, (int, float)) and not isinstance(v, bool)) for v in known)
+
+
+_MEASURED = ("entropy", "gen_step", "num_turns")
+"""Numbers that trainers put beside those of reward functions."""
 
 
 def _singular(name: str) -> str:

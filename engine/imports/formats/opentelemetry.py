@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,8 +15,9 @@ from ..rollout import Amendment, Item, Message, Rollout, Score, listed, mapping,
 
 
 class OpenTelemetry:
-    """OTLP JSON lines with the GenAI attributes: one rollout a trace. Spans are exported when they end, so the root may
-    stand on a later line than the conversation: what it says is added to the rollout."""
+    """OTLP JSON lines with the GenAI attributes (also as older versions, OpenLLMetry and OpenInference have them): one
+    rollout a trace. Spans are exported when they end: the longest conversation of a trace is the rollout, and what the
+    root says on a later line is added to it."""
 
     name = "OpenTelemetry spans"
     unknown: Mapping[str, str] = {
@@ -54,9 +56,8 @@ def _of_spans(trace_id: str, spans: list[Mapping[str, Any]]) -> Rollout | None:
             failed = mapping(span.get("status")).get("code") in (2, "STATUS_CODE_ERROR")
             said = text(values.get("error.type")) or text(mapping(span.get("status")).get("message"))
             tools[str(values.get("gen_ai.tool.call.id"))] = (said or "the tool failed") if failed else None
-        if "gen_ai.input.messages" in values or "gen_ai.output.messages" in values:
-            heard = conversation(_read(values.get("gen_ai.input.messages")))
-            messages = (*heard, *conversation(_read(values.get("gen_ai.output.messages"))))
+        if said_here := _talk(span, values):
+            messages = said_here
             usage = sum(whole(values.get(f"gen_ai.usage.{k}_tokens")) or 0 for k in ("input", "output"))
     if not messages:
         return None
@@ -66,10 +67,12 @@ def _of_spans(trace_id: str, spans: list[Mapping[str, Any]]) -> Rollout | None:
     failed = next((s for s in status if s.get("code") in (2, "STATUS_CODE_ERROR")), None)
     evaluated = _evaluations(spans, attributes)
     reward = evaluated.pop("reward", None)
+    reward = number(next((root[k] for k in _REWARDS if k in root), None)) if reward is None else reward
     return Rollout(
         prompt=prompt,
         completion=said,
         id=_conversation(attributes) or trace_id,
+        grows=True,
         step=whole(root.get("training.step")),
         group=text(root.get("training.group")) or "",
         env=text(root.get("gen_ai.agent.name")) or "",
@@ -78,8 +81,67 @@ def _of_spans(trace_id: str, spans: list[Mapping[str, Any]]) -> Rollout | None:
         components={name: Score(value) for name, value in evaluated.items()},
         error=text(failed.get("message")) or text(root.get("error.type")) or "error" if failed is not None else None,
         token_count=usage or None,
-        extra=plain({k: v for k, v in root.items() if not k.startswith(("gen_ai.", "training."))}),
+        extra=plain({k: v for k, v in root.items() if not k.startswith(_SHOWN) and k not in _REWARDS}),
     )
+
+
+_REWARDS = ("training.reward", "reward")
+_SHOWN = ("gen_ai.", "training.", "llm.")
+_INDEXED = re.compile(r"(?:gen_ai|llm)\.(prompt|completion|input_messages|output_messages)\.\d+\.")
+_SAID = ("completion", "output_messages")
+
+
+def _talk(span: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Message, ...]:
+    """The conversation of a span: attributes with lists of messages, attributes with numbers in their names
+    (`gen_ai.prompt.0.content`), or events, one a message."""
+    events = [(str(e.get("name")), _attributes(e)) for e in listed(span.get("events")) if isinstance(e, Mapping)]
+    for given in (values, *(about for _, about in events)):
+        heard, said = (_read(given.get(f"gen_ai.{k}.messages")) for k in ("input", "output"))
+        if heard is not None or said is not None:
+            rules = conversation([{"role": "system", "content": _read(given.get("gen_ai.system_instructions"))}])
+            found = (*conversation(heard), *conversation(said))
+            return found if any(m.role == "system" for m in found) or not rules[0].text else (*rules, *found)
+    if any(_INDEXED.match(k) for k in values):
+        tree: dict[str, Any] = {}
+        for key, value in values.items():
+            if _INDEXED.match(key):
+                _put(tree, key.split(".")[1:], value)
+        made = {k: [_message_of(m) for _, m in sorted(v.items(), key=_place)] for k, v in tree.items()}
+        heard = [m for k, part in made.items() if k not in _SAID for m in part]
+        return conversation([*heard, *(m for k, part in made.items() if k in _SAID for m in part)])
+    found = []
+    for name, about in events:
+        role = name.removeprefix("gen_ai.").removesuffix(".message")
+        if name.startswith("gen_ai.") and (role == "choice" or name.endswith(".message")):
+            inner = mapping(_read(about.get("message")))
+            found.append({"role": "assistant" if role == "choice" else role, **about, **inner})
+    return conversation(found)
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    """A value at a path of a tree of objects; lists are objects whose keys are numbers."""
+    for name in path[:-1]:
+        below = tree.setdefault(name, {})
+        if not isinstance(below, dict):
+            return
+        tree = below
+    tree[path[-1]] = value
+
+
+def _message_of(tree: Any) -> Any:
+    """A message with its calls as lists, without OpenInference's wrappers (`message.`, `tool_call.`)."""
+    if not isinstance(tree, dict):
+        return tree
+    tree = tree.get("message", tree)
+    calls = tree.get("tool_calls")
+    if not isinstance(calls, dict):
+        return tree
+    items = [c for _, c in sorted(calls.items(), key=_place)]
+    return {**tree, "tool_calls": [c.get("tool_call", c) if isinstance(c, dict) else c for c in items]}
+
+
+def _place(item: tuple[str, Any]) -> int:
+    return whole(item[0]) or 0
 
 
 def _of_root(trace_id: str, spans: list[Mapping[str, Any]]) -> Amendment | None:
@@ -88,10 +150,11 @@ def _of_root(trace_id: str, spans: list[Mapping[str, Any]]) -> Amendment | None:
     known = {k: v for values in attributes for k, v in values.items()}
     evaluated = _evaluations(spans, attributes)
     step = whole(known.get("training.step"))
-    extra = plain({k: v for k, v in known.items() if not k.startswith(("gen_ai.", "training."))})
-    if not evaluated and step is None:
-        return None
+    extra = plain({k: v for k, v in known.items() if not k.startswith(_SHOWN) and k not in _REWARDS})
     reward = evaluated.pop("reward", None)
+    reward = number(next((known[k] for k in _REWARDS if k in known), None)) if reward is None else reward
+    if not evaluated and step is None and reward is None:
+        return None
     extra |= {f"component.{name}": value for name, value in evaluated.items()}
     return Amendment(_conversation(attributes) or trace_id, step=step, reward=reward, extra=extra)
 

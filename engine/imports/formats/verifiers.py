@@ -188,7 +188,7 @@ class Results:
             error=error_text(document.get("error")),
             token_count=summed([usage.get(k) for k in ("final_input_tokens", "final_output_tokens")]),
             extra={**plain(others), **plain(mapping(document.get("info"))), **plain(counted)},
-            seconds=number(at(document, "timing.total")) or 0.0,
+            seconds=number(at(document, "timing.total")) or (number(at(document, "timing.total_ms")) or 0.0) / 1000,
             tools=tuple(t for t in tools if isinstance(t, Mapping)),
         )
 

@@ -277,3 +277,106 @@ def test_an_empty_list_of_rollouts_is_known(tmp_path: Path):
         write(tmp_path / "a.jsonl", {"rollouts": [{"prompt": "q", "completion": "a"}]}, {"rollouts": []}), whole=True
     ).summary
     assert summary["rollouts"] == 1 and summary["skipped"] == []
+
+
+def test_items_of_responses_that_are_no_messages(tmp_path: Path, opened: Open):
+    called = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": '{"x": 1}'}
+    output = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        called,
+        {**called, "call_id": "c2", "name": "zoom"},
+        {"type": "function_call_output", "call_id": "c2", "output": "near"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "seen"}]},
+        {"type": "code_interpreter_call", "id": "ci", "code": "print(1)", "outputs": None},
+        {"type": "mcp_call", "id": "m", "name": "ask", "arguments": "{}", "output": None, "error": "no server"},
+        {"type": "mcp_list_tools", "id": "l", "tools": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "red"}]},
+    ]
+    response = {"object": "response", "instructions": "s", "input": "q", "output": output}
+    response["incomplete_details"] = {"reason": "max_output_tokens"}
+    (record,) = read(opened(write(tmp_path / "a.jsonl", response)))
+    assert turns(record.trajectory.messages) == [("system", "s"), ("user", "q")]
+    assert record.trajectory.stop_reason == "max_output_tokens"
+    calls = [(c.name, c.result, c.problem, c.error) for s in record.trajectory.steps for c in s.calls]
+    assert calls == [
+        ("look", "seen", None, None),
+        ("zoom", "near", None, None),
+        ("code_interpreter", None, None, None),
+        ("ask", None, None, "no server"),
+    ]
+    assert record.trajectory.steps[-1].text == "red"
+
+
+def test_an_answer_in_an_object_around_it(tmp_path: Path, opened: Open):
+    choice = {"prompt": {"messages": [USER]}, "response": {"choices": [{"message": AGENT, "finish_reason": "stop"}]}}
+    steps = [{"observation": "q", "action": "a", "reward": 0.5}, {"observation": "seen", "action": "b", "reward": 1}]
+    answers = read(opened(write(tmp_path / "a.jsonl", choice, {"trajectory": steps, "total_reward": 1.5})))
+    assert [[s.text for s in r.trajectory.steps] for r in answers] == [["a"], ["a", "b"]]
+    assert all(turns(r.trajectory.messages) == [("user", "q")] for r in answers)
+    assert [(s.observation, s.reward) for s in answers[1].trajectory.steps] == [("seen", 0.5), ("", 1)]
+
+
+def test_an_object_of_rewards_may_hold_their_total(tmp_path: Path, opened: Open):
+    document = {"prompt": "q", "completion": "a", "reward": {"total": 1.5, "format": 1.0}}
+    row = opened(write(tmp_path / "a.jsonl", document)).rollouts.page()[0]
+    assert row.reward == 1.5 and row.extra == {"component.format": 1.0}
+
+
+def test_rollouts_without_prompt_and_id_are_no_group(tmp_path: Path, opened: Open):
+    rows = opened(write(tmp_path / "a.jsonl", {"completion": "a"}, {"completion": "b"})).rollouts.page()
+    assert len({r.group for r in rows}) == 2
+
+
+def test_what_ms_swift_measures_beside_rewards_is_no_reward(tmp_path: Path, opened: Open):
+    batch = {
+        "step": ["1"],
+        "prompt": ["q"],
+        "completion": ["a"],
+        "Accuracy": [1.0],
+        "advantages": [0.5],
+        "entropy": [0.25],
+    }
+    row = opened(write(tmp_path / "completions.jsonl", batch)).rollouts.page()[0]
+    assert row.extra == {"component.Accuracy": 1.0, "entropy": 0.25}
+
+
+def spans(*told: dict[str, Any], trace: str, parent: str = "r", events: list[Any] | None = None) -> dict[str, Any]:
+    """A line of OTLP with a span for each set of attributes."""
+    attributes = [[{"key": k, "value": {"stringValue": v}} for k, v in each.items()] for each in told]
+    made = [{"traceId": trace, "parentSpanId": parent, "attributes": a, "events": events or []} for a in attributes]
+    return {"resourceSpans": [{"scopeSpans": [{"spans": made}]}]}
+
+
+def test_the_longest_conversation_of_a_trace_is_the_rollout(tmp_path: Path, opened: Open):
+    def chat(*messages: dict[str, str]) -> dict[str, str]:
+        return {"gen_ai.input.messages": json.dumps(messages[:-1]), "gen_ai.output.messages": json.dumps(messages[-1:])}
+
+    short, long = chat(USER, AGENT), chat(USER, AGENT, {"role": "tool", "content": "seen"}, AGENT)
+    root = {"training.step": "3", "training.reward": "0.5"}
+    lines = [
+        spans(short, trace="t"),
+        spans(root, trace="t", parent=""),
+        spans(long, trace="t"),
+        spans(short, trace="t"),
+    ]
+    for documents in (lines, [*lines[:2], *[spans(short, trace=f"o{n}") for n in range(600)], *lines[2:]]):
+        reader = opened(write(tmp_path / "a.jsonl", *documents))
+        row = reader.rollouts.page(limit=1)[0]
+        assert (row.id, row.turns, row.step, row.reward, row.rollout) == ("t", 2, 3, 0.5, 0)
+        assert reader.rollouts.total() == len(documents) - 3
+        assert len(reader.bodies.trajectory(1).trajectory.steps) == 2
+
+
+def test_conversations_of_older_attributes_and_of_events(tmp_path: Path, opened: Open):
+    numbered = {f"gen_ai.{k}.0.{what}": m[what] for k, m in (("prompt", USER), ("completion", AGENT)) for what in m}
+    numbered |= {"gen_ai.completion.0.tool_calls.0.name": "look", "gen_ai.completion.0.tool_calls.0.arguments": "{}"}
+    inner = {
+        f"llm.{k}_messages.0.message.{what}": m[what] for k, m in (("input", USER), ("output", AGENT)) for what in m
+    }
+    said = [{"name": "gen_ai.user.message", "attributes": [{"key": "content", "value": {"stringValue": "q"}}]}]
+    choice = json.dumps({"content": "a"})
+    said += [{"name": "gen_ai.choice", "attributes": [{"key": "message", "value": {"stringValue": choice}}]}]
+    lines = [spans(numbered, trace="1"), spans(inner, trace="2"), spans({}, trace="3", events=said)]
+    records = read(opened(write(tmp_path / "a.jsonl", *lines)))
+    assert [(turns(r.trajectory.messages), r.trajectory.steps[0].text) for r in records] == [([("user", "q")], "a")] * 3
+    assert records[0].trajectory.steps[0].calls[0].name == "look"
