@@ -81,6 +81,12 @@ class IndexStore:
             why = why.encode("utf-8", "replace").decode()
             self.db.execute("INSERT INTO skipped (path, line, why) VALUES (?, ?, ?)", (path, line, why[:500]))
 
+    def torn(self) -> str | None:
+        """The first file of lines whose last line is not whole, or None."""
+        sql = "SELECT path FROM sources WHERE done AND container = 'json lines' AND position < size ORDER BY id LIMIT 1"
+        row = self.db.execute(sql).fetchone()
+        return None if row is None else row[0]
+
     def holds_rows(self, source: int) -> bool:
         """Whether anything of a file is in the index."""
         return bool(

@@ -56,7 +56,7 @@ def open_dump(path: Path, options: Options | None = None, *, whole: bool = False
                 indexer.diagnose()
             summary = indexer.summary()
             if not indexer.store.last_n() and not more:
-                nothing = _nothing(dump, summary)
+                nothing = _nothing(dump, summary, indexer.tables.torn())
                 if nothing:
                     indexer.close()
                     cache.forget(folder)
@@ -66,7 +66,7 @@ def open_dump(path: Path, options: Options | None = None, *, whole: bool = False
     return Opened(folder, summary, more)
 
 
-def _nothing(dump: Path, summary: dict[str, object]) -> str:
+def _nothing(dump: Path, summary: dict[str, object], torn: str | None) -> str:
     """Why a dump shows nothing."""
     skipped = summary["skipped"]
     assert isinstance(skipped, list)
@@ -77,6 +77,8 @@ def _nothing(dump: Path, summary: dict[str, object]) -> str:
         return f"nothing in {dump} can be opened: {where}: {first['why']}{others}"
     if not summary["files"]:
         return f"{dump} holds no files"
+    if torn is not None:
+        return f"nothing in {dump} can be opened: the last line of {torn} is no JSON, or is still being written"
     formats = summary["formats"]
     assert isinstance(formats, dict)
     known = [name for name in formats if name != UNKNOWN]

@@ -39,6 +39,7 @@ class Part:
         self.keys: tuple[object, ...] | None = None
         self.documents = 0
         self.strange: list[tuple[int, str]] = []
+        self.unknown = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -80,9 +81,13 @@ class Part:
         reader = self._format(found.document)
         if reader is None:
             self._see(UNKNOWN, 0)
-            if isinstance(found.document, dict) and len(self.strange) < 3:
-                keys = ", ".join(str(k)[:30] for k in list(found.document)[:6])
-                self.strange.append((found.line, f"no format that is known (its keys: {keys}); see --map"))
+            document, member = found.document, ""
+            if isinstance(document, dict) and document.keys() == {"member", "document"}:
+                member, document = f"{document['member']}: ", document["document"]
+            if isinstance(document, dict) and self.unknown < 3:
+                self.unknown += 1
+                keys = ", ".join(str(k)[:30] for k in list(document)[:6])
+                self.strange.append((found.line, f"{member}no format that is known (its keys: {keys}); see --map"))
             return
         rows = len(self.rows)
         try:

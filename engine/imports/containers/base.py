@@ -69,8 +69,9 @@ def loads(data: bytes) -> Any:
         document = orjson.loads(data)
         return _exact(data) if type(document) is dict and _has_huge(document) else document
     except orjson.JSONDecodeError as error:
-        # orjson knows no NaN; anything else that it refuses is refused
-        if b"NaN" not in data and b"Infinity" not in data and b"\\ud" not in data and b"\\uD" not in data:
+        # orjson knows no NaN, and no number that is too large; anything else that it refuses is refused
+        known = b"NaN" in data or b"Infinity" in data or b"\\ud" in data or b"\\uD" in data
+        if not known and not str(error).startswith("number"):
             raise ValueError(_told(error)) from None
         try:
             return json.loads(data)

@@ -43,8 +43,9 @@ class JsonLines:
         return os.stat(path).st_size
 
 
-def lines(read: Any, at: int, line: int) -> Iterator[Found]:
-    """Documents of a stream of lines. The last line counts only when it is whole: what is torn may still grow."""
+def lines(read: Any, at: int, line: int, *, grows: bool = True) -> Iterator[Found]:
+    """Documents of a stream of lines. The last line counts only when it is whole: what is torn may still grow, or (not
+    `grows`) is told."""
     rest: list[bytes] = []
     held = 0
     skipping = False  # inside a line that is too long to read
@@ -64,8 +65,7 @@ def lines(read: Any, at: int, line: int) -> Iterator[Found]:
             length = held + len(piece)
             after = at + length + 1
             if skipping or length > MAX_DOCUMENT:
-                size = f"{length / (1 << 20):.0f} MiB"
-                yield Found(at, length, line, after, problem=f"the line has {size}; up to 64 MiB are read")
+                yield Found(at, length, line, after, problem=_too_long(length))
             else:
                 rest.append(piece)
                 data = b"".join(rest) if len(rest) > 1 else piece
@@ -73,13 +73,21 @@ def lines(read: Any, at: int, line: int) -> Iterator[Found]:
             rest.clear()
             held, skipping, at = 0, False, after
     data = b"".join(rest)
+    if skipping and not grows:
+        yield Found(at, held, line + 1, at + held, problem=_too_long(held))
     if held and not skipping and data.strip():
         try:
             document = loads(data)
-        except ValueError:
+        except ValueError as error:
+            if not grows:
+                yield Found(at, held, line + 1, at + held, problem=str(error))
             return
         if isinstance(document, (dict, list)):
             yield Found(at, held, line + 1, at + held, document)
+
+
+def _too_long(length: int) -> str:
+    return f"the line has {length / (1 << 20):.0f} MiB; up to {MAX_DOCUMENT >> 20} MiB are read"
 
 
 def _one(data: bytes, at: int, line: int, after: int) -> Iterator[Found]:

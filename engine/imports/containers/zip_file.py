@@ -6,17 +6,18 @@ The directory is read by `zipfile`; members are unpacked here, with a limit on w
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...runs.zstd import ZstdDecompressor, ZstdError
+from ...runs.zstd import ZstdError, ZstdFile
 from .base import MAX_DOCUMENT, DumpError, Found, loads
 from .json_lines import lines
 
@@ -26,8 +27,11 @@ JOURNAL = "_journal/summaries/"
 MAX_INDEX = 16 << 20
 """Bytes of an index that is read before what it is of."""
 _PART = 256
-MAX_MEMBER = 1 << 30
+MAX_MEMBER = 16 << 30
 """Bytes of one member; one that claims or unpacks to more is skipped."""
+MAX_WHOLE = 256 << 20
+"""Bytes of a member that may be one document."""
+_BLOCK = 1 << 20
 _HEADER = struct.Struct("<4s22xHH")
 
 
@@ -42,16 +46,15 @@ class ZipFile:
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
         """The members that are JSON, each with its name, an index of the others first; lines of JSON one by one."""
-        members = _members(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
-        for position, number in enumerate(_order(members)[after:], after):
+        stat = os.stat(path)
+        members = _members(path, stat.st_size, stat.st_mtime_ns)
+        for position, number in enumerate(_order(path, stat.st_size, stat.st_mtime_ns)[after:], after):
             member = members[number]
             try:
-                data = _unpack(path, member)
+                for found in _documents(path, member, number):
+                    yield from _parts(replace(found, after=position + 1))
             except DumpError as error:
                 yield Found(number, 0, number + 1, position + 1, problem=f"{member.filename}: {error}")
-                continue
-            for found in _documents(member.filename, data, number):
-                yield from _parts(replace(found, after=position + 1))
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         """A member's document, or the line of it that `length` names."""
@@ -59,14 +62,15 @@ class ZipFile:
         if offset >= len(members):
             raise DumpError(f"{path} has changed since it was indexed: it has no member {offset} any more")
         member = members[offset]
-        for found in _documents(member.filename, _unpack(path, member), offset):
+        for found in _documents(path, member, offset):
             if found.length == length and found.problem is None:
                 return found.document
         raise DumpError(f"{path}: {member.filename} has changed since it was indexed")
 
     def end(self, path: Path) -> int:
         """The number of members that are read."""
-        return len(_order(_members(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)))
+        stat = os.stat(path)
+        return len(_order(path, stat.st_size, stat.st_mtime_ns))
 
 
 def member_of(path: Path, name: str) -> Any:
@@ -87,19 +91,20 @@ def _member_of(path: Path, name: str, size: int, changed: int) -> Any:
 def number_of(path: Path, name: str) -> int | None:
     """The place of a member by its name, or None."""
     stat = os.stat(path)
-    return _numbers(_members(path, stat.st_size, stat.st_mtime_ns)).get(name)
+    return _numbers(path, stat.st_size, stat.st_mtime_ns).get(name)
 
 
 @lru_cache(maxsize=8)
-def _numbers(members: tuple[zipfile.ZipInfo, ...]) -> dict[str, int]:
+def _numbers(path: Path, size: int, changed: int) -> dict[str, int]:
     """Members by name: of one that was written again the last counts."""
-    return {m.filename: number for number, m in enumerate(members) if not m.is_dir()}
+    return {m.filename: number for number, m in enumerate(_members(path, size, changed)) if not m.is_dir()}
 
 
-def _order(members: tuple[zipfile.ZipInfo, ...]) -> list[int]:
+@lru_cache(maxsize=8)
+def _order(path: Path, size: int, changed: int) -> list[int]:
     """The numbers of the members that are read: inspect-ai's summaries of all samples first, where they are no large
     part of a file's memory, else those of each flush; then the others as they stand."""
-    numbers = _numbers(members)
+    members, numbers = _members(path, size, changed), _numbers(path, size, changed)
     whole = [n for name, n in numbers.items() if name == SUMMARIES]
     flushed = [n for name, n in numbers.items() if name.startswith(JOURNAL)]
     first = whole if whole and members[whole[0]].file_size <= MAX_INDEX else flushed
@@ -119,26 +124,25 @@ def _parts(found: Found) -> Iterator[Found]:
         yield replace(found, document=document, after=found.after if last else found.after - 1)
 
 
-def _documents(name: str, data: bytes, number: int) -> Iterator[Found]:
-    """`{"member": name, "document": …}` for each JSON document of a member; `length` is the line's number."""
-    if data.lstrip()[:1] not in (b"{", b"["):
-        return
-    try:
-        yield Found(number, 0, number + 1, number + 1, {"member": name, "document": loads(data)})
-        return
-    except ValueError as error:
-        if b"\n" not in data.strip():
-            yield Found(number, 0, number + 1, number + 1, problem=f"{name}: {error}")
+def _documents(path: Path, member: zipfile.ZipInfo, number: int) -> Iterator[Found]:
+    """`{"member": name, "document": …}` for each JSON document of a member; `length` is the line's number. One that is
+    too large to be one document is read as lines, of which only one is in memory. Raises DumpError."""
+    name = member.filename
+    if member.file_size <= MAX_WHOLE:
+        data = _unpack(path, member)
+        if data.lstrip()[:1] not in (b"{", b"["):
             return
-    at = 0
-
-    def read(size: int) -> bytes:
-        nonlocal at
-        part = data[at : at + size]
-        at += len(part)
-        return part
-
-    for found in lines(read, 0, 0):
+        try:
+            yield Found(number, 0, number + 1, number + 1, {"member": name, "document": loads(data)})
+            return
+        except ValueError as error:
+            if b"\n" not in data.strip():
+                yield Found(number, 0, number + 1, number + 1, problem=f"{name}: {error}")
+                return
+        read = io.BytesIO(data).read
+    else:
+        read = _stream(path, member)
+    for found in lines(read, 0, 0, grows=False):
         document = None if found.problem else {"member": name, "document": found.document}
         problem = f"{name}, line {found.line}: {found.problem}" if found.problem else None
         yield Found(number, found.line, number + 1, number + 1, document, problem)
@@ -155,9 +159,16 @@ def _members(path: Path, _size: int, _changed: int) -> tuple[zipfile.ZipInfo, ..
 
 def _unpack(path: Path, member: zipfile.ZipInfo) -> bytes:
     """A member's bytes. Raises DumpError for what is damaged, encrypted, or unpacks to more than is sane."""
-    limit = min(MAX_MEMBER, max(MAX_DOCUMENT, member.file_size))
+    limit = max(MAX_DOCUMENT, member.file_size)
+    read = _stream(path, member, limit)
+    return b"".join(iter(lambda: read(_BLOCK), b""))
+
+
+def _stream(path: Path, member: zipfile.ZipInfo, limit: int = MAX_MEMBER) -> Callable[[int], bytes]:
+    """What reads on in a member's text. It raises DumpError, as does this, for what is damaged or encrypted, and where
+    there is more than `limit`."""
     if member.file_size > MAX_MEMBER:
-        raise DumpError(f"it says that it unpacks to {member.file_size >> 20} MiB; up to 1024 are read")
+        raise DumpError(f"it says that it unpacks to {member.file_size >> 20} MiB; up to {MAX_MEMBER >> 20} are read")
     if member.flag_bits & 1:
         raise DumpError("it is encrypted")
     with open(path, "rb") as file:
@@ -166,20 +177,64 @@ def _unpack(path: Path, member: zipfile.ZipInfo) -> bytes:
         if len(header) < _HEADER.size or header[:4] != b"PK\x03\x04":
             raise DumpError("its header is damaged")
         _, name, extra = _HEADER.unpack(header)
-        file.seek(name + extra, os.SEEK_CUR)
-        packed = file.read(member.compress_size)
-    try:
-        match member.compress_type:
-            case zipfile.ZIP_STORED:
-                data = packed
-            case zipfile.ZIP_DEFLATED:
-                data = zlib.decompressobj(-15).decompress(packed, limit + 1)
-            case _ if member.compress_type == ZSTD:
-                data = ZstdDecompressor().decompress(packed, limit + 1)
-            case other:
-                raise DumpError(f"its compression (method {other}) is not known")
-    except (zlib.error, ZstdError, EOFError) as error:
-        raise DumpError(f"it is damaged ({error})") from None
-    if len(data) > limit:
-        raise DumpError("it unpacks to more than it says")
-    return data
+    packed = _Packed(path, member.header_offset + _HEADER.size + name + extra, member.compress_size)
+    match member.compress_type:
+        case zipfile.ZIP_STORED:
+            text: Any = packed
+        case zipfile.ZIP_DEFLATED:
+            text = _Inflated(packed)
+        case _ if member.compress_type == ZSTD:
+            text = ZstdFile(packed)
+        case other:
+            raise DumpError(f"its compression (method {other}) is not known")
+    left = limit
+
+    def read(size: int) -> bytes:
+        nonlocal left
+        try:
+            data = text.read(size)
+        except (zlib.error, ZstdError, EOFError) as error:
+            raise DumpError(f"it is damaged ({error})") from None
+        left -= len(data)
+        if left < 0:
+            raise DumpError("it unpacks to more than it says")
+        return data
+
+    return read
+
+
+class _Packed(io.RawIOBase):
+    """The packed bytes of a member."""
+
+    def __init__(self, path: Path, at: int, size: int) -> None:
+        self._path, self._at, self._left = path, at, size
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        size = self._left if size < 0 else min(size, self._left)
+        with open(self._path, "rb") as file:
+            file.seek(self._at)
+            data = file.read(size)
+        self._at += len(data)
+        self._left -= len(data)
+        return data
+
+
+class _Inflated:
+    """Text of a stream that is packed as `deflate`, without a header."""
+
+    def __init__(self, packed: _Packed) -> None:
+        self._packed, self._inflate = packed, zlib.decompressobj(-15)
+
+    def read(self, size: int) -> bytes:
+        """Up to so many bytes; none at the end."""
+        while not self._inflate.eof:
+            packed = self._inflate.unconsumed_tail or self._packed.read(_BLOCK)
+            data = self._inflate.decompress(packed, size)
+            if data or not packed:
+                return data
+        return b""

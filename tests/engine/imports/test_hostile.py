@@ -103,6 +103,53 @@ def test_a_pickle_in_disguise_is_never_opened(tmp_path: Path):
     assert not Path("/tmp/grpo-tui-was-fooled").exists()
 
 
+def test_a_large_member_is_read_a_line_at_a_time(tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("grpo_tui.engine.imports.containers.zip_file.MAX_WHOLE", 1000)
+    monkeypatch.setattr("grpo_tui.engine.imports.containers.json_lines.MAX_DOCUMENT", 5000)
+    bomb = '{"a":"' + "0" * (4 << 20) + '"}\n'
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
+            archive.writestr("good.jsonl", line() + bomb + line(score=0.5))
+            archive.writestr("bomb.json", "[" * (4 << 20))
+        reader = opened(tmp_path / "a.zip")
+        assert [reader.bodies.trajectory(n).trajectory.env_reward for n in (1, 2)] == [1.0, 0.5]
+        assert [s["why"] for s in reader.info().facts["skipped"]] == [
+            "good.jsonl, line 2: the line has 4 MiB; up to 0 MiB are read",
+            "bomb.json, line 1: the line has 4 MiB; up to 0 MiB are read",
+        ]
+
+
+def test_strange_documents_are_told_three_times_a_file_and_by_their_own_keys(tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for n in range(2000):
+            archive.writestr(f"{n}.json", json.dumps({"odd": n}) if n else line())
+    skipped = open_dump(tmp_path / "a.zip", whole=True).summary["skipped"]
+    why = "no format that is known (its keys: odd); see --map"
+    assert [s["why"] for s in skipped] == [f"{n}.json: {why}" for n in (1, 2, 3)]  # type: ignore[attr-defined]
+
+
+def test_a_number_that_is_too_large_is_infinite(tmp_path: Path, opened: Open):
+    file = tmp_path / "a.jsonl"
+    file.write_text(line().replace("1.0", "1e999"))
+    assert opened(file).bodies.trajectory(1).trajectory.env_reward == float("inf")
+
+
+def test_a_lone_line_that_is_torn_is_said(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(line()[:20])
+    with pytest.raises(DumpError, match=r"the last line of .*a\.jsonl is no JSON, or is still being written"):
+        open_dump(tmp_path / "a.jsonl", whole=True)
+
+
+def test_pipes_and_devices_in_a_folder_are_not_waited_for(tmp_path: Path, opened: Open):
+    import os
+
+    (tmp_path / "a.jsonl").write_text(json.dumps({"example_id": 1, "prompt": "q", "completion": "a"}) + "\n")
+    os.mkfifo(tmp_path / "metadata.json")
+    (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to("loop")
+    assert opened(tmp_path).rollouts.total() == 1
+
+
 def test_a_zip_bomb_is_not_unpacked(tmp_path: Path):
     bomb = tmp_path / "a.eval"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
