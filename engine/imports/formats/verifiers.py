@@ -196,7 +196,7 @@ class Results:
 def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin, several: bool) -> Rollout:
     nodes = [n for n in listed(trace.get("nodes")) if isinstance(n, Mapping)]
     chain, branches = _branch(nodes)
-    calls = {c.get("node"): c for c in listed(trace.get("calls")) if isinstance(c, Mapping)}
+    calls = {whole(c.get("node")): c for c in listed(trace.get("calls")) if isinstance(c, Mapping)}
     messages = [_message(nodes[i], calls.get(i)) for i in chain]
     sampled = [bool(nodes[i].get("sampled")) or m.is_agent for i, m in zip(chain, messages, strict=True)]
     first = sampled.index(True) if True in sampled else len(messages)
