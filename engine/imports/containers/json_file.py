@@ -1,4 +1,7 @@
-"""One JSON document in a file: an object, or a list whose items are the documents (also when pretty-printed)."""
+"""One JSON document in a file: an object, or a list whose items are the documents (also when pretty-printed).
+
+A large list is read item by item, and an item again from its bytes; anything else is one value and read at once.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .base import MARK, DumpError, Found, loads
+from .base import MARK, MAX_DOCUMENT, DumpError, Found, loads
 
 MAX_FILE = 2 << 30
 """Bytes of a file that is read at once."""
+LARGE = 16 << 20
+"""Bytes of a list that is read item by item."""
+_BLOCK = 1 << 20
 _BLANK = re.compile(r"\s*")
+_BEGIN = re.compile(r"(?:\xef\xbb\xbf)?\s*\[")
+_BETWEEN = re.compile(r"\s*,?\s*")
 
 
 class JsonFile:
@@ -41,13 +49,24 @@ class JsonFile:
         return False
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """The document, or the items of the list, each with its index as the place."""
+        """The document, or the items of the list, each with its index as the place; of a large list, with its bytes."""
+        if os.stat(path).st_size > LARGE and _is_list(path):
+            yield from _items(path, after, line)
+            return
         items = _load(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
         for i, item in enumerate(items[after:], after):
             yield Found(i, 1, i + 1, i + 1, item)
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """An item by its index."""
+        """An item by its index (`length` 1), or by its bytes."""
+        if length > 1:
+            with open(path, "rb") as file:
+                file.seek(offset)
+                data = file.read(length)
+            try:
+                return loads(data)
+            except ValueError as error:
+                raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
         items = _load(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
         if offset >= len(items):
             raise DumpError(f"{path} has changed since it was indexed: it has no item {offset} any more")
@@ -56,6 +75,53 @@ class JsonFile:
     def end(self, path: Path) -> int:
         """Its size: such a file does not grow but is written anew."""
         return os.stat(path).st_size
+
+
+def _is_list(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return _BEGIN.match(file.read(64).decode("latin-1")) is not None
+
+
+def _items(path: Path, after: int, line: int) -> Iterator[Found]:
+    """The items of a list behind a byte. What is decoded as Latin-1 has one character a byte, and all marks of JSON in
+    their places: where an item ends is found so, and the item is read from its bytes."""
+    decoder = json.JSONDecoder()
+    with open(path, "rb") as file:
+        file.seek(after)
+        base, text = after, file.read(_BLOCK).decode("latin-1")
+        begin = _BEGIN.match(text) if after == 0 else None
+        at = begin.end() if begin is not None else 0
+        while True:
+            at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr] - it matches nothing, too
+            problem = None
+            try:
+                end = decoder.raw_decode(text, at)[1]
+            except RecursionError:
+                problem = "it is nested too deeply"
+            except json.JSONDecodeError as error:
+                if text[at : at + 1] == "]":
+                    return
+                problem = f"it is no JSON ({error.msg})"
+                # what is not whole yet fails at its end, or at the beginning of the text that has none
+                torn = error.msg.startswith("Unterminated") or error.pos >= len(text) - 16
+                if len(text) - at > MAX_DOCUMENT:
+                    problem = f"the item has more than {MAX_DOCUMENT >> 20} MiB"
+                elif torn and (more := file.read(max(_BLOCK, len(text) - at))):
+                    base, text, at = base + at, text[at:] + more.decode("latin-1"), 0
+                    continue
+            if problem is not None:
+                if text[at:].strip():
+                    problem += "; the list is not read from here on"
+                    yield Found(base + at, 0, line + 1, os.stat(path).st_size, problem=problem)
+                return
+            line += 1
+            try:
+                document = loads(text[at:end].encode("latin-1"))
+            except ValueError as error:
+                yield Found(base + at, end - at, line, base + end, problem=str(error))
+            else:
+                yield Found(base + at, end - at, line, base + end, document)
+            at = end
 
 
 @lru_cache(maxsize=2)

@@ -18,6 +18,7 @@ from grpo_tui.engine.imports.containers import DumpError, container_of
 from grpo_tui.engine.imports.convert import identity, listed_of, record_of
 from grpo_tui.engine.imports.dump import FORMATS, files_of, format_of
 from grpo_tui.engine.imports.format import Origin
+from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.rollout import Rollout
 from grpo_tui.engine.runs.reader import RunReader
@@ -416,3 +417,29 @@ def test_a_parquet_of_many_batches_is_read_in_any_order(
     for n in (1, size, 1200, 1201, 2, 2400):
         record = reader.bodies.trajectory(n)
         assert (record.trajectory.steps[0].text, record.trajectory.env_reward) == (str(n - 1), float(n - 1))
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_large_list_is_read_item_by_item(
+    indent: int | None, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("grpo_tui.engine.imports.containers.json_file.LARGE", 0)
+    monkeypatch.setattr("grpo_tui.engine.imports.containers.json_file._BLOCK", 100)
+    made = [{**VERL, "score": n, "output": "\u00e4 ]},{[ \\" * n, "list": [{"a": [n]}]} for n in range(40)]
+    text = json.dumps(made, ensure_ascii=False, indent=indent)
+    reader = opened_of(tmp_path, opened, text)
+    assert [r.reward for r in reader.rollouts.page(limit=40)] == list(range(40))
+    for n in (40, 1, 25):
+        assert reader.bodies.trajectory(n).trajectory.steps[0].text == made[n - 1]["output"]
+    cut = opened_of(tmp_path, opened, text[: len(text) // 2])
+    assert 0 < cut.rollouts.total() < 40
+    (skipped,) = cut.info().facts["skipped"]
+    assert "no JSON" in skipped["why"] and skipped["line"] == cut.rollouts.total() + 1
+    with monkeypatch.context() as small:  # an index that is continued
+        small.setattr("grpo_tui.engine.imports.part.PART_ROLLOUTS", 7)
+        (tmp_path / "b").write_text(text)
+        with Indexer(tmp_path / "b", tmp_path / "index") as indexer:
+            next(indexer._read(1, tmp_path / "b"))
+        with Indexer(tmp_path / "b", tmp_path / "index") as indexer:
+            assert indexer.store.last_n() == 7 and not indexer.advance()
+            assert indexer.store.last_n() == 40
