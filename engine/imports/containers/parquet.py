@@ -4,7 +4,7 @@ The reader is arro3 (Arrow's Rust implementation, 35 MiB installed, no dependenc
 as beside any trainer of Hugging Face, that serves as well (170 MiB is why it is not asked for).
 
 arro3 0.9 cannot leave out columns or row groups at reading. What they cost is small: 600 MB of pictures are passed over
-in 1.6 s of processor time; but the largest page of the file is in memory, which for pictures can be hundreds of megabytes.
+in 1.6 s of processor time; but the largest page of the file is in memory, which for pictures can be hundreds of MB.
 """
 
 from __future__ import annotations
