@@ -97,7 +97,7 @@ class SweAgent:
             said.append(
                 Message(
                     "assistant",
-                    text(step.get("response")) or "",
+                    message({"role": "assistant", "content": step.get("response")}).text,
                     thought=(text(step.get("thought")) or "").strip(),
                     calls=calls if action.strip() else (),
                     seconds=number(step.get("execution_time")) or 0.0,

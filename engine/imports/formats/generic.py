@@ -76,7 +76,7 @@ class Columns:
             for name, value in document.items():
                 one = value[i] if isinstance(value, list) and len(value) == size else value
                 is_number = name in numbers
-                name = _singular(name) if name not in known else name
+                name = _singular(name) if name not in known or is_number else name
                 # a column called as one of our words (`correct`) that holds floats is a reward function's
                 taken = (name in known and name not in self.single.keys.get("correct", ())) or name in _MEASURED
                 row[f"reward_{name}" if is_number and not taken else name] = one
@@ -233,7 +233,7 @@ def _is_numbers(value: Any, size: int) -> bool:
     return bool(known) and all(v == "NaN" or (isinstance(v, (int, float)) and not isinstance(v, bool)) for v in known)
 
 
-_MEASURED = ("entropy", "gen_step", "num_turns")
+_MEASURED = ("entropy", "gen_step", "num_turns", "lengths")
 """Numbers that trainers put beside those of reward functions."""
 
 
@@ -252,6 +252,8 @@ _SINGULARS = {"prompt", "completion", "response", "output", "generation", "rewar
     "message",
     "error",
     "token_count",
+    "finish_reason",
+    "stop_reason",
 }
 
 

@@ -340,18 +340,21 @@ def _summaries(summaries: list[Mapping[str, Any]], origin: Origin) -> Iterator[I
 
 def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
     attachments = {f"attachment://{k}": v for k, v in mapping(sample.get("attachments")).items()}
-    prompt, said = split(conversation(_restored(listed(sample.get("messages")), attachments)))
+    talk = listed(sample.get("messages")) or listed(sample.get("input"))  # none: it failed before anything was said
+    talk = talk or [{"role": "user", "content": sample["input"]}] if sample.get("input") else talk
+    prompt, said = split(conversation(_restored(talk, attachments)))
     about = {**mapping(at(header, "eval.metadata")), **mapping(header.get("metadata"))}
     own = mapping(sample.get("metadata"))
     step = next((s for k in ("step", "training_step") if (s := whole(own.get(k, about.get(k)))) is not None), None)
     components: dict[str, Score] = {}
     said_otherwise: dict[str, Any] = {}
     answer, correct = None, None
-    for name, score in mapping(sample.get("scores")).items():
+    graded = mapping(sample.get("scores")) or ({"score": sample["score"]} if sample.get("score") else {})
+    for name, score in graded.items():
         value = score.get("value") if isinstance(score, Mapping) else score
         if isinstance(value, Mapping):
-            graded = {k: _LETTERS.get(v, v) if isinstance(v, str) else v for k, v in value.items()}
-            components.update({f"{name}.{k}": v for k, v in scores(graded).items()})
+            parts = {k: _LETTERS.get(v, v) if isinstance(v, str) else v for k, v in value.items()}
+            components.update({f"{name}.{k}": v for k, v in scores(parts).items()})
         elif isinstance(value, str) and value in _LETTERS:
             components[name] = Score(_LETTERS[value])
             correct = value == "C" if value in "CI" else correct
@@ -360,7 +363,9 @@ def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
         else:  # words, or a list: no part of a reward
             said_otherwise[name] = value
         answer = answer or (text(score.get("answer")) if isinstance(score, Mapping) else None)
-    usage = [mapping(u) for u in mapping(sample.get("model_usage")).values()]
+    model, used = text(at(header, "eval.model")) or "", mapping(sample.get("model_usage"))
+    told = [used[model]] if model in used else used.values()  # a judge's tokens are not the rollout's
+    usage = [mapping(u) for u in told]
     target = sample.get("target")
     limit = sample.get("limit")
     limit = limit.get("type") if isinstance(limit, Mapping) else limit
@@ -375,7 +380,7 @@ def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
         prompt_id=sample_id,
         index=whole(sample.get("epoch")),
         env=task,
-        model=text(at(header, "eval.model")) or "",
+        model=model,
         split="eval",
         components=components,
         answer=answer,

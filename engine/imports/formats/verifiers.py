@@ -18,6 +18,7 @@ from ..rollout import Amendment, Item, Message, Named, Rollout, Score, listed, m
 from ..tokens import Tokens
 
 _NO_ADVANTAGE = "no advantages are written (an evaluation has none; a trainer writes them at tokens or as annotations)"
+_IN_PART = "a component that has a weight has no score, or none has a weight: their total is not known"
 _OVERLAYS = {
     "trainer_logprobs": "trainer",
     "entropies": "entropy",
@@ -46,7 +47,9 @@ class Episodes:
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """One rollout a trace."""
         effective = {"effective": True} if "effective" in origin.path.parts else {}
-        traces = [t for t in document["traces"] if isinstance(t, Mapping)]
+        traces: list[Mapping[str, Any]] = [t for t in document["traces"] if isinstance(t, Mapping)]
+        if not traces and listed(document.get("errors")):  # it failed before there was one
+            traces = [{"id": document.get("id")}]
         for trace in traces:
             made = _trace(trace, document, origin, several=len(traces) > 1)
             yield replace(made, extra={**made.extra, **effective})
@@ -213,6 +216,8 @@ def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin,
     kind = text(work.get("type")) or text(at(episode, "run.type")) or ""
     group = text(at(episode, "group.id")) or ""
     name = text(data.get("name")) or text(task.get("key")) or ""
+    reward = _total(components, trace)
+    scored = any(s.value is not None for s in components.values())
     errors = listed(trace.get("errors")) or listed(episode.get("errors"))
     return Rollout(
         prompt=tuple(messages[:first]),
@@ -226,7 +231,7 @@ def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin,
         agent=agent if several or agent not in ("", "agent") else "",
         model=text(at(trace, "agent.config.model")) or "",
         split=kind if kind in ("train", "eval") else origin.split,
-        reward=_total(components, trace),
+        reward=reward,
         components=components,
         advantage=_advantage(nodes, chain),
         expected=text(data.get("answer")),
@@ -243,6 +248,7 @@ def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin,
         task=data,
         tools=tuple(t for t in listed(trace.get("tools")) if isinstance(t, Mapping)),
         seconds=_seconds(mapping(trace.get("timing"))),
+        unknown={"reward": _IN_PART} if reward is None and scored else {},
     )
 
 

@@ -380,3 +380,33 @@ def test_conversations_of_older_attributes_and_of_events(tmp_path: Path, opened:
     records = read(opened(write(tmp_path / "a.jsonl", *lines)))
     assert [(turns(r.trajectory.messages), r.trajectory.steps[0].text) for r in records] == [([("user", "q")], "a")] * 3
     assert records[0].trajectory.steps[0].calls[0].name == "look"
+
+
+def test_samples_of_inspect_that_failed_at_once_and_of_older_versions(tmp_path: Path, opened: Open):
+    failed = {"id": 1, "epoch": 1, "input": "q", "messages": [], "error": {"message": "boom"}}
+    usage = {"m": {"total_tokens": 3}, "judge": {"total_tokens": 5}}
+    older = {"id": 2, "epoch": 1, "messages": [USER, AGENT], "score": {"value": "C"}, "model_usage": usage}
+    log = {"version": 1, "status": "error", "eval": {"task": "t", "model": "m"}, "samples": [failed, older]}
+    first, second = read(opened(write(tmp_path / "log.json", log)))
+    assert (turns(first.trajectory.messages), first.trajectory.error) == ([("user", "q")], "boom")
+    assert second.trajectory.correct is True and second.token_count == 3, "the judge's are not its own"
+
+
+def test_an_episode_of_verifiers_that_failed_before_a_trace(tmp_path: Path, opened: Open):
+    nodes = [{"parent": None, "message": USER}, {"parent": 0, "message": AGENT, "sampled": True}]
+    rewards = {"right": {"score": 1.0, "weight": 1.0}, "format": {"score": None, "weight": 0.5}}
+    failed = {"id": "e", "env": {"id": "x"}, "traces": [], "errors": [{"type": "Setup", "message": "no sandbox"}]}
+    partly = {"id": "f", "env": {"id": "x"}, "traces": [{"id": "t", "nodes": nodes, "rewards": rewards}]}
+    lost, scored = read(opened(write(tmp_path / "traces.jsonl", failed, partly)))
+    assert (lost.trajectory.id, lost.trajectory.error) == ("e", "Setup: no sandbox")
+    assert scored.trajectory.env_reward is None and "total is not known" in scored.unknown["reward"]
+
+
+def test_columns_of_scores_are_rewards(tmp_path: Path, opened: Open):
+    batch = {"prompts": ["q", "r"], "responses": ["a", "b"], "scores": [1, 0], "lengths": [3, 4]}
+    batch["finish_reasons"] = ["stop", "length"]
+    rows = opened(write(tmp_path / "a.jsonl", batch)).rollouts.page()
+    assert [(r.reward, r.stop_reason, r.extra) for r in rows] == [
+        (1, "stop", {"lengths": 3}),
+        (0, "length", {"lengths": 4}),
+    ]
