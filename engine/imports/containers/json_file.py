@@ -93,7 +93,7 @@ def _items(path: Path, after: int, line: int) -> Iterator[Found]:
         at = begin.end() if begin is not None else 0
         while True:
             at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr] - it matches nothing, too
-            problem = None
+            problem, end = None, at
             try:
                 end = decoder.raw_decode(text, at)[1]
             except RecursionError:

@@ -114,13 +114,15 @@ def _order(path: Path, size: int, changed: int) -> list[int]:
 
 def _parts(found: Found) -> Iterator[Found]:
     """A document; an index in parts, so that the first rows need not wait for the last."""
-    rows = found.document["document"] if found.document is not None else None
-    if not isinstance(rows, list) or not found.document["member"].endswith(SUMMARIES) or len(rows) <= _PART:
+    inside: dict[str, Any] = found.document or {}
+    rows = inside.get("document")
+    is_index = inside.get("member") == SUMMARIES or str(inside.get("member")).startswith(JOURNAL)
+    if not is_index or not isinstance(rows, list) or len(rows) <= _PART:
         yield found
         return
     for at in range(0, len(rows), _PART):
         last = at + _PART >= len(rows)
-        document = {**found.document, "document": rows[at : at + _PART]}
+        document = {**inside, "document": rows[at : at + _PART]}
         yield replace(found, document=document, after=found.after if last else found.after - 1)
 
 

@@ -6,10 +6,11 @@ from ..format import Format
 from .agents import MiniSweAgent, Rllm, SweAgent
 from .atif import Atif, HarborTrials
 from .generic import Columns, Groups, Metrics, Table, Wrapped
+from .inspect_ai import Inspect
 from .opentelemetry import OpenTelemetry
 from .tables import AGENTLIGHTNING, AREAL, GENERIC, SKYRL, VERL, OpenEnv
 from .tinker import TinkerSummaries
-from .trainers import Art, Inspect, NemoRl, Trackio, Zipped
+from .trainers import Art, NemoRl, Trackio, Zipped
 from .trl import TrainerState, Trl
 from .verifiers import Annotations, Episodes, Results, StreamIndex, Traces
 

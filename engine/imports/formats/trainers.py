@@ -1,22 +1,19 @@
-"""What trainers write in shapes of their own: ART, NeMo-RL, trackio, inspect-ai."""
+"""What trainers write in shapes of their own: ART, NeMo-RL, trackio; and what is in a zip."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ..containers.sqlite import runs_of
-from ..containers.zip_file import member_of, number_of
 from ..convert import identity
 from ..format import Format, Origin
-from ..mapped import SEVERAL, Mapped, at, mean, plain, scores, several
+from ..mapped import SEVERAL, Mapped, mean, plain, several
 from ..messages import conversation, error_text, flat, split
 from ..rollout import (
-    Expected,
     Item,
     Message,
-    Named,
     Numbers,
     Rollout,
     Score,
@@ -24,7 +21,6 @@ from ..rollout import (
     mapping,
     number,
     parsed,
-    summed,
     text,
     whole,
 )
@@ -223,39 +219,6 @@ class Trackio:
             yield Numbers(step, {f"{prefix}{k}": n for k, v in values.items() if (n := number(v)) is not None})
 
 
-class Inspect:
-    """Samples of inspect-ai: epochs of a sample are the rollouts of its group."""
-
-    name = "inspect-ai samples"
-    unknown: Mapping[str, str] = {
-        "reward": "scores are components; inspect-ai has no total",
-        "weight": "scores have no weights",
-        "advantage": "evaluations have no advantages",
-        "step": "no training step is written (metadata may hold one)",
-    }
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """A log in one piece, or a member of a packed one."""
-        if not isinstance(document, Mapping):
-            return False
-        if isinstance(document.get("member"), str) and "document" in document:
-            return _is_sample(document["document"]) or _is_part(document["member"])
-        return isinstance(document.get("eval"), Mapping) and ("samples" in document or "status" in document)
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout a sample."""
-        if "member" in document:
-            if _is_sample(document["document"]):
-                yield _sample(document["document"], _header(origin))
-            elif "summaries" in document["member"]:  # of all samples, so of those that cannot be read, too
-                yield from _summaries([s for s in listed(document["document"]) if isinstance(s, Mapping)], origin)
-            return
-        header = {k: v for k, v in document.items() if k != "samples"}
-        for sample in listed(document.get("samples")):
-            if isinstance(sample, Mapping):
-                yield _sample(sample, header)
-
-
 class Zipped:
     """Documents in a zip that are of another format (a wandb artifact of agentlightning). What folders and names say
     of a file, those of the member say, too."""
@@ -301,116 +264,4 @@ def _errors(document: Mapping[str, Any]) -> str | None:
     return found[0] if found and number(document.get("reward")) is None else None
 
 
-def _is_sample(document: Any) -> bool:
-    return isinstance(document, Mapping) and "epoch" in document and "messages" in document and "id" in document
-
-
-def _is_part(member: str) -> bool:
-    """A member of a log that is no sample: header, summaries, journal, reductions."""
-    return member.startswith("_journal/") or member in ("header.json", "summaries.json", "reductions.json")
-
-
-def _header(origin: Origin) -> Mapping[str, Any]:
-    """The header of a packed log, or how it began."""
-    for name in ("header.json", "_journal/start.json"):
-        found = member_of(origin.path, name)
-        if isinstance(found, Mapping):
-            return found
-    return {}
-
-
-def _summaries(summaries: list[Mapping[str, Any]], origin: Origin) -> Iterator[Item]:
-    """What is said of samples that are not read yet, or are in no file."""
-    header, missing = _header(origin), []
-    for summary in summaries:
-        if not isinstance(uuid := summary.get("uuid"), str):
-            continue
-        number_ = number_of(origin.path, f"samples/{summary.get('id')}_epoch_{summary.get('epoch')}.json")
-        if number_ is None:
-            missing.append(uuid)
-            continue
-        given = summary.get("input")
-        asked = given if isinstance(given, list) else [{"role": "user", "content": given}]
-        made = _sample({**summary, "messages": asked}, header)
-        # a conversation may be the input: of its end nobody knows yet what was said
-        yield Expected(replace(made, prompt=(*made.prompt, *made.completion), completion=()), number_, 0)
-    if missing:
-        yield Named(tuple(missing))
-
-
-def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
-    attachments = {f"attachment://{k}": v for k, v in mapping(sample.get("attachments")).items()}
-    talk = listed(sample.get("messages")) or listed(sample.get("input"))  # none: it failed before anything was said
-    talk = talk or [{"role": "user", "content": sample["input"]}] if sample.get("input") else talk
-    prompt, said = split(conversation(_restored(talk, attachments)))
-    about = {**mapping(at(header, "eval.metadata")), **mapping(header.get("metadata"))}
-    own = mapping(sample.get("metadata"))
-    step = next((s for k in ("step", "training_step") if (s := whole(own.get(k, about.get(k)))) is not None), None)
-    components: dict[str, Score] = {}
-    said_otherwise: dict[str, Any] = {}
-    answer, correct = None, None
-    graded = mapping(sample.get("scores")) or ({"score": sample["score"]} if sample.get("score") else {})
-    for name, score in graded.items():
-        value = score.get("value") if isinstance(score, Mapping) else score
-        if isinstance(value, Mapping):
-            parts = {k: _LETTERS.get(v, v) if isinstance(v, str) else v for k, v in value.items()}
-            components.update({f"{name}.{k}": v for k, v in scores(parts).items()})
-        elif isinstance(value, str) and value in _LETTERS:
-            components[name] = Score(_LETTERS[value])
-            correct = value == "C" if value in "CI" else correct
-        elif value is None or number(value) is not None:
-            components[name] = Score(number(value))
-        else:  # words, or a list: no part of a reward
-            said_otherwise[name] = value
-        answer = answer or (text(score.get("answer")) if isinstance(score, Mapping) else None)
-    model, used = text(at(header, "eval.model")) or "", mapping(sample.get("model_usage"))
-    told = [used[model]] if model in used else used.values()  # a judge's tokens are not the rollout's
-    usage = [mapping(u) for u in told]
-    target = sample.get("target")
-    limit = sample.get("limit")
-    limit = limit.get("type") if isinstance(limit, Mapping) else limit
-    task = text(at(header, "eval.task")) or ""
-    sample_id = text(sample.get("id")) or ""
-    return Rollout(
-        prompt=prompt,
-        completion=said,
-        id=text(sample.get("uuid")) or "",
-        step=step,
-        group=f"{task}:{sample_id}",
-        prompt_id=sample_id,
-        index=whole(sample.get("epoch")),
-        env=task,
-        model=model,
-        split="eval",
-        components=components,
-        answer=answer,
-        expected=text(target if not isinstance(target, list) else ", ".join(map(str, target))),
-        correct=correct,
-        stop=text(limit) or text(at(listed(at(sample, "output.choices"))[0], "stop_reason")) or ""
-        if limit or listed(at(sample, "output.choices"))
-        else "",
-        error=error_text(sample.get("error")),
-        token_count=summed([u.get("total_tokens") for u in usage]),
-        extra=plain({**said_otherwise, **{k: v for k, v in own.items() if k != "step"}}),
-        seconds=number(sample.get("total_time")) or 0.0,
-    )
-
-
-_LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
-"""inspect-ai's grades: correct, incorrect, partial, no answer."""
-
-
-def _restored(value: Any, attachments: Mapping[str, Any]) -> Any:
-    """Texts that were moved to the attachments, back in their places."""
-    if not attachments:
-        return value
-    if isinstance(value, str):
-        return attachments.get(value, value) if value.startswith("attachment://") else value
-    if isinstance(value, list):
-        return [_restored(v, attachments) for v in value]
-    if isinstance(value, Mapping):
-        return {k: _restored(v, attachments) for k, v in value.items()}
-    return value
-
-
-__all__ = ["Art", "Inspect", "NemoRl", "Trackio", "Zipped"]
+__all__ = ["Art", "NemoRl", "Trackio", "Zipped"]
