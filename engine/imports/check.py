@@ -124,7 +124,8 @@ def _troubles(reader: RunReader, limits: DiagnosisConfig) -> Iterator[Found]:
 
 
 def _batches(reader: RunReader, bad: set[int], rewarded: bool) -> Iterator[tuple[int | None, Batch]]:
-    """Batches in order of steps; rollouts of no step are one batch. A rollout whose reward is unknown is not judged."""
+    """Batches in order of steps; rollouts of no step are one batch. A rollout whose reward, or whose turns, are unknown
+    is not judged."""
     step: int | None = None
     held: list[RolloutSummary] = []
     for row in _pages(reader, Query(sort="step")):
@@ -132,7 +133,7 @@ def _batches(reader: RunReader, bad: set[int], rewarded: bool) -> Iterator[tuple
             yield step, Batch(step or 0, held)
             held = []
         step = row.step
-        if not rewarded or row.reward is not None or row.n in bad:
+        if row.turns is not None and (not rewarded or row.reward is not None or row.n in bad):
             held.append(_rollout(row, row.n in bad))
     if held:
         yield step, Batch(step or 0, held)

@@ -27,6 +27,7 @@ JOURNAL = "_journal/summaries/"
 MAX_INDEX = 16 << 20
 """Bytes of an index that is read before what it is of."""
 _PART = 256
+_SPAN = 1 << 40  # places to go on: members, and in each its lines, or parts of an index
 MAX_MEMBER = 16 << 30
 """Bytes of one member; one that claims or unpacks to more is skipped."""
 MAX_WHOLE = 256 << 20
@@ -48,13 +49,19 @@ class ZipFile:
         """The members that are JSON, each with its name, an index of the others first; lines of JSON one by one."""
         stat = os.stat(path)
         members = _members(path, stat.st_size, stat.st_mtime_ns)
-        for position, number in enumerate(_order(path, stat.st_size, stat.st_mtime_ns)[after:], after):
+        begin, parts = divmod(after, _SPAN)
+        for position, number in enumerate(_order(path, stat.st_size, stat.st_mtime_ns)[begin:], begin):
+            at = position * _SPAN
             member = members[number]
             try:
+                done = parts if position == begin else 0
                 for found in _documents(path, member, number):
-                    yield from _parts(replace(found, after=position + 1))
+                    if found.length == 0:
+                        yield from _parts(replace(found, after=at + _SPAN), done)
+                    elif found.length > done:  # a line
+                        yield replace(found, after=at + found.length)
             except DumpError as error:
-                yield Found(number, 0, number + 1, position + 1, problem=f"{member.filename}: {error}")
+                yield Found(number, 0, number + 1, at + _SPAN, problem=f"{member.filename}: {error}")
 
     def read(self, path: Path, offset: int, length: int) -> Any:
         """A member's document, or the line of it that `length` names."""
@@ -68,9 +75,9 @@ class ZipFile:
         raise DumpError(f"{path}: {member.filename} has changed since it was indexed")
 
     def end(self, path: Path) -> int:
-        """The number of members that are read."""
+        """As far as `after` goes: the number of members that are read, and room for the parts of each."""
         stat = os.stat(path)
-        return len(_order(path, stat.st_size, stat.st_mtime_ns))
+        return len(_order(path, stat.st_size, stat.st_mtime_ns)) * _SPAN
 
 
 def member_of(path: Path, name: str) -> Any:
@@ -112,18 +119,19 @@ def _order(path: Path, size: int, changed: int) -> list[int]:
     return [*first, *sorted(set(numbers.values()).difference(whole, flushed))]
 
 
-def _parts(found: Found) -> Iterator[Found]:
-    """A document; an index in parts, so that the first rows need not wait for the last."""
+def _parts(found: Found, done: int) -> Iterator[Found]:
+    """A document; an index in parts behind those that are done, so that the first rows need not wait for the last."""
     inside: dict[str, Any] = found.document or {}
     rows = inside.get("document")
     is_index = inside.get("member") == SUMMARIES or str(inside.get("member")).startswith(JOURNAL)
     if not is_index or not isinstance(rows, list) or len(rows) <= _PART:
         yield found
         return
-    for at in range(0, len(rows), _PART):
+    for part in range(done, -(-len(rows) // _PART)):
+        at = part * _PART
         last = at + _PART >= len(rows)
         document = {**inside, "document": rows[at : at + _PART]}
-        yield replace(found, document=document, after=found.after if last else found.after - 1)
+        yield replace(found, document=document, after=found.after if last else found.after - _SPAN + part + 1)
 
 
 def _documents(path: Path, member: zipfile.ZipInfo, number: int) -> Iterator[Found]:

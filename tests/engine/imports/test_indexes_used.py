@@ -104,9 +104,9 @@ def log_of(path: Path, samples: int, *, lost: int | None = None, summaries: str 
 def test_a_log_with_summaries_is_listed_before_its_samples_are_read(tmp_path: Path, summaries: str):
     log = log_of(tmp_path / "a.eval", 600, lost=7, summaries=summaries)
     with Indexer(log, tmp_path / "index") as indexer, RunReader(tmp_path / "index") as reader:
-        parts = indexer._read(1, log)
-        while reader.rollouts.total() < 600:
-            next(parts)
+        for _ in range(4):  # each goes on where the last one ended
+            next(indexer._read(1, log))
+        assert reader.rollouts.total() == 600
         early = reader.rollouts.page(limit=600)
         assert [r.extra["component.s"] for r in early] == list(range(600))
         assert early[599].turns is None, "nobody has looked"
@@ -116,6 +116,18 @@ def test_a_log_with_summaries_is_listed_before_its_samples_are_read(tmp_path: Pa
         assert [r.id for r in late] == [r.id for r in early] == [f"u{n}" for n in range(600)]
         assert [n for n, r in enumerate(late) if r.turns != 2] == [7] and late[7].turns is None
         assert ["samples/7_epoch_1.json" in s["why"] for s in indexer.summary()["skipped"]] == [True]  # type: ignore[attr-defined, index, union-attr]
+
+
+def test_lines_of_a_member_are_gone_on_with(tmp_path: Path):
+    texts = [json.dumps({"prompt": "q", "completion": "a", "reward": n}) + "\n" for n in range(700)]
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.jsonl", "".join(texts[:650]))
+        archive.writestr("b.jsonl", "".join(texts[650:]))
+    with Indexer(tmp_path / "a.zip", tmp_path / "index") as indexer, RunReader(tmp_path / "index") as reader:
+        for _ in range(3):
+            next(indexer._read(1, tmp_path / "a.zip"), None)
+        assert not indexer.advance()
+        assert [r.reward for r in reader.rollouts.page(limit=999)] == list(range(700))
 
 
 def test_a_sample_before_its_turn_is_read_from_its_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
