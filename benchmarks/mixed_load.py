@@ -168,6 +168,15 @@ def _resume(load: Load) -> None:
     load.start()
 
 
+def _end(load: Load) -> None:
+    """Stop the run. One that was resumed just now may not have begun yet, so it is asked until it has ended."""
+    stop = [sys.executable, "-m", "grpo_tui.tui.cli", "stop", load.run_dir.name, "--runs-dir", str(load.run_dir.parent)]
+    while load.command is not None and load.command.poll() is None:
+        subprocess.run(stop, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            load.command.wait(10)
+
+
 def tasks(run_dir: Path) -> tuple[Counter[str], int]:
     """States of all tasks in the queue, and how many were learnt from twice."""
     with contextlib.closing(sqlite3.connect(run_dir / "online" / "queue.sqlite")) as db:
@@ -213,12 +222,7 @@ def main() -> int:
         try:
             asyncio.run(run(load, given.callers, given.every, mounted))
         finally:
-            subprocess.run(
-                [sys.executable, "-m", "grpo_tui.tui.cli", "stop", "mixed", "--runs-dir", str(home)],
-                stdout=subprocess.DEVNULL,
-            )
-        assert load.command is not None
-        load.command.wait(300)
+            _end(load)
         states, twice = tasks(load.run_dir)
         figures = {
             **{kind: load.counts[kind] for kind in ("answered", "refused", "hostile refused", "cut off by a kill")},
