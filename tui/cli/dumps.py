@@ -75,7 +75,7 @@ def told(summary: Mapping[str, Any]) -> list[str]:
     files = summary["files"]
     lines = [
         f"{summary['rollouts']:,} rollouts in {files:,} file{'s' if files != 1 else ''}: "
-        + ", ".join(f"{name} ({n:,} documents)" for name, n in formats.items())
+        + ", ".join(f"{name} ({n:,} document{'s' * (n != 1)})" for name, n in formats.items())
     ]
     skipped = summary["skipped"]
     for item in skipped[:5]:

@@ -180,7 +180,7 @@ def _alternating(texts: list[str], mask: list[bool]) -> tuple[tuple[Message, ...
 
 
 class Trackio:
-    """trackio's database: traces are rollouts, metrics are metrics."""
+    """trackio's database, or the parquet files that it exports: traces are rollouts, metrics are metrics."""
 
     name = "trackio project"
     unknown: Mapping[str, str] = {
@@ -200,21 +200,31 @@ class Trackio:
 
     def detect(self, document: Any, origin: Origin) -> bool:
         """A row of one of its tables."""
-        return isinstance(document, Mapping) and isinstance(document.get("row"), Mapping) and "table" in document
+        if not isinstance(document, Mapping):
+            return False
+        if "run_name" in document and "timestamp" in document and "step" in document:
+            return True
+        return isinstance(document.get("row"), Mapping) and "table" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Rollouts of traces; metrics. The same rollouts logged as a table besides are passed over."""
-        row = {k: v.decode("utf-8", "replace") if isinstance(v, bytes) else v for k, v in document["row"].items()}
+        """Rollouts of traces; metrics. The same rollouts logged as a table besides are passed over, and so is an
+        export that lies beside its database."""
+        exported = "table" not in document
+        if exported and any(origin.path.stem.startswith(db.stem) for db in origin.path.parent.glob("*.db")):
+            return
+        table = ("traces" if "messages" in document else "metrics") if exported else document["table"]
+        row = document if exported else document["row"]
+        row = {k: v.decode("utf-8", "replace") if isinstance(v, bytes) else v for k, v in row.items()}
         step = whole(row.get("step"))
         run = text(row.get("run_name")) or ""
-        several_runs = len(runs_of(origin.path)) > 1  # of each its own groups and metrics
-        if document["table"] == "traces":
+        several_runs = exported or len(runs_of(origin.path)) > 1  # of each its own groups and metrics
+        if table == "traces":
             flat = {**mapping(row.get("metadata")), "messages": listed(row.get("messages"))}
             made = self._TRACE.rollout({"step": step, **flat, "trace_id": row.get("id")}, origin)
             group = identity(made)[1]
             yield replace(made, env=run or made.env, group=f"{run}:{group}" if several_runs else made.group)
-        elif document["table"] == "metrics" and step is not None:
-            values = mapping(row.get("metrics"))
+        elif table == "metrics" and step is not None:
+            values = mapping(row.get("metrics")) if not exported else {k: v for k, v in row.items() if k != "step"}
             prefix = f"{run}/" if several_runs else ""
             yield Numbers(step, {f"{prefix}{k}": n for k, v in values.items() if (n := number(v)) is not None})
 

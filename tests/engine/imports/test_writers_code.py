@@ -258,9 +258,16 @@ def test_runs_of_one_trackio_project_are_told_apart(tmp_path: Path, opened: Open
         db.execute("INSERT INTO traces VALUES (?, ?, 1, ?, ?)", told)
     db.commit()
     db.close()
-    reader = opened(tmp_path / "a.db")
-    assert len({r.group for r in reader.rollouts.page()}) == 2
-    assert [dict(reader.metrics.points(f"{run}/loss")) for run in ("one", "two")] == [{1: 1.0}, {1: 2.0}]
+    told = {"run_name": "one", "timestamp": "now", "step": 1}
+    traces = [{**told, "run_name": run, "id": run, "messages": json.dumps([USER, AGENT])} for run in ("one", "two")]
+    write(tmp_path / "a_traces.parquet", *[{**t, "metadata": '{"reward": 1, "group": "7"}'} for t in traces])
+    write(tmp_path / "a.parquet", {**told, "loss": 1.0}, {**told, "run_name": "two", "loss": 2.0})
+    for exported in (False, True):  # the files that it exports say nothing new beside the database
+        reader = opened(tmp_path)
+        assert len({r.group for r in reader.rollouts.page()}) == reader.rollouts.total() == 2
+        assert [dict(reader.metrics.points(f"{run}/loss")) for run in ("one", "two")] == [{1: 1.0}, {1: 2.0}]
+        if not exported:
+            (tmp_path / "a.db").unlink()
 
 
 def test_tables_with_names_for_people_and_with_a_text_as_trajectory(tmp_path: Path, opened: Open):
