@@ -10,10 +10,13 @@ in 1.6 s of processor time; but the largest page of the file is in memory, which
 from __future__ import annotations
 
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from .base import DumpError, Found
 INSTALL = "reading parquet needs one more package: pip install 'grpo-tui[parquet]'"
 BATCH = 64
 """Rows in memory at once: a picture in each can be a megabyte. Smaller ones cost time, larger ones memory."""
+_OTHER = re.compile(r"decimal|timestamp|date|duration|time|map", re.I)
+"""Types whose values JSON does not have."""
 COPIES = {"trajectory_json": ("messages",)}
 """Columns that hold again, arrow's way, what another column holds whole (ART's): they are not made into Python's
 values, which is what costs the time, in a batch in which every row has that other one."""
@@ -139,7 +144,7 @@ def _rows(path: Path, batch: Any) -> Iterator[Row]:
             whole = {n for n in COPIES if n in names and batch.column(names.index(n)).null_count == 0}
             left_out = {copy for name in whole for copy in COPIES[name]}
             columns = [
-                [None] * _size(batch) if name in left_out or _is_bytes(kind) else batch.column(i).to_pylist()
+                [None] * _size(batch) if name in left_out or _is_bytes(kind) else _values(batch.column(i), kind)
                 for i, (name, kind) in enumerate(zip(names, _types(batch), strict=True))
             ]
     except (KeyboardInterrupt, SystemExit):
@@ -148,6 +153,31 @@ def _rows(path: Path, batch: Any) -> Iterator[Row]:
         raise _unreadable(path, error) from None
     for values in zip(*columns, strict=True):
         yield dict(zip(names, values, strict=True))
+
+
+def _values(column: Any, kind: str) -> list[Any]:
+    """The values of a column as JSON has them: exact numbers as floats, times as texts, maps as objects."""
+    values = column.to_pylist()
+    plain = _OTHER.search(kind) is None
+    return values if plain else [_as_json(v, kind.lower().startswith("map")) for v in values]
+
+
+def _as_json(value: Any, is_map: bool = False) -> Any:
+    match value:
+        case Decimal():
+            return float(value)
+        case timedelta():
+            return value.total_seconds()
+        case date() | time():
+            return value.isoformat()
+        case dict():
+            return {k: _as_json(v) for k, v in value.items()}
+        case list() if is_map or (value and all(isinstance(v, tuple) and len(v) == 2 for v in value)):
+            return {str(k): _as_json(v) for k, v in value}
+        case list():
+            return [_as_json(v) for v in value]
+        case _:
+            return value
 
 
 def _types(batch: Any) -> list[str]:

@@ -394,6 +394,28 @@ def test_a_sample_with_fields_changed_is_still_read(data: st.DataObject):
 
 
 @pytest.mark.parametrize("with_arro3", [True, False])
+def test_values_of_parquet_that_json_does_not_have(
+    with_arro3: bool, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+):
+    import sys
+    from datetime import datetime, timedelta
+    from decimal import Decimal
+
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    if not with_arro3:
+        monkeypatch.setitem(sys.modules, "arro3.io", None)
+    kinds = pa.map_(pa.string(), pa.decimal128(5, 2))
+    columns = {"prompt": ["q"], "completion": ["a"], "reward": [Decimal("0.25")], "took": [timedelta(seconds=2)]}
+    columns |= {"at": [datetime(2026, 1, 2)], "scores": pa.array([[("format", Decimal("0.5"))]], kinds)}
+    parquet.write_table(pa.table(columns), tmp_path / "a")
+    row = opened(tmp_path / "a").rollouts.page()[0]
+    assert row.reward == 0.25
+    assert row.extra == {"took": 2, "at": "2026-01-02T00:00:00", "component.format": 0.5}
+
+
+@pytest.mark.parametrize("with_arro3", [True, False])
 def test_a_parquet_of_many_batches_is_read_in_any_order(
     with_arro3: bool, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
 ):
