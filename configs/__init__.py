@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazy import loaded_when_used
 
 if TYPE_CHECKING:  # pydantic is loaded when a configuration is
     from .loading import Option, load_config, presets
@@ -12,20 +14,12 @@ if TYPE_CHECKING:  # pydantic is loaded when a configuration is
 
 __all__ = ["ConfigError", "Option", "Problem", "RunConfig", "load_config", "presets", "to_yaml"]
 
-_HOMES = {
-    "ConfigError": "problems",
-    "Option": "loading",
-    "Problem": "problems",
-    "RunConfig": "schema",
-    "load_config": "loading",
-    "presets": "loading",
-    "to_yaml": "writing",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+__getattr__ = loaded_when_used(
+    __name__,
+    {
+        "loading": ("Option", "load_config", "presets"),
+        "problems": ("ConfigError", "Problem"),
+        "schema": ("RunConfig",),
+        "writing": ("to_yaml",),
+    },
+)

@@ -8,7 +8,9 @@ whole example, `gym` adapts reasoning-gym. Names are loaded when they are first 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..configs.lazy import loaded_when_used
 
 if TYPE_CHECKING:
     from .agent import Agent as Agent
@@ -34,39 +36,16 @@ if TYPE_CHECKING:
     from .trajectory import TokenArrays as TokenArrays
     from .trajectory import Trajectory as Trajectory
 
-_HOMES = {
-    "Agent": "agent",
-    "AgentSession": "agent",
-    "AgentTurn": "agent",
-    "Message": "agent",
-    "Demonstrator": "base",
-    "Env": "base",
-    "Picture": "base",
-    "StepResult": "base",
-    "CalculatorEnv": "calculator",
-    "ToolCall": "calls",
-    "parse_call": "calls",
-    "EnvLoadError": "loading",
-    "canonical_config": "loading",
-    "load_env_class": "loading",
-    "MultiTurnEnv": "multi_turn",
-    "Argument": "tools",
-    "ToolSpec": "tools",
-    "Overlay": "trajectory",
-    "Step": "trajectory",
-    "StepContext": "trajectory",
-    "TokenArrays": "trajectory",
-    "Trajectory": "trajectory",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__ = loaded_when_used(
+    __name__,
+    {
+        "agent": ("Agent", "AgentSession", "AgentTurn", "Message"),
+        "base": ("Demonstrator", "Env", "Picture", "StepResult"),
+        "calculator": ("CalculatorEnv",),
+        "calls": ("ToolCall", "parse_call"),
+        "loading": ("EnvLoadError", "canonical_config", "load_env_class"),
+        "multi_turn": ("MultiTurnEnv",),
+        "tools": ("Argument", "ToolSpec"),
+        "trajectory": ("Overlay", "Step", "StepContext", "TokenArrays", "Trajectory"),
+    },
+)

@@ -6,9 +6,9 @@ needs torch (the orchestrator and its components) is imported when it is asked f
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..configs.lazy import loaded_when_used
 from .breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
 
 if TYPE_CHECKING:
@@ -21,20 +21,6 @@ if TYPE_CHECKING:
     from .orchestrator import RewardOrchestrator
     from .penalties import PenaltyRule
     from .result import RewardResult
-
-_HEAVY = {
-    "CuriosityDrivenRewardModule": "curiosity",
-    "DynamicsModel": "dynamics",
-    "HashedEmbedder": "embedding",
-    "PenaltyRule": "penalties",
-    "RewardComponent": "components",
-    "RewardError": "errors",
-    "RewardInputs": "components",
-    "RewardOrchestrator": "orchestrator",
-    "RewardResult": "result",
-    "TrajectoryCoherenceAnalyzer": "components.coherence",
-    "pool_step_embeddings": "embedding",
-}
 
 __all__ = [
     "ComponentValue",
@@ -54,8 +40,17 @@ __all__ = [
     "pool_step_embeddings",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HEAVY:
-        return getattr(importlib.import_module(f".{_HEAVY[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = loaded_when_used(
+    __name__,
+    {
+        "components": ("RewardComponent", "RewardInputs"),
+        "components.coherence": ("TrajectoryCoherenceAnalyzer",),
+        "curiosity": ("CuriosityDrivenRewardModule",),
+        "dynamics": ("DynamicsModel",),
+        "embedding": ("HashedEmbedder", "pool_step_embeddings"),
+        "errors": ("RewardError",),
+        "orchestrator": ("RewardOrchestrator",),
+        "penalties": ("PenaltyRule",),
+        "result": ("RewardResult",),
+    },
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...configs.lazy import loaded_when_used
 
 if TYPE_CHECKING:
     from .scripted import ScriptedAgent
@@ -11,19 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentSettings", "ScriptedAgent", "TransformersAgent"]
 
-
-def __getattr__(name: str) -> Any:
-    """Torch is loaded when an agent is wanted, not when the package is."""
-    if name == "ScriptedAgent":
-        from . import scripted
-
-        return scripted.ScriptedAgent
-    if name == "AgentSettings":
-        from . import settings
-
-        return settings.AgentSettings
-    if name == "TransformersAgent":
-        from . import transformers_agent
-
-        return transformers_agent.TransformersAgent
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = loaded_when_used(
+    __name__,
+    {
+        "scripted": ("ScriptedAgent",),
+        "settings": ("AgentSettings",),
+        "transformers_agent": ("TransformersAgent",),
+    },
+)

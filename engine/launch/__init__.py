@@ -4,8 +4,9 @@ A run's processes belong to a session of their own and live on when the terminal
 by pid and start time (`engine/runs/status.py`).
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...configs.lazy import loaded_when_used
 
 if TYPE_CHECKING:
     from .errors import LaunchError as LaunchError
@@ -18,21 +19,15 @@ if TYPE_CHECKING:
     from .start import start_run as start_run
     from .stop import stop_run as stop_run
 
-_HOMES = {
-    "LaunchError": "errors",
-    "delete_run": "manage",
-    "find_run": "find",
-    "list_runs": "find",
-    "read_config": "settings",
-    "rename_run": "manage",
-    "start_run": "start",
-    "stop_run": "stop",
-    "tail_log": "logs",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load the file of a name when it is first used: listing runs needs nothing of starting them."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+__getattr__ = loaded_when_used(
+    __name__,
+    {
+        "errors": ("LaunchError",),
+        "find": ("find_run", "list_runs"),
+        "logs": ("tail_log",),
+        "manage": ("delete_run", "rename_run"),
+        "settings": ("read_config",),
+        "start": ("start_run",),
+        "stop": ("stop_run",),
+    },
+)

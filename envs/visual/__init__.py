@@ -6,15 +6,16 @@ shows ways through them, right and wrong; `own_images` reads a user's pictures.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ...configs.lazy import loaded_when_used
 
 if TYPE_CHECKING:
     from .env import VisualEnv as VisualEnv
 
-
-def __getattr__(name: str) -> Any:
-    if name == "VisualEnv":
-        from .env import VisualEnv
-
-        return VisualEnv
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = loaded_when_used(
+    __name__,
+    {
+        "env": ("VisualEnv",),
+    },
+)
