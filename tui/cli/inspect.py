@@ -13,7 +13,7 @@ from .common import ExitCode, Importers, Maps, RunReference, RunsDir, fail, json
 if TYPE_CHECKING:
     from ...engine.runs.query import Query
     from ...engine.runs.reader import RunReader
-    from ...engine.runs.types import RunInfo
+    from ...engine.runs.types import Event, RunInfo, TrajectoryRow
     from ..app.destinations import Destination
 
 HELP = """Look into a run, running or finished: the app on a terminal, else a summary.
@@ -69,10 +69,10 @@ def inspect(
         wrong = "--trajectory, --filter (with --search), --report, --at and --live exclude each other; give one"
         fail(wrong, ExitCode.USAGE)
     if maps or importers or is_path_of_dump(run, home):
-        from ...engine.runs import filters
+        from ...engine.runs.conditions import TEXTS
         from .dumps import opened_dump, told
 
-        texts = bool(search) or any(f"{key}:" in (filter_ or "") for key in filters.TEXTS)
+        texts = bool(search) or any(f"{key}:" in (filter_ or "") for key in TEXTS)
         info, dump = opened_dump(run, maps or (), importers or (), whole=plain, searchable=plain and texts)
         if not plain:
             from .app import open_dumped
@@ -147,7 +147,7 @@ def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
     }
 
 
-def _event(event: Any) -> dict[str, Any]:
+def _event(event: Event) -> dict[str, Any]:
     return {"id": event.id, "time": event.time, "step": event.step, "kind": event.kind, "message": event.message} | {
         "data": dict(event.data)
     }
@@ -179,7 +179,7 @@ def _print_summary(reader: RunReader, info: RunInfo) -> None:
     say(f"{what}: grpo-tui inspect {name} --filter {shown}, then --trajectory ID")
 
 
-def _row_text(row: Any) -> str:
+def _row_text(row: TrajectoryRow) -> str:
     from ..format import mark, number
     from ..text import line
 

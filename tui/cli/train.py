@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,16 +97,7 @@ def train(
         if run_id is not None:
             fail("--resume goes on with a run under its own id; leave --run-id out", ExitCode.USAGE)
         given = {"CONFIG": config, "--mode": mode, "--model": model, "--dataset": dataset, "--reward": reward}
-        wrong = next((name for name, value in given.items() if value is not None), None)
-        if wrong is not None:
-            fail(
-                f"--resume uses the run's own configuration; leave {wrong} out (--set may change values)",
-                ExitCode.USAGE,
-            )
-        from .runs import find
-
-        old = find(home, resume)
-        settings = load(str(Path(old.path) / "config.yaml"), set_)
+        old, settings = _recorded(home, resume, given, set_)
     else:
         options = own(model, dataset, reward)
         settings = load(config, set_, mode.value if mode else None, options=options, paths=True)
@@ -117,9 +108,7 @@ def train(
         )
 
     if quick:
-        settings.training.max_steps = min(settings.training.max_steps, QUICK_STEPS)
-        settings.environment.eval_tasks = min(settings.environment.eval_tasks, QUICK_TASKS)
-        settings.training.eval_every = 0
+        _shorten(settings)
     if dry_run:
         from .dry_run import dry_run as try_out
 
@@ -143,6 +132,25 @@ def train(
     except LaunchError as error:
         fail(str(error), ExitCode.USAGE)
     watch(home, run, headless=headless)
+
+
+def _recorded(
+    home: Path, resume: str, given: Mapping[str, object], set_: list[str] | None
+) -> tuple[RunInfo, RunConfig]:
+    """The run to go on with, and its own configuration; what was `given` besides would be another one."""
+    from .runs import find
+
+    wrong = next((name for name, value in given.items() if value is not None), None)
+    if wrong is not None:
+        fail(f"--resume uses the run's own configuration; leave {wrong} out (--set may change values)", ExitCode.USAGE)
+    old = find(home, resume)
+    return old, load(str(Path(old.path) / "config.yaml"), set_)
+
+
+def _shorten(settings: RunConfig) -> None:
+    settings.training.max_steps = min(settings.training.max_steps, QUICK_STEPS)
+    settings.environment.eval_tasks = min(settings.environment.eval_tasks, QUICK_TASKS)
+    settings.training.eval_every = 0
 
 
 def own(model: str | None, dataset: str | None, reward: list[str] | None) -> dict[str, Option]:
