@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,32 +20,30 @@ NAMES = {key: name for key, name in vars(metric).items() if key.isupper() and is
 FAMILIES = {key: family for key, family in vars(metric).items() if isinstance(family, metric.Family)}
 
 
-WHOLE = frozenset(NAMES.values())
-PREFIXES = tuple(family.prefix for family in FAMILIES.values())
+WRITTEN_OUT = re.compile(
+    r"""["'](?P<name>(?:{whole})(?=["'])|(?:{begun})[^"'\n]*)""".format(
+        whole="|".join(map(re.escape, NAMES.values())),
+        begun="|".join(re.escape(family.prefix) for family in FAMILIES.values()),
+    )
+)
+"""A metric's name, or what begins as those of a family do, in quotes."""
+DOCSTRING = re.compile(r'""".*?"""', re.DOTALL)
+"""Where an example may stand."""
 
 
-@cache
-def tree_of(path: Path) -> ast.AST:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def trees(*folders: str) -> Iterator[tuple[Path, ast.AST]]:
+def files(*folders: str) -> Iterator[tuple[Path, str]]:
     for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if path.name != "metric_names.py":
-                yield path, tree_of(path)
-
-
-def is_a_name(text: str) -> bool:
-    return text in WHOLE or text.startswith(PREFIXES)
+                yield path, path.read_text(encoding="utf-8")
 
 
 def test_no_file_writes_a_name_out():
     wrong = [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.value}"
-        for path, tree in trees(*PRODUCT)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and is_a_name(node.value.strip())
+        f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, found.start()) + 1} {found['name']}"
+        for path, whole in files(*PRODUCT)
+        for text in [DOCSTRING.sub(lambda found: "\n" * found[0].count("\n"), whole)]
+        for found in WRITTEN_OUT.finditer(text)
     ]
     assert wrong == []
 
@@ -54,8 +52,8 @@ def used(*folders: str) -> set[str]:
     """Which constants of the module the files name: `metric.KL_MEAN`."""
     return {
         node.attr
-        for _, tree in trees(*folders)
-        for node in ast.walk(tree)
+        for _, text in files(*folders)
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "metric"
     }
 
