@@ -60,9 +60,9 @@ def test_spelling_lessons_answer_what_was_read():
 @pytest.mark.slow
 def test_the_command_makes_a_policy_that_loads(tmp_path, capsys):
     # Its own environment, small: what is held is that every part is made and fits together.
-    arguments = ["--output", str(tmp_path), "--lessons", "48", "--base-steps", "3", "--habit-steps", "2"]
-    arguments += ["--comparison-steps", "2"]
-    assert build.main([*arguments, "--held-out", "6"]) == 0
+    arguments = ["--output", str(tmp_path), "--lessons", "16", "--base-steps", "2", "--habit-steps", "1"]
+    arguments += ["--comparison-steps", "1"]
+    assert build.main([*arguments, "--held-out", "2"]) == 0
     shown = capsys.readouterr().out
     assert "base greedy" in shown and "sft sampled" in shown
 
