@@ -38,10 +38,6 @@ class Connection:
         with self.lock:
             self.db.close()
 
-    def interrupt(self) -> None:
-        """Stop the query that is running now, if any; it raises QueryInterrupted in its own thread."""
-        self._stop = True
-
     @contextmanager
     def limit(self, seconds: float | None) -> Iterator[None]:
         """Queries inside raise OutOfTime once this much time has passed since entering. The tighter limit holds."""

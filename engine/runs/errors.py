@@ -26,4 +26,4 @@ class FilterError(RecordError, ValueError):
 
 
 class QueryInterrupted(RecordError, TimeoutError):
-    """A query was stopped by `RunReader.interrupt`."""
+    """A query was stopped because its reader was closed meanwhile."""

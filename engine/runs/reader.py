@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,15 @@ from .query import EVERYTHING, Query
 from .record import Record
 from .rollouts import Rollouts
 from .status import look
-from .types import Event, RunInfo, StoredTokens, TrajectoryRow
+from .types import Event, RunInfo
 
 
 class RunReader:
     """The record of one run, opened for reading. Opening reads no rows.
 
-    `rollouts` lists trajectories, `bodies` opens one, `metrics` holds the curves; `source.py` says what the app asks
-    of each. Several threads may use one reader; their queries wait for each other, so a search belongs in a reader of
-    its own. `problems` says in sentences what of this record cannot be read; methods then give what they can.
+    `rollouts` lists trajectories, `bodies` opens one, `metrics` holds the curves. Several threads may use one reader;
+    their queries wait for each other, so a search belongs in a reader of its own. `problems` says in sentences what of
+    this record cannot be read; methods then give what they can.
     """
 
     def __init__(self, run_dir: Path | str) -> None:
@@ -48,38 +48,10 @@ class RunReader:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def interrupt(self) -> None:
-        """Stop the query that runs now in another thread; it raises QueryInterrupted there."""
-        self._record.interrupt()
-
     def info(self) -> RunInfo:
         """Facts and status of the run, found by looking at its processes; the step, by looking into the record."""
         info = look(self.run_dir)
         return replace(info, step=max(info.step, self.metrics.last_step()))
-
-    # ------------------------------------------------------ for scripts: what is asked for most, in one call each
-
-    def total(self) -> int:
-        """Number of trajectories; also the number of the last one."""
-        return self.rollouts.total()
-
-    def rows(self, numbers: Sequence[int]) -> list[TrajectoryRow]:
-        """The rows with these numbers, in this order; those that are not there are left out."""
-        return self.rollouts.rows(numbers)
-
-    def tokens(self, id_or_n: str | int) -> StoredTokens | None:
-        """Tokens of one trajectory, or None when they were not recorded. Raises LookupError, RecordDamaged."""
-        return self.bodies.tokens(id_or_n)
-
-    def metric(self, name: str) -> list[tuple[int, float]]:
-        """`[(step, value)]` of a metric, in order of steps."""
-        return self.metrics.points(name)
-
-    def last_step(self) -> int:
-        """The last step of which anything is recorded; 0 before."""
-        return self.metrics.last_step()
-
-    # --------------------------------------------------------------------------------------------------------------
 
     @property
     def notes(self) -> Notes:

@@ -44,11 +44,6 @@ class Record:
             self._connection.close()
             self._connection = None
 
-    def interrupt(self) -> None:
-        """Stop the query that runs now in another thread; it raises QueryInterrupted there."""
-        if self._connection is not None:
-            self._connection.interrupt()
-
     @property
     def db(self) -> Connection | None:
         """The connection; None while there is no database, or none that can be opened."""

@@ -220,13 +220,13 @@ def test_a_viewer_killed_in_the_middle_of_reading_harms_nothing(run_dir: Path, m
     writer.close()
 
 
-def test_a_query_can_be_stopped_from_another_thread(recorded, monkeypatch):
+def test_closing_a_reader_stops_the_query_of_another_thread(recorded, monkeypatch):
     monkeypatch.setattr("grpo_tui.engine.runs.connection._OPCODES", 50)
-    with RunReader(recorded[0]) as reader:
-        connection = reader._record.db
-        assert connection is not None
-        timer = threading.Timer(0.2, reader.interrupt)
-        timer.start()
-        with pytest.raises(QueryInterrupted):
-            connection.all("SELECT count(*) FROM rows a, rows b, rows c")
-        assert reader.rollouts.count() == 600  # and goes on
+    reader = RunReader(recorded[0])
+    connection = reader._record.db
+    assert connection is not None
+    timer = threading.Timer(0.2, reader.close)
+    timer.start()
+    with pytest.raises(QueryInterrupted):
+        connection.all("SELECT count(*) FROM rows a, rows b, rows c")
+    timer.join()

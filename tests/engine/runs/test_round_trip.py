@@ -48,11 +48,11 @@ def test_every_trajectory_comes_back_whole_with_its_tools_and_tokens(recorded, r
 def test_a_script_reads_a_run_in_one_call_each(recorded):
     folder, records = recorded
     with RunReader(folder) as reader:
-        assert reader.total() == len(records)
-        assert [r.id for r in reader.rows([2, 1])] == [records[n][1].trajectory.id for n in (1, 0)]
-        same_tokens(reader.tokens(1), records[0][1].tokens)
-        assert reader.last_step() == max(step for step, _ in records)
-        assert reader.metric("success/train") == [(step, step / 10) for step in range(1, 11)]
+        assert reader.rollouts.total() == len(records)
+        assert [r.id for r in reader.rollouts.rows([2, 1])] == [records[n][1].trajectory.id for n in (1, 0)]
+        same_tokens(reader.bodies.tokens(1), records[0][1].tokens)
+        assert reader.metrics.last_step() == max(step for step, _ in records)
+        assert reader.metrics.points("success/train") == [(step, step / 10) for step in range(1, 11)]
 
 
 def test_rows_hold_what_a_list_shows(recorded, reader):
