@@ -160,7 +160,8 @@ class Indexer:
             return
         found = self.db.execute(
             "SELECT path, count(*) FROM named JOIN sources ON sources.id = source "
-            "WHERE NOT EXISTS (SELECT 1 FROM cards WHERE cards.id = named.id) GROUP BY path ORDER BY path"
+            "WHERE NOT EXISTS (SELECT 1 FROM cards WHERE cards.id = named.id) "
+            "OR EXISTS (SELECT 1 FROM expected WHERE expected.id = named.id) GROUP BY path ORDER BY path"
         ).fetchall()
         told = [
             (path, f"it names {n:,} rollout{'s' * (n > 1)} that no file holds which can be read") for path, n in found

@@ -94,9 +94,10 @@ class Part:
             items = list(reader.open(found.document, self.origin))
             for part, rollout in enumerate(item for item in items if isinstance(item, Rollout)):
                 self._add(rollout, found, part, self.store.scope(reader.name))
+            read = len(self.rows)
             for item in items:
                 if isinstance(item, Expected):
-                    self._expect(item, self.store.scope(reader.name))
+                    self._expect(item, item.format or reader.name)
         except RecursionError:
             del self.rows[rows:], self.places[rows:]
             self.problem(found.line, "it is nested too deeply")
@@ -105,7 +106,7 @@ class Part:
             del self.rows[rows:], self.places[rows:]
             self.problem(found.line, f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})")
             return
-        self._see(reader.name, len(self.rows) - rows)
+        self._see(reader.name, read - rows)
         for item in items:
             if isinstance(item, Numbers):
                 self.numbers.append(item)
@@ -114,9 +115,9 @@ class Part:
             elif isinstance(item, Amendment):
                 self.amendments.append((item, found.offset, found.length))
 
-    def _see(self, format_: str, rollouts: int) -> None:
-        documents, before = self.seen.get(format_, (0, 0))
-        self.seen[format_] = (documents + 1, before + rollouts)
+    def _see(self, format_: str, rollouts: int, documents: int = 1) -> None:
+        known, before = self.seen.get(format_, (0, 0))
+        self.seen[format_] = (known + documents, before + rollouts)
 
     def _format(self, document: object) -> Format | None:
         """The format of a document: that of the one before where the keys are the same and it knows this one, too."""
@@ -132,7 +133,8 @@ class Part:
         return self.format
 
     def _add(self, rollout: Rollout, found: Found, part: int, scope: str) -> None:
-        if rollout.same_as_id and rollout.id:
+        expected = rollout.id in self.expected or (self.store.expecting and self.store.expected(rollout.id) is not None)
+        if rollout.same_as_id and rollout.id and not expected:
             if (
                 rollout.id in self.ids
                 or self.store.db.execute("SELECT 1 FROM cards WHERE id = ?", (rollout.id,)).fetchone()
@@ -180,18 +182,25 @@ class Part:
             return None, row[0], len(self.read[row[0]][0].labels or ())
         return (None, None, None) if row is None else (None, int(row[0]), int(row[1] or 0))
 
-    def _expect(self, item: Expected, scope: str) -> None:
-        """A row of a rollout that is read later; nothing where it is known by now."""
+    def _expect(self, item: Expected, format_: str) -> None:
+        """A row of a rollout that is read later; nothing where it is known by now, or its file is not there."""
         rollout, db = item.rollout, self.store.db
         known = rollout.id in self.expected or db.execute("SELECT 1 FROM cards WHERE id = ?", (rollout.id,)).fetchone()
-        if known or rollout.index is None:
+        source = self.source if item.path is None else self._source_of(item.path)
+        if known or source is None:
             return
-        named = identity(rollout, scope)
-        self.store.position_in_group(named[1])
+        named = identity(rollout, self.store.scope(format_))
+        position = self.store.position_in_group(named[1])
         self.expected[rollout.id] = len(self.rows)
-        listed = listed_of(rollout, named, fallback_id="", index=rollout.index)
-        self.rows.append(listed._replace(labels=None))
-        self.places.append((self.source, item.at, item.length, 0))
+        self.rows.append(listed_of(rollout, named, fallback_id="", index=position)._replace(labels=None))
+        self.places.append((source, item.at, item.length, 0))
+        self._see(format_, 1, documents=0)
+
+    def _source_of(self, path: Path) -> int | None:
+        """Another file of the dump, as it is or packed."""
+        sql = "SELECT id FROM sources WHERE path IN (?, ?) AND container <> ''"
+        row = self.store.db.execute(sql, (str(path), f"{path}.zst")).fetchone()
+        return None if row is None else int(row[0])
 
     def commit(self, done: bool) -> None:
         """Write what was read."""

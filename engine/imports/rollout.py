@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -136,11 +137,14 @@ class Named:
 @dataclass(frozen=True)
 class Expected:
     """What a writer's own index says of a rollout, for lists to show until the document is read that holds it: at the
-    place `at`, `length` of the same file. The rollout has an id and an index; its turns are not known."""
+    place `at`, `length` of the same file, or of `path`, in a document of `format` (where that is not the index's own).
+    The rollout has an id; its turns are not known."""
 
     rollout: Rollout
     at: int
     length: int
+    path: Path | None = None
+    format: str = ""
 
 
 Item = Rollout | Numbers | Amendment | Named | Expected

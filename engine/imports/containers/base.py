@@ -57,6 +57,8 @@ class Container(Protocol):
         ...
 
 
+TO_ITS_END = -1
+"""The length of a line of which only the beginning is known."""
 MARK = b"\xef\xbb\xbf"
 """The mark that editors of Windows put before UTF-8."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .base import MAX_DOCUMENT, DumpError, Found, loads
+from .base import MAX_DOCUMENT, TO_ITS_END, DumpError, Found, loads
 
 BLOCK = 1 << 20
 
@@ -32,7 +32,7 @@ class JsonLines:
         """The line at a byte."""
         with open(path, "rb") as file:
             file.seek(offset)
-            data = file.read(length)
+            data = file.readline(MAX_DOCUMENT) if length == TO_ITS_END else file.read(length)
         try:
             return loads(data)
         except ValueError as error:

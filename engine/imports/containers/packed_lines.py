@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .base import HEAD, DumpError, Found, loads
+from .base import HEAD, MAX_DOCUMENT, TO_ITS_END, DumpError, Found, loads
 from .json_file import JsonFile, items_of
 from .json_lines import lines
 
@@ -88,6 +88,8 @@ class PackedLines(ABC):
             kept = _Open(key, self.unpacked(file), text)
         _skip(kept.stream, offset - kept.at)
         data = b""
+        if length == TO_ITS_END:
+            data = kept.stream.readline(MAX_DOCUMENT)
         while len(data) < length and (part := kept.stream.read(length - len(data))):
             data += part
         kept.at = offset + len(data)

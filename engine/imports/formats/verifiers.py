@@ -10,11 +10,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..containers.base import TO_ITS_END
 from ..format import Origin
 from ..mapped import at, mean, plain, scores
 from ..messages import completion, conversation, error_text, message
 from ..messages import split as split_messages
-from ..rollout import Amendment, Item, Message, Named, Rollout, Score, listed, mapping, number, summed, text, whole
+from ..rollout import (
+    Amendment,
+    Expected,
+    Item,
+    Message,
+    Named,
+    Rollout,
+    Score,
+    listed,
+    mapping,
+    number,
+    summed,
+    text,
+    whole,
+)
 from ..tokens import Tokens
 
 _NO_ADVANTAGE = "no advantages are written (an evaluation has none; a trainer writes them at tokens or as annotations)"
@@ -101,7 +116,7 @@ class Annotations:
 
 class StreamIndex:
     """prime-rl's own indexes: everything in them stands in the files that they point into. That of the stream names the
-    rollouts that are to be there."""
+    rollouts that are to be there, and is read before them."""
 
     name = "prime-rl index"
     unknown: Mapping[str, str] = {}
@@ -113,9 +128,26 @@ class StreamIndex:
         return "trace_ids" in document or "trace_id" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """What it names."""
+        """What it names, and what it says of an episode of one trace that has a group."""
         ids = tuple(id_ for id_ in listed(document.get("trace_ids")) if isinstance(id_, str))
-        return (Named(ids),) if ids else ()
+        if ids:
+            yield Named(ids)
+        chunk, at_, group = whole(document["chunk"]), whole(document["offset"]), text(document.get("group"))
+        if len(ids) == 1 and chunk is not None and at_ is not None and group:
+            kind, failed = text(document.get("kind")) or "", whole(document.get("num_errors")) or 0
+            made = Rollout(
+                id=ids[0],
+                group=group,
+                env=text(document.get("env")) or "",
+                split=kind if kind in ("train", "eval") else origin.split,
+                reward=number(document.get("reward")) if document.get("ok") is True and not failed else None,  # else 0
+                advantage=number(document.get("advantage")),
+                stop=text(document.get("stop_condition")) or "",
+                error=f"{failed} error{'s' * (failed > 1)}" if failed else None,
+                token_count=summed([document.get("input_tokens"), document.get("output_tokens")]),
+            )
+            path = origin.path.parent / "stream" / f"{chunk:05}.jsonl"
+            yield Expected(made, at_, TO_ITS_END, path, Episodes.name)
 
 
 class Results:

@@ -7,6 +7,7 @@ import shutil
 import struct
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from grpo_tui.engine.imports.containers.zstd_lines import SEEKABLE, SKIPPABLE, Z
 from grpo_tui.engine.imports.coverage import Coverage
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.imports.options import Options
+from grpo_tui.engine.imports.reader import DumpReader
 from grpo_tui.engine.imports.readers import open_reader
 from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
@@ -24,6 +27,7 @@ from grpo_tui.engine.runs.zstd import zstd_compress
 
 from .conftest import PEERS
 
+Open = Callable[[Path | str], RunReader]
 TEXTS = [json.dumps({"n": n, "text": "x" * 200}).encode() + b"\n" for n in range(30)]
 
 
@@ -119,6 +123,28 @@ def test_a_log_with_summaries_is_listed_before_its_samples_are_read(
         assert [r.id for r in late] == [f"u{n}" for n in range(600)]
         assert [n for n, r in enumerate(late) if r.turns != 2] == [7] and late[7].turns is None
         assert ["samples/7_epoch_1.json" in s["why"] for s in indexer.summary()["skipped"]] == [True]  # type: ignore[attr-defined, index, union-attr]
+
+
+def test_prime_rls_index_lists_its_rollouts_before_the_chunks_are_read(tmp_path: Path, opened: Open):
+    whole = opened("prime-rl/since-2026-09")
+    known = {row.id: row for row in whole.rollouts.page(limit=99)}
+    dump = PEERS / "prime-rl/since-2026-09"
+    with Indexer(dump, tmp_path / "index") as indexer:
+        ((id_, path),) = indexer.db.execute("SELECT id, path FROM sources WHERE path LIKE '%/stream.index.jsonl'")
+        list(indexer._read(id_, Path(path)))
+        with DumpReader(tmp_path / "index", dump, Options()) as early:
+            for row in early.rollouts.page(limit=99):
+                last = known.pop(row.id)
+                assert (row.group, row.env, row.split, row.tokens) == (last.group, last.env, last.split, last.tokens)
+                assert row.reward in (None, pytest.approx(last.reward)) and row.turns is None
+                assert len(early.bodies.trajectory(row.n).trajectory.steps) == last.turns
+        assert not known
+        assert not indexer.advance()
+        assert indexer.summary()["formats"] == whole.info().facts["formats"]
+    with DumpReader(tmp_path / "index", dump, Options()) as late:
+        names = ("id", "turns", "reward", "advantage", "step", "rollout", "actions", "extra", "prompt")
+        told = [[[getattr(r, n) for n in names] for r in each.rollouts.page(limit=99)] for each in (whole, late)]
+        assert told[0] == told[1]
 
 
 def test_lines_of_a_member_are_gone_on_with(tmp_path: Path):
