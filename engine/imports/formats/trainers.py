@@ -250,7 +250,8 @@ class Zipped:
 
 
 def _member(document: Mapping[str, Any], origin: Origin) -> Origin:
-    return Origin(origin.path / str(document["member"]).lstrip("/"), origin.root)
+    inside = [part for part in str(document["member"]).split("/") if part not in ("", ".", "..")]
+    return Origin(origin.path.joinpath(*inside), origin.root)  # never a path out of the zip
 
 
 def _is_art_group(document: Mapping[str, Any]) -> bool:

@@ -119,6 +119,17 @@ def test_a_large_member_is_read_a_line_at_a_time(tmp_path: Path, opened: Open, m
         ]
 
 
+def test_a_member_called_as_a_path_out_of_its_zip_stays_in_it(tmp_path: Path, opened: Open):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/metadata.json").write_text(json.dumps({"env_id": "private"}))
+    (tmp_path / "dump").mkdir()
+    with zipfile.ZipFile(tmp_path / "dump/a.zip", "w") as archive:
+        result = {"example_id": 1, "prompt": "q", "completion": "a", "reward": 1.0}
+        archive.writestr("../../secret/results.jsonl", json.dumps(result))
+    row = opened(tmp_path / "dump").rollouts.page()[0]
+    assert row.env == "" and row.reward == 1.0
+
+
 def test_strange_documents_are_told_three_times_a_file_and_by_their_own_keys(tmp_path: Path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for n in range(2000):
