@@ -202,8 +202,8 @@ class Trackio:
         """A row of one of its tables."""
         if not isinstance(document, Mapping):
             return False
-        if "run_name" in document and "timestamp" in document and "step" in document:
-            return True
+        if all(k in document for k in ("run_name", "timestamp", "step")):
+            return "trace_index" in document or not GENERIC.detect(document, origin)
         return isinstance(document.get("row"), Mapping) and "table" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:

@@ -259,7 +259,8 @@ def test_runs_of_one_trackio_project_are_told_apart(tmp_path: Path, opened: Open
     db.commit()
     db.close()
     told = {"run_name": "one", "timestamp": "now", "step": 1}
-    traces = [{**told, "run_name": run, "id": run, "messages": json.dumps([USER, AGENT])} for run in ("one", "two")]
+    told_of_traces = {**told, "trace_index": 0, "messages": json.dumps([USER, AGENT])}
+    traces = [{**told_of_traces, "run_name": run, "id": run} for run in ("one", "two")]
     write(tmp_path / "a_traces.parquet", *[{**t, "metadata": '{"reward": 1, "group": "7"}'} for t in traces])
     write(tmp_path / "a.parquet", {**told, "loss": 1.0}, {**told, "run_name": "two", "loss": 2.0})
     for exported in (False, True):  # the files that it exports say nothing new beside the database
@@ -268,6 +269,12 @@ def test_runs_of_one_trackio_project_are_told_apart(tmp_path: Path, opened: Open
         assert [dict(reader.metrics.points(f"{run}/loss")) for run in ("one", "two")] == [{1: 1.0}, {1: 2.0}]
         if not exported:
             (tmp_path / "a.db").unlink()
+
+
+def test_rollouts_with_the_name_of_a_run_are_no_export_of_trackio(tmp_path: Path, opened: Open):
+    document = {"run_name": "one", "timestamp": 1.0, "step": 2, "prompt": "q", "completion": "a", "reward": 0.5}
+    reader = opened(write(tmp_path / "a.jsonl", document))
+    assert [(r.step, r.reward) for r in reader.rollouts.page()] == [(2, 0.5)]
 
 
 def test_tables_with_names_for_people_and_with_a_text_as_trajectory(tmp_path: Path, opened: Open):
