@@ -273,6 +273,7 @@ def build_stock(config: Any, folder: Path, variant: str, task: str) -> tuple[Any
         whole = args.per_device_train_batch_size * args.gradient_accumulation_steps
         args.per_device_train_batch_size = TASKS[task]["micro"]
         args.gradient_accumulation_steps = whole // TASKS[task]["micro"]
+        args.steps_per_generation = args.gradient_accumulation_steps  # one batch of rollouts a step, whatever the micro
     args.activation_checkpointing_kwargs = args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     if variant == STOCK_FACTORY:
