@@ -22,6 +22,8 @@ LARGE = 16 << 20
 _BLOCK = 1 << 20
 _BLANK = re.compile(r"\s*")
 _BEGIN = re.compile(r"(?:\xef\xbb\xbf)?\s*\[")
+_BRACKETS = re.compile(rb'["{}\[\]]')
+_IN_TEXT = re.compile(rb'["\\]')
 _BETWEEN = re.compile(r"\s*,?\s*")
 
 
@@ -110,10 +112,18 @@ def _items(path: Path, after: int, line: int) -> Iterator[Found]:
                     base, text, at = base + at, text[at:] + more.decode("latin-1"), 0
                     continue
             if problem is not None:
-                if text[at:].strip():
-                    problem += "; the list is not read from here on"
-                    yield Found(base + at, 0, line + 1, os.stat(path).st_size, problem=problem)
-                return
+                begin = base + at
+                behind = _behind(path, begin)
+                if behind is None:
+                    if text[at:].strip():
+                        problem += "; the list is not read from here on"
+                        yield Found(begin, 0, line + 1, os.stat(path).st_size, problem=problem)
+                    return
+                line += 1
+                yield Found(begin, behind - begin, line, behind, problem=problem)
+                file.seek(behind)
+                base, text, at = behind, file.read(_BLOCK).decode("latin-1"), 0
+                continue
             line += 1
             try:
                 document = loads(text[at:end].encode("latin-1"))
@@ -122,6 +132,31 @@ def _items(path: Path, after: int, line: int) -> Iterator[Found]:
             else:
                 yield Found(base + at, end - at, line, base + end, document)
             at = end
+
+
+def _behind(path: Path, begin: int) -> int | None:
+    """Where an object or list ends that is too large or damaged: by its brackets. None where it does not."""
+    depth, inside, at = 0, False, begin
+    with open(path, "rb") as file:
+        file.seek(begin)
+        while block := file.read(_BLOCK):
+            i = 0
+            while (found := (_IN_TEXT if inside else _BRACKETS).search(block, i)) is not None:
+                i, mark = found.end(), found[0]
+                if mark == b"\\":
+                    if i == len(block):  # what it escapes is in the next block
+                        block += file.read(1)
+                    i += 1
+                elif mark == b'"':
+                    inside = not inside
+                else:
+                    depth += 1 if mark in b"{[" else -1
+                    if depth <= 0:
+                        return at + i if depth == 0 else None
+            if depth == 0:
+                return None  # it begins with no bracket
+            at += len(block)
+    return None
 
 
 @lru_cache(maxsize=2)

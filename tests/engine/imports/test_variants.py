@@ -457,6 +457,11 @@ def test_a_large_list_is_read_item_by_item(
     assert 0 < cut.rollouts.total() < 40
     (skipped,) = cut.info().facts["skipped"]
     assert "no JSON" in skipped["why"] and skipped["line"] == cut.rollouts.total() + 1
+    damaged = text.replace('"score": 20', '"score": twenty')
+    kept = opened_of(tmp_path, opened, damaged)
+    assert [r.reward for r in kept.rollouts.page(limit=40)] == [n for n in range(40) if n != 20]
+    assert [s["line"] for s in kept.info().facts["skipped"]] == [21]
+    assert kept.bodies.trajectory(39).trajectory.steps[0].text == made[39]["output"]
     with monkeypatch.context() as small:  # an index that is continued
         small.setattr("grpo_tui.engine.imports.part.PART_ROLLOUTS", 7)
         (tmp_path / "b").write_text(text)
