@@ -99,11 +99,11 @@ class Part:
                 if isinstance(item, Expected):
                     self._expect(item, item.format or reader.name)
         except RecursionError:
-            del self.rows[rows:], self.places[rows:]
+            self._drop(rows)
             self.problem(found.line, "it is nested too deeply")
             return
         except Exception as error:  # a document may hold anything, and a user's own format is the user's code
-            del self.rows[rows:], self.places[rows:]
+            self._drop(rows)
             self.problem(found.line, f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})")
             return
         self._see(reader.name, read - rows)
@@ -114,6 +114,13 @@ class Part:
                 self.named += item.ids
             elif isinstance(item, Amendment):
                 self.amendments.append((item, found.offset, found.length))
+
+    def _drop(self, rows: int) -> None:
+        """Forget the rows from this one on: their document cannot be read."""
+        del self.rows[rows:], self.places[rows:]
+        for known in (self.expected, self.growing):
+            for id_ in [id_ for id_, at in known.items() if at >= rows]:
+                del known[id_]
 
     def _see(self, format_: str, rollouts: int, documents: int = 1) -> None:
         known, before = self.seen.get(format_, (0, 0))

@@ -289,3 +289,21 @@ def test_a_sample_with_bytes_changed_never_ends_in_a_traceback(
             indexer.advance()
     except DumpError:
         pass
+
+
+def test_a_trace_that_failed_while_it_was_read_is_not_gone_on_with(tmp_path: Path, opened: Open):
+    (tmp_path / "mine.py").write_text(
+        "from grpo_tui.engine.imports.rollout import Message, Rollout\n"
+        "def detect(document, origin):\n    return 'said' in document\n"
+        "def open(document, origin):\n"
+        "    yield Rollout(completion=(Message('assistant', document['said']),), id=document['id'], grows=True)\n"
+        "    yield Rollout(completion=document['more'])\n"
+    )
+    text = "".join(json.dumps({"said": "x", "id": "t", "more": more}) + "\n" for more in (5, [], []))
+    (tmp_path / "log.jsonl").write_text(text)
+    folder = tmp_path / "index"
+    with Indexer(tmp_path / "log.jsonl", folder, Options.of(importers=[str(tmp_path / "mine.py")])) as indexer:
+        assert not indexer.advance()
+        assert [s["line"] for s in indexer.summary()["skipped"]] == [1]  # type: ignore[attr-defined, index, union-attr]
+    with RunReader(folder) as reader:
+        assert [r.turns for r in reader.rollouts.page()] == [1, 0, 0]
