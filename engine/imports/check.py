@@ -16,10 +16,9 @@ from ...rewards.detectors import DETECTORS, SAME, Batch, Finding, RolloutSummary
 from ..runs.query import Query
 from ..runs.reader import RunReader
 from ..runs.types import TrajectoryRow
+from .convert import TEXT
 
 PAGE = 1000
-TEXT = "(text)"
-"""What lists call a turn without a call (`convert.py`)."""
 WITHOUT_REWARDS = ("action_collapse", "length_collapse")
 """Detectors that ask for no reward."""
 NEEDS_WEIGHTS = ("advantage_share",)

@@ -18,6 +18,8 @@ from ..runs.schema import FLAG_ERROR, FLAG_NAN, FLAG_UNPARSED
 from ..runs.types import TrajectoryRecord
 from .rollout import Message, Rollout, Score, text
 
+TEXT = "(text)"
+"""What lists call a turn without a call."""
 UNKNOWN = {
     "reward": "the file holds no reward of this rollout",
     "advantage": "the file holds no advantage of this rollout",
@@ -101,7 +103,7 @@ def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, ind
             flags |= FLAG_ERROR
         if not message.is_agent:
             continue
-        labels.append(message.calls[0].name if message.calls else "(text)")
+        labels.append(message.calls[0].name if message.calls else TEXT)
         for call in message.calls:
             flags |= FLAG_ERROR if call.error else 0
         if message.calls and message.calls[0].problem is not None:

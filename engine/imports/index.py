@@ -16,7 +16,6 @@ from ..runs import codec
 from ..runs.reader import RunReader
 from ..runs.types import TrajectoryRecord
 from . import cache, coverage
-from .check import findings
 from .containers import BY_NAME, DumpError, container_of
 from .convert import record_of
 from .dump import files_of, format_of, formats_of
@@ -141,6 +140,9 @@ class Indexer:
         last_n = str(self.store.last_n())
         if self.tables.meta("diagnosed") == last_n or self.store.last_n() > _DIAGNOSED:
             return
+        # Loads pydantic, which takes as long as the first paint of a large dump may; that one is diagnosed afterwards.
+        from .check import findings
+
         with RunReader(self.folder) as reader:
             found = findings(reader)
         self.store.begin()

@@ -7,7 +7,7 @@ from collections import Counter
 from sqlite3 import Connection
 
 from ...configs import metric_names as metric
-from .check import TEXT
+from .convert import TEXT
 from .index_store import IndexStore
 
 
