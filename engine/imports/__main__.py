@@ -1,6 +1,6 @@
-"""The process that indexes a dump behind the app: `python -m grpo_tui.engine.imports FOLDER`.
+"""The process that indexes a dump behind the app: `python -m grpo_tui.engine.imports FOLDER PARENT`.
 
-It goes on while its parent lives: first rows, then text search, then whatever the files grow by.
+It goes on while its parent, the process PARENT, lives: first rows, then text search, then whatever the files grow by.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ PART_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 
 
-def follow(folder: Path) -> None:
-    """Index on until the parent is gone."""
-    parent = os.getppid()
+def follow(folder: Path, parent: int) -> None:
+    """Index on until the parent is gone, which may be before this begins."""
     found = dump_of(folder)
     if found is None:
         return
@@ -45,6 +44,6 @@ def follow(folder: Path) -> None:
 if __name__ == "__main__":
     try:
         os.nice(5)
-        follow(Path(sys.argv[1]))
+        follow(Path(sys.argv[1]), int(sys.argv[2]))
     except (DumpError, OSError, sqlite3.Error, KeyboardInterrupt):
         sys.exit(1)

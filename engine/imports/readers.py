@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ def start_following(run_dir: Path) -> subprocess.Popen[bytes] | None:
     if read_json(run_dir / RUN_FILE).get("mode") != "dump":
         return None
     return subprocess.Popen(
-        [sys.executable, "-m", __package__ or "", str(run_dir)],
+        [sys.executable, "-m", __package__ or "", str(run_dir), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
