@@ -98,9 +98,10 @@ def test_doctor_names_versions_devices_and_disk(cli: Cli, tmp_path: Path):
         assert expected in answer.stdout
 
 
-@pytest.mark.parametrize("arguments", ["--help", "runs"])
-def test_a_reader_that_goes_away_is_no_error(arguments: str, tmp_path: Path):
-    command = f"{sys.executable} -m grpo_tui.tui.cli {arguments} | true"  # which reads nothing, and ends at once
+@pytest.mark.parametrize("command", ["config show | head -1", "--help | true", "runs | true"])
+def test_a_reader_that_goes_away_is_no_error(command: str, tmp_path: Path):
+    """One that has read a line, and one that reads nothing and ends at once."""
+    command = f"{sys.executable} -m grpo_tui.tui.cli {command}"
     answer = subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, capture_output=True, text=True)
     assert (answer.returncode, answer.stderr) == (0, "")
 

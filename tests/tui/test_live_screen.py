@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +17,8 @@ from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.tui.app.destinations import Live
 from grpo_tui.tui.app.live_charts import CHARTS
-from grpo_tui.tui.app.live_data import FOLLOW_SECONDS
+from grpo_tui.tui.app.live_data import FOLLOW_SECONDS, read
+from grpo_tui.tui.app.screens import following
 from grpo_tui.tui.app.widgets.log_panel import telling
 from grpo_tui.tui.format import fixed
 
@@ -206,6 +210,26 @@ class FakeRun:
         self.writer.status(status, step=2)  # type: ignore[arg-type]
         self.writer.flush(5)
         return commands
+
+
+async def test_a_request_left_while_the_run_is_read_is_shown(own_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRun(own_runs / "two")
+    async with running(own_runs, Live(own_runs / "two")) as app:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def slowly(*arguments: Any) -> Any:
+            made = read(*arguments)
+            begun.set()
+            assert go_on.wait(30)
+            return made
+
+        monkeypatch.setattr(following, "read", slowly)
+        app.screen.follow()
+        assert await asyncio.to_thread(begun.wait, 30)
+        await app.pilot.press("space")
+        go_on.set()
+        await settle(app.pilot)
+        assert "pauses after this step" in app.text.splitlines()[0]
 
 
 async def test_pausing_is_told_taken_back_and_answered(own_runs: Path) -> None:

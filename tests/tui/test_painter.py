@@ -234,7 +234,8 @@ def settled(screen: Any, keys: str) -> None:
     until(screen, lambda: screen.raw.count(SETTLED) > marks)
 
 
-@pytest.mark.parametrize(("which", "size"), [("run", (80, 24)), ("hostile", (150, 45))], ids=["run", "hostile"])
+@pytest.mark.parametrize("size", [(80, 24), (150, 45)], ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize("which", ["run", "hostile"])
 def test_after_many_keys_the_screen_is_what_painting_all_of_it_gives(
     request: pytest.FixtureRequest, which: str, size: tuple[int, int], tmp_path: Path
 ) -> None:

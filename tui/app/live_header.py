@@ -21,6 +21,8 @@ class Part(NamedTuple):
     gap: int = 2
 
 
+_NAME = 6
+"""Cells that the name of the run keeps; the rest of it gives way to where the run is."""
 _BORDER = 8
 """Cells of the frame around both sides of the header."""
 _QUIET = 60.0
@@ -34,8 +36,7 @@ def header(palette: Palette, name: str, requests: Requests | None, now: float, w
         return Line(p).add(name, p.title, cells=min(20, len(name))), Line(p).add("reading…", p.faint)
     reading = requests.reading
     room = max(8, width - _BORDER)
-    least = min(len(name), 12 if room >= 60 else 6)
-    right = fit(p, _where(p, requests, now, width), room - least)
+    right = fit(p, _where(p, requests, now, width), room - min(len(name), _NAME))
     info = reading.info
     left = Line(p).add(name, p.title, cells=max(1, min(len(name), 24, room - right.width)))
     for text in (info.mode, info.environment, info.model, info.name):

@@ -140,7 +140,7 @@ keys = st.sampled_from(
 )
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(keys, junk), st.dictionaries(keys, junk), st.dictionaries(keys, junk))
 def test_no_content_of_the_small_files_is_an_error(tmp_path_factory, run, own, launched):
     run_dir = tmp_path_factory.mktemp("junk")

@@ -28,6 +28,8 @@ class FollowsRun(AppScreen):
         self.reads = reads
         self.shown: Reading | None = None
         self._busy = False
+        self._outdated = False
+        """Whether what is being read was changed since: it is read once more before it is shown."""
 
     def also(self) -> Callable[[RunReader, Reading], Any]:
         """What to read in the same go, made on the screen's thread and called on the reading one."""
@@ -56,6 +58,11 @@ class FollowsRun(AppScreen):
         if self.app.screen is self and not self._busy:
             self.run_worker(self._news(), group="follow")
 
+    def changed(self) -> None:
+        """Read again after a change of one's own: what is being read now may be from before it."""
+        self._outdated = True
+        self.follow()
+
     async def _news(self) -> None:
         before = self.shown.info if self.shown is not None else None
         if (
@@ -77,7 +84,12 @@ class FollowsRun(AppScreen):
                 made = read(reader, _LOG_LINES)
                 return made, also(reader, made)
 
-            self.shown, extra = await self.reads.later(reading)
+            while True:
+                self._outdated = False
+                shown, extra = await self.reads.later(reading)
+                if not self._outdated:
+                    break
+            self.shown = shown
         except RecordError as error:
             self.show_problem(str(error))
             return

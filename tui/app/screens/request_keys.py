@@ -41,7 +41,7 @@ class RequestKeys(FollowsRun):
         if self.shown is not None:
             self.shown = replace(self.shown, asked=asked(self.reads.path))
         self.frame.refresh_lines()
-        self.follow()
+        self.changed()
 
     def ask_run(self, command: Command, said: str) -> None:
         """Leave a request and say so."""
@@ -71,7 +71,7 @@ class RequestKeys(FollowsRun):
             self._look_again()
         else:
             self.say("It is too late to take that back: the run has answered.")
-            self.follow()
+            self.changed()
 
     def action_checkpoint(self) -> None:
         """Ask for a checkpoint."""
