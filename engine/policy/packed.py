@@ -7,10 +7,10 @@ that for a given model, and models that do not (other attention, scaled logits) 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from .token_scores import score_tokens
 IMPLEMENTATION = "grpo_tui_packed"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PackedOutput:
     """logprobs, entropy: [M], of the scored tokens. hidden: [K, H], last hidden states of `packing.kept`."""
 
@@ -63,7 +63,7 @@ def packed_attention(
         return x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:]).transpose(1, 2)
 
     results = []
-    for block in packing.blocks:
+    for block in packing.layout.blocks:
         block_k, block_v = rows(k, block.key), rows(v, block.key)
         if groups > 1 and not native:
             block_k, block_v = block_k.repeat_interleave(groups, 1), block_v.repeat_interleave(groups, 1)
@@ -78,14 +78,14 @@ def packed_attention(
             enable_gqa=native,
         )
         results.append(attended.transpose(1, 2).flatten(0, 1))  # [b * L, heads, d]
-    return torch.cat(results).index_select(0, packing.out)[None], None
+    return torch.cat(results).index_select(0, packing.layout.out)[None], None
 
 
 class PackedForward:
     """A second way of calling a causal language model: `model(packing=…)` returns a `PackedOutput`.
 
     It goes through the module's own `forward`, so that DDP and PEFT see an ordinary call. temperature: divides the
-    logits. `short_tail`: the last layer's MLP runs on the tokens alone that are read.
+    logits. `short_tail`: the last layer's attention and MLP run on the tokens alone that are read.
     """
 
     def __init__(self, model: PreTrainedModel, temperature: float = 1.0) -> None:
@@ -167,6 +167,8 @@ TAIL = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 def _tail(layer: Any, hidden_states: Tensor, *, packing: Packing, **kwargs: Any) -> Tensor:
     """The last layer of a pre-norm decoder: what follows attention runs only on the tokens that are read, [1, K, H]."""
+    if hidden_states.device.type == "cpu":  # elsewhere a causal kernel is faster than a mask that is smaller
+        packing = dataclasses.replace(packing, layout=packing.last)
     attended, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), packing=packing, **kwargs)
     hidden_states = (hidden_states + attended).index_select(1, packing.kept)
     return hidden_states + layer.mlp(layer.post_attention_layernorm(hidden_states))

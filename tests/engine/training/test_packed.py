@@ -94,10 +94,29 @@ def test_a_prompt_that_many_share_is_attended_to_apart_and_its_rows_stay_causal(
     forward = PackedForward(model)
     ids, masks = trajectories(1, groups=1, size=4, longest=90)
     packing = pack(ids, masks)
-    assert any(block.allowed is not None for block in packing.blocks)
+    assert any(block.allowed is not None for block in packing.layout.blocks)
     with forward.installed(), forward.attention(), torch.no_grad():
         ours = packing.pad(model(packing=packing).logprobs)
     torch.testing.assert_close(ours, padded_log_probs(model, ids, masks), atol=1e-5, rtol=0)
+
+
+def test_the_last_layer_attends_from_what_is_read_alone_where_that_costs_less():
+    """Short answers between long observations; every token read needs all that came before it."""
+    model = policy()
+    forward = PackedForward(model)
+    rng = np.random.default_rng(0)
+    lengths = [2, 30, 3, 40, 1, 25, 4]
+    ids = [rng.integers(3, 250, 5 * i + sum(lengths)) for i in (1, 1, 3)]
+    masks = [
+        np.concatenate([np.zeros(len(row) - sum(lengths), bool), *(np.full(n, n < 5) for n in lengths)]) for row in ids
+    ]
+    packing = pack(ids, masks)
+    assert packing.last.cost < 0.3 * packing.layout.cost
+    with forward.installed(), forward.attention(), torch.no_grad():
+        ours = packing.pad(model(packing=packing).logprobs)
+    torch.testing.assert_close(ours, padded_log_probs(model, ids, masks), atol=1e-5, rtol=0)
+    dense = pack([ids[0]], [np.ones(len(ids[0]), bool)])
+    assert dense.last is dense.layout, "where every token is read, a causal kernel is cheaper"
 
 
 def test_prompts_are_encoded_once_and_padding_never():

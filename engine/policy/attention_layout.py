@@ -1,0 +1,225 @@
+"""Who may see whom in a row of packed tokens (`packing`): attention as rows of its own.
+
+    short prompts: each rollout as a row of its prompt and its own tokens, causally        [b, L]
+    long prompts:  each prompt as a row, causally                                          [g, P]
+                   a rollout's own tokens over its prompt and themselves, by a mask        [b, C] over [b, P + C]
+    last layer:    the tokens that are read over all that came before them, by a mask, a stretch of each rollout
+                   after the other                                                         [b, K] over [b, E]
+
+Rows of similar length go together, so that little of a block is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_ALIKE = 0.8
+"""Shortest length of a group, as a part of its longest."""
+_STRETCHES = 4
+"""Pieces into which a rollout is cut for the last layer: what is read in one sees nothing of those after it."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of attention. query: long [b, Q], key: long [b, K], positions in the packed row (padding points
+    anywhere). allowed: bool [b, 1, Q, K], or None for causal attention over the same tokens (K = Q)."""
+
+    query: Tensor
+    key: Tensor
+    allowed: Tensor | None
+
+    @property
+    def cost(self) -> float:
+        """Pairs of tokens that are looked at; a causal kernel skips half."""
+        return self.query.numel() * self.key.shape[1] * (0.5 if self.allowed is None else 1.0)
+
+    def to(self, device: torch.device | str) -> Block:
+        """The same on `device`."""
+        allowed = None if self.allowed is None else self.allowed.to(device)
+        return Block(self.query.to(device), self.key.to(device), allowed)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """out: long [N], where each packed token's result lies in the results of all blocks, flattened and one after
+    another."""
+
+    blocks: tuple[Block, ...]
+    out: Tensor
+
+    @property
+    def cost(self) -> float:
+        """Pairs of tokens that are looked at."""
+        return sum(block.cost for block in self.blocks)
+
+    def to(self, device: torch.device | str) -> Layout:
+        """The same on `device`."""
+        return Layout(tuple(block.to(device) for block in self.blocks), self.out.to(device))
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Consecutive pieces of the packed row: piece i has lengths[i] tokens from place starts[i] on (long [pieces])."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(cls, pieces: Sequence[np.ndarray], first: int) -> Self:
+        """The pieces one after another, from place `first` of the packed row on."""
+        lengths = np.array([len(piece) for piece in pieces])
+        return cls(np.concatenate(pieces), first + np.cumsum(lengths) - lengths, lengths)
+
+    def positions(self, offset: np.ndarray | int = 0) -> np.ndarray:
+        """The position of each token within its piece, plus the piece's offset, long [tokens]."""
+        return np.arange(len(self.tokens)) - np.repeat(self.starts - self.starts[:1] - offset, self.lengths)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """B rollouts, each a prompt that others may share and its own tokens. prompt_of: long [B]."""
+
+    prompts: Pieces
+    own: Pieces
+    prompt_of: np.ndarray
+
+    @property
+    def tokens(self) -> int:
+        """N, tokens of the packed row."""
+        return len(self.prompts.tokens) + len(self.own.tokens)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each rollout with its prompt, long [B]."""
+        return self.prompts.lengths[self.prompt_of] + self.own.lengths
+
+    def places(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Where tokens at `positions` (long [P] or [b, P]) of rollouts `rows` (long [b]) are packed, long [b, P]."""
+        prompt = self.prompt_of[rows]
+        cut = self.prompts.lengths[prompt][:, None]
+        shared, own = self.prompts.starts[prompt][:, None], self.own.starts[rows][:, None] - cut
+        return np.where(positions < cut, shared, own) + positions
+
+
+class _Rows(NamedTuple):
+    """Places in the packed row as rows of attention: long [b, L]; `real`: bool [b, L], False on padding."""
+
+    places: np.ndarray
+    real: np.ndarray
+
+    @classmethod
+    def of(cls, starts: np.ndarray, lengths: np.ndarray) -> Self:
+        """Row i: lengths[i] consecutive places from starts[i] on."""
+        columns = np.arange(int(lengths.max()))
+        real = columns < lengths[:, None]
+        return cls(np.where(real, starts[:, None] + columns, 0), real)
+
+
+class _Attention(NamedTuple):
+    """A block before it is tensors: `queries` attend to `keys` (long [b, K]) where `allowed` (bool [b, Q, K]), or
+    causally to themselves."""
+
+    queries: _Rows
+    keys: np.ndarray | None = None
+    allowed: np.ndarray | None = None
+
+    def block(self) -> Block:
+        """The same as tensors."""
+        query = torch.from_numpy(self.queries.places)
+        if self.keys is None or self.allowed is None:
+            return Block(query, query, None)
+        return Block(query, torch.from_numpy(self.keys), torch.from_numpy(self.allowed)[:, None])
+
+
+def lay_out(cut: Cut) -> Layout:
+    """The rows of attention of all tokens, in the cheaper of the two ways."""
+    length = cut.lengths
+    whole = (length**2).sum() / 2  # a causal kernel skips half
+    apart = (cut.prompts.lengths**2).sum() / 2 + (cut.own.lengths * length).sum()
+    return _layout(cut, _whole(cut) if whole <= apart else _apart(cut))
+
+
+def lay_out_last(cut: Cut, read: Sequence[np.ndarray], every: Layout) -> Layout:
+    """The rows of attention of the tokens that are read after the last layer; what it gives for others means nothing.
+
+    read[i]: their positions in rollout i, ascending long. every: the layout of all tokens, which stays where this is
+    no cheaper.
+    """
+    last = _layout(cut, _read(cut, read))
+    return last if last.blocks and last.cost < every.cost else every
+
+
+def _layout(cut: Cut, attentions: Iterable[_Attention]) -> Layout:
+    attentions = list(attentions)
+    out, done = np.zeros(cut.tokens, np.int64), 0
+    for queries, *_ in attentions:
+        # Where a token lies in several rows, its results are the same in all of them.
+        out[queries.places[queries.real]] = done + np.flatnonzero(queries.real)
+        done += queries.real.size
+    return Layout(tuple(a.block() for a in attentions), torch.from_numpy(out))
+
+
+def _whole(cut: Cut) -> Iterable[_Attention]:
+    """Each rollout as a row of its prompt and its own tokens."""
+    length = cut.lengths
+    for rows in _alike(length):
+        columns = np.arange(int(length[rows].max()))
+        real = columns < length[rows][:, None]
+        yield _Attention(_Rows(np.where(real, cut.places(rows, columns), 0), real))
+
+
+def _apart(cut: Cut) -> Iterable[_Attention]:
+    """Each prompt once, and each rollout's own tokens over its prompt and themselves."""
+    prompts, own = cut.prompts, cut.own
+    for rows in _alike(prompts.lengths):
+        yield _Attention(_Rows.of(prompts.starts[rows], prompts.lengths[rows]))
+    for rows in _alike(own.lengths):
+        prompt = cut.prompt_of[rows]
+        if own.lengths[rows].any():
+            context = _Rows.of(prompts.starts[prompt], prompts.lengths[prompt])
+            queries = _Rows.of(own.starts[rows], own.lengths[rows])
+            b, width = queries.places.shape
+            before = np.broadcast_to(context.real[:, None, :], (b, width, context.real.shape[1]))
+            among = np.broadcast_to(np.tril(np.ones((width, width), bool)), (b, width, width))
+            keys = np.concatenate([context.places, queries.places], 1)
+            yield _Attention(queries, keys, np.concatenate([before, among], axis=2))
+
+
+def _read(cut: Cut, read: Sequence[np.ndarray]) -> Iterable[_Attention]:
+    """What is read of each rollout, stretch after stretch, over all that came before it."""
+    lengths = cut.lengths
+    for alike in _alike(lengths):
+        edges = np.linspace(0, int(lengths[alike].max()), _STRETCHES + 1).round().astype(np.int64)
+        for start, end in pairwise(edges.tolist()):
+            inside = {row: read[row][(read[row] >= start) & (read[row] < end)] for row in alike.tolist()}
+            rows = np.array([row for row, positions in inside.items() if len(positions)], dtype=np.int64)
+            if not len(rows):
+                continue
+            count = np.array([len(inside[row]) for row in rows.tolist()])
+            real = np.arange(int(count.max())) < count[:, None]
+            positions = np.zeros(real.shape, np.int64)
+            positions[real] = np.concatenate([inside[row] for row in rows.tolist()])
+            columns = np.arange(end)
+            keys = np.where(columns < lengths[rows][:, None], cut.places(rows, columns), 0)
+            yield _Attention(_Rows(cut.places(rows, positions), real), keys, columns <= positions[..., None])
+
+
+def _alike(lengths: np.ndarray) -> list[np.ndarray]:
+    """Rows in groups of similar length: the shortest of a group has at least `_ALIKE` of the longest."""
+    order = np.argsort(-lengths, kind="stable")
+    groups: list[list[int]] = []
+    longest = -1.0
+    for row in order.tolist():
+        if not groups or lengths[row] < _ALIKE * longest:
+            groups.append([])
+            longest = float(lengths[row])
+        groups[-1].append(row)
+    return [np.array(g) for g in groups]
