@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grpo_tui.engine.imports.containers import DumpError
 from grpo_tui.engine.imports.containers.parquet import Parquet
+from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.trl import Trl
 from grpo_tui.engine.imports.messages import completion, conversation

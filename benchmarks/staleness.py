@@ -1,4 +1,4 @@
-"""What rollouts of older policies cost: `python -m benchmarks.staleness [--seeds 3] [--quick]`.
+"""What rollouts of older policies cost: `python -m benchmarks.staleness [--seeds 3] [--quick] [--steps N]`.
 
 Trains the built-in policy on the default task, once for each seed and arm: `synchronous` is the default training, whose
 every step waits for its own rollouts; in `N steps old` rollouts come from a server over HTTP and are made up to N
@@ -44,10 +44,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--staleness", default="0,2", help="arms: 0 is the synchronous training")
     parser.add_argument("--quick", action="store_true", help="smaller batches and fewer steps")
+    parser.add_argument("--steps", type=int, help="of the training, in place of 75, or 24 with --quick")
     parser.add_argument("--results", type=Path, default=Path("runs/staleness.jsonl"))
     given = parser.parse_args()
     logging.disable(logging.INFO)
     size = QUICK if given.quick else FULL
+    size = size | ({"steps": given.steps} if given.steps else {})
     kept = KeptRows(given.results)
     arms = [int(arm) for arm in given.staleness.split(",")]
     ends: dict[int, list[float]] = {arm: [] for arm in arms}

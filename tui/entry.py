@@ -10,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from ..configs.errors import GrpoTuiError
+
 
 def main() -> None:
     """`grpo-tui` and `grpo-tui inspect RUN` on a terminal open the app; the rest is `cli.main`."""
@@ -56,35 +58,43 @@ def _on_terminal() -> bool:
 def _opened(arguments: list[str]) -> bool:
     """Whether the app was opened (and left again); not when there is no such run, which the command line explains."""
     from ..engine.runs.paths import runs_dir
-    from .cli.app import open_list, open_run
 
     if not arguments:
+        from .cli.app import open_list
+
         open_list(None)
         return True
-    from ..engine.launch.find import find_run
-    from ..engine.runs.errors import RecordError
-
     home = runs_dir()
     if os.path.exists(arguments[1]):
-        from .cli.common import CliError, warn
-        from .cli.dumps import is_path_of_dump, opened_dump
+        from ..engine.imports.behind import is_path_of_dump
 
         if is_path_of_dump(arguments[1], home):
-            from .cli.app import open_dumped
-
-            try:
-                info, dump = opened_dump(arguments[1], (), (), whole=False)
-            except CliError as error:
-                warn(error.message)
-                raise SystemExit(error.code) from None
-            open_dumped(home, info, dump)
+            _open_dump(home, arguments[1])
             return True
+    from ..engine.launch.find import find_run
+    from ..engine.runs.errors import RecordError
+    from .cli.app import open_run
+
     try:
         info = find_run(home, arguments[1])
     except RecordError:
         return False
     open_run(home, info)
     return True
+
+
+def _open_dump(home: Path, reference: str) -> None:
+    from .cli.open_dump import open_dumped
+
+    try:
+        open_dumped(home, reference)
+    except GrpoTuiError as error:
+        from .cli.common import CliError, warn
+
+        if not isinstance(error, CliError):
+            raise
+        warn(error.message)
+        raise SystemExit(error.code) from None
 
 
 if __name__ == "__main__":

@@ -1,49 +1,100 @@
-"""The process that indexes a dump behind the app: `python -m grpo_tui.engine.imports FOLDER PARENT`.
+"""The process that indexes a dump behind the app.
+
+    python -m grpo_tui.engine.imports FOLDER PARENT                     index on and follow
+    python -m grpo_tui.engine.imports open DUMP OPTIONS PARENT ANSWERS  open it first, and say so (`behind.Opening`)
 
 It goes on while its parent, the process PARENT, lives: first rows, then text search, then whatever the files grow by.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sqlite3
 import sys
 import time
 from pathlib import Path
 
-from .cache import dump_of
-from .containers import DumpError
+from . import cache
+from .behind import OPEN, Opened
+from .errors import DumpError
 from .index import Indexer
 from .lock import locked
+from .opening import first_look
+from .options import Options
 
 PART_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 
 
+def open_and_follow(reference: str, options: Options, parent: int, answers: int) -> None:
+    """Open a dump and write to the descriptor `answers` what `behind.Opening` waits for; then index on."""
+
+    def say(answer: Opened | str) -> None:
+        if isinstance(answer, Opened):
+            facts = {"folder": list(os.fsencode(answer.folder)), "summary": answer.summary, "more": answer.more}
+            line = json.dumps(facts)
+        else:
+            line = json.dumps(answer)
+        with contextlib.suppress(BrokenPipeError), open(answers, "wb") as out:
+            out.write(line.encode() + b"\n")
+
+    dump = Path(reference).expanduser().absolute()
+    folder = cache.folder_of(dump, options)
+    try:
+        with locked(folder) as mine:
+            if not mine:  # another process indexes it already
+                say(Opened(folder, {}, True))
+                return
+            with Indexer(dump, folder, options) as indexer:
+                say(first_look(indexer))
+                cache.tidy()
+                _go_on(indexer, parent)
+    except DumpError as error:
+        say(str(error))
+    except PermissionError as error:
+        say(f"{reference} cannot be read: {error.strerror}")
+
+
 def follow(folder: Path, parent: int) -> None:
     """Index on until the parent is gone, which may be before this begins."""
-    found = dump_of(folder)
+    found = cache.dump_of(folder)
     if found is None:
         return
     with locked(folder) as mine:
         if not mine:
             return
         with Indexer(found[0], folder, found[1]) as indexer:
-            news = True
-            while os.getppid() == parent:
-                more = indexer.advance(PART_SECONDS) or indexer.make_searchable(PART_SECONDS, whole=False)
-                news = news or more
-                if not more:
-                    if news:
-                        indexer.diagnose()
-                        indexer.describe()
-                    time.sleep(LOOK_SECONDS)
-                    news = indexer.look_again()
+            _go_on(indexer, parent)
+
+
+def _go_on(indexer: Indexer, parent: int) -> None:
+    os.nice(5)
+    news = True
+    while os.getppid() == parent:
+        more = indexer.advance(PART_SECONDS) or indexer.make_searchable(PART_SECONDS, whole=False)
+        news = news or more
+        if not more:
+            if news:
+                indexer.diagnose()
+                indexer.describe()
+            time.sleep(LOOK_SECONDS)
+            news = indexer.look_again()
+
+
+def main(arguments: list[str]) -> None:
+    """As the command line above says."""
+    if arguments[0] == OPEN:
+        _, reference, options, parent, answers = arguments
+        open_and_follow(reference, Options.from_json(json.loads(options)), int(parent), int(answers))
+    else:
+        folder, parent = arguments
+        follow(Path(folder), int(parent))
 
 
 if __name__ == "__main__":
     try:
-        os.nice(5)
-        follow(Path(sys.argv[1]), int(sys.argv[2]))
+        main(sys.argv[1:])
     except (DumpError, OSError, sqlite3.Error, KeyboardInterrupt):
         sys.exit(1)

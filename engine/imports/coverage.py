@@ -10,13 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .containers import BY_NAME, DumpError
-
 UNASKED_TEXT = 256 << 20
 """Bytes of rollouts that are made searchable before anybody searches."""
 _ASKED = "search.asked"
 
-SOURCES = "SELECT path, container, position, done, size FROM sources"
+SOURCES = "SELECT position, ends, done, size FROM sources"
 """What `Coverage.of` works on."""
 
 
@@ -30,19 +28,13 @@ class Coverage:
     rollouts: int
 
     @classmethod
-    def of(cls, sources: Iterable[tuple[str, str, int, int, int]], searchable: int, rollouts: int) -> Coverage:
+    def of(cls, sources: Iterable[tuple[int, int, int, int]], searchable: int, rollouts: int) -> Coverage:
         """From the rows of `SOURCES`."""
         done = size = 0
-        for path, container, position, finished, known in sources:
+        for position, ends, finished, known in sources:
             size += known
-            if finished:
-                done += known
-                continue
-            try:
-                end = BY_NAME[container].end(Path(path))
-            except (OSError, DumpError, KeyError):
-                end = 0
-            done += int(known * min(1.0, position / end)) if end > 0 else 0
+            share = 1.0 if finished else min(1.0, position / ends) if ends > 0 else 0.0
+            done += int(known * share)
         return cls(done, size, searchable, rollouts)
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runs.paths import DATABASE, RUN_FILE
-from .containers import DumpError
+from .errors import DumpError
 from .format import Format, Origin
 from .formats import FORMATS
 from .formats.tables import GENERIC

@@ -16,9 +16,10 @@ from ..runs import codec
 from ..runs.reader import RunReader
 from ..runs.types import TrajectoryRecord
 from . import cache, coverage
-from .containers import BY_NAME, DumpError, container_of
+from .containers import BY_NAME, container_of
 from .convert import record_of
 from .dump import files_of, format_of, formats_of
+from .errors import DumpError
 from .format import Origin
 from .index_store import PROBLEMS, IndexStore
 from .measuring import measure
@@ -102,6 +103,10 @@ class Indexer:
     def look_again(self) -> bool:
         """See what has grown or come; whether there is something to index."""
         self._look_at_files()
+        return self.unfinished()
+
+    def unfinished(self) -> bool:
+        """Whether there is something to index in the files as they were last looked at."""
         return bool(self.db.execute("SELECT 1 FROM sources WHERE done = 0 LIMIT 1").fetchone())
 
     def progress(self) -> coverage.Coverage:
@@ -238,6 +243,7 @@ class Indexer:
         origin = Origin(path, self.dump if self.dump.is_dir() else self.dump.parent)
         part = Part(self.tables, self.formats, id_, origin)
         try:
+            self.db.execute("UPDATE sources SET ends = ? WHERE id = ?", (BY_NAME[container].end(path), id_))
             for found in BY_NAME[container].open(path, position, line):
                 part.take(found)
                 if part.full:

@@ -11,7 +11,7 @@ from ..runs.paths import DATABASE
 from ..runs.storable import clean
 from ..runs.store import RecordStore
 
-VERSION = "7"
+VERSION = "8"
 """Of what an index holds; one of another version is made anew."""
 PROBLEMS = 100
 """Most that are told of what was skipped; ten times as many are kept."""
@@ -20,7 +20,8 @@ _GROUPS = 100_000
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sources (
     id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, container TEXT NOT NULL, size INTEGER NOT NULL,
-    changed INTEGER NOT NULL, position INTEGER NOT NULL, line INTEGER NOT NULL, tail BLOB, done INTEGER NOT NULL
+    changed INTEGER NOT NULL, position INTEGER NOT NULL, line INTEGER NOT NULL, tail BLOB, done INTEGER NOT NULL,
+    ends INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS places (
     n INTEGER PRIMARY KEY, source INTEGER NOT NULL, at INTEGER NOT NULL, length INTEGER NOT NULL, part INTEGER NOT NULL

@@ -1,37 +1,20 @@
-"""Open a dump: its index in the cache, made or brought up to date, and the process that goes on behind."""
+"""Open a dump: its index in the cache, made or brought up to date."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..runs.paths import DATABASE, RUN_FILE
 from . import cache
-from .containers import DumpError
+from .behind import Opened
+from .errors import DumpError
 from .index import Indexer
 from .lock import locked
 from .options import Options
 from .part import UNKNOWN
 
-FIRST_SECONDS = 0.12
+FIRST_SECONDS = 0.05
 """How long the first look may index before the app is painted."""
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A dump that can be read: the folder of its index, what was found, and whether more is to be indexed."""
-
-    folder: Path
-    summary: dict[str, object]
-    more: bool
-
-
-def is_dump(path: Path) -> bool:
-    """Whether a path is something that may be a dump: a file, or a folder that is no run of our own."""
-    if path.is_file():
-        return True
-    return path.is_dir() and not (path / RUN_FILE).is_file() and not (path / DATABASE).is_file()
 
 
 def open_dump(path: Path, options: Options | None = None, *, whole: bool = False, searchable: bool = False) -> Opened:
@@ -46,24 +29,33 @@ def open_dump(path: Path, options: Options | None = None, *, whole: bool = False
         if not mine and not whole:  # another process indexes it already
             return Opened(folder, {}, True)
         with Indexer(dump, folder, options) as indexer:
-            until = time.monotonic() + FIRST_SECONDS
-            more = indexer.advance(None if whole else FIRST_SECONDS)
-            if searchable:
-                indexer.make_searchable()
-            elif not more and not whole:
-                more = indexer.make_searchable(until - time.monotonic(), whole=False)
-            if not more and (whole or time.monotonic() < until):
-                indexer.diagnose()
-            summary = indexer.summary()
-            if not indexer.store.last_n() and not more:
-                nothing = _nothing(dump, summary, indexer.tables.torn())
-                if nothing:
-                    indexer.close()
-                    cache.forget(folder)
-                    raise DumpError(nothing)
-            indexer.describe(opened=True)
+            opened = first_look(indexer, whole=whole, searchable=searchable)
     cache.tidy()
-    return Opened(folder, summary, more)
+    return opened
+
+
+def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = False) -> Opened:
+    """Index the first part, or all; see `open_dump`. Where there are rows from before, no part is waited for."""
+    until = time.monotonic() + FIRST_SECONDS
+    if indexer.unfinished() and indexer.store.last_n() and not whole:
+        more = True
+    else:
+        more = indexer.advance(None if whole else FIRST_SECONDS)
+    if searchable:
+        indexer.make_searchable()
+    elif not more and not whole:
+        more = indexer.make_searchable(until - time.monotonic(), whole=False)
+    if not more and (whole or time.monotonic() < until):
+        indexer.diagnose()
+    summary = indexer.summary()
+    if not indexer.store.last_n() and not more:
+        nothing = _nothing(indexer.dump, summary, indexer.tables.torn())
+        if nothing:
+            indexer.close()
+            cache.forget(indexer.folder)
+            raise DumpError(nothing)
+    indexer.describe(opened=True)
+    return Opened(indexer.folder, summary, more)
 
 
 def _nothing(dump: Path, summary: dict[str, object], torn: str | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .containers.base import DumpError
+from .errors import DumpError
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Options:
     @classmethod
     def of(cls, maps: Sequence[str] = (), importers: Sequence[str] = ()) -> Options:
         """From `reward=score` and paths. Raises DumpError saying what would be right."""
-        from .mapped import ROLES  # here: listing dumps needs no formats
-
         keys = {}
         for item in maps:
+            from .mapped import ROLES  # here: opening a dump without names of one's own loads no formats
+
             role, equals, key = item.partition("=")
             if not equals or not key or role.strip() not in ROLES:
                 raise DumpError(f"--map {item}: write ROLE=KEY with ROLE one of {', '.join(ROLES)}")

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from ..runs.bodies import Bodies
-from ..runs.errors import RecordDamaged
-from ..runs.learning import Use
 from ..runs.query import EVERYTHING, Query
 from ..runs.reader import RunReader
-from ..runs.record import Record
 from ..runs.rollouts import Rollouts
-from ..runs.rows import by_number
 from ..runs.selection import Selection
-from ..runs.types import StoredTokens, TokenArrays, TrajectoryRecord
-from .containers import BY_NAME, DumpError
-from .convert import record_of
 from .coverage import SOURCES, Coverage, ask_for_text
-from .dump import format_of, formats_of
-from .format import Format, Origin
 from .options import Options
-from .rollout import Amendment, Rollout
 
 
 class DumpReader(RunReader):
@@ -32,7 +22,14 @@ class DumpReader(RunReader):
     def __init__(self, run_dir: Path | str, dump: Path, options: Options) -> None:
         super().__init__(run_dir)
         self.rollouts = DumpRollouts(self._record)
-        self.bodies = DumpBodies(self._record, dump, options)
+        self._of = dump, options
+
+    @cached_property
+    def bodies(self) -> Bodies:
+        """Rollouts, read from the writer's files. What reads them is loaded with the first."""
+        from .bodies import DumpBodies
+
+        return DumpBodies(self._record, *self._of)
 
     def pending(self, query: Query = EVERYTHING) -> str:
         """What the index has not come to yet, in a few words; empty when it is whole as far as `query` sees it."""
@@ -66,88 +63,3 @@ class DumpRollouts(Rollouts):
         if reached < self.total():
             ask_for_text(self._record.run_dir)
         return reached
-
-
-class DumpBodies(Bodies):
-    """Rollouts, each read from its place in the writer's files when it is asked for."""
-
-    def __init__(self, record: Record, dump: Path, options: Options) -> None:
-        super().__init__(record)
-        self.dump = dump
-        self.options = options
-        self._formats: tuple[Format, ...] | None = None
-
-    def trajectory(self, id_or_n: str | int) -> TrajectoryRecord:
-        """A whole rollout, read from its file. Raises LookupError or RecordDamaged."""
-        n = self.number(id_or_n)
-        rollout, reader = self._rollout(n)
-        row = by_number(self._record, [n])[0]
-        record = record_of(rollout, fallback_id=row.id, index=row.rollout, unknown=reader.unknown)
-        trajectory = replace(
-            record.trajectory,
-            id=row.id,
-            group=row.group,
-            prompt_id=row.prompt_id,
-            rollout=row.rollout,
-            extra=row.extra,
-        )
-        advantage = record.advantage if row.advantage is None else row.advantage
-        unknown = {k: v for k, v in record.unknown.items() if k != "advantage" or advantage is None}
-        return replace(record, trajectory=trajectory, advantage=advantage, unknown=unknown)
-
-    def uses(self, id_or_n: str | int, record: TrajectoryRecord | None = None) -> list[Use]:
-        """Nothing: what updates did is not in the files of others."""
-        return []
-
-    def tokens(self, id_or_n: str | int) -> TokenArrays | StoredTokens | None:  # type: ignore[override] - NumPy's
-        """Token arrays, where the writer kept them. Raises LookupError or RecordDamaged."""
-        n = self.number(id_or_n)
-        rollout, _ = self._rollout(n)
-        try:
-            return None if rollout.tokens is None else rollout.tokens()
-        except (TypeError, ValueError, IndexError, OverflowError) as error:
-            raise RecordDamaged(f"the tokens of rollout {n} cannot be read ({error})") from error
-
-    def _rollout(self, n: int) -> tuple[Rollout, Format]:
-        """A rollout and its format, with what the writer said of it later."""
-        found = self._record.all(
-            "SELECT path, container, at, length, part FROM places JOIN sources ON sources.id = source WHERE n = ?", (n,)
-        )
-        if not found:
-            raise RecordDamaged(f"rollout {n} of {self.dump} cannot be read: its place is not in the index")
-        path, container, at, length, part = found[0]
-        items, reader = self._items(path, container, at, length)
-        rollouts = [item for item in items if isinstance(item, Rollout)]
-        if part >= len(rollouts):
-            raise RecordDamaged(f"{path} has changed since it was indexed; leave and open it again")
-        rollout = rollouts[part]
-        if rollout.id:
-            rollout = self._amended(rollout)
-        return rollout, reader
-
-    def _amended(self, rollout: Rollout) -> Rollout:
-        places = self._record.all(
-            "SELECT path, container, at, length FROM amendments JOIN sources ON sources.id = source "
-            "WHERE amendments.id = ? LIMIT 64",
-            (rollout.id,),
-        )
-        for place in places:
-            for item in self._items(*place)[0]:
-                if isinstance(item, Amendment) and item.id == rollout.id:
-                    rollout = item.folded(rollout)
-        return rollout
-
-    def _items(self, path: str, container: str, at: int, length: int) -> tuple[list[object], Format]:
-        if self._formats is None:
-            self._formats = formats_of(self.options)
-        origin = Origin(Path(path), self.dump if self.dump.is_dir() else self.dump.parent)
-        try:
-            document = BY_NAME[container].read(Path(path), at, length)
-            reader = format_of(document, origin, self._formats)
-            if reader is None:
-                raise RecordDamaged(f"{path} has changed since it was indexed; leave and open it again")
-            return list(reader.open(document, origin)), reader
-        except (DumpError, OSError) as error:
-            raise RecordDamaged(str(error)) from error
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-            raise RecordDamaged(f"{path}: this rollout cannot be read ({error})") from error

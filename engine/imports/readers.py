@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from ..runs.paths import RUN_FILE
 from ..runs.reader import RunReader
 from ..runs.status import read_json
+from .behind import start
+from .lock import locked
 
 
 def start_following(run_dir: Path) -> subprocess.Popen[bytes] | None:
-    """The process that indexes a dump on, and follows what grows, while this one lives; None for a run of our own."""
+    """The process that indexes a dump on, and follows what grows, while this one lives; None for a run of our own, and
+    where another process does it already."""
     if read_json(run_dir / RUN_FILE).get("mode") != "dump":
         return None
-    return subprocess.Popen(
-        [sys.executable, "-m", __package__ or "", str(run_dir), str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with locked(run_dir) as free:
+        if not free:
+            return None
+    return start([str(run_dir), str(os.getpid())])
 
 
 def open_reader(run_dir: Path | str) -> RunReader:

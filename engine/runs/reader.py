@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,11 @@ class RunReader:
         self._record = Record(self.run_dir)
         self.metrics = Metrics(self._record)
         self.rollouts = Rollouts(self._record)
-        self.bodies = Bodies(self._record)
+
+    @cached_property
+    def bodies(self) -> Bodies:
+        """Whole trajectories."""
+        return Bodies(self._record)
 
     @property
     def problems(self) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...engine.imports.opening import Opened
 from ...engine.runs.types import RunInfo
 from ..app.destinations import Destination, Live, Trajectories
 
@@ -32,20 +31,6 @@ def open_run(runs_dir: Path, run: RunInfo, start: Destination | None = None) -> 
         total = f"/{after.total_steps}" if after.total_steps else ""
         say(f"run {run.id} goes on ({after.status}, step {after.step}{total})")
         say(f"look again: grpo-tui inspect {run.id} · save and stop: grpo-tui stop {run.id}")
-
-
-def open_dumped(runs_dir: Path, run: RunInfo, dump: Opened) -> None:
-    """The app on a dump; while it is open, a process of its own indexes on behind it and follows what grows."""
-    from ..app.app import run_app
-
-    run_app(runs_dir, Trajectories(Path(run.path)), greeting="\n".join(greeting(dump)))
-
-
-def greeting(dump: Opened) -> list[str]:
-    """What is said over the first screen: what was recognised, and what was skipped."""
-    from .dumps import told
-
-    return [text for text in told(dump.summary) if not text.startswith("not in ")][:4]
 
 
 def first_look(run: RunInfo) -> Destination:

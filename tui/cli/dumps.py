@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...engine.imports.opening import Opened, is_dump, open_dump
+from ...engine.imports.behind import Opened, is_path_of_dump
+from ...engine.imports.errors import DumpError
+from ...engine.imports.options import Options
 from ...engine.imports.readers import open_reader
 from ...engine.runs.types import RunInfo
 from ..text import literal
 from .common import ExitCode, fail, warn
-
-
-def is_path_of_dump(reference: str, home: Path) -> bool:
-    """Whether a person means a dump and no run: a path that is there, and no run of that id."""
-    path = Path(reference).expanduser()
-    return is_dump(path) and not (home / reference / "run.json").is_file()
+from .own_importers import own_importers
 
 
 def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequence[str]) -> RunInfo:
@@ -39,11 +35,10 @@ def opened_dump(
     reference: str, maps: Sequence[str], importers: Sequence[str], *, whole: bool, searchable: bool = False
 ) -> tuple[RunInfo, Opened]:
     """Open a dump as a run; what cannot be opened ends the command with one line."""
-    from ...engine.imports.containers import DumpError
-    from ...engine.imports.options import Options
+    from ...engine.imports.opening import open_dump
 
+    options = options_of(maps, importers)
     try:
-        options = Options.of(maps, (*importers, *_own_importers()))
         opened = open_dump(Path(reference), options, whole=whole, searchable=searchable)
     except DumpError as error:
         fail(literal(str(error)))
@@ -53,18 +48,12 @@ def opened_dump(
         return reader.info(), opened
 
 
-def _own_importers() -> Sequence[str]:
-    """Those of the person's settings; nothing is loaded where there are none."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    if not Path(home, "grpo-tui", "config.yaml").is_file():
-        return ()
-    from ...configs.personal import load_personal
-    from ...configs.problems import ConfigError
-
+def options_of(maps: Sequence[str], importers: Sequence[str]) -> Options:
+    """How a person wants a dump read; what is wrong in it ends the command with one line."""
     try:
-        return load_personal().importers
-    except ConfigError as error:
-        fail(literal(str(error)), ExitCode.USAGE)
+        return Options.of(maps, (*importers, *own_importers()))
+    except DumpError as error:
+        fail(literal(str(error)))
 
 
 def told(summary: Mapping[str, Any]) -> list[str]:

@@ -55,8 +55,9 @@ def inspect(
     runs_dir: RunsDir = None,
 ) -> None:
     """Open the app on a run or a dump, or print what scripts ask for."""
+    from ...engine.imports.behind import is_path_of_dump
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
-    from .dumps import is_path_of_dump, missing
+    from .dumps import missing
     from .records import matching, opened
     from .runs import find
 
@@ -72,13 +73,13 @@ def inspect(
         from ...engine.runs.conditions import TEXTS
         from .dumps import opened_dump, told
 
-        texts = bool(search) or any(f"{key}:" in (filter_ or "") for key in TEXTS)
-        info, dump = opened_dump(run, maps or (), importers or (), whole=plain, searchable=plain and texts)
         if not plain:
-            from .app import open_dumped
+            from .open_dump import open_dumped
 
-            open_dumped(home, info, dump)
+            open_dumped(home, run, maps or (), importers or ())
             return
+        texts = bool(search) or any(f"{key}:" in (filter_ or "") for key in TEXTS)
+        info, dump = opened_dump(run, maps or (), importers or (), whole=True, searchable=texts)
         for text in told(dump.summary) if not as_json else ():
             warn(text)
     else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..errors import DumpError
 from . import json_file, json_lines, packed_lines, parquet, sqlite, zip_file, zstd_lines
-from .base import HEAD, Container, DumpError
+from .base import HEAD, Container
 
 CONTAINERS: tuple[Container, ...] = (
     parquet.Parquet(),
@@ -36,14 +37,7 @@ def container_of(path: Path) -> Container | None:
 
 def _holds_pickle(path: Path) -> bool:
     """Whether a zip is what `torch.save` writes."""
-    import zipfile
-
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()[:64]
-            for name in names:
-                if name.endswith(("/data.pkl", "data.pkl", ".pkl", ".pickle")):
-                    return True
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return any(name.endswith((".pkl", ".pickle")) for name in zip_file.first_names(path))
+    except (DumpError, OSError):
         return False
-    return False

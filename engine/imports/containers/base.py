@@ -10,16 +10,10 @@ from typing import Any, Protocol
 
 import orjson
 
-from ....configs.errors import GrpoTuiError
-
 HEAD = 1 << 16
 """Bytes of a file by which its container is recognised."""
 MAX_DOCUMENT = 64 << 20
 """Bytes of one document; a longer one is skipped, with its place."""
-
-
-class DumpError(GrpoTuiError):
-    """A dump, or a part of it, that cannot be read: one sentence with the file and what is wrong."""
 
 
 @dataclass(frozen=True)

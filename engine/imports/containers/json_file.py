@@ -13,7 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .base import MARK, MAX_DOCUMENT, DumpError, Found, loads
+from ..errors import DumpError
+from .base import MARK, MAX_DOCUMENT, Found, loads
 
 MAX_FILE = 2 << 30
 """Bytes of a file that is read at once."""

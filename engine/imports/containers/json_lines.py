@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .base import MAX_DOCUMENT, TO_ITS_END, DumpError, Found, loads
+from ..errors import DumpError
+from .base import MAX_DOCUMENT, TO_ITS_END, Found, loads
 
 BLOCK = 1 << 20
 

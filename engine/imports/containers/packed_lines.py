@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .base import HEAD, MAX_DOCUMENT, TO_ITS_END, DumpError, Found, loads
+from ..errors import DumpError
+from .base import HEAD, MAX_DOCUMENT, TO_ITS_END, Found, loads
 from .json_file import JsonFile, items_of
 from .json_lines import lines
 

@@ -20,7 +20,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from .base import DumpError, Found
+from ..errors import DumpError
+from .base import Found
 
 INSTALL = "reading parquet needs one more package: pip install 'grpo-tui[parquet]'"
 BATCH = 64

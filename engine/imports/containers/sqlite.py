@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .base import DumpError, Found
+from ..errors import DumpError
+from .base import Found
 
 TABLES = ("traces", "metrics", "alerts")
 """Tables that hold documents (trackio's), in the order in which they are read."""

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ...runs.zstd import ZstdError, ZstdFile
-from .base import MAX_DOCUMENT, DumpError, Found, loads
+from ..errors import DumpError
+from .base import MAX_DOCUMENT, Found, loads
 from .json_lines import lines
 
 ZSTD = 93
@@ -78,6 +79,12 @@ class ZipFile:
         """As far as `after` goes: the number of members that are read, and room for the parts of each."""
         stat = os.stat(path)
         return len(_order(path, stat.st_size, stat.st_mtime_ns)) * _SPAN
+
+
+def first_names(path: Path) -> list[str]:
+    """The names of the first members. Raises DumpError."""
+    stat = os.stat(path)
+    return [member.filename for member in _members(path, stat.st_size, stat.st_mtime_ns)[:64]]
 
 
 def member_of(path: Path, name: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from grpo_tui.engine.imports.containers import DumpError
+from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.tokens import Tokens
 from grpo_tui.engine.runs.query import Query

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_tui.engine.imports.containers import DumpError
 from grpo_tui.engine.imports.dump import FORMATS, format_of
+from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump

@@ -172,7 +172,7 @@ def test_a_sample_before_its_turn_is_read_from_its_member(tmp_path: Path, monkey
 def test_how_far_the_index_is_counts_the_text_that_a_seek_table_tells(tmp_path: Path):
     path, _ = seekable(tmp_path / "a.zst", frames=3)
     half = sum(map(len, TEXTS)) // 2
-    coverage = Coverage.of([(str(path), ZstdLines.name, half, 0, path.stat().st_size)], 0, 0)
+    coverage = Coverage.of([(half, ZstdLines().end(path), 0, path.stat().st_size)], 0, 0)
     assert coverage.share == pytest.approx(0.5, abs=0.01), "bytes of the text, of which there are many more"
 
 

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
+from grpo_tui.engine.imports.behind import Opened, Opening
 from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.imports.options import Options
+from grpo_tui.engine.imports.readers import open_reader, start_following
+from grpo_tui.tui.cli.open_dump import PLAIN
+
+ROW = '{"prompt": "a", "completion": "b", "reward": 1.0}\n'
+
+
+@pytest.fixture
+def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "dump.jsonl"
+    path.write_text(ROW)
+    return path
 
 
 def test_opening_loads_nothing_that_only_the_diagnosis_needs():
@@ -16,10 +36,57 @@ def test_opening_loads_nothing_that_only_the_diagnosis_needs():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_indexing_does_not_begin_when_the_app_was_gone_before(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    dump = tmp_path / "dump.jsonl"
-    dump.write_text('{"prompt": "a", "completion": "b", "reward": 1.0}\n')
+def test_the_process_that_opens_is_begun_before_anything_is_loaded():
+    code = "import sys; before = set(sys.modules); import grpo_tui.tui.cli.open_dump; print(*set(sys.modules) - before)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {name.partition(".")[0] for name in loaded} & {"textual", "rich", "typer", "sqlite3", "orjson"}
+    assert Options().to_json() == PLAIN
+
+
+def rollouts(opened: Opened) -> int:
+    with open_reader(opened.folder) as reader:
+        return reader.rollouts.total()
+
+
+def test_a_process_opens_a_dump_says_so_and_follows_it_as_long_as_it_is_wanted(dump: Path):
+    with Opening(dump, PLAIN) as opening:
+        opened = opening.opened()
+        assert isinstance(opened, Opened) and rollouts(opened) == 1 and opened.summary["rollouts"] == 1
+        assert start_following(opened.folder) is None, "one process is enough"
+        with dump.open("a") as out:
+            out.write(ROW)
+        until = time.monotonic() + 30
+        while rollouts(opened) < 2:
+            assert time.monotonic() < until, "what grows is followed"
+            time.sleep(0.05)
+    assert opening._process.poll() is not None
+    with Opening(dump, PLAIN) as again:
+        opened = again.opened()
+        assert isinstance(opened, Opened) and rollouts(opened) == 2
+
+
+def test_why_a_dump_cannot_be_opened_is_one_sentence_and_a_killed_process_is_noticed(dump: Path):
+    dump.write_text("nothing\n")
+    with Opening(dump, PLAIN) as opening:
+        said = opening.opened()
+        assert isinstance(said, str) and said.startswith(f"nothing in {dump} is a rollout") and "\n" not in said
+    with Opening(dump, PLAIN) as opening:
+        os.kill(opening._process.pid, signal.SIGKILL)
+        assert opening.opened() is None
+
+
+def test_nothing_of_the_folder_one_stands_in_is_run(dump: Path, monkeypatch: pytest.MonkeyPatch):
+    here = dump.parent / "here"
+    here.mkdir()
+    for name in ("json", "sqlite3", "grpo_tui"):
+        (here / f"{name}.py").write_text("open('was run', 'w').close()")
+    monkeypatch.chdir(here)
+    with Opening(dump, json.loads(json.dumps(PLAIN))) as opening:
+        assert isinstance(opening.opened(), Opened)
+    assert not (here / "was run").exists()
+
+
+def test_indexing_does_not_begin_when_the_app_was_gone_before(dump: Path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     command = [sys.executable, "-m", "grpo_tui.engine.imports", str(open_dump(dump).folder), str(gone.pid)]

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grpo_tui.engine.imports.containers import DumpError, container_of
+from grpo_tui.engine.imports.containers import container_of
 from grpo_tui.engine.imports.convert import identity, listed_of, record_of
 from grpo_tui.engine.imports.dump import FORMATS, files_of, format_of
+from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump

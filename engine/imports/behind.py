@@ -1,0 +1,86 @@
+"""The process behind a dump that is open in the app.
+
+It is started before anything else is loaded, so this loads nearly nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from ..runs.paths import DATABASE, RUN_FILE
+
+OPEN = "open"
+"""Tells the process behind a dump to open it first."""
+
+
+class Opened(NamedTuple):
+    """A dump that can be read: the folder of its index, what was found, and whether more is to be indexed."""
+
+    folder: Path
+    summary: dict[str, object]
+    more: bool
+
+
+class Opening:
+    """A dump that a process of its own opens, and then indexes on and follows while this one lives.
+
+    So the first rows are read while this process still loads what shows them. options: `Options.to_json()`.
+    """
+
+    def __init__(self, dump: str | Path, options: dict[str, Any]) -> None:
+        answers, end = os.pipe()
+        self._answers = os.fdopen(answers, "rb")
+        arguments = [OPEN, str(dump), json.dumps(options), str(os.getpid()), str(end)]
+        try:
+            self._process = start(arguments, pass_fds=(end,))
+        finally:
+            os.close(end)
+
+    def opened(self) -> Opened | str | None:
+        """The dump once its first rows are there, or why it cannot be opened: one sentence. None when the process has
+        ended without a word."""
+        with self._answers:
+            line = self._answers.readline()
+        if not line.endswith(b"\n"):
+            return None
+        answer = json.loads(line)
+        if isinstance(answer, str):
+            return answer
+        return Opened(Path(os.fsdecode(bytes(answer["folder"]))), answer["summary"], answer["more"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._answers.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+def is_dump(path: Path) -> bool:
+    """Whether a path is something that may be a dump: a file, or a folder that is no run of our own."""
+    if path.is_file():
+        return True
+    return path.is_dir() and not (path / RUN_FILE).is_file() and not (path / DATABASE).is_file()
+
+
+def is_path_of_dump(reference: str, home: Path) -> bool:
+    """Whether a person means a dump and no run below `home`: a path that is there, and no run of that id."""
+    return is_dump(Path(reference).expanduser()) and not (home / reference / RUN_FILE).is_file()
+
+
+def start(arguments: list[str], pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    """The process behind a dump; see `__main__`."""
+    # -P: the folder that a person stands in may hold anything, modules that are called as ours among it.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", __package__ or "", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=pass_fds,
+    )
