@@ -30,31 +30,32 @@ LOOK_SECONDS = 1.0
 
 def open_and_follow(reference: str, options: Options, parent: int, answers: int) -> None:
     """Open a dump and write to the descriptor `answers` what `behind.Opening` waits for; then index on."""
-
-    def say(answer: Opened | str) -> None:
-        if isinstance(answer, Opened):
-            facts = {"folder": list(os.fsencode(answer.folder)), "summary": answer.summary, "more": answer.more}
-            line = json.dumps(facts)
-        else:
-            line = json.dumps(answer)
-        with contextlib.suppress(BrokenPipeError), open(answers, "wb") as out:
-            out.write(line.encode() + b"\n")
-
     dump = Path(reference).expanduser().absolute()
     folder = cache.folder_of(dump, options)
-    try:
-        with locked(folder) as mine:
-            if not mine:  # another process indexes it already
-                say(Opened(folder, {}, True))
-                return
-            with Indexer(dump, folder, options) as indexer:
-                say(first_look(indexer))
-                cache.tidy()
-                _go_on(indexer, parent)
-    except DumpError as error:
-        say(str(error))
-    except PermissionError as error:
-        say(f"{reference} cannot be read: {error.strerror}")
+    with contextlib.ExitStack() as stack:
+        indexer = None
+        try:
+            with cache.in_words():
+                opened = Opened(folder, {}, True)
+                if stack.enter_context(locked(folder)):  # else another process indexes it already
+                    indexer = stack.enter_context(Indexer(dump, folder, options))
+                    opened = first_look(indexer)
+        except (DumpError, PermissionError) as error:
+            _say(
+                answers, str(error) if isinstance(error, DumpError) else f"{reference} cannot be read: {error.strerror}"
+            )
+            return
+        facts = {"folder": list(os.fsencode(opened.folder)), "summary": opened.summary, "more": opened.more}
+        _say(answers, facts)
+        if indexer is not None:
+            cache.tidy()
+            _go_on(indexer, parent)
+
+
+def _say(answers: int, answer: object) -> None:
+    """Once: the descriptor is closed, and its number is another file's afterwards."""
+    with contextlib.suppress(BrokenPipeError), open(answers, "wb") as out:
+        out.write(json.dumps(answer).encode() + b"\n")
 
 
 def follow(folder: Path, parent: int) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..runs.paths import RUN_FILE
 from ..runs.status import read_json, write_json
+from .errors import DumpError
 from .options import Options, key_of
 
 KEPT = 200
@@ -20,6 +25,24 @@ def cache_dir() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     base = Path(home) if home else Path.home() / ".cache"
     return base / "grpo-tui" / "dumps"
+
+
+@contextmanager
+def in_words() -> Iterator[None]:
+    """What goes wrong with the cache itself inside, a full disk above all, is a DumpError."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        home = str(cache_dir())
+        if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+            if not where or not (where.startswith(home) or home.startswith(where)):
+                raise
+        why = getattr(error, "strerror", None) or error
+        raise DumpError(
+            f"the index of a dump cannot be written to {home} ({why}): make room there, or name another place with "
+            "XDG_CACHE_HOME"
+        ) from error
 
 
 def folder_of(dump: Path, options: Options) -> Path:

@@ -25,7 +25,7 @@ def open_dump(path: Path, options: Options | None = None, *, whole: bool = False
     dump = path.expanduser().absolute()
     options = options or Options()
     folder = cache.folder_of(dump, options)
-    with locked(folder) as mine:
+    with cache.in_words(), locked(folder) as mine:
         if not mine and not whole:  # another process indexes it already
             return Opened(folder, {}, True)
         with Indexer(dump, folder, options) as indexer:

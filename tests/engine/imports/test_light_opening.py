@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.imports.behind import Opened, Opening
+from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.imports.readers import open_reader, start_following
@@ -73,6 +74,18 @@ def test_why_a_dump_cannot_be_opened_is_one_sentence_and_a_killed_process_is_not
     with Opening(dump, PLAIN) as opening:
         os.kill(opening._process.pid, signal.SIGKILL)
         assert opening.opened() is None
+
+
+def test_a_cache_that_cannot_be_written_is_one_sentence(dump: Path, monkeypatch: pytest.MonkeyPatch):
+    nowhere = dump.parent / "file"
+    nowhere.write_text("")
+    for home in (nowhere, Path("/proc/nowhere")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        with Opening(dump, PLAIN) as opening:
+            said = opening.opened()
+        assert isinstance(said, str) and "cannot be written" in said and "XDG_CACHE_HOME" in said
+        with pytest.raises(DumpError, match="XDG_CACHE_HOME"):
+            open_dump(dump, whole=True)
 
 
 def test_nothing_of_the_folder_one_stands_in_is_run(dump: Path, monkeypatch: pytest.MonkeyPatch):
