@@ -26,6 +26,8 @@ from .options import Options
 
 PART_SECONDS = 0.5
 LOOK_SECONDS = 1.0
+PAINT_SECONDS = 0.5
+"""What the app has for its first paint before indexing goes on: two busy cores are often two threads of one."""
 
 
 def open_and_follow(reference: str, options: Options, parent: int, answers: int) -> None:
@@ -48,6 +50,7 @@ def open_and_follow(reference: str, options: Options, parent: int, answers: int)
         facts = {"folder": list(os.fsencode(opened.folder)), "summary": opened.summary, "more": opened.more}
         _say(answers, facts)
         if indexer is not None:
+            time.sleep(PAINT_SECONDS)
             cache.tidy()
             _go_on(indexer, parent)
 
