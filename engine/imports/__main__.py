@@ -42,11 +42,10 @@ def open_and_follow(reference: str, options: Options, parent: int, answers: int)
                 if stack.enter_context(locked(folder)):  # else another process indexes it already
                     indexer = stack.enter_context(Indexer(dump, folder, options))
                     opened = first_look(indexer)
-        except (DumpError, PermissionError) as error:
-            _say(
-                answers, str(error) if isinstance(error, DumpError) else f"{reference} cannot be read: {error.strerror}"
-            )
-            return
+        except DumpError as error:
+            return _say(answers, str(error))
+        except PermissionError as error:
+            return _say(answers, f"{reference} cannot be read: {error.strerror}")
         facts = {"folder": list(os.fsencode(opened.folder)), "summary": opened.summary, "more": opened.more}
         _say(answers, facts)
         if indexer is not None:

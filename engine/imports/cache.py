@@ -39,6 +39,8 @@ def in_words() -> Iterator[None]:
             if not where or not (where.startswith(home) or home.startswith(where)):
                 raise
         why = getattr(error, "strerror", None) or error
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+            raise DumpError(f"the index of a dump in {home} is damaged ({why}): delete that folder") from error
         raise DumpError(
             f"the index of a dump cannot be written to {home} ({why}): make room there, or name another place with "
             "XDG_CACHE_HOME"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -50,7 +51,14 @@ class IndexStore:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.record = RecordStore(folder / DATABASE)
+        try:
+            self.record = RecordStore(folder / DATABASE)
+        except sqlite3.OperationalError:
+            raise  # a full disk
+        except sqlite3.DatabaseError:  # it is damaged: nothing is in it that is not in the files
+            for end in ("", "-wal", "-shm"):
+                (folder / f"{DATABASE}{end}").unlink(missing_ok=True)
+            self.record = RecordStore(folder / DATABASE)
         self.db = self.record.db
         if self.meta("index") != VERSION:
             self.db.executescript(_DROP)

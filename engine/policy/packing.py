@@ -92,17 +92,15 @@ def pack(
     scored: nothing comes before it. seen: their images; prompts are then shared where these are equal, too.
     """
     scored = [np.flatnonzero(mask[1:]) + 1 for mask in agent_mask]
-    packed, firsts = _cut(token_ids, scored, seen)
-    prompts, own, prompt_of = packed.prompts, packed.own, packed.prompt_of
-    layout = lay_out(packed)
-    last = lay_out_last(packed, [np.union1d(columns - 1, columns) for columns in scored], layout)
+    rollouts, firsts = _cut(token_ids, scored, seen)
+    prompts, own = rollouts.prompts, rollouts.own
+    layout = lay_out(rollouts)
+    last = lay_out_last(rollouts, [np.union1d(columns - 1, columns) for columns in scored], layout)
 
     row = np.repeat(np.arange(len(scored)), [len(columns) for columns in scored])
     column = np.concatenate(scored)
-    cut = prompts.lengths[prompt_of]
-    itself = own.starts[row] + column - cut[row]
-    # The first scored token of a trajectory follows its prompt, which lies elsewhere.
-    before = np.where(column == cut[row], (prompts.starts + prompts.lengths)[prompt_of[row]], itself) - 1
+    cut = prompts.lengths[rollouts.prompt_of]
+    before, itself = rollouts.places(row, column[:, None] + [-1, 0]).T
     kept, places = np.unique(np.concatenate([before, itself]), return_inverse=True)
     arrays = {
         "token_ids": np.concatenate([prompts.tokens, own.tokens])[None],

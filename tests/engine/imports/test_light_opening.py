@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.imports.readers import open_reader, start_following
+from grpo_tui.engine.runs.paths import DATABASE
 from grpo_tui.tui.cli.open_dump import PLAIN
 
 ROW = '{"prompt": "a", "completion": "b", "reward": 1.0}\n'
@@ -88,13 +88,23 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(dump: Path, monkeypatch:
             open_dump(dump, whole=True)
 
 
+def test_an_index_that_is_damaged_is_made_anew(dump: Path):
+    database = open_dump(dump, whole=True).folder / DATABASE
+    for end in ("-wal", "-shm"):
+        database.with_name(database.name + end).unlink(missing_ok=True)
+    database.write_bytes(b"no database" * 1000)
+    with Opening(dump, PLAIN) as opening:
+        opened = opening.opened()
+        assert isinstance(opened, Opened) and rollouts(opened) == 1
+
+
 def test_nothing_of_the_folder_one_stands_in_is_run(dump: Path, monkeypatch: pytest.MonkeyPatch):
     here = dump.parent / "here"
     here.mkdir()
     for name in ("json", "sqlite3", "grpo_tui"):
         (here / f"{name}.py").write_text("open('was run', 'w').close()")
     monkeypatch.chdir(here)
-    with Opening(dump, json.loads(json.dumps(PLAIN))) as opening:
+    with Opening(dump, PLAIN) as opening:
         assert isinstance(opening.opened(), Opened)
     assert not (here / "was run").exists()
 
