@@ -6,7 +6,6 @@ and kept in `env_cache`; `env.run_trial` runs once a group.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import time
@@ -224,7 +223,6 @@ def _seeds(env_class: type, seeds: list[int]) -> list[int] | int:
     return seeds if env_class.run_trial is MultiTurnEnv.run_trial else seeds[0] % 2**31
 
 
-@functools.cache
 def _accepted(env_class: type) -> frozenset[str]:
     """Which optional keywords this class's `run_trial` takes: a user's own may have only the three of the contract."""
     parameters = inspect.signature(env_class.run_trial).parameters.values()
