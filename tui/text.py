@@ -176,6 +176,8 @@ def _wrap_paragraph(text: str, cells: int) -> list[str]:
     if text.isascii():
         if len(text) <= cells:
             return [text]
+        if " " not in text:
+            return [text[at : at + cells] for at in range(0, len(text), cells)]
         return [first or rest for first, rest in _breaker(cells).findall(text)]
     if width(text) <= cells:
         return [text]

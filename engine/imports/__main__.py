@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import cache
+from . import cache, ended_early
 from .behind import OPEN, Opened
 from .errors import DumpError
 from .index import Indexer
@@ -51,7 +51,8 @@ def open_and_follow(reference: str, options: Options, parent: int, answers: int)
         if indexer is not None:
             time.sleep(PAINT_SECONDS)
             cache.tidy()
-            _go_on(indexer, parent)
+            with ended_early.told(folder):
+                _go_on(indexer, parent)
 
 
 def _say(answers: int, answer: object) -> None:
@@ -68,7 +69,7 @@ def follow(folder: Path, parent: int) -> None:
     with locked(folder) as mine:
         if not mine:
             return
-        with Indexer(found[0], folder, found[1]) as indexer:
+        with ended_early.told(folder), Indexer(found[0], folder, found[1]) as indexer:
             _go_on(indexer, parent)
 
 

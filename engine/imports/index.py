@@ -24,7 +24,7 @@ from .format import Origin
 from .index_store import PROBLEMS, IndexStore
 from .measuring import measure
 from .options import Options
-from .part import Part, stat_of, tail_of
+from .part import PART_SECONDS, Part, stat_of, tail_of
 from .rollout import Rollout
 
 _TEXTS = 64
@@ -61,7 +61,7 @@ class Indexer:
         """Index on, for about so long; everything that there is when None. Returns whether more is left."""
         until = None if seconds is None else time.monotonic() + seconds
         for id_, name in self.db.execute("SELECT id, path FROM sources WHERE done = 0 ORDER BY id").fetchall():
-            for _ in self._read(id_, Path(name)):
+            for _ in self._read(id_, Path(name), PART_SECONDS if seconds is None else min(seconds, PART_SECONDS)):
                 if until is not None and time.monotonic() > until:
                     measure(self.tables, whole=False)
                     return True
@@ -235,13 +235,13 @@ class Indexer:
             (path, name, size, changed, int(not name)),
         )
 
-    def _read(self, id_: int, path: Path) -> Iterator[None]:
+    def _read(self, id_: int, path: Path, seconds: float = PART_SECONDS) -> Iterator[None]:
         """Index a file on, a part at a time; each part is one transaction."""
         container, position, line = self.db.execute(
             "SELECT container, position, line FROM sources WHERE id = ?", (id_,)
         ).fetchone()
         origin = Origin(path, self.dump if self.dump.is_dir() else self.dump.parent)
-        part = Part(self.tables, self.formats, id_, origin)
+        part = Part(self.tables, self.formats, id_, origin, seconds)
         try:
             self.db.execute("UPDATE sources SET ends = ? WHERE id = ?", (BY_NAME[container].end(path), id_))
             for found in BY_NAME[container].open(path, position, line):

@@ -45,7 +45,7 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
         indexer.make_searchable()
     elif not more and not whole:
         more = indexer.make_searchable(until - time.monotonic(), whole=False)
-    if not more and (whole or time.monotonic() < until):
+    if not more and whole:  # else behind the first paint
         indexer.diagnose()
     summary = indexer.summary()
     if not indexer.store.last_n() and not more:

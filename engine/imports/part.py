@@ -30,11 +30,14 @@ UNKNOWN = "(unknown)"
 class Part:
     """What is read of one file and not yet committed."""
 
-    def __init__(self, store: IndexStore, formats: Sequence[Format], source: int, origin: Origin) -> None:
+    def __init__(
+        self, store: IndexStore, formats: Sequence[Format], source: int, origin: Origin, seconds: float = PART_SECONDS
+    ) -> None:
         self.store = store
         self.formats = formats
         self.source = source
         self.origin = origin
+        self.seconds = seconds
         self.format: Format | None = None
         self.keys: tuple[object, ...] | None = None
         self.documents = 0
@@ -64,7 +67,7 @@ class Part:
     def full(self) -> bool:
         """Whether it is time to commit."""
         large = self.bytes >= PART_BYTES or len(self.rows) >= PART_ROLLOUTS
-        return large or time.monotonic() - self.began > PART_SECONDS  # what is packed takes longer than its bytes say
+        return large or time.monotonic() - self.began > self.seconds  # what is packed takes longer than its bytes say
 
     def problem(self, line: int | None, why: str) -> None:
         """Something could not be read."""

@@ -10,6 +10,7 @@ from ..runs.query import EVERYTHING, Query
 from ..runs.reader import RunReader
 from ..runs.rollouts import Rollouts
 from ..runs.selection import Selection
+from . import ended_early
 from .coverage import SOURCES, Coverage, ask_for_text
 from .options import Options
 
@@ -36,7 +37,8 @@ class DumpReader(RunReader):
         reached = self.rollouts.searchable()
         found = Coverage.of(self._record.all(SOURCES), reached, self.rollouts.total())
         if found.share < 1.0:
-            return f"indexing {found.share:.0%}"
+            why = ended_early.why(self._record.run_dir)
+            return f"indexing stopped at {found.share:.0%}: {why}" if why else f"indexing {found.share:.0%}"
         if self.rollouts.reads_text(query) and reached < found.rollouts:
             return f"texts searched: {reached:,} of {found.rollouts:,}"
         return ""

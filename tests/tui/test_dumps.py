@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -118,6 +119,25 @@ async def test_the_header_says_how_far_the_index_is(runs: Path, tmp_path: Path) 
             if "of 30,000" in app.text:
                 break
         assert "indexing" in seen and "of 30,000" in app.text
+
+
+async def test_the_header_says_that_the_disk_is_full(runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "large.jsonl"
+    row = json.dumps({"prompt": "p", "completion": "word " * 400, "reward": 1.0, "step": 1})
+    file.write_text(f"{row}\n" * 30_000)
+    opened = open_dump(file)
+    largest = max(path.stat().st_size for path in opened.folder.iterdir())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + (1 << 20), hard))  # the indexer's too
+    try:
+        async with running(runs, Trajectories(opened.folder)) as app:
+            for _ in range(1000):
+                await app.pilot.pause(0.01)
+                if "stopped" in app.text:
+                    break
+            assert "indexing stopped at" in app.text.splitlines()[0] and "disk" in app.text.splitlines()[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def test_what_the_trainer_computed_of_each_token_is_shown(

@@ -1,7 +1,7 @@
 """Documents in a zip: inspect-ai's `.eval` (JSON members packed with zstd, method 93, which `zipfile` of Python 3.11
 refuses) and zipped JSON lines.
 
-The directory is read by `zipfile`; members are unpacked here, with a limit on what they may unpack to.
+Members are unpacked here, with a limit on what they may unpack to.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import Any
 
 from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
+from . import zip_directory
 from .base import MAX_DOCUMENT, Found, loads
 from .json_lines import lines
+from .zip_directory import Member
 
 ZSTD = 93
 SUMMARIES = "summaries.json"
@@ -111,7 +113,9 @@ def number_of(path: Path, name: str) -> int | None:
 @lru_cache(maxsize=8)
 def _numbers(path: Path, size: int, changed: int) -> dict[str, int]:
     """Members by name: of one that was written again the last counts."""
-    return {m.filename: number for number, m in enumerate(_members(path, size, changed)) if not m.is_dir()}
+    return {
+        m.filename: number for number, m in enumerate(_members(path, size, changed)) if not m.filename.endswith("/")
+    }
 
 
 @lru_cache(maxsize=8)
@@ -141,7 +145,7 @@ def _parts(found: Found, done: int) -> Iterator[Found]:
         yield replace(found, document=document, after=found.after if last else found.after - _SPAN + part + 1)
 
 
-def _documents(path: Path, member: zipfile.ZipInfo, number: int) -> Iterator[Found]:
+def _documents(path: Path, member: Member, number: int) -> Iterator[Found]:
     """`{"member": name, "document": …}` for each JSON document of a member; `length` is the line's number. One that is
     too large to be one document is read as lines, of which only one is in memory. Raises DumpError."""
     name = member.filename
@@ -166,22 +170,21 @@ def _documents(path: Path, member: zipfile.ZipInfo, number: int) -> Iterator[Fou
 
 
 @lru_cache(maxsize=8)
-def _members(path: Path, _size: int, _changed: int) -> tuple[zipfile.ZipInfo, ...]:
+def _members(path: Path, _size: int, _changed: int) -> tuple[Member, ...]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            return tuple(archive.infolist())
+        return zip_directory.read(path)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
         raise DumpError(f"{path}: this zip file cannot be read ({error})") from None
 
 
-def _unpack(path: Path, member: zipfile.ZipInfo) -> bytes:
+def _unpack(path: Path, member: Member) -> bytes:
     """A member's bytes. Raises DumpError for what is damaged, encrypted, or unpacks to more than is sane."""
     limit = max(MAX_DOCUMENT, member.file_size)
     read = _stream(path, member, limit)
     return b"".join(iter(lambda: read(_BLOCK), b""))
 
 
-def _stream(path: Path, member: zipfile.ZipInfo, limit: int = MAX_MEMBER) -> Callable[[int], bytes]:
+def _stream(path: Path, member: Member, limit: int = MAX_MEMBER) -> Callable[[int], bytes]:
     """What reads on in a member's text. It raises DumpError, as does this, for what is damaged or encrypted, and where
     there is more than `limit`."""
     if member.file_size > MAX_MEMBER:

@@ -67,7 +67,11 @@ class AmongRollouts(ShownElsewhere):
             self.cursor.find(self.find, find)
         self.show_rollout()
         if opened.n:
-            self.run_worker(self._read_ahead(opened.n, self._direction), group="ahead", exclusive=True)
+            self.call_after_refresh(self._go_ahead, opened.n)
+
+    def _go_ahead(self, n: int) -> None:
+        if n == self.wanted:
+            self.run_worker(self._read_ahead(n, self._direction), group="ahead", exclusive=True)
 
     async def _read_ahead(self, n: int, direction: int) -> None:
         try:
