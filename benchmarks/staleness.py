@@ -43,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--staleness", default="0,2", help="arms: 0 is the synchronous training")
+    parser.add_argument("--correction", help="`rollouts.correction` in place of the default")
     parser.add_argument("--quick", action="store_true", help="smaller batches and fewer steps")
     parser.add_argument("--steps", type=int, help="of the training, in place of 75, or 24 with --quick")
     parser.add_argument("--results", type=Path, default=Path("runs/staleness.jsonl"))
@@ -57,7 +58,8 @@ def main() -> None:
     print(f"{'':<14}{'seed':>6}" + "".join(f"{name:>11}" for name in COLUMNS), flush=True)
     for seed in range(given.seeds):
         for arm in arms:
-            row, _ = kept.get({"arm": arm, "seed": seed, **size}, partial(one, arm, seed, size))
+            how = {"correction": given.correction} if arm and given.correction else {}
+            row, _ = kept.get({"arm": arm, "seed": seed, **size, **how}, partial(one, arm, seed, size, how))
             ends[arm].append(row["end"])
             print(f"{_name(arm):<14}{seed:>6}" + "".join(f"{row[c]:>11.4g}" for c in COLUMNS), flush=True)
     for arm, found in ends.items():
@@ -68,7 +70,7 @@ def _name(arm: int) -> str:
     return f"{arm} steps old" if arm else "synchronous"
 
 
-def one(staleness: int, seed: int, size: Mapping[str, int]) -> dict[str, float]:
+def one(staleness: int, seed: int, size: Mapping[str, int], how: Mapping[str, str]) -> dict[str, float]:
     """One training."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as home:
@@ -86,7 +88,8 @@ def one(staleness: int, seed: int, size: Mapping[str, int]) -> dict[str, float]:
         if staleness:
             server = FakeVLLM(copy.deepcopy(load_base(config.model)), load_tokenizer(config.model)).start()
             served = ["rollouts.engine=vllm", f"rollouts.servers=[{server.url}]"]
-            config = load_config(None, [*overrides, *served, f"rollouts.max_staleness={staleness}"])
+            served += [f"rollouts.max_staleness={staleness}", *(f"rollouts.{k}={v}" for k, v in how.items())]
+            config = load_config(None, [*overrides, *served])
         log = Log()
         finished = run_rft(config, Path(home), log)
         if server is not None:
