@@ -31,6 +31,7 @@ VARIANTS = {
     EVERYTHING: "",
     "packing": "padded rows in the loss and in the reference pass",
     "prefix sharing": "packed rows, but every rollout with a prompt of its own",
+    "reading in the last layer": "the last layer attends from every token, not from those alone that are read",
     "merged adapters": "LoRA layers multiply twice",
     "norms": "RMSNorm as the model has it",
     "selective checkpointing": "torch's plain gradient checkpointing: every layer runs again",
@@ -54,6 +55,8 @@ def switched_off(name: str) -> Iterator[None]:
             put(packed.PackedForward, "agrees", lambda self, tokens=24: False)
         elif name == "prefix sharing":
             put(packing, "_prompt_key", lambda prompt, row: (row, prompt.tobytes()))
+        elif name == "reading in the last layer":
+            put(packing, "lay_out_last", lambda cut, read, every: every)
         elif name == "merged adapters":
             for module in (merged, prepared):
                 put(module, "merged_weights", lambda model, gradient=False: contextlib.nullcontext())
