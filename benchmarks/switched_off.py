@@ -79,7 +79,7 @@ def settings(task: str, steps: int, folder: str) -> dict[str, Any]:
     environment: dict[str, Any] = {"train_tasks": 64, "eval_tasks": 0}
     training: dict[str, Any] = {"prompts_per_step": 8}
     if task == "described":
-        environment["prompt_style"] = "full"
+        environment["config"] = {"prompt_style": "full"}
     if task == "long":
         row = TASKS["long"]
         environment |= {"class_path": row["environment"], "config": {"max_turns": row["turns"]}}
