@@ -22,7 +22,8 @@ def told(folder: Path) -> Iterator[None]:
         yield
     except (DumpError, OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or str(error)
-        os.pwrite(descriptor, why.encode()[:_BYTES], 0)
+        with contextlib.suppress(OSError):
+            os.pwrite(descriptor, why.encode()[:_BYTES], 0)
         raise
     finally:
         os.close(descriptor)

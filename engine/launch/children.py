@@ -25,8 +25,8 @@ CPU_SETTINGS = {
     "GOMP_SPINCOUNT": "20000",
     # Large tensors on huge pages: a fresh one of 40 MB costs ten thousand page faults otherwise, as much as using it.
     "THP_MEM_ALLOC_ENABLE": "1",
-    # On some processors a product of MKL differs in its last bit with where its operands lie in memory, and seeds would
-    # repeat nothing. This takes no longer.
+    # On some processors a product of MKL differs in its last bit with where its operands lie in memory, so a seed would
+    # not give the same weights again, bit by bit. This takes no longer.
     "MKL_CBWR": "AUTO,STRICT",
 }
 """What the libraries read from the environment when a process starts; the user's own settings go first."""
