@@ -16,7 +16,7 @@ tokens a trajectory. `--policy random:0.5b` builds a model of 0.5B parameters fr
 checkpointing, adapters merged while it generates, `generate` going on from the key-value cache of the last turn, and
 micro-batches that suit the machine (`micro` below).
 
-Gradient checkpointing is on in `stock` and ours, as TRL has it by default; ours keeps more
+Gradient checkpointing is on in `stock`, as TRL has it by default; ours keeps what is small enough
 (`engine/policy/activations.py`).
 
 A further row is stock with TRL's own `environment_factory` around the same environment (`stock_environment.py`): the
@@ -264,8 +264,7 @@ def build_stock(config: Any, folder: Path, variant: str, task: str) -> tuple[Any
     from . import stock_environment
     from .stock_rollout import StockRollout, TunedRollout
 
-    plain = config.model.model_copy(update={"gradient_checkpointing": False})
-    model, tokenizer = load_policy(plain, adapters=config.model.sft_adapters, trainable=True)
+    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
     rows = load_rows(config.environment, "train", config.seed, tokenizer)
     args = grpo_config(config, folder, 1)
     args.activation_checkpointing = args.gradient_checkpointing = variant != TUNED

@@ -37,6 +37,7 @@ VARIANTS = {
     "reading in the last layer": "the last layer attends from every token, not from those alone that are read",
     "merged adapters": "LoRA layers multiply twice",
     "norms": "RMSNorm as the model has it",
+    "keeping activations": "gradient checkpointing: all but attention and the last layer runs again",
     "selective checkpointing": "torch's plain gradient checkpointing: every layer runs again",
     "compaction": "finished rows stay in the batch until the turn ends",
     "huge pages": "large tensors on ordinary pages",
@@ -47,7 +48,7 @@ VARIANTS = {
 def switched_off(name: str) -> Iterator[None]:
     """Training inside does without one optimisation."""
     from grpo_tui.engine.agents import session
-    from grpo_tui.engine.policy import merged, models, norms, packed, packing, prepared
+    from grpo_tui.engine.policy import activations, merged, norms, packed, packing, prepared
 
     with contextlib.ExitStack() as stack:
 
@@ -68,7 +69,10 @@ def switched_off(name: str) -> Iterator[None]:
                 put(module, "fast_norms", lambda model: contextlib.nullcontext())
         elif name == "selective checkpointing":
             plain = {"use_reentrant": False}
-            put(models, "checkpoint_activations", lambda model: model.activation_checkpointing_enable(plain))
+            put(activations, "KEPT", 0)
+            put(activations, "checkpoint_activations", lambda model: model.activation_checkpointing_enable(plain))
+        elif name == "keeping activations":
+            put(activations, "KEPT", 0)
         elif name == "compaction":
             put(session, "COMPACT_BELOW", -1.0)
         yield

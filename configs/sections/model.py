@@ -46,7 +46,9 @@ class ModelConfig(Section):
     JSON."""
     quantization: Literal["nf4"] | None = None
     """`nf4`: the base model in 4 bits with adapters on it (QLoRA), on a CUDA GPU with bitsandbytes; null: as it is."""
-    gradient_checkpointing: bool = True
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Run layers again in the backward pass, so that less memory holds what they computed; `auto`: where that of a
+    micro-batch would take more than 1 GiB."""
     attn_implementation: str | None = None
     lora: LoraSection | None = LoraSection()
     """The adapters that are trained; null: all weights of the model are (full fine-tuning, with `sft_adapters` merged

@@ -54,7 +54,7 @@ class TrainingConfig(Section):
     """Rollouts per prompt: GRPO's group size."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Trajectories per backward pass of one process; null: as many as fit `micro_batch_tokens`."""
-    micro_batch_tokens: int = Field(default=32768, ge=1)
+    micro_batch_tokens: int = Field(default=16384, ge=1)
     """Token budget of a backward pass, counted at `max_trajectory_tokens` a trajectory."""
     learning_rate: float = Field(default=3e-3, gt=0)
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "linear"

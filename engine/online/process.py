@@ -131,10 +131,8 @@ def load_serving_policy(config: RunConfig) -> tuple[PeftModel | PreTrainedModel,
     from ..policy.forward import use_packed_forward
     from ..policy.models import load_policy
 
-    model_config = config.model.model_copy(update={"gradient_checkpointing": False})
-    model, tokenizer = load_policy(
-        model_config, adapters=config.online.adapters or config.model.sft_adapters, trainable=True
-    )
+    adapters = config.online.adapters or config.model.sft_adapters
+    model, tokenizer = load_policy(config.model, adapters=adapters, trainable=True)
     model = model.eval()
     use_packed_forward(model)
     return model, tokenizer

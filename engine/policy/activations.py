@@ -1,7 +1,7 @@
 """Gradient checkpointing that recomputes only what is worth its memory.
 
-Plain checkpointing keeps each layer's input and runs the whole layer again in the backward pass. Two things are not
-worth that:
+Where everything that a micro-batch computes is small (`KEPT`), nothing is computed again. Else plain checkpointing
+would keep each layer's input and run the whole layer again in the backward pass. Two things are not worth that:
 
 - the last layer: its backward pass comes first, so its activations are needed again at once;
 - attention: its output is as small as the layer's input, and at long context making it costs as much as the rest of
@@ -11,7 +11,7 @@ worth that:
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -27,6 +27,30 @@ _KERNELS = (
 )
 ATTENTION = frozenset(getattr(torch.ops.aten, name).default for name in _KERNELS if hasattr(torch.ops.aten, name))
 """What torch's `scaled_dot_product_attention` ends in; not every build has every one."""
+
+
+KEPT = 1 << 30
+"""Bytes that the activations of a micro-batch may take before layers are run again, where the setting is `auto`."""
+
+
+def spare_memory(model: PreTrainedModel, setting: bool | Literal["auto"], tokens: int) -> None:
+    """Switch gradient checkpointing on as `model.gradient_checkpointing` says. tokens: those of a micro-batch."""
+    text = model.config.get_text_config(decoder=True)
+    wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    numbers = activations(text.num_hidden_layers, text.hidden_size, wide)
+    if again(setting, tokens * numbers * model.dtype.itemsize):
+        checkpoint_activations(model)
+
+
+def again(setting: bool | Literal["auto"], taken: int) -> bool:
+    """Whether layers are run again. taken: bytes of all activations of a micro-batch."""
+    return taken > KEPT if setting == "auto" else setting
+
+
+def activations(layers: int, hidden: int, intermediate: int) -> int:
+    """About how many numbers are kept for each token where nothing is computed again: inputs and outputs of norms,
+    projections and attention, and what the MLP has between its products."""
+    return layers * (8 * hidden + 4 * intermediate)
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:

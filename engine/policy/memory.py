@@ -91,6 +91,7 @@ def shape_of(config: PreTrainedConfig) -> Shape:
 
 def need(shape: Shape, config: RunConfig) -> Need:
     """What `config` needs of one device for a model of this shape."""
+    from .activations import activations, again
     from .token_scores import DENSE_LOGITS
 
     model, training = config.model, config.training
@@ -113,13 +114,15 @@ def need(shape: Shape, config: RunConfig) -> Need:
     }
     if training.beta > 0 or training.beta_mode == "auto":
         both["the frozen reference"] = reference
-    kept = shape.layers * 2 if model.gradient_checkpointing else shape.layers * 16
-    layer = 8 * shape.hidden + 4 * shape.intermediate
+    everything = activations(shape.layers, shape.hidden, shape.intermediate)
+    kept = everything
+    if again(model.gradient_checkpointing, tokens * everything * size):
+        kept = shape.layers * 2 * shape.hidden + 2 * everything // shape.layers
     return Need(
         both=both,
         acting={f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * size},
         training={
-            f"activations of {tokens:,} tokens": tokens * (kept * shape.hidden + 2 * layer) * size,
+            f"activations of {tokens:,} tokens": tokens * kept * size,
             "logits": min(tokens * shape.vocabulary, DENSE_LOGITS) * 4 * 3,
         },
     )

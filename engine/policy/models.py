@@ -35,7 +35,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from ...configs.sections.model import LoraSection, ModelConfig
 from ..runs.checksums import CHECKSUMS, find_damage
-from .activations import checkpoint_activations
 from .sight import loading
 from .sight.inputs import SeeingModel
 from .sight.kinds import apart_from_language, takes_images
@@ -54,7 +53,7 @@ def load_policy(
 
     trainable: for training. Without `config.lora` that is all weights, with `adapters` merged into them. Else, without
     `adapters`, fresh LoRA adapters as in `config.lora` are put on (their output is
-    zero at first, so the policy is the base). Gradient checkpointing is on where the configuration says so.
+    zero at first, so the policy is the base). Gradient checkpointing is not switched on (`spare_memory` does that).
     Otherwise for inference: eval mode, nothing requires a gradient, and without `adapters` the bare base.
 
     Raises ModelLoadError.
@@ -79,8 +78,6 @@ def load_policy(
     if config.lora is None and SeeingModel.of(base) is not None:
         for part in apart_from_language(base):  # the vision tower is frozen, or has adapters
             part.requires_grad_(False)
-    if config.gradient_checkpointing:
-        checkpoint_activations(base)
     return model.train(), tokenizer
 
 

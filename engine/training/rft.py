@@ -18,8 +18,10 @@ from ...configs.sections import KLConfig, TrainingConfig
 from ...configs.sections.training import TRL_LOSSES
 from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
+from ..policy.activations import spare_memory
 from ..policy.kl import BetaController
 from ..policy.models import load_policy, load_sight, save_policy
+from ..policy.unwrap import base_of
 from ..record.step_recorder import StepRecorder
 from ..record.wandb_sink import WandbSink
 from ..rollouts.advantages import advantage_method
@@ -95,6 +97,9 @@ def build_trainer(
     world = int(os.environ.get("WORLD_SIZE", "1"))
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
+    args = grpo_config(config, run_dir, world)
+    micro_tokens = args.per_device_train_batch_size * training.max_trajectory_tokens
+    spare_memory(base_of(model), config.model.gradient_checkpointing, micro_tokens)
     sight = load_sight(config.model, model, tokenizer)
     agent = make_agent(config, model, tokenizer, sight, run_dir)
     rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
@@ -113,7 +118,7 @@ def build_trainer(
     trainer = GRPOEnvTrainer(
         agent,
         tokenizer,
-        args=grpo_config(config, run_dir, world),
+        args=args,
         train_dataset=to_dataset(rows),
         model=model,
         orchestrator=orchestrator,
@@ -224,7 +229,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int) -> GRPOConfig:
         temperature=training.temperature,
         top_p=training.top_p,
         top_k=training.top_k,
-        activation_checkpointing=False,  # `load_policy` switches on a better form of it
+        activation_checkpointing=False,  # `spare_memory` switches on a better form of it
         seed=config.seed,
         logging_steps=1,
         save_strategy="no",  # `CheckpointSchedule` decides

@@ -20,6 +20,7 @@ from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ...envs.base import Env
 from ..agents.transformers_agent import TransformersAgent
+from ..policy.activations import spare_memory
 from ..policy.models import load_policy, load_sight, save_policy
 from ..policy.sight.inputs import Images, SeeingModel
 from ..policy.sight.processor import Sight
@@ -85,6 +86,9 @@ def run_sft(
     recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
     recorder.event("phase", "loading the model and the demonstrations", name="loading")
     model, tokenizer = load_policy(config.model, adapters=None, trainable=True)
+    args = _arguments(config, run_dir)
+    micro_tokens = args.per_device_train_batch_size * sft.max_tokens
+    spare_memory(base_of(model), config.model.gradient_checkpointing, micro_tokens)
     sight = load_sight(config.model, model, tokenizer)
     recorder.vocabulary(tokenizer)
     agent = TransformersAgent(
@@ -100,7 +104,7 @@ def run_sft(
     recorder.event("phase", f"learning from {len(demonstrations)} demonstrations", name="sft")
     trainer = ResumableSFTTrainer(
         model=model,
-        args=_arguments(config, run_dir),
+        args=args,
         train_dataset=Dataset.from_list([{**d.to_features(), "number": i} for i, d in enumerate(demonstrations)]),
         data_collator=None if sight is None else ConversationBatches(tokenizer, [d.images for d in demonstrations]),
         processing_class=tokenizer,
@@ -199,7 +203,7 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         warmup_steps=sft.warmup_steps,
         weight_decay=sft.weight_decay,
         max_grad_norm=sft.max_grad_norm,
-        activation_checkpointing=False,  # `load_policy` switches on a better form of it
+        activation_checkpointing=False,  # `spare_memory` switches on a better form of it
         bf16=False,  # the model's own dtype decides; mixing in another would change what is measured
         use_cpu=cpu,
         seed=config.seed,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_tui.engine.policy.activations import ATTENTION, checkpoint_activations
+from grpo_tui.engine.policy.activations import ATTENTION, KEPT, activations, checkpoint_activations, spare_memory
 from grpo_tui.engine.policy.packed import PackedForward
 from grpo_tui.engine.policy.packing import pack
 
@@ -63,3 +64,42 @@ def test_the_only_layer_of_a_model_stays_checkpointed():
     model = policy(layers=1)
     checkpoint_activations(model)
     assert model.is_activation_checkpointing
+
+
+@pytest.mark.parametrize("layers", [2, 5])
+def test_the_estimate_of_what_is_kept_is_that_of_autograd(layers):
+    """Counted: bytes of the tensors that autograd saves for each further token, weights and shared storage left out."""
+    model = policy(layers=layers).train()
+    model.lm_head.requires_grad_(False)
+    text = model.config
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    counted = []
+    for tokens in (1000, 2000):
+        saved: dict[int, torch.UntypedStorage] = {}
+
+        def keep(tensor, saved=saved):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                saved[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = model.model(torch.arange(tokens)[None] % 250, use_cache=False).last_hidden_state
+        counted.append(sum(storage.nbytes() for storage in saved.values()))
+        del output
+    expected = 1000 * 4 * activations(text.num_hidden_layers, text.hidden_size, text.intermediate_size)
+    assert 0.5 < (counted[1] - counted[0]) / expected < 2
+
+
+def test_auto_keeps_what_is_small_enough():
+    numbers = activations(3, policy(layers=3).config.hidden_size, policy(layers=3).config.intermediate_size)
+    fits = KEPT // (4 * numbers)
+    for setting, tokens, expected in [
+        ("auto", fits, False),
+        ("auto", fits + 1, True),
+        (True, 1, True),
+        (False, fits + 1, False),
+    ]:
+        model = policy(layers=3)
+        spare_memory(model, setting, tokens)
+        assert model.is_activation_checkpointing == expected, (setting, tokens)
