@@ -1,7 +1,7 @@
 """One GRPO step, ours against stock TRL: same policy, environment, prompts, batch and token budgets.
 
     python -m benchmarks.grpo_step [--task default|long|all] [--steps 8] [--rounds 2] [--policy builtin:tiny]
-                                   [--environment-factory on|off]
+                                   [--environment-factory on|off] [--profile]
 
 Stock is TRL's `GRPOTrainer` with a `rollout_func` that drives the same environment with `generate` for each turn,
 all live rollouts together, as its documentation shows. Ours is the trainer of `--mode rft` with everything that it
@@ -22,6 +22,8 @@ Gradient checkpointing is on in `stock`, as TRL has it by default; ours keeps wh
 A further row is stock with TRL's own `environment_factory` around the same environment (`stock_environment.py`): the
 tools are methods, whose schemas stand in every prompt, so the column `prompt` (mean prompt tokens of a trajectory) says
 what it has to read. It makes half the steps, is not in the ratio, and `--environment-factory off` leaves it out.
+
+`--profile` measures nothing against anything: it says which of torch's kernels one step of ours is spent in.
 """
 
 from __future__ import annotations
@@ -77,13 +79,18 @@ def main() -> None:
     parser.add_argument("--policy", default="builtin:tiny")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--environment-factory", choices=["on", "off"], default="on")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--variant", choices=[STOCK, OURS, TUNED, STOCK_FACTORY], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.variant:
         print("RESULT " + json.dumps(measure(given.variant, given)), flush=True)
         return
     for task in TASKS if given.task == "all" else [given.task]:
-        table(task, given)
+        if given.profile:
+            say(f"\n{task}: processor seconds of one step of ours, by kernel")
+            _run(OURS, task, given)
+        else:
+            table(task, given)
 
 
 def table(task: str, given: argparse.Namespace) -> None:
@@ -137,11 +144,14 @@ def _run(name: str, task: str, given: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.grpo_step", "--variant", name, "--task", task]
     steps = max(given.steps // 2, 1) if name == STOCK_FACTORY else given.steps
     command += ["--steps", str(steps), "--policy", given.policy, "--device", given.device]
+    command += ["--profile"] * given.profile
     environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not lines:
         sys.exit(done.stdout[-2000:] + done.stderr[-4000:])
+    if given.profile:
+        say(done.stdout.partition("RESULT ")[0].rstrip())
     return json.loads(lines[-1].removeprefix("RESULT "))
 
 
@@ -172,6 +182,8 @@ def measure(variant: str, given: argparse.Namespace) -> dict[str, Any]:
 
         clock = Clock()
         trainer.add_callback(clock)
+        if given.profile:
+            trainer.add_callback(_profiled())
         trainer.train()
         counted = counts()
         close()
@@ -183,6 +195,33 @@ def measure(variant: str, given: argparse.Namespace) -> dict[str, Any]:
         "memory": memory or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         **counted,
     }
+
+
+def _profiled() -> Any:
+    """A callback that prints the kernels of the third step, those that took longest first."""
+    from torch.profiler import ProfilerActivity, profile
+    from transformers import TrainerCallback
+
+    class Profiled(TrainerCallback):
+        def __init__(self) -> None:
+            self.profile = profile(activities=[ProfilerActivity.CPU])
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 2:
+                self.profile.start()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step != 3:
+                return
+            self.profile.stop()
+            rows = sorted(self.profile.key_averages(), key=lambda row: -row.self_cpu_time_total)
+            whole = sum(row.self_cpu_time_total for row in rows)
+            for row in rows[:8]:
+                own = row.self_cpu_time_total
+                say(f"{own / 1e6:8.2f} s {own / whole:5.0%} {row.count:8,} calls  {row.key}")
+            say(f"{whole / 1e6:8.2f} s in all")
+
+    return Profiled()
 
 
 def run_config(given: argparse.Namespace) -> Any:

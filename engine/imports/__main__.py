@@ -24,7 +24,7 @@ from .lock import locked
 from .opening import first_look
 from .options import Options
 
-PART_SECONDS = 0.5
+TURN_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 PAINT_SECONDS = 0.5
 """What the app has for its first paint before indexing goes on: two busy cores are often two threads of one."""
@@ -77,7 +77,7 @@ def _go_on(indexer: Indexer, parent: int) -> None:
     os.nice(5)
     news = True
     while os.getppid() == parent:
-        more = indexer.advance(PART_SECONDS) or indexer.make_searchable(PART_SECONDS, whole=False)
+        more = indexer.advance(TURN_SECONDS) or indexer.make_searchable(TURN_SECONDS, whole=False)
         news = news or more
         if not more:
             if news:

@@ -261,8 +261,8 @@ def save_final(trainer: GRPOEnvTrainer, folder: str) -> None:
 
 def log_step(step: int, metrics: Mapping[str, Any]) -> None:
     """One plain line a step, for the run's log."""
-    numbers = [
+    reward, success, kl, seconds = (
         metrics.get(name, float("nan"))
         for name in (metric.TRL("reward"), metric.SUCCESS_TRAIN, metric.KL_MEAN, metric.STEP_SECONDS)
-    ]
-    logger.info("step %d  reward %.3f  success %.2f  kl %.4f  %.2f s", step, *numbers)
+    )
+    logger.info(f"step {step}  reward {reward:z.3f}  success {success:.2f}  kl {kl:z.4f}  {seconds:.2f} s")
