@@ -59,7 +59,8 @@ ON = {
     "replay": ["training.replay.mode=ssr"],
     "beta": ["training.beta_mode=auto"],
 }
-SUMMED = ["training.advantages=group", "rewards.w_penalty=1", "training.replay.signal=reward"]
+DIRECT = "training.compare_shaping=group"
+SUMMED = [DIRECT, "rewards.w_penalty=1", "training.replay.signal=reward"]
 SHAPED = [*ON["curiosity"], *ON["coherence"], *ON["penalties"], *ON["replay"]]
 PLAIN = [setting for settings in OFF.values() for setting in settings]
 BATCH = "training.scale_advantages=batch"
@@ -68,20 +69,26 @@ ARMS: dict[str, list[str]] = {
     "default": [],
     "unshaped": [*OFF["curiosity"], *OFF["coherence"], *OFF["penalties"]],
     "summed": [*SHAPED, *SUMMED],
-    "gdpo": [*SHAPED, "training.advantages=gdpo", "rewards.w_penalty=0.1"],
-    "gdpo equals": [*SHAPED, "training.advantages=gdpo", "training.compare_shaping=equals", "rewards.w_penalty=0.1"],
+    "gdpo": [*SHAPED, "training.advantages=gdpo", DIRECT, "rewards.w_penalty=0.1"],
+    "gdpo equals": [*SHAPED, "training.advantages=gdpo", "rewards.w_penalty=0.1"],
     "annealed": [*SHAPED, *SUMMED, "rewards.anneal_steps=20"],
     "potential": [*SHAPED, *SUMMED, "rewards.shaping=potential", "training.advantages=turn"],
     **{f"only {name}": [*PLAIN, "training.replay.signal=reward", *settings] for name, settings in ON.items()},
     "plain batch": [*PLAIN, BATCH],
-    "default batch": [BATCH],
+    "default batch": [DIRECT, BATCH],
+    "direct": [DIRECT],
     **{
-        f"{name} batch": [*PLAIN, "training.replay.signal=reward", *ON[name], BATCH]
+        f"direct {name}": [*PLAIN, "training.replay.signal=reward", *ON[name], DIRECT]
+        for name in ("curiosity", "coherence", "penalties")
+    },
+    **{
+        f"{name} batch": [*PLAIN, "training.replay.signal=reward", *ON[name], DIRECT, BATCH]
         for name in ("curiosity", "coherence")
     },
     **{f"without {name}": settings for name, settings in OFF.items()},
 }
-"""What each arm sets, over the default configuration. `batch`: advantages are divided by the standard deviation of the
+"""What each arm sets, over the default configuration. `direct`: shaping is a part of the return, in the place of
+deciding between rollouts that succeeded alike. `batch`: advantages are divided by the standard deviation of the
 batch, so that shaping in groups which all succeed or all fail is not made as large as success."""
 SMALL = [
     *("model.sft_adapters=null", "model.lora=null", "model.device=cpu", "environment.config={}"),
@@ -159,7 +166,7 @@ def arms_of(task: str) -> list[str]:
     mechanisms = [MADE_FOR[task]] if task in MADE_FOR else list(ON)
     shaped = [] if task in MADE_FOR else ["unshaped"]
     arms = [f"{way} {name}" for name in mechanisms for way in ("only", "without")]
-    return ["plain", "default", *shaped, *(arm for arm in arms if arm not in SAME)]
+    return ["plain", "default", "direct", *shaped, *(arm for arm in arms if arm not in SAME)]
 
 
 def size_of(task: str, size: Mapping[str, int]) -> Mapping[str, int]:

@@ -99,6 +99,14 @@ def _compared(formula: AdvantageFormula, terms: Sequence[AdvantageTerm]) -> str:
     size = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     if formula.method == "gdpo":
         return f"each component against mean and std (n {MINUS} 1) of its group, by weight, over the std of the batch"
+    if formula.method == "group" and len(terms) > 1:
+        deviation = {
+            "none": "mean",
+            "group": f"mean and std (n {MINUS} 1)",
+            "batch": "mean, over the std of the batch,",
+        }
+        goal = f"the goal against {deviation[formula.scale]} of its group"
+        return f"{goal}; by weight, shaping against that of the rollouts which succeeded alike"
     if formula.method == "turn":
         what, whom = "the return from this step on", f"the {size} rollouts of the group that got this far"
     else:

@@ -23,7 +23,8 @@ class ReplayConfig(Section):
     """What happens to groups whose rollouts all earned the same, and so carry no gradient.
 
     Selective sample replay (SSR, VL-Rethinker) fills their places from a buffer of earlier trajectories, drawn with
-    p proportional to |A|^alpha * exp(-age / tau); dynamic sampling (DAPO) generates other prompts instead.
+    p proportional to |A|^alpha * exp(-age / tau), but for groups that are all right, which stay; dynamic sampling
+    (DAPO) generates other prompts instead.
     """
 
     mode: Literal["off", "ssr", "dapo"] = "ssr"
@@ -31,7 +32,8 @@ class ReplayConfig(Section):
     """A group whose rewards have a smaller standard deviation is filtered out."""
     signal: Literal["task", "reward"] = "task"
     """Which rewards those are: `task`, those of task and environment, so that groups which differ in shaping alone are
-    filtered out; `reward`, the whole, for tasks on which hardly any rollout succeeds."""
+    filtered out, but for those that are all right where shaping decides between equals; `reward`, the whole, for tasks
+    on which hardly any rollout succeeds."""
     capacity: int = Field(default=1024, ge=1)
     """Trajectories that the buffer holds at most; the oldest go first."""
     alpha: float = Field(default=1.0, ge=0)
@@ -66,9 +68,10 @@ class TrainingConfig(Section):
     """`reward`: the per-token rewards as they are; `group`: return minus the group's mean; `turn`: return from a turn
     on, minus the group's mean at that turn; `gdpo`: each component of the reward against its own group, then the
     weighted sum over the batch (arXiv 2601.05242); or a class of your own."""
-    compare_shaping: Literal["group", "equals"] = "group"
-    """`gdpo`: components beside task and environment are compared with the whole group, or only with those of it that
-    succeeded alike (`equals`), so that they never outweigh success."""
+    compare_shaping: Literal["equals", "group"] = "equals"
+    """What curiosity, coherence and penalties are compared with by `group` and `gdpo`. `equals`: each on its own, with
+    the rollouts of the group that succeeded alike, so that it decides between equals and never outweighs success.
+    `group`: with the whole group; by `group` as a part of the return."""
     scale_advantages: Literal["group", "batch", "none"] = "group"
     """What advantages are divided by: the group's standard deviation, the batch's, or nothing. Not for `gdpo`."""
     loss_type: TRLLoss | OwnLoss | OwnCode = "dapo"

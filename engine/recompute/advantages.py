@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...configs.sections.rewards import SHAPED
 from ...configs.sections.training import TrainingConfig
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
 
 METHODS = ("group", "turn", "reward", "gdpo")
-WHOLE = ("task", "environment")
-"""Components that `gdpo` always compares with the whole group."""
+GOAL = "goal"
+"""How a record calls the reward without shaping, where shaping is compared on its own."""
 EPSILON = 1e-4
 ROUNDING = 1e-6
 
@@ -32,9 +33,11 @@ class Advantages:
         """Everything of one step; replayed: how many earlier rollouts it drew. Returns the rollouts of groups that
         carry signal."""
         groups = groups_of(items)
-        if self.training.advantages == "gdpo":
+        if self._apart(items):
             carry = self._parts(groups)
-            return self._signal_of(groups, [self._task_differs(g) for g in groups] if self.by_task else carry, replayed)
+            if self.by_task:
+                carry = [self._task_differs(g) or (self._solved(g) and by) for g, by in zip(groups, carry, strict=True)]
+            return self._signal_of(groups, carry, replayed)
         every = [v for group in groups for column in self._columns(group) for _, v in column]
         batch_std = _std(every) if self.training.replay.mode != "dapo" else None
         carry = [self._formulas(group, batch_std) for group in groups]
@@ -53,6 +56,13 @@ class Advantages:
             columns = [[math.fsum(row[t:]) for row in rewards if t < len(row)] for t in range(longest)]
         return self._spread(columns)
 
+    def _solved(self, group: Sequence[Item]) -> bool:
+        """Whether shaping alone is a reason to learn from a group, since all of it is right and it decides between
+        equals."""
+        equals = self.training.compare_shaping == "equals" and self.training.replay.mode == "ssr"
+        totals = [math.fsum(item.unshaped_rewards) for item in group if item.scorable]
+        return equals and _right(group) and max(totals) - min(totals) <= ROUNDING
+
     def _spread(self, columns: Sequence[Sequence[float]]) -> bool:
         differ = any(abs(v - math.fsum(c) / len(c)) > ROUNDING for c in columns for v in c)
         return (
@@ -65,47 +75,75 @@ class Advantages:
         silent = 0
         for group, carries in zip(groups, carry, strict=True):
             signal += group if carries else []
+            gone = not carries and not _right(group)
             for item in group:
-                self._trained_on(item, carries, replaced=not carries and silent < replayed)
-                silent += not carries
+                self._trained_on(item, carries, replaced=gone and silent < replayed)
+                silent += gone
         return signal
 
+    def _apart(self, items: Sequence[Item]) -> bool:
+        """Whether components are compared on their own; by `group` only where something shapes."""
+        if self.training.advantages != "group" or self.training.compare_shaping == "group":
+            return self.training.advantages == "gdpo"
+        return any(name in SHAPED for item in items for name in _components(item))
+
+    def _compared(self, item: Item) -> dict[str, tuple[float, float]]:
+        """Weight and value of all that is compared on its own."""
+        found = _components(item)
+        if self.training.advantages == "gdpo":
+            return found
+        goal = {GOAL: (1.0, math.fsum(item.unshaped_rewards))}
+        return goal | {name: value for name, value in found.items() if name in SHAPED}
+
     def _parts(self, groups: Sequence[Sequence[Item]]) -> list[bool]:
-        """`gdpo`: each component of each rollout beside its equals, and the sums over the batch."""
+        """Each component of each rollout beside its equals, and by `gdpo` the sums over the batch."""
         carry: list[bool] = []
         sums: dict[str, float] = {}
+        summed, dapo = self.training.advantages == "gdpo", self.training.replay.mode == "dapo"
+        scale = "group" if summed else self.training.scale_advantages
+        least = self.training.replay.min_group_std * self.filters
+        whole = [math.fsum(i.unshaped_rewards) for group in groups for i in group if i.scorable]
         for group in groups:
             scored = [item for item in group if item.scorable]
+            compared = {id(item): self._compared(item) for item in scored}
             carries = False
             for item in scored:
-                names = _components(item)
+                names = compared[id(item)]
                 formula = item.record.formula
                 terms = {t.name: t for t in formula.steps[0]} if formula is not None and formula.steps else {}
                 self.report.same(item.place, "terms of the advantage", {*terms} - {"batch"}, {*names})
+                if formula is not None:
+                    self.report.same(item.place, "method of the advantage", formula.method, self.training.advantages)
                 total = 0.0
                 for name in names:
-                    having = [o for o in scored if name in _components(o)]
-                    alike = [o for o in having if name in WHOLE or self._equals(o, item)]
-                    values = [_components(o)[name][1] for o in alike]
+                    having = [o for o in scored if name in compared[id(o)]]
+                    alike = [o for o in having if name not in SHAPED or self._equals(o, item)]
+                    values = [compared[id(o)][name][1] for o in alike]
                     weight, value = names[name]
                     mean = math.fsum(values) / len(values) if len(values) > 1 else value
-                    std = _std(values)
-                    total += weight * (value - mean) / (std + EPSILON)
-                    carries |= abs(value - mean) > ROUNDING and std >= self.training.replay.min_group_std * self.filters
+                    std: float | None = _std(values)
+                    carries |= abs(value - mean) > ROUNDING and weight * std >= least
                     term = terms.get(name)
+                    if name == GOAL and scale == "none":
+                        std = None
+                    elif name == GOAL and scale == "batch":
+                        std = term.std if dapo and term is not None else _std(whole)
+                    total += weight * (value - mean) / (1.0 if std is None else std + EPSILON)
                     if term is not None:
                         place, largest = f"{item.place}, {name}", max(1.0, *map(abs, values))
                         for what, old, new in (("return", term.value, value), ("mean of the group", term.mean, mean)):
                             self.report.number(place, what, old, new, tolerance=SINGLE, size=largest)
                         self.report.number(place, "std of the group", term.std, std, tolerance=SINGLE, size=largest)
                         self.report.same(place, "size of the group", term.size, len(values))
+                        if not summed:
+                            self.report.number(place, "weight", term.weight, weight, tolerance=SINGLE, size=1.0)
                 sums[item.row.id] = total
             carry.append(carries)
-        if self.training.replay.mode != "dapo" and sums:
-            mean = math.fsum(sums.values()) / len(sums)
-            scale = _std(list(sums.values())) + EPSILON
+        if sums and not (summed and dapo):
+            mean = math.fsum(sums.values()) / len(sums) if summed else 0.0
+            divisor = _std(list(sums.values())) + EPSILON if summed else 1.0
             for item in (i for group in groups for i in group if i.scorable and i.record.formula is not None):
-                computed, formula = (sums[item.row.id] - mean) / scale, item.record.formula
+                computed, formula = (sums[item.row.id] - mean) / divisor, item.record.formula
                 assert formula is not None
                 right = formula.advantage(0) or 0.0
                 self.report.number(item.place, "sum of the terms", right, computed, tolerance=1e-4, size=1.0)
@@ -212,6 +250,10 @@ def _components(item: Item) -> dict[str, tuple[float, float]]:
             if value.weight and value.normalized is not None:
                 found[name] = (value.weight, found.get(name, (0.0, 0.0))[1] + value.normalized)
     return found
+
+
+def _right(group: Sequence[Item]) -> bool:
+    return all(item.record.trajectory.correct is True for item in group)
 
 
 def _achieved(item: Item) -> float:

@@ -173,6 +173,11 @@ class Group:
     rollouts: tuple[Rollout, ...]
     signal: bool = True
 
+    @property
+    def solved(self) -> bool:
+        """Whether all its rollouts are known to be right."""
+        return all(r.trajectory is not None and r.trajectory.correct is True for r in self.rollouts)
+
     def without_gradient(self) -> Group:
         """The same with advantages of 0."""
         return replace(self, rollouts=tuple(r.without_gradient() for r in self.rollouts))

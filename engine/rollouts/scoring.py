@@ -13,11 +13,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ...configs.sections.rewards import SHAPED
 from ...rewards.orchestrator import RewardOrchestrator
 from .advantages.base import AdvantageMethod, Scale, TurnRewards
 from .advantages.group import GroupAdvantage
 from .rollout import Group, Rollout
+from .turn_rewards import by_turn
 
 Signal = Literal["task", "reward"]
 Metrics = dict[str, float | Mapping[str, float]]
@@ -29,7 +29,8 @@ class Scorer:
 
     group_size: rollouts per prompt. orchestrator: shaped rewards; without one the environment's own count, as they
     are. min_group_std: a group whose returns have a smaller standard deviation carries no signal; signal: whether these
-    are the whole returns, or those of task and environment.
+    are the whole returns, or those of task and environment; solved: shaping that decides between equals is signal
+    enough where all rollouts of a group are right.
     """
 
     group_size: int
@@ -38,6 +39,7 @@ class Scorer:
     scale: Scale = "group"
     min_group_std: float = 0.0
     signal: Signal = "reward"
+    solved: bool = False
 
     @property
     def needs_embeddings(self) -> bool:
@@ -68,7 +70,7 @@ class Scorer:
         )
         totals = result.total.float().numpy()
         rewarded = [
-            replace(r, turn_rewards=_by_turn(totals[row, : len(t.steps)], r.turns), breakdown=result.breakdowns[row])
+            replace(r, turn_rewards=by_turn(totals[row, : len(t.steps)], r.turns), breakdown=result.breakdowns[row])
             for row, (r, t) in enumerate(zip(rollouts, trajectories, strict=True))
         ]
         return rewarded, dict(result.metrics)
@@ -79,8 +81,10 @@ class Scorer:
         compared = self.method.compare(batch, self.scale)
         values = compared.advantages().numpy()
         groups = []
-        judged = batch if self.signal == "reward" else TurnRewards.of([_unshaped(r) for r in rollouts], self.group_size)
-        for g, signal in enumerate(self.method.signal(judged, self.min_group_std).tolist()):
+        whole = self.method.signal(batch, self.min_group_std).tolist()
+        goal = self.method.signal(batch.unshaped(), self.min_group_std).tolist()
+        equal = (~self.method.signal(batch.unshaped())).tolist()
+        for g in range(len(whole)):
             members = rollouts[g * self.group_size : (g + 1) * self.group_size]
             done = [
                 replace(
@@ -90,20 +94,12 @@ class Scorer:
                 )
                 for i, rollout in enumerate(members)
             ]
-            groups.append(Group(tuple(done), bool(signal)))
+            group = Group(tuple(done))
+            signal = whole[g] if self.signal == "reward" else goal[g]
+            if self.solved and self.method.shaping_apart and group.solved and equal[g]:
+                signal = whole[g]
+            groups.append(replace(group, signal=signal))
         return groups
-
-
-def _unshaped(rollout: Rollout) -> Rollout:
-    """The same, with the rewards of task and environment alone."""
-    if rollout.breakdown is None:
-        return rollout
-    steps = [
-        sum(value.contribution or 0.0 for name, value in step.components.items() if name not in SHAPED)
-        for step in rollout.breakdown.steps
-    ]
-    rewards = _by_turn(np.array(steps, np.float32), rollout.turns)
-    return replace(rollout, turn_rewards=rewards, breakdown=None)
 
 
 def _per_step(rollout: Rollout) -> np.ndarray | None:
@@ -115,15 +111,4 @@ def _per_step(rollout: Rollout) -> np.ndarray | None:
     out = np.zeros((steps, found.shape[1]), np.float32)
     for i in range(steps):
         out[i] = found[i] if i < len(found) else out[i - 1] if i else 0.0
-    return out
-
-
-def _by_turn(rewards: np.ndarray, turns: int) -> np.ndarray:
-    """Rewards per step of the trajectory as rewards per turn of tokens, float32 [turns]: a last step without tokens
-    adds to the one before it, so that nothing is lost."""
-    out = np.zeros(turns, np.float32)
-    n = min(turns, len(rewards))
-    out[:n] = rewards[:n]
-    if turns:
-        out[-1] += rewards[n:].sum()
     return out

@@ -13,17 +13,19 @@ def fill_from_replay(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -
     """Selective sample replay: the batch with the groups that carry no signal replaced from the buffer.
 
     Afterwards the groups with signal are in the buffer. The batch has the order and size of before; rollouts that the
-    buffer could not replace stay, with advantages of 0.
+    buffer could not replace stay, with advantages of 0. So do those of groups that are solved: there is nothing to be
+    learnt in their place, and the KL to the reference, which replayed rollouts have none of, holds the policy there.
     """
-    drawn = buffer.sample(sum(len(g.rollouts) for g in groups if not g.signal), step)
+    replaced = [not g.signal and not g.solved for g in groups]
+    drawn = buffer.sample(sum(len(g.rollouts) for g, gone in zip(groups, replaced, strict=True) if gone), step)
     drawn.reverse()
     batch: list[Rollout] = []
-    for group in groups:
+    for group, gone in zip(groups, replaced, strict=True):
         for rollout in group.rollouts:
             if group.signal:
                 batch.append(rollout)
             else:
-                batch.append(drawn.pop() if drawn else rollout.without_gradient())
+                batch.append(drawn.pop() if gone and drawn else rollout.without_gradient())
     buffer.add([r.for_loss() for r in rollouts_of([g for g in groups if g.signal])])
     return batch
 

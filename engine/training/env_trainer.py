@@ -123,6 +123,7 @@ class GRPOEnvTrainer(ResumableTrainer):
                 args.scale_rewards,  # type: ignore[arg-type]
                 options.min_group_std,
                 options.signal,
+                solved=replay is not None,
             ),
             Processes(self.accelerator),
             self.phases,

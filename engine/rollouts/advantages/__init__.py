@@ -15,7 +15,9 @@ from ....configs.errors import GrpoTuiError
 from ....configs.sections.training import Advantages
 from ....envs.user_code import UserCodeError, find_class
 from .base import AdvantageMethod
-from .gdpo import Among, GdpoAdvantage
+from .gdpo import GdpoAdvantage
+from .group import GroupAdvantage
+from .parts import Among
 
 METHODS: tuple[str, ...] = get_args(Advantages)
 """Those that come with the package."""
@@ -25,13 +27,14 @@ class AdvantageError(GrpoTuiError, ValueError):
     """There is no such method of computing advantages; the message says which there are."""
 
 
-def advantage_method(name: str, among: Among = "group") -> AdvantageMethod:
+def advantage_method(name: str, among: Among = "equals") -> AdvantageMethod:
     """The method of `METHODS` called `name`, or the class of the user's at `package.module.Class` or `file.py:Class`.
 
-    among: what `gdpo` compares lower components with. Raises AdvantageError.
+    among: what `group` and `gdpo` compare shaping with. Raises AdvantageError.
     """
-    if name == GdpoAdvantage.name:
-        return GdpoAdvantage(among)
+    for method in (GroupAdvantage, GdpoAdvantage):
+        if name == method.name:
+            return method(among)
     if name in METHODS:
         module = importlib.import_module(f".{name}", __package__)
         return getattr(module, f"{name.capitalize()}Advantage")()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from ....rewards.breakdown import AdvantageFormula, AdvantageTerm
 from ..padding import pad_rows
 from ..rollout import Rollout
+from ..turn_rewards import unshaped
 
 EPSILON = 1e-4
 
@@ -57,6 +58,10 @@ class TurnRewards:
             torch.tensor([r.scorable for r in rollouts]).view(-1, group_size),
             tuple(rollouts),
         )
+
+    def unshaped(self) -> TurnRewards:
+        """The same without what shaping adds to the rewards."""
+        return replace(TurnRewards.of([unshaped(r) for r in self.rollouts], self.valid.shape[1]), valid=self.valid)
 
     @property
     def counted(self) -> Tensor:
@@ -116,6 +121,8 @@ class AdvantageMethod(ABC):
 
     name: str = ""
     """How the record calls it."""
+    shaping_apart: bool = False
+    """Whether shaping decides between equals, so that it may teach where the goal says nothing."""
 
     @abstractmethod
     def returns(self, batch: TurnRewards) -> tuple[Tensor, Tensor]:

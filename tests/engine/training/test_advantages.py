@@ -16,7 +16,7 @@ from grpo_tui.configs.sections.training import Advantages
 from grpo_tui.engine.rollouts.advantages import METHODS, AdvantageError, advantage_method
 from grpo_tui.engine.rollouts.advantages.base import EPSILON, TurnRewards, last_of_turn
 from grpo_tui.engine.rollouts.rollout import Rollout
-from grpo_tui.rewards.breakdown import RewardBreakdown
+from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 
 GROUP = 4
 
@@ -174,3 +174,114 @@ def test_a_method_that_is_none_is_refused_in_one_sentence(name, message):
 
 def test_the_configuration_knows_every_method():
     assert set(get_args(Advantages)) == set(METHODS) == {advantage_method(name).name for name in METHODS}
+
+
+SHAPES = {"curiosity": 0.02, "penalty": 0.5}
+
+
+@st.composite
+def shaped_groups(draw):
+    """Rollouts whose steps have a task reward on the last one, and shaping; some without a value of a component."""
+    rows = []
+    for i in range(draw(st.integers(1, 3)) * GROUP):
+        turns = draw(st.integers(1, 3))
+        success = draw(st.sampled_from([0.0, 1.0]))
+        steps = []
+        for t in range(turns):
+            found = {"task": ComponentValue(success, success, 1.0, success)} if t == turns - 1 else {}
+            for name, weight in SHAPES.items():
+                if draw(st.booleans()):
+                    value = draw(st.floats(-3, 3, width=32))
+                    found[name] = ComponentValue(value, value, weight, weight * value)
+            steps.append(StepReward(t, found, total=sum(c.contribution for c in found.values())))
+        row = rollout(np.arange(turns), np.ones(turns), group=i // GROUP, index=i % GROUP)
+        total = sum(s.total for s in steps)
+        rows.append(
+            dataclasses.replace(
+                row,
+                final_reward=success,
+                turn_rewards=np.array([s.total for s in steps], np.float32),
+                breakdown=RewardBreakdown(str(i), tuple(steps), total),
+            )
+        )
+    valid = draw(hnp.arrays(np.bool_, len(rows), elements=st.sampled_from([True, True, True, False])))
+    return rows, valid
+
+
+def compared(value, values, scaled=True):
+    mean = np.mean(values) if len(values) > 1 else value
+    std = np.std(values, ddof=1) if len(values) > 1 else 0.0
+    return (value - mean) / (std + EPSILON if scaled else 1.0)
+
+
+def sum_of(row, name):
+    values = [s.components[name].normalized for s in row.breakdown.steps if name in s.components]
+    return sum(values) if values else None
+
+
+@settings(max_examples=80, deadline=None)
+@given(shaped_groups(), st.sampled_from(["group", "batch", "none"]))
+def test_shaping_decides_between_equals(rows_and_valid, scale):
+    rows, valid = rows_and_valid
+    batch = dataclasses.replace(TurnRewards.of(rows, GROUP), valid=torch.from_numpy(valid).view(-1, GROUP))
+    method = advantage_method("group", "equals")
+    found = method.compare(batch, scale)
+    advantages = found.advantages().flatten(0, 1)
+    every = [r.final_reward for r, counts in zip(rows, valid, strict=True) if counts]
+    for i, row in enumerate(rows):
+        places = range(i // GROUP * GROUP, i // GROUP * GROUP + GROUP)
+        group = [rows[k] for k in places if valid[k]]
+        expected = 0.0
+        if valid[i]:
+            goals = [r.final_reward for r in group]
+            if scale == "batch":
+                std = np.std(every, ddof=1) if len(every) > 1 else 0.0
+                expected = (row.final_reward - np.mean(goals)) / (std + EPSILON) if len(goals) > 1 else 0.0
+            else:
+                expected = compared(row.final_reward, goals, scale == "group")
+            equals = [r for r in group if r.final_reward == row.final_reward]
+            for name, weight in SHAPES.items():
+                value = sum_of(row, name)
+                if value is not None:
+                    values = [sum_of(r, name) for r in equals]
+                    expected += weight * compared(value, [v for v in values if v is not None])
+        assert np.allclose(advantages[i, : row.turns], expected, atol=1e-6)
+        assert not advantages[i, row.turns :].any()
+        formula = found.formula(i // GROUP, i % GROUP, "group", scale)
+        assert (formula is None) == (not valid[i])
+        if formula is not None:
+            assert formula.advantage(0) == pytest.approx(expected, abs=1e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shaped_groups(), st.floats(1, 50))
+def test_however_much_shaping_pays_an_advantage_moves_by_its_weights(rows_and_valid, louder):
+    """Of n values none lies further than (n - 1) / sqrt(n) standard deviations from their mean."""
+    rows, _ = rows_and_valid
+    batch = TurnRewards.of([_louder(r, louder) for r in rows], GROUP)
+    shaped = advantage_method("group", "equals").compare(batch, "group").advantages()
+    goal = advantage_method("group").compare(batch.unshaped(), "group").advantages()
+    assert (shaped - goal).abs().max() <= sum(SHAPES.values()) * (GROUP - 1) / np.sqrt(GROUP) + 1e-9
+
+
+def _louder(row, factor):
+    steps = []
+    for step in row.breakdown.steps:
+        components = {
+            name: ComponentValue(v.raw, v.normalized * factor, v.weight, v.contribution * factor)
+            if name in SHAPES
+            else v
+            for name, v in step.components.items()
+        }
+        steps.append(StepReward(step.step, components, total=sum(c.contribution for c in components.values())))
+    rewards = np.array([s.total for s in steps], np.float32)
+    return dataclasses.replace(
+        row, turn_rewards=rewards, breakdown=dataclasses.replace(row.breakdown, steps=tuple(steps))
+    )
+
+
+def test_without_shaping_equals_is_plain_grpo():
+    rewards = torch.tensor([[1.0], [0.0], [0.0], [1.0]])
+    batch = turn_rewards(rewards, torch.ones_like(rewards, dtype=torch.bool))
+    plain, equals = (advantage_method("group", among).compare(batch, "group") for among in ("group", "equals"))
+    assert torch.equal(plain.advantages(), equals.advantages())

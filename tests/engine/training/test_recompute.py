@@ -36,8 +36,8 @@ class Recorded:
     metrics: dict[int, dict[str, float]]
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory) -> Recorded:
+@pytest.fixture(scope="module", params=["group", "equals"])
+def recorded(tmp_path_factory, request) -> Recorded:
     place = tmp_path_factory.mktemp("recompute")
     # a small clip range and large steps, so that ratios are clipped
     folder = make_run(
@@ -49,6 +49,8 @@ def recorded(tmp_path_factory) -> Recorded:
         epsilon=0.002,
         learning_rate=0.02,
         micro_batch_size=4,
+        compare_shaping=request.param,
+        replay={"min_group_std": 0.001 if request.param == "group" else 0.08},  # groups without signal in both
     )
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config["rewards"] |= {"normalization": {"penalty": "group"}}
@@ -99,11 +101,13 @@ def test_nothing_is_wrong_in_a_real_training(recorded: Recorded):
         ),
         ({"replay": {"mode": "dapo"}, "scale_advantages": "none"}, {"normalization": {"curiosity": "scale_only"}}),
         ({"replay": {"signal": "task"}}, {}),
-        ({"advantages": "gdpo"}, {"anneal_steps": 3}),
+        ({"advantages": "gdpo", "compare_shaping": "group"}, {"anneal_steps": 3}),
         ({"advantages": "gdpo", "compare_shaping": "equals", "replay": {"mode": "off"}}, {"shaping": "potential"}),
+        ({"compare_shaping": "group"}, {}),
+        ({"scale_advantages": "batch"}, {}),
         ({"replay": {"mode": "off"}, "importance_sampling_level": "sequence", "beta_mode": "fixed", "beta": 0.0}, {}),
     ],
-    ids=["turns", "rewards", "dapo", "task", "gdpo", "equals", "off"],
+    ids=["turns", "rewards", "dapo", "task", "gdpo", "equals", "summed", "batch", "off"],
 )
 def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], rewards: dict[str, Any]):
     folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0, **settings)
