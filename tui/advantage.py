@@ -64,7 +64,8 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
 
 
 def equation(formula: AdvantageFormula | None, step: int, advantage: float | None) -> list[str]:
-    """One sentence a line: the formula with its numbers, then what they are of. `advantage`: as it is shown beside."""
+    """The formula with its numbers, a term a line, then one sentence on what they are of; or that sentence alone.
+    `advantage`: as it is shown beside."""
     if formula is None:
         return [NOT_RECORDED]
     if formula.method == "reward":
@@ -77,8 +78,12 @@ def equation(formula: AdvantageFormula | None, step: int, advantage: float | Non
             return ["No other rollout of the group got this far: no advantage."]
         return ["All returns of the group are equal: no advantage, no gradient."]
     places = next((n for n in range(2, 6) if _tells(formula, terms, advantage, n)), 6)
-    parts = [_term(t, formula.epsilon, places, len(terms) > 1) for t in terms]
-    return ["= " + " + ".join(parts), _compared(formula, terms)]
+    told = [t for t in terms if not (t.std == 0 and abs(t.value - t.mean) < SAME)]
+    parts = [_term(t, formula.epsilon, places, len(terms) > 1) for t in told]
+    equal = " and ".join(t.name for t in terms if t not in told)
+    nothing = f"; nothing by {equal}: equal among those compared" if equal else ""
+    lines = [f"{'=' if i == 0 else '+'} {part}" for i, part in enumerate(parts)]
+    return [*lines, _compared(formula, terms) + nothing]
 
 
 def _term(term: AdvantageTerm, epsilon: float, places: int, several: bool) -> str:

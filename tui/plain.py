@@ -119,7 +119,8 @@ def _blocks(whole: Whole) -> Iterator[tuple[str, str]]:
             yield from ((f"  {score.name} {number(score.value)} ", score.why) for score in step.scores)
         if position < len(record.step_advantages):
             advantage = record.step_advantages[position]
-            yield "  advantage ", f"{number(advantage, signed=True)} {equation(whole.formula, position, advantage)[0]}"
+            *terms, said = equation(whole.formula, position, advantage)
+            yield "  advantage ", f"{number(advantage, signed=True)} {' '.join(terms or [said])}"
     yield "", ""
     expected = f", expected {t.expected}" if t.expected is not None else ""
     ended = f"; ended by {t.stop_reason}" if t.stop_reason else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -79,6 +80,23 @@ def test_the_equation_comes_to_the_advantage_beside_it(rewards: list[float], sca
     if said.startswith("="):
         sum_ = said[1:].replace("−", "-").replace("÷", "/").replace("- -", "+ ")
         assert eval(sum_) == pytest.approx(advantage, abs=0.02 * max(1.0, abs(advantage)))
+
+
+@given(st.lists(st.lists(st.floats(-3, 3, width=16), min_size=4, max_size=4), min_size=2, max_size=3))
+def test_the_terms_of_several_components_come_to_the_advantage(columns: list[list[float]]) -> None:
+    terms = []
+    for name, weight, values in zip(("goal", "curiosity", "penalty"), (1.0, 0.02, 0.2), columns, strict=False):
+        mean, std = moments(values)
+        terms.append(AdvantageTerm(values[0], mean, std, len(values), weight, name))
+    formula = AdvantageFormula("group", "group", 1e-4, (tuple(terms),))
+    advantage = formula.advantage(0)
+    *lines, said = equation(formula, 0, advantage)
+    if lines:
+        sum_ = " ".join(lines).removeprefix("=").replace("−", "-").replace("÷", "/").replace("×", "*")
+        sum_ = re.sub("goal|curiosity|penalty", "", sum_).replace("- -", "+ ")
+        assert advantage is not None and eval(sum_) == pytest.approx(advantage, abs=0.02 * max(1.0, abs(advantage)))
+        told = " ".join(lines) + said
+        assert all(t.name in told for t in terms)  # added, or said to be equal
 
 
 def test_an_old_record_says_a_form_only_where_it_is_exactly_right(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from grpo_tui.engine.rollouts.advantages import advantage_method
 from grpo_tui.engine.rollouts.replay import ReplayBuffer, magnitude
 from grpo_tui.engine.rollouts.rollout import Group, Rollout, rollouts_of
 from grpo_tui.engine.rollouts.scoring import Scorer
@@ -145,6 +146,56 @@ def test_places_of_groups_without_signal_are_filled_and_the_batch_keeps_its_size
     assert [s.group for s in batch[4:]] == [3] * 4
     assert batch[0].logprobs is not None  # the behaviour log-probs that it was sampled with
     assert len(buffer) == 12  # the fresh group went in after the draw, the silent one did not
+
+
+def solved(rows: list[Rollout]) -> list[Rollout]:
+    from grpo_tui.envs.trajectory import Trajectory
+
+    def right(number: int) -> Trajectory:
+        return Trajectory("t", "e", "p", "g", number, "", (), stop_reason="answer", correct=True)
+
+    return [dataclasses.replace(row, trajectory=right(number)) for number, row in enumerate(rows)]
+
+
+def test_a_group_that_is_all_right_stays_in_its_place():
+    buffer, scorer = ReplayBuffer(), Scorer(4)
+    fill_from_replay(scorer.score(group(0, [0, 1, 0, 1]) + group(1, [0, 0, 1, 0]))[0], buffer, 1)
+    scored, _ = scorer.score(solved(group(2, [1, 1, 1, 1])) + group(3, [0, 0, 0, 0]))
+    assert [(g.signal, g.solved) for g in scored] == [(False, True), (False, False)]
+    batch = fill_from_replay(scored, buffer, 2)
+    assert [r.replayed for r in batch] == [False] * 4 + [True] * 4
+    assert [r.group for r in batch[:4]] == [2] * 4 and all(magnitude(r) == 0 for r in batch[:4])
+
+
+@pytest.mark.parametrize(
+    ("among", "taught", "rewards", "expected"),
+    [
+        ("equals", True, [1.0] * 4, True),
+        ("equals", False, [1.0] * 4, False),
+        ("group", True, [1.0] * 4, False),
+        ("equals", True, [1.0, 1.0, 1.0, 1.0005], False),  # the goal differs by noise, which must not be made loud
+    ],
+)
+def test_shaping_teaches_a_group_that_is_all_right_where_it_decides_between_equals(among, taught, rewards, expected):
+    from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
+
+    rows = []
+    for number, (row, reward) in enumerate(zip(solved(group(0, rewards)), rewards, strict=True)):
+        found = {
+            "task": ComponentValue(reward, reward, 1.0, reward),
+            "penalty": ComponentValue(-float(number), -float(number), 0.2, -0.2 * number),
+        }
+        step = StepReward(0, found, total=reward - 0.2 * number)
+        breakdown = RewardBreakdown(str(number), (step,), step.total)
+        rows.append(dataclasses.replace(row, breakdown=breakdown, turn_rewards=np.array([step.total], np.float32)))
+    method = advantage_method("group", among)
+    scorer = Scorer(4, method=method, min_group_std=1e-3, signal="task", solved=taught)
+    (found,) = scorer.advantages(rows)
+    assert found.signal is expected
+    if expected:
+        agent = [float(np.asarray(r.advantages)[r.agent_mask].max()) for r in found.rollouts]
+        right = [0.2 * (1.5 - n) / (np.std(range(4), ddof=1) + 1e-4) for n in range(4)]
+        assert agent == pytest.approx(right, abs=1e-6)
 
 
 def test_what_the_buffer_cannot_fill_stays_without_gradient():
