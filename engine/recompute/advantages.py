@@ -150,7 +150,7 @@ class Advantages:
         return carry
 
     def _equals(self, one: Item, other: Item) -> bool:
-        return self.training.compare_shaping == "group" or _achieved(one) == _achieved(other)
+        return self.training.compare_shaping == "group" or _is_right(one) == _is_right(other)
 
     def _returns(self, item: Item) -> list[float]:
         """What is compared: one number a turn, or one for all."""
@@ -253,13 +253,11 @@ def _components(item: Item) -> dict[str, tuple[float, float]]:
 
 
 def _right(group: Sequence[Item]) -> bool:
-    return all(item.record.trajectory.correct is True for item in group)
+    return all(map(_is_right, group))
 
 
-def _achieved(item: Item) -> float:
-    trajectory = item.record.trajectory
-    known = trajectory.correct
-    return float(trajectory.env_reward or 0.0) if known is None else float(known)
+def _is_right(item: Item) -> bool:
+    return item.record.trajectory.correct is True
 
 
 def _std(values: Sequence[float]) -> float:

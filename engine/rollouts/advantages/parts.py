@@ -1,7 +1,7 @@
 """Components of the reward, each compared on its own: what `gdpo` and `group` share.
 
 `among="equals"`: the shaping components (`SHAPED`) are compared only among those rollouts of the group that succeeded
-alike: they decide between equals, and can never outweigh success.
+alike: they decide between equals, and can never outweigh success. Where no answer is known all are alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ....configs.sections.rewards import SHAPED
 from ....rewards.breakdown import AdvantageFormula, AdvantageTerm
-from ..rollout import Rollout
 from .base import EPSILON, ROUNDING, Scale, TurnRewards, moments
 
 Among = Literal["group", "equals"]
@@ -138,10 +137,6 @@ def _among(value: Tensor, valid: Tensor, equals: Tensor | None) -> tuple[Tensor,
 
 
 def _success(batch: TurnRewards) -> Tensor:
-    """What each rollout achieved, float64 [G, N]: its correctness, or the environment's sum where there is none."""
-    return torch.tensor([_achieved(r) for r in batch.rollouts], dtype=torch.float64).view(batch.valid.shape)
-
-
-def _achieved(rollout: Rollout) -> float:
-    known = None if rollout.trajectory is None else rollout.trajectory.correct
-    return rollout.final_reward if known is None else float(known)
+    """Which rollouts are known to be right, 1 or 0, float64 [G, N]."""
+    right = [r.trajectory is not None and r.trajectory.correct is True for r in batch.rollouts]
+    return torch.tensor(right, dtype=torch.float64).view(batch.valid.shape)

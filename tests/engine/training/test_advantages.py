@@ -16,6 +16,7 @@ from grpo_tui.configs.sections.training import Advantages
 from grpo_tui.engine.rollouts.advantages import METHODS, AdvantageError, advantage_method
 from grpo_tui.engine.rollouts.advantages.base import EPSILON, TurnRewards, last_of_turn
 from grpo_tui.engine.rollouts.rollout import Rollout
+from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 
 GROUP = 4
@@ -185,7 +186,8 @@ def shaped_groups(draw):
     rows = []
     for i in range(draw(st.integers(1, 3)) * GROUP):
         turns = draw(st.integers(1, 3))
-        success = draw(st.sampled_from([0.0, 1.0]))
+        right = draw(st.sampled_from([True, False, None]))
+        success = float(right is True)
         steps = []
         for t in range(turns):
             found = {"task": ComponentValue(success, success, 1.0, success)} if t == turns - 1 else {}
@@ -193,13 +195,14 @@ def shaped_groups(draw):
                 if draw(st.booleans()):
                     value = draw(st.floats(-3, 3, width=32))
                     found[name] = ComponentValue(value, value, weight, weight * value)
-            steps.append(StepReward(t, found, total=sum(c.contribution for c in found.values())))
+            steps.append(StepReward(t, found, total=sum(c.contribution or 0.0 for c in found.values())))
         row = rollout(np.arange(turns), np.ones(turns), group=i // GROUP, index=i % GROUP)
         total = sum(s.total for s in steps)
         rows.append(
             dataclasses.replace(
                 row,
                 final_reward=success,
+                trajectory=Trajectory("t", "e", "p", "g", i % GROUP, "", (), stop_reason="answer", correct=right),
                 turn_rewards=np.array([s.total for s in steps], np.float32),
                 breakdown=RewardBreakdown(str(i), tuple(steps), total),
             )
@@ -273,7 +276,7 @@ def _louder(row, factor):
             else v
             for name, v in step.components.items()
         }
-        steps.append(StepReward(step.step, components, total=sum(c.contribution for c in components.values())))
+        steps.append(StepReward(step.step, components, total=sum(c.contribution or 0.0 for c in components.values())))
     rewards = np.array([s.total for s in steps], np.float32)
     return dataclasses.replace(
         row, turn_rewards=rewards, breakdown=dataclasses.replace(row.breakdown, steps=tuple(steps))
