@@ -82,7 +82,7 @@ COMPONENT_SUM: Final = _family("rewards/per_trajectory/", "what the component ad
 COMPONENT_RUNNING_MEAN: Final = _family("rewards/running_mean/", "mean that raw values were normalised by")
 COMPONENT_RUNNING_STD: Final = _family("rewards/running_std/", "standard deviation that raw values were normalised by")
 COMPONENT_ADVANTAGE_SHARE: Final = _family(
-    "rewards/advantage_share/", "share of the component in the variance of the advantages; all add up to 1"
+    "rewards/advantage_share/", "share of the component in the variance of returns within groups; all add up to 1"
 )
 
 CURIOSITY_REPEAT_RATE: Final = _metric("curiosity/repeat_rate", "share of transitions that another of the batch equals")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
@@ -63,6 +63,8 @@ class RolloutSummary:
     """Turns of the policy, where they are more than its actions; None: as many."""
     goals: frozenset[str] = frozenset()
     """Components that are the task itself: the environment's reward, and the user's reward functions."""
+    apart: frozenset[str] = frozenset()
+    """Components that decide between equals alone, and are no part of what the advantage compares."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,10 @@ class Batch:
 Detector = Callable[[Sequence[Batch], DiagnosisConfig], list[Finding]]
 
 
-def rollout_of(trajectory: Trajectory, breakdown: RewardBreakdown, tokens: int = 0) -> RolloutSummary:
-    """A trajectory and its reward as detectors see them."""
+def rollout_of(
+    trajectory: Trajectory, breakdown: RewardBreakdown, tokens: int = 0, apart: Collection[str] = ()
+) -> RolloutSummary:
+    """A trajectory and its reward as detectors see them. apart: components that decide between equals alone."""
     sums: dict[str, float] = defaultdict(float)
     for step in breakdown.steps:
         for name, value in step.components.items():
@@ -87,7 +91,15 @@ def rollout_of(trajectory: Trajectory, breakdown: RewardBreakdown, tokens: int =
     total = math.nan if breakdown.total is None else breakdown.total
     goals = GOALS | {score.name for step in trajectory.steps for score in step.scores}
     return RolloutSummary(
-        trajectory.id, trajectory.group, total, sums, trajectory.correct, trajectory.actions, tokens, goals=goals
+        trajectory.id,
+        trajectory.group,
+        total,
+        sums,
+        trajectory.correct,
+        trajectory.actions,
+        tokens,
+        goals=goals,
+        apart=frozenset(apart),
     )
 
 
@@ -110,10 +122,18 @@ def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
     return {name: value / variance for name, value in covariance.items()} if variance > SAME else {}
 
 
+def _compared(rollout: RolloutSummary) -> RolloutSummary:
+    """The same without what decides between equals alone."""
+    if not rollout.apart:
+        return rollout
+    left = {name: value for name, value in rollout.contributions.items() if name not in rollout.apart}
+    return replace(rollout, contributions=left, total=math.fsum(left.values()))
+
+
 def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """A component other than the task makes most of the advantage: it is what the policy follows."""
     rollouts = [r for b in batches for r in b.rollouts]
-    shares = advantage_shares(rollouts) if len(batches) >= min(3, limits.window) else {}
+    shares = advantage_shares(map(_compared, rollouts)) if len(batches) >= min(3, limits.window) else {}
     goals = GOALS.union(*(r.goals for r in rollouts))
     found = []
     for name, share in shares.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..configs.sections.rewards import DiagnosisConfig
@@ -56,8 +56,10 @@ def batch_of(
     breakdowns: Sequence[RewardBreakdown],
     metrics: Mapping[str, Any],
     tokens: Sequence[int] | None = None,
+    apart: Collection[str] = (),
 ) -> Batch:
-    """A training step as detectors see it. tokens: agent tokens of each trajectory, where they are known."""
+    """A training step as detectors see it. tokens: agent tokens of each trajectory, where they are known. apart: see
+    `RolloutSummary`."""
     lengths = tokens if tokens is not None else [0] * len(trajectories)
-    rollouts = [rollout_of(t, b, int(n)) for t, b, n in zip(trajectories, breakdowns, lengths, strict=True)]
+    rollouts = [rollout_of(t, b, int(n), apart) for t, b, n in zip(trajectories, breakdowns, lengths, strict=True)]
     return Batch(step, rollouts, flat(metrics))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,9 @@ def test_a_component_that_makes_most_of_the_advantage():
     assert finding.message.startswith("coherence") and "lower w_coherence" in finding.message[:80]
     assert finding.grade == "warning"
     assert finding.trajectories == ("4-2", "4-5", "4-1", "4-4", "4-7")  # those with most of it first
+    apart = frozenset({"coherence"})
+    between_equals = [replace(b, rollouts=[replace(r, apart=apart) for r in b.rollouts]) for b in batches]
+    assert find("advantage_share", between_equals) == []
 
 
 def test_reward_rising_while_success_does_not():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ....configs.sections.rewards import SHAPED
 from ....rewards.diagnosis import Diagnosis, batch_of
 from ...record.step_recorder import StepRecorder
 from ..env_trainer import GRPOEnvTrainer
@@ -30,7 +31,8 @@ class Findings:
         if not seen:
             return
         trajectories, breakdowns, tokens = zip(*seen, strict=True)
-        for finding in self._diagnosis.observe(batch_of(step, trajectories, breakdowns, metrics, tokens)):
+        apart = SHAPED if self._trainer.pipeline.scorer.method.shaping_apart else ()
+        for finding in self._diagnosis.observe(batch_of(step, trajectories, breakdowns, metrics, tokens, apart)):
             self._recorder.event(
                 "note" if finding.grade == "good" else "alert",
                 finding.message,
