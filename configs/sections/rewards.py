@@ -192,11 +192,11 @@ class RewardsConfig(Section):
     """Weight of the environment's own rewards per step, on the step's own tokens. Where the last step says whether the
     answer is correct, that counts in place of its reward. At 0 they count only where a task has no known answer: then
     their sum is the task reward."""
-    w_curiosity: float = Field(default=0.02, ge=0)
+    w_curiosity: float = Field(default=0.01, ge=0)
     """Weight of the dynamics model's prediction error."""
-    w_coherence: float = Field(default=0.02, ge=0)
+    w_coherence: float = Field(default=0.01, ge=0)
     """Weight of the similarity of consecutive steps, less repetition."""
-    w_penalty: float = Field(default=0.2, ge=0)
+    w_penalty: float = Field(default=0.1, ge=0)
     """Weight of the penalties, which are negative themselves."""
     anneal_steps: int = Field(default=0, ge=0)
     """Steps over which the weights of curiosity, coherence and penalty fall to 0; 0: they stay."""
