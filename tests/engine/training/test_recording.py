@@ -173,16 +173,19 @@ def test_embeddings_are_means_of_last_hidden_states_over_a_turns_tokens(tmp_path
 
 
 def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base):
-    folder = make_run(tmp_path / "run", base, max_steps=12, output_dir=str(tmp_path / "adapters"))
-    writer = RunWriter(folder)
-    run_rft(load_config(folder / "config.yaml"), folder, writer)
-    writer.flush(10)
-    writer.close()
-    reader = RunReader(folder)
-    alerts = reader.events(kinds=["alert"], limit=100)
-    reader.close()
-    assert alerts  # a random policy only writes what cannot be parsed
-    assert all({"detector", "value", "threshold", "trajectories"} <= set(a.data) for a in alerts)
+    found = {}
+    for compared in ("group", "equals"):
+        folder = make_run(tmp_path / compared, base, max_steps=12, compare_shaping=compared)
+        writer = RunWriter(folder)
+        run_rft(load_config(folder / "config.yaml"), folder, writer)
+        writer.flush(10)
+        writer.close()
+        with RunReader(folder) as reader:
+            alerts = reader.events(kinds=["alert"], limit=100)
+        assert all({"detector", "value", "threshold", "trajectories"} <= set(a.data) for a in alerts)
+        found[compared] = {a.data["detector"] for a in alerts}
+    # A random policy only writes what cannot be parsed: shaping is all that its returns differ by.
+    assert "advantage_share" in found["group"] and "advantage_share" not in found["equals"]
 
 
 def test_a_rollout_without_a_trajectory_is_not_recorded_and_the_one_beside_it_is():
