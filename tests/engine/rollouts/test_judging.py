@@ -90,9 +90,9 @@ def test_scores_are_components_on_the_last_step_and_the_first_says_what_is_right
     trajectories = [r.trajectory for r in judge(made, rows)]
     assert [t.correct for t in trajectories] == [True, False, True]
     assert {t.judged_by for t in trajectories} == {"right"}
-    result = RewardOrchestrator.from_config(RewardsConfig(w_curiosity=0, w_coherence=0)).calculate_total_reward(
-        trajectories, [t.correct for t in trajectories]
-    )
+    result = RewardOrchestrator.from_config(
+        RewardsConfig(w_curiosity=0, w_coherence=0, w_penalty=0.2)
+    ).calculate_total_reward(trajectories, [t.correct for t in trajectories])
     assert result.component_names == ("right", "calls", "penalty")
     assert [b.steps[-1].components["calls"].contribution for b in result.breakdowns] == [0.5, 0.0, 0.0]
     assert [b.total for b in result.breakdowns] == pytest.approx(
