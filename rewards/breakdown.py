@@ -100,6 +100,10 @@ class RewardBreakdown:
         )
 
 
+GOAL = "goal"
+"""Name of the term of the reward without shaping, where shaping is compared on its own."""
+
+
 @dataclass(frozen=True)
 class AdvantageTerm:
     """One comparison: `weight * (value - mean) / (std + epsilon)`, or without the division when `std` is None.

@@ -122,7 +122,7 @@ def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
     return {name: value / variance for name, value in covariance.items()} if variance > SAME else {}
 
 
-def _compared(rollout: RolloutSummary) -> RolloutSummary:
+def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
     """The same without what decides between equals alone."""
     if not rollout.apart:
         return rollout
@@ -133,7 +133,7 @@ def _compared(rollout: RolloutSummary) -> RolloutSummary:
 def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """A component other than the task makes most of the advantage: it is what the policy follows."""
     rollouts = [r for b in batches for r in b.rollouts]
-    shares = advantage_shares(map(_compared, rollouts)) if len(batches) >= min(3, limits.window) else {}
+    shares = advantage_shares(map(_of_the_return, rollouts)) if len(batches) >= min(3, limits.window) else {}
     goals = GOALS.union(*(r.goals for r in rollouts))
     found = []
     for name, share in shares.items():

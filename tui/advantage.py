@@ -105,12 +105,8 @@ def _compared(formula: AdvantageFormula, terms: Sequence[AdvantageTerm]) -> str:
     if formula.method == "gdpo":
         return f"each component against mean and std (n {MINUS} 1) of its group, by weight, over the std of the batch"
     if formula.method == "group" and len(terms) > 1:
-        deviation = {
-            "none": "mean",
-            "group": f"mean and std (n {MINUS} 1)",
-            "batch": "mean, over the std of the batch,",
-        }
-        goal = f"the goal against {deviation[formula.scale]} of its group"
+        mean = f"mean and std (n {MINUS} 1)" if formula.scale == "group" else "the mean"
+        goal = f"the goal against {mean} of its group" + ", ÷ the std of the batch" * (formula.scale == "batch")
         return f"{goal}; by weight, shaping against that of the rollouts which succeeded alike"
     if formula.method == "turn":
         what, whom = "the return from this step on", f"the {size} rollouts of the group that got this far"

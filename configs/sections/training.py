@@ -71,8 +71,7 @@ class TrainingConfig(Section):
     compare_shaping: Literal["equals", "group"] = "equals"
     """What curiosity, coherence and penalties are compared with by `group` and `gdpo`. `equals`: each on its own, with
     the rollouts of the group that succeeded alike (all of them where no answer is known), so that it decides between
-    equals and never outweighs success.
-    `group`: with the whole group; by `group` as a part of the return."""
+    equals and never outweighs success. `group`: with the whole group; by `group` as a part of the return."""
     scale_advantages: Literal["group", "batch", "none"] = "group"
     """What advantages are divided by: the group's standard deviation, the batch's, or nothing. Not for `gdpo`."""
     loss_type: TRLLoss | OwnLoss | OwnCode = "dapo"

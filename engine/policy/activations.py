@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 _KERNELS = (
@@ -36,21 +36,19 @@ KEPT = 1 << 30
 def spare_memory(model: PreTrainedModel, setting: bool | Literal["auto"], tokens: int) -> None:
     """Switch gradient checkpointing on as `model.gradient_checkpointing` says. tokens: those of a micro-batch."""
     text = model.config.get_text_config(decoder=True)
-    wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    numbers = activations(text.num_hidden_layers, text.hidden_size, wide)
-    if again(setting, tokens * numbers * model.dtype.itemsize):
+    if runs_again(setting, tokens * text.num_hidden_layers * numbers_of_layer(text) * model.dtype.itemsize):
         checkpoint_activations(model)
 
 
-def again(setting: bool | Literal["auto"], taken: int) -> bool:
+def runs_again(setting: bool | Literal["auto"], taken: int) -> bool:
     """Whether layers are run again. taken: bytes of all activations of a micro-batch."""
     return taken > KEPT if setting == "auto" else setting
 
 
-def activations(layers: int, hidden: int, intermediate: int) -> int:
-    """About how many numbers are kept for each token where nothing is computed again: inputs and outputs of norms,
-    projections and attention, and what the MLP has between its products."""
-    return layers * (8 * hidden + 4 * intermediate)
+def numbers_of_layer(text: PreTrainedConfig) -> int:
+    """About how many numbers a layer keeps of each token where it is not run again: inputs and outputs of norms,
+    projections and attention, and what the MLP has between its products. text: a language model's configuration."""
+    return 8 * text.hidden_size + 4 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:

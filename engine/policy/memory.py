@@ -38,7 +38,8 @@ class Shape:
     vision_adapters: int
     layers: int
     hidden: int
-    intermediate: int
+    layer: int
+    """Numbers that a layer keeps of each token for the backward pass."""
     cached: int
     """Numbers that the cache of keys and values holds for a token, all layers together."""
     vocabulary: int
@@ -65,6 +66,7 @@ def shape_of(config: PreTrainedConfig) -> Shape:
     from torch import nn
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    from .activations import numbers_of_layer
     from .sight.kinds import apart_from_language, takes_images
 
     sees = takes_images(config)
@@ -83,7 +85,7 @@ def shape_of(config: PreTrainedConfig) -> Shape:
         vision=sum(p.numel() for m in apart for p in m.parameters(recurse=False)),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
-        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        layer=numbers_of_layer(text),
         cached=2 * text.num_hidden_layers * heads * width,
         vocabulary=text.vocab_size,
     )
@@ -91,7 +93,7 @@ def shape_of(config: PreTrainedConfig) -> Shape:
 
 def need(shape: Shape, config: RunConfig) -> Need:
     """What `config` needs of one device for a model of this shape."""
-    from .activations import activations, again
+    from .activations import runs_again
     from .token_scores import DENSE_LOGITS
 
     model, training = config.model, config.training
@@ -114,15 +116,13 @@ def need(shape: Shape, config: RunConfig) -> Need:
     }
     if training.beta > 0 or training.beta_mode == "auto":
         both["the frozen reference"] = reference
-    everything = activations(shape.layers, shape.hidden, shape.intermediate)
-    kept = everything
-    if again(model.gradient_checkpointing, tokens * everything * size):
-        kept = shape.layers * 2 * shape.hidden + 2 * everything // shape.layers
+    again = runs_again(model.gradient_checkpointing, tokens * shape.layers * shape.layer * size)
+    kept = shape.layers * 2 * shape.hidden if again else shape.layers * shape.layer
     return Need(
         both=both,
         acting={f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * size},
         training={
-            f"activations of {tokens:,} tokens": tokens * kept * size,
+            f"activations of {tokens:,} tokens": tokens * (kept + 2 * shape.layer) * size,
             "logits": min(tokens * shape.vocabulary, DENSE_LOGITS) * 4 * 3,
         },
     )

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 from ...configs.sections.rewards import SHAPED
 from ...configs.sections.training import TrainingConfig
+from ...rewards.breakdown import GOAL
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
 
 METHODS = ("group", "turn", "reward", "gdpo")
-GOAL = "goal"
-"""How a record calls the reward without shaping, where shaping is compared on its own."""
 EPSILON = 1e-4
 ROUNDING = 1e-6
 

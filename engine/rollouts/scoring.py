@@ -81,10 +81,7 @@ class Scorer:
         compared = self.method.compare(batch, self.scale)
         values = compared.advantages().numpy()
         groups = []
-        whole = self.method.signal(batch, self.min_group_std).tolist()
-        goal = self.method.signal(batch.unshaped(), self.min_group_std).tolist()
-        equal = (~self.method.signal(batch.unshaped())).tolist()
-        for g in range(len(whole)):
+        for g in range(len(rollouts) // self.group_size):
             members = rollouts[g * self.group_size : (g + 1) * self.group_size]
             done = [
                 replace(
@@ -94,12 +91,19 @@ class Scorer:
                 )
                 for i, rollout in enumerate(members)
             ]
-            group = Group(tuple(done))
-            signal = whole[g] if self.signal == "reward" else goal[g]
-            if self.solved and self.method.shaping_apart and group.solved and equal[g]:
-                signal = whole[g]
-            groups.append(replace(group, signal=signal))
-        return groups
+            groups.append(Group(tuple(done)))
+        signal = self._signal(batch, groups).tolist()
+        return [replace(group, signal=found) for group, found in zip(groups, signal, strict=True)]
+
+    def _signal(self, batch: TurnRewards, groups: Sequence[Group]) -> torch.Tensor:
+        """Which groups can be learned from, bool [G]."""
+        if self.signal == "reward":
+            return self.method.signal(batch, self.min_group_std)
+        found = self.method.signal(batch.unshaped, self.min_group_std)
+        if self.solved and self.method.shaping_apart:
+            equal = torch.tensor([group.solved for group in groups]) & ~self.method.signal(batch.unshaped)
+            found = found | (equal & self.method.signal(batch, self.min_group_std))
+        return found
 
 
 def _per_step(rollout: Rollout) -> np.ndarray | None:

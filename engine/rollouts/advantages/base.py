@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, Protocol
 
 import numpy as np
@@ -59,6 +60,7 @@ class TurnRewards:
             tuple(rollouts),
         )
 
+    @cached_property
     def unshaped(self) -> TurnRewards:
         """The same without what shaping adds to the rewards."""
         return replace(TurnRewards.of([unshaped(r) for r in self.rollouts], self.valid.shape[1]), valid=self.valid)

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from ....configs.sections.rewards import SHAPED
+from ....rewards.breakdown import GOAL
 from .base import AdvantageMethod, Compared, Comparison, Scale, TurnRewards
 from .parts import Among, ComparedParts, Part, components
-
-GOAL = "goal"
-"""How the record calls the reward without shaping."""
 
 
 class GroupAdvantage(AdvantageMethod):
@@ -41,7 +39,7 @@ class GroupAdvantage(AdvantageMethod):
         shaped = self._shaped(batch)
         if not shaped:
             return super().compare(batch, scale)
-        goal = super().compare(batch.unshaped(), scale)
+        goal = super().compare(batch.unshaped, scale)
         assert isinstance(goal, Comparison)
         everywhere = torch.ones_like(goal.counts)
         mean, std, size = (None if t is None else t.expand_as(goal.value) for t in (goal.mean, goal.std, goal.size))
@@ -54,7 +52,7 @@ class GroupAdvantage(AdvantageMethod):
         shaped = self._shaped(batch)
         if not shaped:
             return super().signal(batch, min_std)
-        found = super().signal(batch.unshaped(), min_std)
+        found = super().signal(batch.unshaped, min_std)
         for part in shaped:
             found |= part.differs(batch.valid[:, :, None], min_std)
         return found

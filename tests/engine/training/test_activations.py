@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from grpo_tui.engine.policy.activations import ATTENTION, KEPT, activations, checkpoint_activations, spare_memory
+from grpo_tui.engine.policy.activations import ATTENTION, KEPT, checkpoint_activations, numbers_of_layer, spare_memory
 from grpo_tui.engine.policy.packed import PackedForward
 from grpo_tui.engine.policy.packing import pack
 
@@ -87,13 +87,12 @@ def test_the_estimate_of_what_is_kept_is_that_of_autograd(layers):
             output = model.model(torch.arange(tokens)[None] % 250, use_cache=False).last_hidden_state
         counted.append(sum(storage.nbytes() for storage in saved.values()))
         del output
-    expected = 1000 * 4 * activations(text.num_hidden_layers, text.hidden_size, text.intermediate_size)
+    expected = 1000 * 4 * layers * numbers_of_layer(text)
     assert 0.5 < (counted[1] - counted[0]) / expected < 2
 
 
 def test_auto_keeps_what_is_small_enough():
-    numbers = activations(3, policy(layers=3).config.hidden_size, policy(layers=3).config.intermediate_size)
-    fits = KEPT // (4 * numbers)
+    fits = KEPT // (4 * 3 * numbers_of_layer(policy().config))
     for setting, tokens, expected in [
         ("auto", fits, False),
         ("auto", fits + 1, True),

@@ -263,7 +263,7 @@ def test_however_much_shaping_pays_an_advantage_moves_by_its_weights(rows_and_va
     rows, _ = rows_and_valid
     batch = TurnRewards.of([_louder(r, louder) for r in rows], GROUP)
     shaped = advantage_method("group", "equals").compare(batch, "group").advantages()
-    goal = advantage_method("group").compare(batch.unshaped(), "group").advantages()
+    goal = advantage_method("group").compare(batch.unshaped, "group").advantages()
     assert (shaped - goal).abs().max() <= sum(SHAPES.values()) * (GROUP - 1) / np.sqrt(GROUP) + 1e-9
 
 
