@@ -6,8 +6,8 @@
             record.rollouts(step, rollouts)
             record.metrics(step, {"loss": loss, "kl/mean": kl})
 
-The training never waits for the record and never fails by it: rows are converted and written by a thread of its own,
-and a full or broken disk costs rows, which are counted, and said once.
+A thread of the recorder converts and writes the rows. The training waits only for a disk that is slower than the
+training, and never fails because of the record: a full or broken disk costs rows, which are counted and reported once.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ from grpo_tui.engine.runs.paths import RUN_FILE, new_run_id
 from grpo_tui.engine.runs.paths import runs_dir as resolve_runs_dir
 from grpo_tui.engine.runs.status import read_json, write_json
 from grpo_tui.engine.runs.types import SCHEMA_VERSION, EventKind, TrajectoryRecord
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.writer import PATIENCE_SECONDS, RunWriter
 
 log = logging.getLogger(__name__)
 
 WAITING_ROWS = 8192
-"""Rollouts that may wait to be converted; beyond it the newest are dropped and counted."""
+"""How many rollouts may wait to be converted before the training waits, too. One step may exceed it."""
+
+AT_ONCE = 256
+"""How many rollouts are converted before they are written."""
 
 NOT_GIVEN: Mapping[str, str] = {
     name: "not given to the recorder" for name in ("reward", "advantage", "weight", "components", "group", "tokens")
@@ -81,7 +84,7 @@ class Recorder:
         self._process = process
         self._step = 0
         self._count = 0
-        self._lock = threading.Lock()
+        self._room = threading.Condition()
         self._waiting = 0
         self._work: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -141,20 +144,26 @@ class Recorder:
         self._guarded(lambda: self._writer.end(str(id)))
 
     def later(self, work: Callable[[], None], rows: int = 0) -> None:
-        """Do something with so many rollouts on the recorder's own thread; it is dropped when too much waits."""
-        with self._lock:
-            full = self._waiting + rows > WAITING_ROWS and self._waiting > 0
-            self._waiting += 0 if full else rows
-        if full:
-            self._lost(rows, "rollouts came faster than they can be recorded")
-        else:
-            self._work.put((work, rows))
+        """Do something with so many rollouts on the recorder's own thread. Wait while too many rollouts are waiting;
+        they are dropped when none is converted for `PATIENCE_SECONDS`."""
+        with self._room:
+            while self._waiting >= WAITING_ROWS:
+                count = self._count
+                has_room = self._room.wait_for(lambda: self._waiting < WAITING_ROWS, PATIENCE_SECONDS)
+                if not has_room and count == self._count:
+                    self._lost(rows, f"no rollout could be recorded for {PATIENCE_SECONDS:g} s")
+                    return
+            self._waiting += rows
+        self._work.put((work, rows))
 
     def close(self, *, failed: str | None = None) -> None:
         """Write what waits, and end the run: finished, or crashed with a sentence."""
         if self._thread.is_alive():
             self._work.put(None)
-            self._thread.join(30)
+            count = -1
+            while self._thread.is_alive() and count != self._count:
+                count = self._count
+                self._thread.join(PATIENCE_SECONDS)
         status = "crashed" if failed else "finished"
         self._guarded(lambda: self._writer.status(status, step=self._step, error=failed))
         self._guarded(self._writer.close)
@@ -183,14 +192,15 @@ class Recorder:
         return made
 
     def _store(self, step: int, given: Sequence[RolloutLike]) -> None:
-        records: list[TrajectoryRecord] = []
-        for rollout in given:
-            try:
-                records += self.records(step, [rollout])
-            except Exception as error:
-                self._lost(1, f"a rollout cannot be read ({type(error).__name__}: {error})")
         self._at(step)
-        self._writer.trajectories(step, records)
+        for first in range(0, len(given), AT_ONCE):
+            records: list[TrajectoryRecord] = []
+            for rollout in given[first : first + AT_ONCE]:
+                try:
+                    records += self.records(step, [rollout])
+                except Exception as error:
+                    self._lost(1, f"a rollout cannot be read ({type(error).__name__}: {error})")
+            self._writer.trajectories(step, records)
 
     def _at(self, step: int) -> None:
         if step > self._step:
@@ -201,8 +211,9 @@ class Recorder:
         while (waiting := self._work.get()) is not None:
             work, rows = waiting
             self._guarded(work)
-            with self._lock:
+            with self._room:
                 self._waiting -= rows
+                self._room.notify_all()
 
     def _guarded(self, work: Callable[[], Any]) -> None:
         """Whatever goes wrong while recording is said once, and is not the training's."""

@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,10 @@ class Item(ABC):
     @property
     def parts(self) -> tuple[Item, ...]:
         """What is in it, in the order of storing."""
+        return (self,)
+
+    def pieces(self, size: int) -> Sequence[Item]:
+        """The same as items of about `size` bytes at most, where it has parts that may be stored one after another."""
         return (self,)
 
     def apart(self) -> Sequence[Item]:
@@ -84,6 +89,14 @@ class Trajectories(Item):
     def rows(self) -> int:
         """One row a trajectory."""
         return len(self.records)
+
+    def pieces(self, size: int) -> Sequence[Item]:
+        """See `Item.pieces`; a trajectory is never divided."""
+        ends = [sum_ // size for sum_ in accumulate(map(_size, self.records))]
+        return [
+            Trajectories(self.step, [record for record, _ in part])
+            for _, part in groupby(zip(self.records, ends, strict=True), key=lambda pair: pair[1])
+        ]
 
     def apart(self) -> Sequence[Item]:
         """The trajectories one by one."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TELL_AGAIN_SECONDS = 60.0
-SLOW = "rows came faster than the disk takes them, or could not be stored"
+UNSTORABLE = "rows could not be stored"
 """Why rows are missing when the folder is in no trouble."""
 
 
@@ -34,7 +34,7 @@ class Trouble:
         self._tell = tell
         self._told = 0
         self._told_at: dict[str, float] = {}
-        self._reason = SLOW
+        self._reason = UNSTORABLE
         self._quiet = False
 
     def failed(self, reason: str, locked: bool) -> None:
@@ -80,7 +80,7 @@ class Trouble:
             return
         self._told += news.lost
         self._told_at[news.reason] = time.monotonic()
-        self._reason = SLOW
+        self._reason = UNSTORABLE
         self._tell(f"the record is written again ({news.message})" if recovered else news.message)
 
     def _untold(self) -> int:

@@ -1,9 +1,10 @@
-"""Write the record of a run while it happens, without ever being in its way.
+"""Write the record of a run while it happens.
 
-The training thread only appends to a bounded queue; one background thread serialises, compresses and commits in
-batches. A slow, full, broken or removed folder costs the record, never the run: rows that find no room are counted,
-the trouble is told once (log, callback, and an event as soon as the record can be written again), and writing
-resumes when the folder allows it. Everything that was committed survives `kill -9`.
+The training thread appends to a bounded queue; one background thread serialises, compresses and commits in batches.
+A caller waits while the queue is full and the disk accepts writes: a slow disk costs time and loses nothing. A full,
+broken, hanging or removed folder costs the record, never the run: rows that find no room are counted, the trouble is
+reported once (log, callback, and an event as soon as the record can be written again), and writing resumes when the
+folder allows it. Everything that was committed survives `kill -9`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 QUEUE_BYTES = 64 << 20
-"""About how much may wait in memory before rows are dropped."""
+"""About how much may wait in memory before callers wait, too. One step may exceed it."""
+PATIENCE_SECONDS = 30.0
+"""How long callers wait for a disk that commits nothing."""
 BATCH_BYTES = 4 << 20
 """About how much goes into one transaction, so that none is long."""
 COMMIT_SECONDS = 0.1
@@ -77,6 +80,7 @@ class RunWriter:
         self._gathering = threading.local()
         self._busy = False  # items are taken from the queue and not yet committed or given up
         self._overflow = 0
+        self._commits = 0
         self._condition = threading.Condition()
         self._closing = False
         self._hurry = False
@@ -195,9 +199,8 @@ class RunWriter:
         The same name is written once: an image that many rollouts share costs nothing after the first.
         """
         path = image_path(name)
-        if path not in self._images:
+        if path not in self._images and self._put(SavedImage(path, image)):
             self._images.add(path)
-            self._put(SavedImage(path, image))
         return path
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -223,33 +226,53 @@ class RunWriter:
         return self._sink.step
 
     def close(self, timeout: float = 30.0) -> None:
-        """Commit what is left, within a time limit, and end the thread. A second call does nothing."""
+        """Commit what is left and end the thread; give up after `timeout` seconds in which the disk commits nothing.
+        A second call does nothing."""
         if os.getpid() != self._pid or self._closing:
             return
         atexit.unregister(self.close)
         with self._condition:
             self._closing = True
             self._condition.notify_all()
-        self._thread.join(timeout)
+        commits = -1
+        while self._thread.is_alive() and commits != self._commits:
+            commits = self._commits
+            self._thread.join(timeout)
         if self._alerts is not None:
             self._alerts.close()
 
-    def _put(self, item: Item) -> None:
+    def _put(self, item: Item) -> bool:
+        """Append it to the queue; False when it is lost, and counted."""
         if os.getpid() != self._pid:  # a forked data loader has no thread to write with
-            return
+            return False
         parts = getattr(self._gathering, "parts", None)
         if parts is not None:
             parts.append(item)
-            return
-        cost = item.cost
+            return True
+        pieces = [(piece, piece.cost) for piece in item.pieces(BATCH_BYTES)]
         with self._condition:
-            if self._closing or (self._queue and self._bytes + cost > self._limit):
+            if not self._room():
                 self._overflow += item.rows
-                return
+                return False
             self._state["heard"] = time.time()
-            self._queue.append((item, cost))
-            self._bytes += cost
+            self._queue.extend(pieces)
+            self._bytes += sum(cost for _, cost in pieces)
             self._condition.notify_all()
+        return True
+
+    def _room(self) -> bool:
+        """Wait until the queue has room; False when the disk is in trouble or commits nothing for too long."""
+        while not self._closing and self._bytes >= self._limit:
+            if self._sink.trouble.now is not None or threading.current_thread() is self._thread:
+                return False
+            commits = self._commits
+            self._condition.wait_for(lambda seen=commits: self._commits != seen or self._blocked(), PATIENCE_SECONDS)
+            if commits == self._commits and not self._blocked():
+                self._sink.trouble.failed(f"the disk of {self.run_dir} accepts nothing ({PATIENCE_SECONDS:g} s)", False)
+        return not self._closing
+
+    def _blocked(self) -> bool:
+        return self._closing or self._sink.trouble.now is not None
 
     def _run(self) -> None:
         batch: deque[Item] = deque()
@@ -264,6 +287,7 @@ class RunWriter:
             with self._condition:
                 if done:
                     self._bytes -= cost
+                    self._commits += 1
                     self._busy = False
                 self._hurry = self._hurry and bool(self._queue)
                 self._condition.notify_all()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui import Message, Recorder, Rollout, Score
+from grpo_tui import recorder as recorder_module
 from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import look
@@ -100,6 +101,18 @@ def test_several_processes_write_one_record(tmp_path: Path) -> None:
         assert reader.rollouts.total() == 15
         ids = {row.id for row in reader.rollouts.rows(range(1, 16))}
     assert len(ids) == 15
+
+
+def test_steps_of_any_size_and_their_metrics_are_recorded(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(recorder_module, "WAITING_ROWS", 16)
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        for step in range(4):
+            record.rollouts(step, [{"prompt": "p", "completion": str(i), "reward": 1} for i in range(100)])
+            record.metrics(step, {"loss": 1.0})
+    assert record.dropped == 0
+    with RunReader(tmp_path / "mine") as reader:
+        assert [row.step for row in reader.rollouts.page(limit=500)] == [s for s in range(4) for _ in range(100)]
+        assert len(reader.metrics.points("loss")) == 4
 
 
 def test_a_full_disk_costs_rows_and_never_the_training(tmp_path: Path) -> None:
