@@ -1,9 +1,9 @@
 """The process that indexes a dump behind the app.
 
-    python -m grpo_tui.engine.imports FOLDER PARENT                     index on and follow
-    python -m grpo_tui.engine.imports open DUMP OPTIONS PARENT ANSWERS  open it first, and say so (`behind.Opening`)
+    python -m grpo_tui.engine.imports FOLDER PARENT             continue the index and follow the files
+    python -m grpo_tui.engine.imports open DUMP OPTIONS PARENT  open the dump first and answer on standard output
 
-It goes on while its parent, the process PARENT, lives: first rows, then text search, then whatever the files grow by.
+It runs while its parent, the process PARENT, lives: first rows, then text search, then the rows that the files grow by.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import sys
 import time
 from pathlib import Path
 
+from ..runs.lock import try_lock
 from . import cache, ended_early
 from .behind import OPEN, Opened
 from .errors import DumpError
 from .index import Indexer
-from .lock import locked
 from .opening import first_look
 from .options import Options
 
@@ -30,8 +30,8 @@ PAINT_SECONDS = 0.5
 """What the app has for its first paint before indexing goes on: two busy cores are often two threads of one."""
 
 
-def open_and_follow(reference: str, options: Options, parent: int, answers: int) -> None:
-    """Open a dump and write to the descriptor `answers` what `behind.Opening` waits for; then index on."""
+def open_and_follow(reference: str, options: Options, parent: int) -> None:
+    """Open a dump, write the answer that `behind.Opening` waits for, then continue the index."""
     dump = Path(reference).expanduser().absolute()
     folder = cache.folder_of(dump, options)
     with contextlib.ExitStack() as stack:
@@ -39,15 +39,15 @@ def open_and_follow(reference: str, options: Options, parent: int, answers: int)
         try:
             with cache.in_words():
                 opened = Opened(folder, {}, True)
-                if stack.enter_context(locked(folder)):  # else another process indexes it already
+                if stack.enter_context(try_lock(folder / ".lock")):  # else another process indexes it already
                     indexer = stack.enter_context(Indexer(dump, folder, options))
                     opened = first_look(indexer)
         except DumpError as error:
-            return _say(answers, str(error))
+            return _answer(str(error))
         except PermissionError as error:
-            return _say(answers, f"{reference} cannot be read: {error.strerror}")
+            return _answer(f"{reference} cannot be read: {error.strerror}")
         facts = {"folder": list(os.fsencode(opened.folder)), "summary": opened.summary, "more": opened.more}
-        _say(answers, facts)
+        _answer(facts)
         if indexer is not None:
             time.sleep(PAINT_SECONDS)
             cache.tidy()
@@ -55,10 +55,21 @@ def open_and_follow(reference: str, options: Options, parent: int, answers: int)
                 _go_on(indexer, parent)
 
 
-def _say(answers: int, answer: object) -> None:
-    """Once: the descriptor is closed, and its number is another file's afterwards."""
-    with contextlib.suppress(BrokenPipeError), open(answers, "wb") as out:
-        out.write(json.dumps(answer).encode() + b"\n")
+def _answer(answer: object) -> None:
+    """Write one line of JSON to standard output and end that output: the parent reads nothing more."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(answer).encode() + b"\n")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
+def _lives(parent: int) -> bool:
+    if os.name == "posix":
+        return os.getppid() == parent
+    import psutil
+
+    return psutil.pid_exists(parent)  # Windows never reparents, and a virtual environment puts a launcher between
 
 
 def follow(folder: Path, parent: int) -> None:
@@ -66,7 +77,7 @@ def follow(folder: Path, parent: int) -> None:
     found = cache.dump_of(folder)
     if found is None:
         return
-    with locked(folder) as mine:
+    with try_lock(folder / ".lock") as mine:
         if not mine:
             return
         with ended_early.told(folder), Indexer(found[0], folder, found[1]) as indexer:
@@ -74,9 +85,10 @@ def follow(folder: Path, parent: int) -> None:
 
 
 def _go_on(indexer: Indexer, parent: int) -> None:
-    os.nice(5)
+    if hasattr(os, "nice"):
+        os.nice(5)
     news = True
-    while os.getppid() == parent:
+    while _lives(parent):
         more = indexer.advance(TURN_SECONDS) or indexer.make_searchable(TURN_SECONDS, whole=False)
         news = news or more
         if not more:
@@ -90,8 +102,8 @@ def _go_on(indexer: Indexer, parent: int) -> None:
 def main(arguments: list[str]) -> None:
     """As the command line above says."""
     if arguments[0] == OPEN:
-        _, reference, options, parent, answers = arguments
-        open_and_follow(reference, Options.from_json(json.loads(options)), int(parent), int(answers))
+        _, reference, options, parent = arguments
+        open_and_follow(reference, Options.from_json(json.loads(options)), int(parent))
     else:
         folder, parent = arguments
         follow(Path(folder), int(parent))

@@ -33,13 +33,10 @@ class Opening:
     """
 
     def __init__(self, dump: str | Path, options: dict[str, Any]) -> None:
-        answers, end = os.pipe()
-        self._answers = os.fdopen(answers, "rb")
-        arguments = [OPEN, str(dump), json.dumps(options), str(os.getpid()), str(end)]
-        try:
-            self._process = start(arguments, pass_fds=(end,))
-        finally:
-            os.close(end)
+        arguments = [OPEN, str(dump), json.dumps(options), str(os.getpid())]
+        self._process = start(arguments, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._answers = self._process.stdout
 
     def opened(self) -> Opened | str | None:
         """The dump once its first rows are there, or why it cannot be opened: one sentence. None when the process has
@@ -74,13 +71,12 @@ def is_path_of_dump(reference: str, home: Path) -> bool:
     return is_dump(Path(reference).expanduser()) and not (home / reference / RUN_FILE).is_file()
 
 
-def start(arguments: list[str], pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """The process behind a dump; see `__main__`."""
-    # -P: the folder that a person stands in may hold anything, modules that are called as ours among it.
+def start(arguments: list[str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """Start the process that indexes a dump; see `__main__`."""
+    # -P: the working directory may hold anything, also modules with the names of ours.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", __package__ or "", *arguments],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=stdout,
         stderr=subprocess.DEVNULL,
-        pass_fds=pass_fds,
     )

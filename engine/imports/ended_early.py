@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,18 +14,17 @@ _BYTES = 200
 
 @contextlib.contextmanager
 def told(folder: Path) -> Iterator[None]:
-    """What ends indexing inside is written down. Its place is taken before, because a full disk has none then."""
-    descriptor = os.open(folder / ".ended", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.pwrite(descriptor, b" " * _BYTES, 0)
-        yield
-    except (DumpError, OSError, sqlite3.Error) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        with contextlib.suppress(OSError):
-            os.pwrite(descriptor, why.encode()[:_BYTES], 0)
-        raise
-    finally:
-        os.close(descriptor)
+    """Write down the error that ends indexing. The file takes its space beforehand: a full disk has none later."""
+    with open(folder / ".ended", "wb", buffering=0) as file:
+        file.write(b" " * _BYTES)
+        try:
+            yield
+        except (DumpError, OSError, sqlite3.Error) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            with contextlib.suppress(OSError):
+                file.seek(0)
+                file.write(why.encode()[:_BYTES])
+            raise
 
 
 def why(folder: Path) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from ..runs.lock import try_lock
 from . import cache
 from .behind import Opened
 from .errors import DumpError
 from .index import Indexer
-from .lock import locked
 from .options import Options
 from .part import UNKNOWN
 
@@ -25,7 +25,7 @@ def open_dump(path: Path, options: Options | None = None, *, whole: bool = False
     dump = path.expanduser().absolute()
     options = options or Options()
     folder = cache.folder_of(dump, options)
-    with cache.in_words(), locked(folder) as mine:
+    with cache.in_words(), try_lock(folder / ".lock") as mine:
         if not mine and not whole:  # another process indexes it already
             return Opened(folder, {}, True)
         with Indexer(dump, folder, options) as indexer:

@@ -6,11 +6,11 @@ import os
 import subprocess
 from pathlib import Path
 
+from ..runs.lock import try_lock
 from ..runs.paths import RUN_FILE
 from ..runs.reader import RunReader
 from ..runs.status import read_json
 from .behind import start
-from .lock import locked
 
 
 def start_following(run_dir: Path) -> subprocess.Popen[bytes] | None:
@@ -18,7 +18,7 @@ def start_following(run_dir: Path) -> subprocess.Popen[bytes] | None:
     where another process does it already."""
     if read_json(run_dir / RUN_FILE).get("mode") != "dump":
         return None
-    with locked(run_dir) as free:
+    with try_lock(run_dir / ".lock") as free:
         if not free:
             return None
     return start([str(run_dir), str(os.getpid())])

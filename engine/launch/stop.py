@@ -37,7 +37,8 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
     with contextlib.suppress(OSError):  # a full disk: the signal below says the same
         control.request(run_dir, "stop")
     _wait(run_dir, min(ASK_SECONDS, timeout))
-    for name, pid in _pids(run_dir, own=True):
+    # Windows has no SIGTERM that a process can answer: the request alone asks there.
+    for name, pid in _pids(run_dir, own=True) if os.name == "posix" else ():
         try:
             os.kill(pid, signal.SIGTERM)
         except ProcessLookupError:
@@ -113,10 +114,14 @@ def _mark(run_dir: Path) -> None:
 
 
 def _kill(pid: int) -> None:
-    try:
-        if os.getpgid(pid) == pid:  # the leader of its own session: its ranks and loaders go with it
+    """End a process and every process that it started: its ranks and loaders."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        process = psutil.Process(pid)
+        children = process.children(recursive=True)
+        if os.name == "posix" and os.getpgid(pid) == pid:  # the leader of its session, orphans included
             os.killpg(pid, signal.SIGKILL)
-        else:
-            os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+        for each in (process, *children):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()

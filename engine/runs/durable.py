@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from pathlib import Path
 
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:
     """Write `data` to `path` and wait until it is on the disk; raises OSError with nothing promised about `path`."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o644)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def replace_file(path: Path, data: bytes | memoryview, *, wait: bool = True) -> None:
@@ -31,13 +28,25 @@ def replace_file(path: Path, data: bytes | memoryview, *, wait: bool = True) -> 
             write_synced(temporary, data)
         else:
             temporary.write_bytes(data)
-        os.replace(temporary, path)
+        _replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     if wait:
         sync_folder(path.parent)
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Rename. Windows refuses it while somebody reads the target, so try again there for up to a second."""
+    for _ in range(100):
+        try:
+            return os.replace(source, target)
+        except PermissionError:
+            if os.name == "posix":
+                raise
+            time.sleep(0.01)
+    os.replace(source, target)
 
 
 def make_folder(folder: Path) -> None:
@@ -58,7 +67,9 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable: a file's own fsync says nothing about its name."""
+    """Make renames in `folder` durable: syncing a file does not sync its name. Windows cannot open folders."""
+    if os.name != "posix" and folder.is_dir():
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,8 @@
-"""One process of a kind in a run: a lock that goes with the process that holds it, however that ends."""
+"""Locks between processes. The system releases a lock when its process ends, however it ends."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,23 +10,42 @@ from pathlib import Path
 from ...configs.errors import GrpoTuiError
 from .paths import PROCESSES
 
+WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+"""How a file system that has no locks refuses one."""
+
 
 class Locked(GrpoTuiError, RuntimeError):
-    """Another process holds the lock; the message says which run."""
+    """Another process holds the lock. The message names the run."""
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Hold the lock file `path`; yield False when another process holds it.
+
+    A file system without locks grants every lock. Raises OSError when the file cannot be made.
+    """
+    from filelock import FileLock, Timeout  # here: looking at a run takes no lock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    free = True
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        free = False
+    except OSError as problem:
+        if problem.errno not in WITHOUT_LOCKS:
+            raise
+    try:
+        yield free
+    finally:
+        lock.release()
 
 
 @contextmanager
 def hold(run_dir: Path, name: str) -> Iterator[None]:
-    """Hold the lock `name` of a run. Raises Locked at once when another process has it.
-
-    A file system without locks gives none: then nothing is held and nothing is refused.
-    """
-    folder = run_dir / PROCESSES
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f".{name}.lock", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as problem:
-            if problem.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise Locked(f"another process runs the {name} of run {run_dir.name}: stop it first") from None
+    """Hold the lock `name` of a run. Raises Locked at once when another process has it."""
+    with try_lock(run_dir / PROCESSES / f".{name}.lock") as free:
+        if not free:
+            raise Locked(f"another process runs the {name} of run {run_dir.name}: stop it first")
         yield
