@@ -19,10 +19,8 @@ FUNCTIONS = """
     preadv pwritev readv writev sendfile posix_spawn posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity
     sched_yield register_at_fork sync fdatasync wait wait3 wait4 WNOHANG fchmod lockf memfd_create pipe2 getrandom
     O_CLOEXEC O_NONBLOCK O_NOFOLLOW O_DIRECTORY O_SYNC O_DSYNC"""
-SIGNALS = (
-    "SIGKILL SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGCHLD SIGCONT SIGSTOP SIGTSTP SIGWINCH SIGPIPE setitimer
-    pause"""
-)
+SIGNALS = """
+    SIGKILL SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGCHLD SIGCONT SIGSTOP SIGTSTP SIGWINCH SIGPIPE setitimer pause"""
 
 
 def _without(module: types.ModuleType, names: list[str], **other: object) -> types.ModuleType:
