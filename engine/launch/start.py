@@ -119,6 +119,8 @@ def _made(runs_dir: Path, run_id: str | None) -> Path:
         run_dir.mkdir()
         sync_folder(runs_dir)
     except FileExistsError:
+        if run_id is None:  # another command took this name at the same moment
+            return _made(runs_dir, None)
         raise LaunchError(
             f"there is already a run {run_id} in {runs_dir}: choose another id, or go on with it by --resume {run_id}"
         ) from None

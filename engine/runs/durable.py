@@ -50,20 +50,34 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing, durably; nothing when it is there. Raises OSError."""
+    """Make a folder and those above it that are missing, durably; nothing when it is there. Raises OSError.
+
+    Several processes may make the same folder at once.
+    """
     if not folder.is_dir():
-        if folder.exists():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
         sync_folder(folder.parent)
 
 
 def sync_tree(folder: Path) -> None:
-    """Wait until everything in `folder` is on the disk, all but its own name. Raises OSError."""
+    """Wait until everything in `folder` is on the disk, all but its own name. Raises OSError.
+
+    The files get the mode that the umask asks for, so that a server under another user can load saved weights.
+    """
     for path in folder.rglob("*"):
+        if path.is_file():
+            follow_umask(path)
         sync_folder(path)  # of a file, what is in it
     sync_folder(folder)
+
+
+def follow_umask(path: Path) -> None:
+    """Give a file the mode of its new folder: safetensors writes with 0600 whatever the umask is. Raises OSError."""
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def sync_folder(folder: Path) -> None:

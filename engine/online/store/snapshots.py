@@ -39,7 +39,7 @@ import xxhash
 from torch import Tensor
 
 from ....configs.errors import GrpoTuiError
-from ...runs.durable import make_folder, replace_file, sync_folder, write_synced
+from ...runs.durable import follow_umask, make_folder, replace_file, sync_folder, write_synced
 
 POINTER = "latest_model_version.txt"
 _NAME = re.compile(r"ema_model_snapshot\.v(\d+)\.safetensors")
@@ -199,7 +199,7 @@ class SnapshotWriter:
         )
         try:
             safetensors.torch.save_file(tensors, temporary, {"version": str(version)})
-            temporary.chmod(0o644)  # safetensors leaves it to its owner alone
+            follow_umask(temporary)
             # Nothing has a final name yet, so these three may reach the disk in any order, together.
             with open(temporary, "rb") as file:
                 syncing = [

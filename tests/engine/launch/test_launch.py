@@ -53,6 +53,12 @@ def test_a_run_starts_records_and_stops_after_saving(start_small, runs_dir: Path
     assert stop_run(stopped).status == "stopped"  # a second time: nothing to do
 
 
+def test_runs_that_get_the_same_name_at_the_same_moment_get_other_names(runs_dir: Path, monkeypatch):
+    names = iter(["same", "same", "other"])
+    monkeypatch.setattr(start, "new_run_id", lambda folder: next(names))
+    assert [start._made(runs_dir, None).name for _ in range(2)] == ["same", "other"]
+
+
 def test_it_has_a_session_of_its_own_and_outlives_the_one_that_started_it(start_small, tmp_path: Path, runs_dir: Path):
     code = (
         "import sys\nfrom pathlib import Path\nfrom grpo_tui.configs.schema import RunConfig\n"

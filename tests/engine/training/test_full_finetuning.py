@@ -42,6 +42,8 @@ def test_all_weights_are_trained_and_load_plainly(whole):
     assert all(not torch.equal(after[name], before[name]) for name in before)
     model = AutoModelForCausalLM.from_pretrained(whole / "adapters")
     assert sum(p.numel() for p in model.parameters()) > 0
+    saved = [*(whole / "adapters").iterdir(), *checkpoint_folder(whole).rglob("*.safetensors")]
+    assert {path.stat().st_mode for path in saved} == {(whole / "config.yaml").stat().st_mode}, "others may load them"
 
 
 def test_a_resumed_run_is_the_run_that_was_not_stopped(whole, tmp_path):
