@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from ..configs.pictures import open_picture
 from .content import Picture
 
-MAX_PIXELS = 40_000_000
-"""Of one picture; more is refused before a pixel is decoded."""
 MAX_BYTES = 64 << 20
 """Of one file or data URL."""
 
@@ -47,12 +46,10 @@ def picture_of(source: str, folder: Path | None = None) -> Picture:
 def read_pixels(content: bytes, name: str) -> np.ndarray:
     """uint8 [H, W, 3] of an encoded picture. Raises ValueError with what is wrong with it."""
     try:
-        with Image.open(io.BytesIO(content)) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"it has {image.width} x {image.height} pixels; at most {MAX_PIXELS:,} are read")
+        with open_picture(io.BytesIO(content)) as image:
             upright = ImageOps.exif_transpose(image)
             return np.asarray(_as_rgb(upright), dtype=np.uint8)
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as problem:
+    except ValueError as problem:
         raise ValueError(f"{name} cannot be read as a picture: {problem}") from problem
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
+from ...configs.pictures import check_size, open_picture
 from . import render
 from .scenes import Scene
 
@@ -107,9 +108,10 @@ def _read_frames(paths: Sequence[str], max_side: int) -> np.ndarray:
     size: tuple[int, int] | None = None
     for path in paths:
         try:
-            with Image.open(path) as image:
+            with open_picture(Path(path)) as image:
                 for index in range(min(getattr(image, "n_frames", 1), MAX_FRAMES)):
                     image.seek(index)
+                    check_size(image.size)
                     upright = ImageOps.exif_transpose(image.convert("RGB"))
                     if size is None:
                         factor = min(1.0, max_side / max(upright.size))
@@ -117,6 +119,6 @@ def _read_frames(paths: Sequence[str], max_side: int) -> np.ndarray:
                     if upright.size != size:
                         upright = upright.resize(size, Image.Resampling.LANCZOS)
                     frames.append(np.asarray(upright))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
+        except (OSError, ValueError) as problem:
             raise ValueError(f"{path} cannot be read as a picture: {problem}") from problem
     return np.stack(frames)

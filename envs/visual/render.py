@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from ...configs.pictures import FORMATS
 from .scenes import Background, Scene, Shape, Word
 
 RENDERER = "1"
@@ -125,7 +126,7 @@ def background_pixels(background: Background, width: int, height: int) -> np.nda
 
 @lru_cache(maxsize=8)
 def _full_photo(name: str) -> Image.Image:
-    return Image.open(photo_path(name)).convert("RGB")
+    return Image.open(photo_path(name), formats=FORMATS).convert("RGB")
 
 
 def photo_path(name: str) -> Path:

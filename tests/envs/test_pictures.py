@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,13 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from grpo_tui.envs import pictures
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.calls import ToolCall
 from grpo_tui.envs.chat import ChatEnv
 from grpo_tui.envs.content import Content, checked_content, pictures_of, text_of, with_text_before
-from grpo_tui.envs.pictures import picture_of
+from grpo_tui.envs.pictures import picture_of, read_pixels
 from grpo_tui.envs.visual import VisualEnv, drawing
+from grpo_tui.envs.visual.clips import clip_of_files
 from grpo_tui.envs.visual.glance import GlanceEnv
 
 
@@ -75,16 +77,43 @@ def test_what_is_no_picture_is_refused_with_a_reason(source):
         picture_of(source)
 
 
-def test_broken_and_huge_files_say_what_is_wrong_when_they_are_read(tmp_path, monkeypatch):
+def test_broken_and_huge_files_say_what_is_wrong_when_they_are_read(tmp_path):
     whole = Path(saved(tmp_path, "a.png", size=(64, 64))).read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.png").write_text("no picture")
     for name in ("cut.png", "text.png"):
         with pytest.raises(ValueError, match="cannot be read as a picture"):
             picture_of(str(tmp_path / name)).load()
-    monkeypatch.setattr(pictures, "MAX_PIXELS", 4000)
-    with pytest.raises(ValueError, match="64 x 64 pixels; at most 4,000"):
-        picture_of(str(tmp_path / "a.png")).load()
+    for name, mode in (("huge.png", "1"), ("huge.gif", "P")):
+        with pytest.raises(ValueError, match="8,000 x 6,000 pixels; at most 40,000,000"):
+            picture_of(saved(tmp_path, name, mode, (8000, 6000))).load()
+    with pytest.raises(ValueError, match="8,000 x 6,000 pixels; at most 40,000,000"):
+        clip_of_files([tmp_path / "huge.png"], 64)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+
+
+def test_a_picture_of_another_kind_starts_no_program(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    (tmp_path / "a.png").write_bytes(EPS)
+    for read in (lambda path: picture_of(path).load(), lambda path: clip_of_files([Path(path)], 64)):
+        with pytest.raises(ValueError, match="cannot be read as a picture: it is no PNG, JPEG, WebP or GIF picture"):
+            read(str(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_a_damaged_picture_raises_nothing_but_a_reason(kind):
+    rng = np.random.default_rng(0)
+    buffer = io.BytesIO()
+    frames = [Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)) for _ in range(3)]
+    frames[0].save(buffer, kind, **({} if kind == "JPEG" else {"save_all": True, "append_images": frames[1:]}))
+    for _ in range(150):
+        damaged = bytearray(buffer.getvalue()[: rng.integers(1, buffer.tell() + 1)])
+        for place in rng.integers(0, len(damaged), rng.integers(0, 6)):
+            damaged[place] = rng.integers(256)
+        with contextlib.suppress(ValueError):
+            read_pixels(bytes(damaged), "it")
 
 
 def test_blocks_are_read_as_text_with_a_sign_where_a_picture_stands(tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +109,22 @@ def test_a_question_in_words_is_answered_where_the_environment_needs_a_picture(t
     made.close()
 
 
+def test_a_picture_that_cannot_be_read_costs_its_request_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    huge = io.BytesIO()
+    Image.new("1", (8_000, 6_000)).save(huge, "PNG")
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+    for content, why in ((eps, "it is no PNG, JPEG, WebP or GIF picture"), (huge.getvalue(), "8,000 x 6,000 pixels")):
+        url = "data:image/png;base64," + base64.b64encode(content).decode()
+        asked = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}}]
+        block = {"messages": [{"role": "user", "content": [{"type": "image", "image": url}]}]}
+        for body in ({"messages": [{"role": "user", "content": asked}]}, {"task_data": block}):
+            answer = world.post(body)
+            assert answer.status_code == 400, answer.text
+            assert why in answer.json()["error"]["message"] and "0x" not in answer.text
+    assert world.post(ASK).status_code == 200
+
+
 def test_a_picture_becomes_a_file_and_nothing_else_is_fetched(world: World) -> None:
     url = picture_url()
     parts: list[Any] = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}}]
@@ -134,9 +153,11 @@ def test_a_task_names_no_file_but_shared_ones_and_learns_nothing_of_the_disk(wor
         before = len(world.reached)
         answers = set()
         for name in (private, tmp_path / "missing.png", shared / "link.png", shared / ".." / ".." / "x.png", "a.png"):
-            for task in ({"image": str(name)}, {"frames": [str(name)]}):
+            in_words = {"role": "user", "content": [{"type": "image", "image": str(name)}]}
+            for task in ({"image": str(name)}, {"frames": [str(name)]}, {"messages": [in_words]}):
                 refused = world.post({key: task}, path=path)
-                answers.add((refused.status_code, refused.json()["error"]["message"].replace("frames", "image")))
+                said = refused.json()["error"]["message"].replace("messages.content.image", "image")
+                answers.add((refused.status_code, said.replace("frames", "image")))
         assert len(answers) == 1 and next(iter(answers))[0] == 400
         assert len(world.reached) == before
 

@@ -15,6 +15,7 @@ from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 
+from ....configs.pictures import open_picture
 from ....engine.runs.types import Overlay, SeenImage, Trajectory
 from .line import Line
 from .pane import Pane
@@ -49,7 +50,7 @@ def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, in
     file = resolve(run, source)
     if file is None:
         raise ValueError(f"it is outside the run's folder ({source})")
-    with Image.open(file) as opened:
+    with open_picture(file) as opened:
         natural = opened.size
         picture = opened.convert("RGB").resize(
             size, Image.Resampling.BOX if size[0] < natural[0] else Image.Resampling.NEAREST
@@ -59,7 +60,7 @@ def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, in
     sx, sy = size[0] / natural[0], size[1] / natural[1]
     mask_file = resolve(run, overlay.mask_path) if overlay.mask_path else None
     if mask_file is not None and mask_file.is_file():
-        with Image.open(mask_file) as opened:
+        with open_picture(mask_file) as opened:
             mask = opened.convert("L").resize(size, Image.Resampling.BILINEAR)
         picture.paste(Image.new("RGB", size, MASK_COLOR), (0, 0), mask.point([v * 150 // 255 for v in range(256)]))
     draw = ImageDraw.Draw(picture)
@@ -81,12 +82,10 @@ def compose(run: Path, source: str, overlay: Overlay | None, size: tuple[int, in
 
 def natural_size(run: Path, source: str) -> tuple[int, int]:
     """Width and height of an image of a run. Raises as `compose`."""
-    from PIL import Image
-
     file = resolve(run, source)
     if file is None:
         raise ValueError(f"it is outside the run's folder ({source})")
-    with Image.open(file) as opened:
+    with open_picture(file) as opened:
         return opened.size
 
 

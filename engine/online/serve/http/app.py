@@ -5,6 +5,7 @@ A handler reads and checks, and asks the engine (`asking.py`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import time
@@ -59,9 +60,9 @@ class Api:
         if (asked.messages is None) == (asked.task_data is None):
             raise HttpProblem(400, "give messages, or task_data, and not both", param="messages")
         if asked.messages is not None:
-            row = self._row(asked.messages)
+            row = await self._row(asked.messages)
         else:
-            row = {"task_data": self.uploads.task(asked.task_data or {})}
+            row = {"task_data": await asyncio.to_thread(self.uploads.task, asked.task_data or {})}
         limit = asked.max_completion_tokens or asked.max_tokens
         ask = self._request(request, row, asked, limit)
         make = self._completion("chatcmpl-", self._model_name(ask.version))
@@ -76,7 +77,7 @@ class Api:
         messages = [ChatMessage(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
         if asked.instructions:
             messages = [ChatMessage(role="system", content=asked.instructions), *messages]
-        ask = self._request(request, self._row(messages), asked, asked.max_output_tokens)
+        ask = self._request(request, await self._row(messages), asked, asked.max_output_tokens)
         make = self._completion("resp_", self._model_name(ask.version))
         if asked.stream:
             return self.engine.stream(ask, lambda answer: make(answer).response_events())
@@ -89,7 +90,7 @@ class Api:
             if name in data:  # naming code to load is for who configures the run, not for who calls it
                 raise HttpProblem(400, f"{name} is fixed by the run's configuration; leave it out", param=name)
         if isinstance(data.get("task_data"), Mapping):
-            data = {**data, "task_data": self.uploads.task(data["task_data"])}
+            data = {**data, "task_data": await asyncio.to_thread(self.uploads.task, data["task_data"])}
         ask = self._request(request, data, Asked(), None)
         return JSONResponse(answer_as_json(await self.engine.answer(ask, request)))
 
@@ -134,9 +135,12 @@ class Api:
 
     # ------------------------------------------------------------------------------------ from the body to a task
 
-    def _row(self, messages: list[ChatMessage]) -> dict[str, Any]:
+    async def _row(self, messages: list[ChatMessage]) -> dict[str, Any]:
+        """The task of a conversation, made on a thread: decoding a picture must not hold up other callers."""
         backend = self.backend
-        return row_of(messages, self.uploads, backend.environment, backend.env_class, backend.sees)
+        return await asyncio.to_thread(
+            row_of, messages, self.uploads, backend.environment, backend.env_class, backend.sees
+        )
 
     def _request(self, http: HttpRequest, row: dict[str, Any], asked: Asked, max_tokens: int | None) -> Request:
         """The request for the engine. Raises HttpProblem."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
+from .....configs.pictures import open_picture
+from ....runs.durable import replace_file
 from .problems import HttpProblem
 
 MAX_PIXELS = 1 << 24
 FILE_KEYS = ("image", "images", "video", "frames", "file_name")
-"""Keys of a task that name files of pictures."""
+"""Keys that name files of pictures, at any depth of a task (`ChatEnv` reads them out of its messages)."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +35,16 @@ class Uploads:
             )
         try:
             raw = base64.b64decode(data, validate=True)
-            with Image.open(io.BytesIO(raw)) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise HttpProblem(413, f"the picture has {image.width} x {image.height} pixels, too many")
-                image.load()
+            with open_picture(io.BytesIO(raw), MAX_PIXELS) as image:
                 pixels = image.convert("RGB")
-        except (binascii.Error, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise HttpProblem(400, f"the picture cannot be read: {error}") from error
+        except ValueError as error:
+            raise HttpProblem(400, f"the picture cannot be read: {error}", param="url") from error
         path = self.folder / f"{hashlib.sha256(raw).hexdigest()[:32]}.png"
         self.folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            pixels.save(path)
+            encoded = io.BytesIO()
+            pixels.save(encoded, "PNG", compress_level=1)
+            replace_file(path, encoded.getvalue())
         return str(path.resolve())
 
     def task(self, task: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,16 +52,17 @@ class Uploads:
 
         The answer is the same for files that exist and files that do not: who asks learns nothing of the disk.
         """
-        checked = dict(task)
-        for key in FILE_KEYS:
-            value = checked.get(key)
-            if isinstance(value, str):
-                checked[key] = self._file(key, value)
-            elif isinstance(value, Sequence):
-                checked[key] = [self._file(key, v) if isinstance(v, str) else v for v in value]
-        return checked
+        return self._checked("task_data", task, False)
 
-    def _file(self, key: str, value: str) -> str:
+    def _checked(self, where: str, value: Any, names_files: bool) -> Any:
+        """A part of a task; names_files: whether texts in it are names of files."""
+        if isinstance(value, Mapping):
+            return {k: self._checked(f"{where}.{k}", v, k in FILE_KEYS) for k, v in value.items()}
+        if isinstance(value, list):
+            return [self._checked(where, v, names_files) for v in value]
+        return self._file(where, value) if names_files and isinstance(value, str) else value
+
+    def _file(self, where: str, value: str) -> str:
         if value.startswith("data:"):
             return self.picture(value)
         allowed = (self.folder, *self.shared)
@@ -75,7 +74,7 @@ class Uploads:
         if not inside:
             raise HttpProblem(
                 400,
-                f"task_data.{key} must be a data URL, or a file in a folder that online.image_folders names",
-                param=f"task_data.{key}",
+                f"{where} must be a data URL, or a file in a folder that online.image_folders names",
+                param=where,
             )
         return value
