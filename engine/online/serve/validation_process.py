@@ -1,5 +1,6 @@
 """Background validation as the engine's child: started when there is something to validate, and again when it dies.
 
+An error of its own that comes back ends that: it is tried `ATTEMPTS` times with growing pauses. A kill does not count.
 It outlives an update worker that is killed, and never the engine (`process.end_with_parent`).
 """
 
@@ -12,15 +13,19 @@ import time
 from collections.abc import Callable
 
 from ...launch.children import spawn
+from ...runs.status import process_state
 from ..store.folder import OnlineFolder
 from ..store.update_queue import QueueError, UpdateQueue
 
 RESTART_S = 10.0
-"""The pause before background validation that died is started again."""
+"""The pause before background validation that died is started again; three times as long after each further failure."""
+ATTEMPTS = 3
+"""Failures in a row, without a portion validated in between, after which it is not started again."""
 
 
 class ValidationProcess:
-    """`tell` gets one sentence when it has died."""
+    """`tell` gets one sentence when it has died. That it is not started any more is left in the queue, as the result
+    of the candidate that waits: the worker reports it and publishes nothing."""
 
     def __init__(self, folder: OnlineFolder, queue: UpdateQueue, tell: Callable[[str], None]) -> None:
         self.folder = folder
@@ -28,32 +33,62 @@ class ValidationProcess:
         self.tell = tell
         self._process: subprocess.Popen[bytes] | None = None
         self._died: float | None = None
+        self._failures = 0
+        self._found: object = None
+        """What was in the queue when it died the last time."""
 
     def keep_alive(self) -> None:
         """Start it if a candidate of this machine waits, and again some seconds after it died."""
         if self._process is None:
             if self._waits():
                 self._process = self._start()
-        elif self._process.poll() is not None:
-            if self._died is None:
-                self._died = time.monotonic()
-                self.tell(
-                    "Validation has died (logs/validation.log) and is started again; until then nothing new answers."
-                )
-            elif time.monotonic() - self._died >= RESTART_S:
-                self._died = None
-                self._process = self._start()
+        elif self._process.poll() is None:
+            return
+        elif self._died is None:
+            self._note_death(self._process.returncode)
+        elif self._failures >= ATTEMPTS:
+            self._give_up()
+        elif time.monotonic() - self._died >= RESTART_S * 3 ** max(0, self._failures - 1):
+            self._died = None
+            self._process = self._start()
+
+    def _note_death(self, code: int) -> None:
+        found = self._in_queue("validating"), self._in_queue("validation")
+        failed = code > 0  # else it was killed, or stopped
+        self._failures = 0 if not failed else 1 if found != self._found else self._failures + 1
+        self._died, self._found = time.monotonic(), found
+        if self._failures <= 1:
+            self.tell("Validation has died (logs/validation.log) and is started again; until then nothing new answers.")
+
+    def _give_up(self) -> None:
+        """Leave the reason as the result of the candidate that waits, if there is one of this machine."""
+        candidate, result = self._in_queue("candidate"), self._in_queue("validation")
+        if not self._waits() or not isinstance(candidate, dict):
+            return
+        if isinstance(result, dict) and result.get("state") == candidate["state"]:
+            return
+        reason = str(process_state(self.folder.run_dir, "validation").get("error") or "see logs/validation.log")
+        missing = f"validation failed {ATTEMPTS} times and is off until the run is resumed; the last error: {reason.rstrip('.')}"
+        with contextlib.suppress(QueueError):  # a full disk: the next time
+            self.queue.set(validation={"state": candidate["state"], "missing": missing})
+
+    def _in_queue(self, key: str) -> object:
+        try:
+            return self.queue.get(key)
+        except QueueError:
+            return None
 
     def _waits(self) -> bool:
         """Where machines share a queue, only one of them has the candidate's state: that of the worker at work."""
-        try:
-            candidate = self.queue.get("candidate")
-        except QueueError:
-            return False
+        candidate = self._in_queue("candidate")
         return isinstance(candidate, dict) and (self.folder.state / str(candidate.get("state"))).exists()
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         run_dir = self.folder.run_dir
+        found = self._in_queue("validation")
+        if isinstance(found, dict) and "missing" in found:  # said in an earlier life, perhaps of another configuration
+            with contextlib.suppress(QueueError):
+                self.queue.set(validation=None)
         module = "grpo_tui.engine.online.learn.validator"
         command = [sys.executable, "-m", module, str(run_dir), "--child"]
         try:

@@ -18,6 +18,7 @@ from grpo_tui.engine.online.serve.validation_process import ValidationProcess
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
+from grpo_tui.engine.runs.status import write_json
 
 from .tiny import lora_model, tokenizer
 
@@ -140,25 +141,59 @@ class Child:
     """What is used of a process."""
 
     def __init__(self) -> None:
-        self.code: int | None = None
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        return self.code
+        return self.returncode
 
 
-def test_the_engine_starts_it_when_a_candidate_of_this_machine_waits_and_again_when_it_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Child] = []
-    told: list[str] = []
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Child]:
+    """The children that were started."""
+    children: list[Child] = []
 
     def spawn(run_dir: Path, name: str, command: list[str], **_: Any) -> Child:
         assert run_dir == tmp_path and name == "validation" and command[-2:] == [str(tmp_path), "--child"]
-        started.append(Child())
-        return started[-1]
+        children.append(Child())
+        return children[-1]
 
     monkeypatch.setattr(validation_process, "spawn", spawn)
     monkeypatch.setattr(validation_process, "RESTART_S", 0.0)
+    return children
+
+
+def test_an_error_that_comes_back_ends_validation_and_a_kill_does_not(tmp_path: Path, started: list[Child]) -> None:
+    folder, told = OnlineFolder(tmp_path), list[str]()
+    queue = SqliteQueue(folder.queue)
+    held = ValidationProcess(folder, queue, told.append)
+    state = offer(folder, 0)
+    write_json(tmp_path / "processes" / "validation.json", {"status": "crashed", "error": "VisualEnv has no option x."})
+
+    def dies(code: int) -> None:
+        held.keep_alive()
+        started[-1].returncode = code
+        for _ in range(3):
+            held.keep_alive()
+
+    for code in (-9,) * 5 + (1, 1):
+        dies(code)
+    queue.set(validating={"state": state, "seconds": 1.0})
+    for _ in range(3):
+        assert queue.get("validation") is None, "it has found something since"
+        dies(1)
+    assert len(started) == 10, "it is not started an 11th time"
+    found = queue.get("validation")
+    assert found["state"] == state
+    assert found["missing"].endswith("is off until the run is resumed; the last error: VisualEnv has no option x")
+    again = ValidationProcess(folder, queue, told.append)
+    again.keep_alive()
+    assert len(started) == 11 and queue.get("validation") is None, "a new life tries again"
+
+
+def test_the_engine_starts_it_when_a_candidate_of_this_machine_waits_and_again_when_it_dies(
+    tmp_path: Path, started: list[Child]
+) -> None:
+    told: list[str] = []
     folder = OnlineFolder(tmp_path)
     queue = SqliteQueue(folder.queue)
     held = ValidationProcess(folder, queue, told.append)
@@ -170,7 +205,7 @@ def test_the_engine_starts_it_when_a_candidate_of_this_machine_waits_and_again_w
     for _ in range(3):
         held.keep_alive()
     assert len(started) == 1
-    started[0].code = 1
+    started[0].returncode = 1
     held.keep_alive()
     assert "Validation has died (logs/validation.log)" in told[0]
     held.keep_alive()
