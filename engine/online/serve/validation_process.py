@@ -68,9 +68,9 @@ class ValidationProcess:
         if isinstance(result, dict) and result.get("state") == candidate["state"]:
             return
         reason = str(process_state(self.folder.run_dir, "validation").get("error") or "see logs/validation.log")
-        missing = f"validation failed {ATTEMPTS} times and is off until the run is resumed; the last error: {reason.rstrip('.')}"
+        missing = f"validation failed {ATTEMPTS} times and is off until the run is resumed; the last error: "
         with contextlib.suppress(QueueError):  # a full disk: the next time
-            self.queue.set(validation={"state": candidate["state"], "missing": missing})
+            self.queue.set(validation={"state": candidate["state"], "missing": missing + reason.rstrip(".")})
 
     def _in_queue(self, key: str) -> object:
         try:
