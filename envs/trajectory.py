@@ -125,6 +125,11 @@ class Step:
     policy_version: int | None = None
 
     @property
+    def unreadable(self) -> bool:
+        """Whether the turn should hold a call and none could be parsed."""
+        return self.parse_error is not None or (self.action is None and self.needs_call)
+
+    @property
     def label(self) -> str:
         """The tool's name for lists; `"?"` where no call could be parsed, `"(text)"` for words with no call meant."""
         return self.action or ("(text)" if self.parse_error is None and not self.needs_call else "?")

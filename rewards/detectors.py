@@ -1,39 +1,43 @@
-"""What can go wrong with shaped rewards, each as a small pure function over the last batches. No torch, no numpy.
+"""Faults of a training, each found by one pure function over the batches of the last steps. No torch, no numpy.
 
-A detector takes the batches of the last steps, oldest first, and the thresholds, and returns findings: a sentence, the
-value, the threshold that it broke, and the trajectories that show it.
+A detector takes batches, oldest first, and the thresholds, and returns findings. `DETECTORS` holds each with the data
+that it needs (`batches.py`); `diagnosis.py` runs them.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from statistics import fmean
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, pstdev
 from typing import Literal
 
 from ..configs import metric_names as metric
 from ..configs.sections.rewards import DiagnosisConfig
-from ..envs.trajectory import Trajectory
-from .breakdown import RewardBreakdown
+from . import batches as need
+from .batches import GOALS, Batch, Need, RolloutSummary
 
-ENTROPY = metric.ENTROPY
-MISMATCH = metric.LOGPROB_MISMATCH
-STALENESS = metric.STALENESS
 SAME = 1e-9
 """Rewards that differ by less are the same reward."""
-
+SOLVED = 0.8
+"""Success from which on a policy may become certain: it has found answers that are right."""
+SLIP = 0.1
+"""Success that such a policy may lose by chance within a window."""
+TROUBLE_SHARE = 0.1
+"""Share of rollouts with an unreadable call, or with an error, that is reported."""
 
 Grade = Literal["good", "hint", "warning", "failure"]
 """good: no trouble at all; hint: worth knowing; warning: training may go wrong; failure: it does."""
+GRADES: tuple[Grade, ...] = ("failure", "warning", "hint", "good")
+"""The gravest first."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found. `subject` says about which part (a component, an action), where there are several.
+    """One fault. `subject` names the part that it concerns (a component, an action), where there are several.
 
-    `message` says first what is the matter and what helps, then how it was measured: screens may cut its end.
+    `message` starts with the fault and its remedy and ends with the measurement: screens may cut its end.
     """
 
     detector: str
@@ -44,63 +48,43 @@ class Finding:
     subject: str = ""
     grade: Grade = "warning"
 
+    @property
+    def strength(self) -> float:
+        """The distance of `value` from `threshold`, on either side: 0.1 is further below 0.5 than 0.45 is."""
+        if self.threshold <= 0:
+            return abs(self.value)
+        return abs(math.log(self.value / self.threshold)) if self.value > 0 else math.inf
 
-GOALS = frozenset({"task", "environment"})
 
-
-@dataclass(frozen=True)
-class RolloutSummary:
-    """What detectors need of one trajectory: its reward by component (sums over its steps), and what it did."""
-
-    id: str
-    group: str
-    total: float
-    contributions: Mapping[str, float]
-    correct: bool | None = None
-    actions: tuple[str, ...] = ()
-    tokens: int = 0
-    turns: int | None = None
-    """Turns of the policy, where they are more than its actions; None: as many."""
-    goals: frozenset[str] = frozenset()
-    """Components that are the task itself: the environment's reward, and the user's reward functions."""
-    apart: frozenset[str] = frozenset()
-    """Components that decide between equals alone, and are no part of what the advantage compares."""
+Look = Callable[[Sequence[Batch], DiagnosisConfig], list[Finding]]
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One training step: its rollouts, and its metrics by flat name."""
+class Detector:
+    """A function over batches, and the data that it needs.
 
-    step: int
-    rollouts: Sequence[RolloutSummary]
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    share: it measures a share of all given rollouts. `Diagnosis` gives it the later half of a full window, and a record
+    that ends before the window is full as a whole.
+    """
+
+    look: Look
+    needs: tuple[Need, ...] = ()
+    share: bool = False
+
+    def __call__(self, batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+        """The findings in these batches."""
+        return self.look(batches, limits)
 
 
-Detector = Callable[[Sequence[Batch], DiagnosisConfig], list[Finding]]
+DETECTORS: dict[str, Detector] = {}
 
 
-def rollout_of(
-    trajectory: Trajectory, breakdown: RewardBreakdown, tokens: int = 0, apart: Collection[str] = ()
-) -> RolloutSummary:
-    """A trajectory and its reward as detectors see them. apart: components that decide between equals alone."""
-    sums: dict[str, float] = defaultdict(float)
-    for step in breakdown.steps:
-        for name, value in step.components.items():
-            if value.contribution is not None:
-                sums[name] += value.contribution
-    total = math.nan if breakdown.total is None else breakdown.total
-    goals = GOALS | {score.name for step in trajectory.steps for score in step.scores}
-    return RolloutSummary(
-        trajectory.id,
-        trajectory.group,
-        total,
-        sums,
-        trajectory.correct,
-        trajectory.actions,
-        tokens,
-        goals=goals,
-        apart=frozenset(apart),
-    )
+def _detector(name: str, *needs: Need, share: bool = False) -> Callable[[Look], Look]:
+    def register(look: Look) -> Look:
+        DETECTORS[name] = Detector(look, needs, share)
+        return look
+
+    return register
 
 
 def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
@@ -112,10 +96,10 @@ def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
     covariance: dict[str, float] = defaultdict(float)
     variance = 0.0
     for group in _groups(rollouts):
-        mean = fmean(r.total for r in group)
+        mean = fmean(_total(r) for r in group)
         means = {name: fmean(r.contributions.get(name, 0.0) for r in group) for name in group[0].contributions}
         for rollout in group:
-            advantage = rollout.total - mean
+            advantage = _total(rollout) - mean
             variance += advantage * advantage
             for name, value in means.items():
                 covariance[name] += (rollout.contributions.get(name, 0.0) - value) * advantage
@@ -130,6 +114,7 @@ def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
     return replace(rollout, contributions=left, total=math.fsum(left.values()))
 
 
+@_detector("advantage_share", need.COMPONENTS)
 def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """A component other than the task makes most of the advantage: it is what the policy follows."""
     rollouts = [r for b in batches for r in b.rollouts]
@@ -155,26 +140,25 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
     return found
 
 
+@_detector("reward_without_success", need.REWARDS, need.SUCCESS)
 def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """The mean reward rises over the window, and task success does not: another component is being collected."""
-    known = [b for b in batches if any(r.correct is not None for r in b.rollouts)]
-    if len(known) < limits.window:
+    if len(batches) < limits.window:
         return []
-    spread = fmean(_std([r.total for r in b.rollouts]) for b in known)
-    before, after = known[: len(known) // 2], known[len(known) // 2 :]
+    before, after = _halves(batches)
     rise = _mean_total(after) - _mean_total(before)
     start, end = _success(before), _success(after)
-    in_stds = rise / max(spread, SAME)
+    in_stds = rise / _spread(batches)
     if in_stds <= limits.reward_rise or end - start > limits.success_rise or end > 0.99:
         return []
-    names = {n for b in known for r in b.rollouts for n in r.contributions}
+    names = {n for b in batches for r in b.rollouts for n in r.contributions} or {"reward"}
     rises = {n: _mean_component(after, n) - _mean_component(before, n) for n in names}
     most = max(sorted(rises), key=lambda n: rises[n])
-    wrong = sorted((r for r in known[-1].rollouts if not r.correct), key=lambda r: -r.total)
+    wrong = sorted((r for r in batches[-1].rollouts if not r.correct), key=lambda r: -_total(r))
     return [
         Finding(
             "reward_without_success",
-            f"reward rises, success does not: over {len(known)} steps the mean reward went up by {rise:.3g} and "
+            f"reward rises, success does not: over {len(batches)} steps the mean reward went up by {rise:.3g} and "
             f"success from {start:.0%} to {end:.0%}; {most} makes {rises[most] / rise:.0%} of the rise.",
             in_stds,
             limits.reward_rise,
@@ -184,26 +168,32 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
     ]
 
 
+@_detector("action_collapse", need.CALLS)
 def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Nearly every action is the same one, where there were more before or could be."""
+    """Nearly every call has become a call of one tool, in an environment with several."""
     latest = batches[-1]
-    counts = Counter(a for r in latest.rollouts for a in r.actions)
-    ever = {a for b in batches for r in b.rollouts for a in r.actions}
-    if not counts or len(ever) < 2:
+    known = [r.tools for b in batches for r in b.rollouts if r.tools is not None]
+    offered = frozenset().union(*known) if known else {a for b in batches for r in b.rollouts for a in r.actions}
+    if len(offered) < 2:
         return []
-    action, times = counts.most_common(1)[0]
-    share = times / counts.total()
-    if share <= limits.action_share:
+    series = [Counter(a for r in b.rollouts for a in r.actions) for b in batches]
+    action, times = series[-1].most_common(1)[0]
+    share = times / series[-1].total()
+    others = max(1 - counts[action] / counts.total() for counts in series)
+    if share <= limits.action_share or 1 - share > others / 2:
         return []
-    shown = action if action != "?" else "a turn without a readable call"
     evidence = sorted((r for r in latest.rollouts if action in r.actions), key=lambda r: -len(r.actions))
-    message = f"{shown} makes {share:.0%} of all actions: the other tools are used no more."
+    message = (
+        f"{action} makes {share:.0%} of all calls: the other tools are used no more. In {len(batches)} steps their "
+        f"share fell from {others:.0%} to {1 - share:.0%}."
+    )
     return [Finding("action_collapse", message, share, limits.action_share, _ids(evidence, limits), action)]
 
 
+@_detector("entropy_collapse", need.ENTROPY)
 def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """The policy's entropy has fallen to a fraction of what it was: it explores no more."""
-    series = [b.metrics[ENTROPY] for b in batches if math.isfinite(b.metrics.get(ENTROPY, math.nan))]
+    """The policy's entropy has fallen to a fraction of its highest value, and the policy has not solved its tasks."""
+    series = [b.metrics[metric.ENTROPY] for b in batches]
     if len(series) < 3 or max(series) <= SAME:
         return []
     left = series[-1] / max(series)
@@ -211,21 +201,20 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         return []
     ids = _ids(batches[-1].rollouts, limits)
     measured = f"policy entropy fell to {series[-1]:.3g}, {left:.0%} of its highest in {len(series)} steps"
-    known = [b for b in batches if any(r.correct is not None for r in b.rollouts)]
-    before, after = known[: len(known) // 2], known[len(known) // 2 :]
-    if before and (start := _success(before)) + limits.success_rise < (end := _success(after)):
-        message = f"the policy becomes sure of what works: success rose from {start:.0%} to {end:.0%} while {measured}."
+    if better := _better(batches, limits):
+        message = f"the policy becomes certain of good answers: {better} while {measured}."
         return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, grade="hint")]
     return [Finding("entropy_collapse", f"the policy explores no more: {measured}.", left, limits.entropy_fall, ids)]
 
 
+@_detector("logprob_mismatch", need.MISMATCH)
 def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Rollouts of servers come from a policy that is far from the one under training."""
     latest = batches[-1]
-    apart = latest.metrics.get(MISMATCH, math.nan)
+    apart = latest.metrics[metric.LOGPROB_MISMATCH]
     if not apart > limits.logprob_mismatch:
         return []
-    behind = latest.metrics.get(STALENESS, 0.0)
+    behind = latest.metrics.get(metric.STALENESS, 0.0)
     cure = (
         "lower rollouts.max_staleness or the learning rate"
         if behind > 0
@@ -239,45 +228,64 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     return [Finding("logprob_mismatch", message, apart, limits.logprob_mismatch, ids)]
 
 
+@_detector("length_collapse", need.LENGTHS)
 def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """Trajectories have become much shorter, in tokens where these are known, else in turns."""
-    if len(batches) < 3 or not all(b.rollouts for b in batches):
+    """Trajectories have become much shorter, in the agent's tokens where these are known, else in turns."""
+    if len(batches) < 3:
         return []
     by_tokens = all(r.tokens for b in batches for r in b.rollouts)
-    series = [fmean(r.tokens if by_tokens else _turns(r) for r in b.rollouts) for b in batches]
+    series = [fmean(r.tokens if by_tokens else r.turns or 0 for r in b.rollouts) for b in batches]
     left = series[-1] / max(series) if max(series) else 1.0
     if left >= limits.length_fall:
         return []
     unit = "tokens" if by_tokens else "turns"
-    shortest = sorted(batches[-1].rollouts, key=lambda r: (r.tokens, _turns(r)))
-    message = f"trajectories shrank to {series[-1]:.3g} {unit}, {left:.0%} of what they were in {len(series)} steps."
-    return [Finding("length_collapse", message, left, limits.length_fall, _ids(shortest, limits))]
+    ids = _ids(sorted(batches[-1].rollouts, key=lambda r: (r.tokens, r.turns or 0)), limits)
+    message = f"trajectories shrank to {series[-1]:.3g} {unit}, {left:.0%} of their highest in {len(series)} steps"
+    better = _better(batches, limits)
+    message = f"{message}, while {better}." if better else f"{message}."
+    grade: Grade = "hint" if better else "warning"
+    return [Finding("length_collapse", message, left, limits.length_fall, ids, grade=grade)]
 
 
+@_detector("groups_without_variance", need.REWARDS, share=True)
 def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """More and more groups whose rollouts all get one reward: they carry no gradient."""
-    shares = [share for b in batches if (share := _flat_share(b)) is not None]
-    if len(shares) < 4:
+    """Most groups hold one reward for all their rollouts: they carry no gradient."""
+    groups = [g for b in batches for g in _groups(b.rollouts) if len(g) > 1]
+    flat = [g for g in groups if _is_flat(g)]
+    share = len(flat) / len(groups) if groups else 0.0
+    if share <= limits.no_variance_share:
         return []
-    before, after = fmean(shares[: len(shares) // 2]), fmean(shares[len(shares) // 2 :])
-    if after <= limits.no_variance_share or after <= before:
-        return []
-    flat = [r for g in _groups(batches[-1].rollouts) if _is_flat(g) for r in g]
-    ids = _ids(flat, limits)
-    measured = f"{after:.0%} of the groups have no variance (before: {before:.0%}) and teach nothing"
-    if flat and all(r.correct for r in flat):
-        message = f"solved: whole groups answer rightly. {measured}; harder tasks would teach more."
-        return [Finding("groups_without_variance", message, after, limits.no_variance_share, ids, "solved", "good")]
-    wrong = sum(not r.correct for r in flat) / len(flat) if flat else 0.0
-    tasks = "easier" if wrong > 0.5 else "harder"
-    message = f"{measured}: {tasks} tasks would teach more."
-    return [Finding("groups_without_variance", message, after, limits.no_variance_share, ids)]
+    stuck = [g for g in flat if not all(r.correct for r in g)]
+    measured = f"{len(flat):,} of {len(groups):,} groups have one reward for all their rollouts and teach nothing"
+    if len(stuck) / len(groups) <= 1 - limits.no_variance_share:
+        message = f"solved: in most groups every answer is right. {measured}; harder tasks would teach more."
+        ids = _ids((g[0] for g in flat), limits)
+        return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids, "solved", "good")]
+    ids = _ids((g[0] for g in stuck), limits)
+    wrong = fmean(r.correct is False for g in stuck for r in g)
+    cure = "easier" if wrong > 0.5 else "other"
+    message = f"{measured}: {cure} tasks would teach more."
+    return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids)]
 
 
+@_detector("unreadable_calls", share=True)
+def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Many rollouts hold a call that cannot be parsed."""
+    message = "hold a call that cannot be read, so the tool was never run"
+    return _trouble("unreadable_calls", message, batches, limits, lambda r: r.unreadable)
+
+
+@_detector("errors", share=True)
+def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Many rollouts failed, or one of their tools did."""
+    return _trouble("errors", "ended in an error or met one", batches, limits, lambda r: r.failed)
+
+
+@_detector("not_finite")
 def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """NaN or infinity in a metric or a reward of the latest step."""
     latest = batches[-1]
-    bad = [r for r in latest.rollouts if not math.isfinite(r.total)]
+    bad = [r for r in latest.rollouts if r.total is not None and not math.isfinite(r.total)]
     names = sorted(name for name, value in latest.metrics.items() if not math.isfinite(value))
     dropped = latest.metrics.get(metric.REWARD_NONFINITE, 0.0)
     if not bad and not names and not dropped > 0:
@@ -291,49 +299,69 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     ]
 
 
-DETECTORS: dict[str, Detector] = {
-    "advantage_share": rewarded_for_something_else,
-    "reward_without_success": reward_without_success,
-    "action_collapse": action_collapse,
-    "entropy_collapse": entropy_collapse,
-    "logprob_mismatch": logprob_mismatch,
-    "length_collapse": length_collapse,
-    "groups_without_variance": groups_without_variance,
-    "not_finite": not_finite,
-}
+def _trouble(
+    name: str,
+    message: str,
+    batches: Sequence[Batch],
+    limits: DiagnosisConfig,
+    has: Callable[[RolloutSummary], bool],
+) -> list[Finding]:
+    rollouts = [r for b in batches for r in b.rollouts]
+    hit = [r for r in rollouts if has(r)]
+    if len(hit) <= TROUBLE_SHARE * len(rollouts):
+        return []
+    said = f"{len(hit):,} of {len(rollouts):,} rollouts {message}."
+    return [Finding(name, said, len(hit) / len(rollouts), TROUBLE_SHARE, _ids(hit, limits))]
 
 
-def _turns(rollout: RolloutSummary) -> int:
-    return len(rollout.actions) if rollout.turns is None else rollout.turns
+def _better(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
+    """How the policy improves over the batches; empty where it does not. Success decides where it is known, else the
+    mean reward."""
+    known = [b for batch in batches if (b := need.having(batch, (need.SUCCESS,)))]
+    if len(known) > 1:
+        start, end = map(_success, _halves(known))
+        if end > start + limits.success_rise:
+            return f"success rose from {start:.0%} to {end:.0%}"
+        return f"success stays at {end:.0%}" if end >= SOLVED and start - end <= SLIP else ""
+    known = [b for batch in batches if (b := need.having(batch, (need.REWARDS,)))]
+    if len(known) > 1:
+        start, end = map(_mean_total, _halves(known))
+        if (end - start) / _spread(known) > limits.reward_rise:
+            return f"the mean reward rose from {start:.3g} to {end:.3g}"
+    return ""
+
+
+def _halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
+    return batches[: len(batches) // 2], batches[len(batches) // 2 :]
+
+
+def _total(rollout: RolloutSummary) -> float:
+    return math.nan if rollout.total is None else rollout.total
 
 
 def _groups(rollouts: Iterable[RolloutSummary]) -> list[list[RolloutSummary]]:
     groups: dict[str, list[RolloutSummary]] = defaultdict(list)
     for rollout in rollouts:
         groups[rollout.group].append(rollout)
-    return [g for g in groups.values() if all(math.isfinite(r.total) for r in g)]
+    return list(groups.values())
 
 
 def _is_flat(group: Sequence[RolloutSummary]) -> bool:
-    return max(r.total for r in group) - min(r.total for r in group) <= SAME
-
-
-def _flat_share(batch: Batch) -> float | None:
-    groups = [g for g in _groups(batch.rollouts) if len(g) > 1]
-    return fmean(_is_flat(g) for g in groups) if groups else None
+    totals = [_total(r) for r in group]
+    return max(totals) - min(totals) <= SAME
 
 
 def _ids(rollouts: Iterable[RolloutSummary], limits: DiagnosisConfig) -> tuple[str, ...]:
     return tuple(r.id for r in rollouts)[: limits.evidence]
 
 
-def _std(values: Sequence[float]) -> float:
-    mean = fmean(values)
-    return math.sqrt(fmean((v - mean) ** 2 for v in values))
+def _spread(batches: Sequence[Batch]) -> float:
+    """The standard deviation of the reward within a step, in the mean over steps."""
+    return max(fmean(pstdev(map(_total, b.rollouts)) for b in batches), SAME)
 
 
 def _mean_total(batches: Sequence[Batch]) -> float:
-    return fmean(fmean(r.total for r in b.rollouts) for b in batches)
+    return fmean(fmean(_total(r) for r in b.rollouts) for b in batches)
 
 
 def _mean_component(batches: Sequence[Batch], name: str) -> float:

@@ -1,65 +1,107 @@
-"""Runs the detectors while a run goes, and reports each finding once.
+"""Runs the detectors over the batches of a run: while it is trained (alerts), and over its record (`grpo-tui check`).
 
-The trainer calls `observe` after each step and records what comes back as alerts; `detectors.py` says what is looked
-for. No torch here.
+Both feed the same `Batch` of each step, so both find the same faults at the same steps. No torch here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from ..configs.sections.rewards import DiagnosisConfig
-from ..envs.trajectory import Trajectory
-from .breakdown import RewardBreakdown
-from .detectors import DETECTORS, Batch, Detector, Finding, RolloutSummary, rollout_of
-from .metrics import flat
-
-__all__ = ["Batch", "Diagnosis", "Finding", "RolloutSummary", "batch_of", "rollout_of"]
+from .batches import Batch, Need, having
+from .detectors import DETECTORS, GRADES, Detector, Finding
 
 log = logging.getLogger(__name__)
 
+_Key = tuple[str, str, str]
+"""Detector, subject, grade."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A fault over a whole run. `finding` is its strongest form, seen at `strongest`; `step` is the step at which it
+    began, and `count` is the number of steps that show it. Steps are None in a record without steps."""
+
+    finding: Finding
+    step: int | None
+    strongest: int | None
+    count: int
+
 
 class Diagnosis:
-    """The detectors over the last `window` steps. A finding is reported at most once in a window, also where
-    it comes and goes."""
+    """The detectors over the last `window` steps that have the data which they need."""
 
     def __init__(self, config: DiagnosisConfig | None = None, detectors: Mapping[str, Detector] | None = None) -> None:
         self.config = config or DiagnosisConfig()
         self.detectors = dict(DETECTORS if detectors is None else detectors)
-        self.batches: deque[Batch] = deque(maxlen=self.config.window)
-        self._reported: dict[tuple[str, str], int] = {}
+        self._windows: dict[tuple[Need, ...], deque[Batch]] = {}
+        self._found: dict[_Key, Found] = {}
+        self._reported: dict[_Key, int] = {}
+        self._seen = 0
+        self._last: int | None = None
 
     def observe(self, batch: Batch) -> list[Finding]:
-        """Take a step in; what is newly wrong. A detector that fails is logged and costs nothing else."""
-        self.batches.append(batch)
+        """Take a step in; return the findings to report: each at most once in a window, also where it comes and goes.
+        A detector that fails is logged and the others go on."""
+        self._seen += 1
+        self._last = batch.step
+        fresh: set[tuple[Need, ...]] = set()
+        for needs in {d.needs for d in self.detectors.values()}:
+            if (given := having(batch, needs)) is not None:
+                self._windows.setdefault(needs, deque(maxlen=self.config.window)).append(given)
+                fresh.add(needs)
         found: list[Finding] = []
         for name, detector in self.detectors.items():
-            try:
-                found += detector(tuple(self.batches), self.config)
-            except Exception:
-                log.exception("detector %s failed at step %s", name, batch.step)
+            if detector.needs not in fresh:
+                continue
+            batches = list(self._windows[detector.needs])
+            if not detector.share:
+                found += self._look(name, batches)
+            elif len(batches) == self.config.window:
+                found += self._look(name, batches[len(batches) // 2 :])
+        return self._new(found)
+
+    def end(self) -> list[Finding]:
+        """The findings to report of a run that ends before the window was full."""
+        short = {needs: list(w) for needs, w in self._windows.items() if len(w) < self.config.window}
+        shares = [name for name, d in self.detectors.items() if d.share and d.needs in short]
+        return self._new(f for name in shares for f in self._look(name, short[self.detectors[name].needs]))
+
+    def found(self) -> list[Found]:
+        """All faults of the run, the gravest first."""
+        return sorted(self._found.values(), key=lambda f: (GRADES.index(f.finding.grade), f.step or 0))
+
+    def unchecked(self) -> dict[str, str]:
+        """Detectors that never had their data, each with the data that it needs."""
+        return {
+            name: " and ".join(n.name for n in detector.needs)
+            for name, detector in self.detectors.items()
+            if detector.needs not in self._windows
+        }
+
+    def _look(self, name: str, batches: list[Batch]) -> list[Finding]:
+        try:
+            return self.detectors[name](batches, self.config)
+        except Exception:
+            log.exception("detector %s failed at step %s", name, self._last)
+            return []
+
+    def _new(self, found: Iterable[Finding]) -> list[Finding]:
+        """Keep findings, and return those that were not reported within a window."""
         new = []
         for finding in found:
-            key = (finding.detector, finding.subject)
-            if key not in self._reported or batch.step - self._reported[key] >= self.config.window:
-                self._reported[key] = batch.step
+            key = (finding.detector, finding.subject, finding.grade)
+            before = self._found.get(key)
+            if before is None:
+                self._found[key] = Found(finding, self._last, self._last, 1)
+            elif finding.strength > before.finding.strength:
+                self._found[key] = Found(finding, before.step, self._last, before.count + 1)
+            else:
+                self._found[key] = Found(before.finding, before.step, before.strongest, before.count + 1)
+            if key not in self._reported or self._seen - self._reported[key] >= self.config.window:
+                self._reported[key] = self._seen
                 new.append(finding)
         return new
-
-
-def batch_of(
-    step: int,
-    trajectories: Sequence[Trajectory],
-    breakdowns: Sequence[RewardBreakdown],
-    metrics: Mapping[str, Any],
-    tokens: Sequence[int] | None = None,
-    apart: Collection[str] = (),
-) -> Batch:
-    """A training step as detectors see it. tokens: agent tokens of each trajectory, where they are known. apart: see
-    `RolloutSummary`."""
-    lengths = tokens if tokens is not None else [0] * len(trajectories)
-    rollouts = [rollout_of(t, b, int(n), apart) for t, b, n in zip(trajectories, breakdowns, lengths, strict=True)]
-    return Batch(step, rollouts, flat(metrics))

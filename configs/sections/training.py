@@ -113,6 +113,11 @@ class TrainingConfig(Section):
     keep_checkpoints: int = Field(default=2, ge=1)
     output_dir: str = "saved_models/rft_adapters"
 
+    @property
+    def shaping_apart(self) -> bool:
+        """Whether shaping decides between equals alone, and is no part of the compared return."""
+        return self.compare_shaping == "equals" and self.advantages in ("group", "gdpo")
+
     @model_validator(mode="after")
     def _betas_in_order(self) -> TrainingConfig:
         if self.min_beta > self.max_beta:

@@ -1,157 +1,115 @@
-"""The detectors of `rewards` over a whole record, of ours or of another framework: what is wrong, with its evidence.
+"""The diagnosis of a recorded run, or of a dump of another framework: each step as the detectors saw it live.
 
-Detectors look at a window of steps; here the window moves over all steps, and each finding is kept where it was
-strongest. Only rows are read, so this costs little at any size; what the record does not know is not judged.
+Bodies of our own records are read, because they hold weights, tools and the agent's tokens. Of a dump only the rows of
+its index are read, so this costs little at any size.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from heapq import merge
+from itertools import groupby
 
-from ...configs.sections.rewards import DiagnosisConfig
-from ...rewards.detectors import DETECTORS, SAME, Batch, Finding, RolloutSummary
+from ...configs import metric_names as metric
+from ...configs.schema import RunConfig
+from ...configs.sections.rewards import SHAPED
+from ...rewards.batches import Batch, RolloutSummary, rollout_of
+from ...rewards.diagnosis import Diagnosis
+from ..runs.errors import RecordDamaged
 from ..runs.query import Query
 from ..runs.reader import RunReader
 from ..runs.types import TrajectoryRow
 from .convert import TEXT
+from .reader import DumpReader
 
 PAGE = 1000
-WITHOUT_REWARDS = ("action_collapse", "length_collapse")
-"""Detectors that ask for no reward."""
-NEEDS_WEIGHTS = ("advantage_share",)
-"""Detectors that ask what each component counts in the reward: rows do not hold that."""
-FLAT_SHARE = 0.5
-"""Share of groups without signal that is reported: plain GRPO on a fitting task has fewer."""
-TROUBLE_SHARE = 0.1
-"""Share of rollouts with an unreadable call, or with an error, that is reported."""
+UNREADABLE = "?"
+"""What lists call a turn whose call cannot be read."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """A finding and the step at which it was strongest; `count` says at how many steps it was seen."""
-
-    finding: Finding
-    step: int | None
-    count: int
-
-
-def findings(reader: RunReader, limits: DiagnosisConfig | None = None) -> list[Found]:
-    """What the detectors find, the gravest first."""
-    limits = limits or DiagnosisConfig()
-    bad = {row.n for row in _pages(reader, Query(filter="nan"))}
-    rewarded = bool(bad) or any(row.reward is not None for row in reader.rollouts.page(_BEST, limit=1))
-    names = [n for n in DETECTORS if n not in NEEDS_WEIGHTS and (rewarded or n in WITHOUT_REWARDS)]
-    kept: dict[tuple[str, str], Found] = {}
-    window: deque[Batch] = deque(maxlen=limits.window)
-    signal = _Signal()
-    for step, batch in _batches(reader, bad, rewarded):
-        window.append(batch)
-        if rewarded:
-            signal.see(batch)
-        for name in names:
-            for finding in DETECTORS[name](tuple(window), limits):
-                key = (finding.detector, finding.subject)
-                before = kept.get(key)
-                if before is None or abs(finding.value) > abs(before.finding.value):
-                    kept[key] = Found(finding, step, 1 if before is None else before.count + 1)
-                else:
-                    kept[key] = replace(before, count=before.count + 1)
-    order = {"failure": 0, "warning": 1, "hint": 2, "good": 3}
-    found = [*kept.values(), *signal.found(limits), *_troubles(reader, limits)]
-    return sorted(found, key=lambda f: (order[f.finding.grade], f.step or 0))
+def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
+    """Run the detectors over a whole record. config: of the run, where it has one."""
+    diagnosis = Diagnosis(None if config is None else config.rewards.diagnosis)
+    apart = SHAPED if config is not None and config.training.shaping_apart else ()
+    rollouts = _Rollouts(reader, apart)
+    steps = ((step, list(rows)) for step, rows in groupby(_rows(reader), key=lambda row: row.step))
+    values = _metrics(reader)
+    without_rollouts = [(step, list[TrajectoryRow]()) for step in values]
+    for step, rows in merge(steps, without_rollouts, key=lambda pair: -1 if pair[0] is None else pair[0]):
+        if rows or step in values:
+            seen = [rollouts.summary(row) for row in rows if row.turns is not None]
+            diagnosis.observe(Batch(step, seen, values.pop(step, {})))
+    diagnosis.end()
+    return diagnosis
 
 
-_BEST = Query(sort="reward", descending=True)
+def _metrics(reader: RunReader) -> dict[int | None, dict[str, float]]:
+    """By step, in order, what detectors read: a few metrics by name, and of all others those that are not finite."""
+    wanted = {metric.ENTROPY, metric.LOGPROB_MISMATCH, metric.STALENESS, metric.REWARD_NONFINITE}
+    found: dict[int, dict[str, float]] = defaultdict(dict)
+    for name in reader.metrics.names():
+        for step, value in reader.metrics.points(name):
+            if name in wanted or not math.isfinite(value):
+                found[step][name] = value
+    return {step: found[step] for step in sorted(found)}
 
 
-class _Signal:
-    """Groups whose rollouts all have the same reward: their advantages are 0, so nothing is learned from them."""
-
-    def __init__(self) -> None:
-        self.groups = 0
-        self.flat = 0
-        self.evidence: list[str] = []
-
-    def see(self, batch: Batch) -> None:
-        """The groups of one step."""
-        groups: dict[str, list[RolloutSummary]] = defaultdict(list)
-        for rollout in batch.rollouts:
-            if math.isfinite(rollout.total):
-                groups[rollout.group].append(rollout)
-        for members in groups.values():
-            if len(members) > 1:
-                self.groups += 1
-                totals = [r.total for r in members]
-                if max(totals) - min(totals) < SAME:
-                    self.flat += 1
-                    self.evidence += [r.id for r in members[:1]]
-
-    def found(self, limits: DiagnosisConfig) -> Iterator[Found]:
-        """One finding where they are many."""
-        share = self.flat / self.groups if self.groups else 0.0
-        if share > FLAT_SHARE:
-            message = (
-                f"{self.flat:,} of {self.groups:,} groups have one reward for all their rollouts and teach nothing."
-            )
-            ids = tuple(self.evidence[: limits.evidence])
-            yield Found(Finding("no_signal", message, share, FLAT_SHARE, ids), None, 1)
-
-
-def _troubles(reader: RunReader, limits: DiagnosisConfig) -> Iterator[Found]:
-    """Rollouts with calls that cannot be read, or with errors, where they are many."""
-    total = reader.rollouts.total()
-    for name, filter_, what in (
-        (
-            "unreadable_calls",
-            "unparsed",
-            "hold a call that cannot be read, so the tool was never run",
-        ),
-        (
-            "errors",
-            "error",
-            "ended in an error or met one",
-        ),
-    ):
-        hit = int(reader.rollouts.count(Query(filter=filter_)))
-        if total and hit / total > TROUBLE_SHARE:
-            ids = tuple(r.id for r in reader.rollouts.page(Query(filter=filter_), limit=limits.evidence))
-            message = f"{hit:,} of {total:,} rollouts {what}."
-            yield Found(Finding(name, message, hit / total, TROUBLE_SHARE, ids), None, 1)
-
-
-def _batches(reader: RunReader, bad: set[int], rewarded: bool) -> Iterator[tuple[int | None, Batch]]:
-    """Batches in order of steps; rollouts of no step are one batch. A rollout whose reward, or whose turns, are unknown
-    is not judged."""
-    step: int | None = None
-    held: list[RolloutSummary] = []
-    for row in _pages(reader, Query(sort="step")):
-        if held and row.step != step:
-            yield step, Batch(step or 0, held)
-            held = []
-        step = row.step
-        if row.turns is not None and (not rewarded or row.reward is not None or row.n in bad):
-            held.append(_rollout(row, row.n in bad))
-    if held:
-        yield step, Batch(step or 0, held)
-
-
-def _pages(reader: RunReader, query: Query) -> Iterator[TrajectoryRow]:
+def _rows(reader: RunReader) -> Iterator[TrajectoryRow]:
+    """Rows in order of steps: those of training, or all of a record that holds evaluations alone."""
+    query = Query(filter="split:train" if reader.rollouts.first("train") is not None else "", sort="step")
     offset = 0
     while rows := reader.rollouts.page(query, offset=offset, limit=PAGE):
         yield from rows
         offset += len(rows)
 
 
-def _rollout(row: TrajectoryRow, is_nan: bool) -> RolloutSummary:
-    """A row as detectors see it. Its components stand for what rises; words between calls are no action."""
-    total = math.nan if is_nan or row.reward is None else row.reward
-    prefix = "component."
-    parts = {k.removeprefix(prefix): float(v) for k, v in row.extra.items() if k.startswith(prefix) and v is not None}
-    actions = tuple(a for a in row.actions if a != TEXT)
-    contributions = parts or {"reward": total}
-    return RolloutSummary(
-        row.id, row.group, total, contributions, row.correct, actions, row.tokens or 0, turns=row.turns
-    )
+class _Rollouts:
+    """Rollouts of a record as detectors see them."""
+
+    def __init__(self, reader: RunReader, apart: tuple[str, ...]) -> None:
+        self._reader = reader
+        self._apart = apart
+        self._dump = isinstance(reader, DumpReader)
+        self._nan, self._unreadable, self._failed = (self._numbers(f) for f in ("nan", "unparsed", "error"))
+
+    def summary(self, row: TrajectoryRow) -> RolloutSummary:
+        """One of them; of a damaged body what its row holds."""
+        if self._dump:
+            return self._of_row(row)
+        try:
+            record = self._reader.bodies.trajectory(row.n)
+            spans = [s.token_span for s in record.trajectory.steps]
+            tokens = sum(end - start for start, end in spans)
+            if not tokens and row.tokens and (stored := self._reader.bodies.tokens(row.n)) is not None:
+                tokens = sum(stored.agent_mask)
+        except RecordDamaged:
+            return self._of_row(row)
+        return rollout_of(record.trajectory, record.breakdown, tokens or row.tokens or 0, self._apart)
+
+    def _of_row(self, row: TrajectoryRow) -> RolloutSummary:
+        parts = {k.removeprefix("component."): v for k, v in row.extra.items() if k.startswith("component.")}
+        return RolloutSummary(
+            row.id,
+            row.group,
+            math.nan if row.n in self._nan else row.reward,
+            _numbers(parts),
+            row.correct,
+            tuple(a for a in row.actions if a not in (TEXT, UNREADABLE)),
+            row.tokens or 0,
+            row.turns,
+            unreadable=row.n in self._unreadable,
+            failed=row.n in self._failed,
+        )
+
+    def _numbers(self, filter_: str) -> set[int]:
+        query = Query(filter=filter_)
+        found: set[int] = set()
+        while rows := self._reader.rollouts.page(query, offset=len(found), limit=PAGE):
+            found.update(row.n for row in rows)
+        return found
+
+
+def _numbers(values: Mapping[str, object]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float))}

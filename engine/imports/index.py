@@ -146,10 +146,10 @@ class Indexer:
         if self.tables.meta("diagnosed") == last_n or self.store.last_n() > _DIAGNOSED:
             return
         # Loads pydantic, which takes as long as the first paint of a large dump may; that one is diagnosed afterwards.
-        from .check import findings
+        from .check import diagnose
 
         with RunReader(self.folder) as reader:
-            found = findings(reader)
+            found = diagnose(reader).found()
         self.store.begin()
         self.db.execute("DELETE FROM events WHERE kind = 'alert'")
         for each in found:

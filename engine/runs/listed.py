@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...envs.tools import ToolSpec
-from ...envs.trajectory import Step
 from . import codec
 from .schema import FLAG_AGREES, FLAG_DISAGREES, FLAG_ERROR, FLAG_NAN, FLAG_SENT, FLAG_UNPARSED
 from .types import TrajectoryRecord
@@ -79,14 +78,9 @@ def _flags(record: TrajectoryRecord) -> int:
     """The bits of the column `flags`."""
     trajectory, served = record.trajectory, record.served
     flags = FLAG_ERROR if trajectory.error or any(s.error for s in trajectory.steps) else 0
-    flags |= FLAG_UNPARSED if any(_is_unparsed(s) for s in trajectory.steps) else 0
+    flags |= FLAG_UNPARSED if any(s.unreadable for s in trajectory.steps) else 0
     flags |= 0 if codec.is_finite(record) else FLAG_NAN
     if served is not None:
         flags |= FLAG_SENT if served.sent else 0
         flags |= {True: FLAG_AGREES, False: FLAG_DISAGREES, None: 0}[served.agrees]
     return flags
-
-
-def _is_unparsed(step: Step) -> bool:
-    """A turn in which a call was meant and none could be read."""
-    return step.parse_error is not None or (step.action is None and step.needs_call)

@@ -31,11 +31,8 @@ REMEDIES: Mapping[str, str] = {
         "averaged over sequences."
     ),
     "groups_without_variance": (
-        "Take tasks that succeed sometimes, sample more rollouts a group, or fill their places (`replay`)."
-    ),
-    "no_signal": (
-        "Take tasks that are neither too easy nor too hard, more rollouts a group, or sample such groups anew "
-        "(dynamic sampling)."
+        "Take tasks that succeed sometimes, sample more rollouts a group, or fill their places (`replay`, dynamic "
+        "sampling)."
     ),
     "not_finite": (
         "Open the rollouts: a reward function divided by zero or met an empty answer. Return a number, or None where "

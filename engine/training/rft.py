@@ -145,7 +145,9 @@ def build_trainer(
     )
     clock = StepClock()
     recording = GRPORecording(trainer, recorder, clock, controller)
-    recording.observers += [Findings(trainer, recorder, Diagnosis(config.rewards.diagnosis)), log_step]
+    findings = Findings(trainer, recorder, Diagnosis(config.rewards.diagnosis))
+    recording.observers += [findings, log_step]
+    trainer.add_callback(findings)
     callbacks = run_callbacks(
         trainer,
         trainer.runner,

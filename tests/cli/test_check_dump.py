@@ -74,7 +74,9 @@ def test_calls_that_cannot_be_read_are_told_with_what_helps(tmp_path: Path, caps
 def test_what_is_not_recorded_is_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "unknown.jsonl", lambda step, i: None)
     _, findings = found(file, capsys)
-    assert not any("reward" in f["detector"] for f in findings)
+    lacking = {f["detector"]: f["message"] for f in findings if f["grade"] == "not checked"}
+    assert lacking["groups_without_variance"] == "not checked: groups_without_variance needs rewards"
+    assert not any("reward" in f["detector"] for f in findings if f["grade"] != "not checked")
 
 
 def test_nothing_to_open_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

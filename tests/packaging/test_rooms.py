@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "envs": ("configs",),
     "rewards": ("configs", "envs"),
     "engine.runs": PLAIN_DATA,
-    "engine.imports": (*PLAIN_DATA, "engine.runs", "configs", "rewards.detectors"),
+    "engine.imports": (*PLAIN_DATA, "engine.runs", "configs", "rewards.batches", "rewards.diagnosis"),
     "engine.recompute": (
         *PLAIN_DATA,
         "configs",
@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.record": ("configs", "envs", "rewards", "engine.runs", "engine.policy", "engine.rollouts"),
     "engine.training": (*BELOW_TRAINING, "engine.record"),
     "engine.online": (*BELOW_TRAINING, "engine.record", "engine.training"),
-    "tui": ("configs", "engine.runs", "engine.imports", "engine.launch", "engine.recompute"),
+    "tui": ("configs", "engine.runs", "engine.imports", "engine.launch", "engine.recompute", "rewards.diagnosis"),
 }
 LIGHT = ("tui", "engine.runs", "engine.imports", "engine.launch", "engine.recompute")
 HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")

@@ -10,8 +10,12 @@ from dataclasses import replace
 import pytest
 
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
-from grpo_tui.rewards.detectors import DETECTORS, Batch, Finding, RolloutSummary, advantage_shares
-from grpo_tui.rewards.diagnosis import Diagnosis, batch_of
+from grpo_tui.envs.tools import ToolSpec
+from grpo_tui.envs.trajectory import Trajectory
+from grpo_tui.rewards.batches import Batch, RolloutSummary, batch_of
+from grpo_tui.rewards.breakdown import RewardBreakdown
+from grpo_tui.rewards.detectors import DETECTORS, Detector, Finding, advantage_shares
+from grpo_tui.rewards.diagnosis import Diagnosis
 
 from .episodes import good
 
@@ -47,7 +51,7 @@ def find(detector: str, batches: Sequence[Batch]) -> list[Finding]:
     return DETECTORS[detector](batches, WINDOW)
 
 
-HEALTHY = [batch(s, train__entropy=1.0) for s in range(10)]
+HEALTHY = [batch(s, train__entropy=1.0, rollout__logprob_mismatch=0.001) for s in range(10)]
 
 
 @pytest.mark.parametrize("detector", sorted(DETECTORS))
@@ -101,12 +105,29 @@ def test_action_collapse():
     [finding] = find("action_collapse", fell)
     assert (finding.subject, finding.value) == ("ANSWER", 1.0)
     assert find("action_collapse", [batch(s, actions=("ANSWER",)) for s in range(5)]) == []  # there is no other tool
+    always = [batch(s, actions=("LOOK",) * 19 + ("ANSWER",)) for s in range(5)]
+    assert find("action_collapse", always) == []  # nothing has changed
+
+
+def test_no_action_collapse_with_one_tool():
+    def tried(episode: Trajectory, n: int) -> Trajectory:
+        step = replace(episode.steps[0], action="TRY", parse_error=None)
+        silent = replace(step, action=None, parse_error="no call")
+        tools = (ToolSpec("TRY", ""), ToolSpec("ANSWER", "", final=True))
+        return replace(episode, steps=(silent,) * (20 - n) + (step,) * n, tools=tools)
+
+    fell = [batch_of(s, [tried(good("a"), 3 + 4 * s)], [RewardBreakdown("a", (), 1.0)], {}) for s in range(5)]
+    assert fell[-1].rollouts[0].actions == ("TRY",) * 19  # turns without a readable call are no action
+    assert find("action_collapse", fell) == []
 
 
 def test_entropy_collapse():
     fell = [*HEALTHY[:5], batch(5, train__entropy=0.1)]
     [finding] = find("entropy_collapse", fell)
-    assert finding.value == pytest.approx(0.1)
+    assert finding.value == pytest.approx(0.1) and finding.grade == "warning"
+    solved = [batch(s, task=lambda i: float(i > 0), train__entropy=1 / (1 + s)) for s in range(10)]
+    [sure] = find("entropy_collapse", solved)
+    assert sure.grade == "hint" and "success stays at 88%" in sure.message
 
 
 def test_logprob_mismatch():
@@ -120,18 +141,22 @@ def test_logprob_mismatch():
 def test_length_collapse():
     [finding] = find("length_collapse", [*HEALTHY[:5], batch(5, tokens=10)])
     assert "shrank to 10 tokens" in finding.message
-    [in_turns] = find("length_collapse", [*(batch(s, tokens=0) for s in range(4)), batch(5, tokens=0, actions=())])
+    in_turns = [
+        replace(b, rollouts=[replace(r, tokens=0, turns=1 if b.step == 5 else 4) for r in b.rollouts])
+        for b in map(batch, range(6))
+    ]
+    [in_turns] = find("length_collapse", in_turns)
     assert "turns" in in_turns.message
 
 
 def test_groups_without_variance():
     flat = [batch(s, task=lambda i: 1.0) for s in range(5, 10)]
-    [finding] = find("groups_without_variance", [*HEALTHY[:5], *flat])
+    [finding] = find("groups_without_variance", flat)
     assert finding.value == 1.0
     assert finding.grade == "good" and finding.message.startswith("solved"), "all right is no trouble"
-    [wrong] = find("groups_without_variance", [*HEALTHY[:5], *(batch(s, task=lambda i: 0.0) for s in range(5, 10))])
+    [wrong] = find("groups_without_variance", [batch(s, task=lambda i: 0.0) for s in range(5, 10)])
     assert wrong.grade == "warning" and "easier tasks" in wrong.message
-    assert find("groups_without_variance", flat) == []  # always so, not rising
+    assert find("groups_without_variance", HEALTHY) == []
 
 
 def test_what_is_not_finite():
@@ -152,11 +177,54 @@ def test_a_finding_is_reported_once_and_again_after_a_window():
     assert again  # it went away and came back
 
 
+def test_a_finding_is_kept_where_it_is_strongest():
+    lengths = [100, 100, 100, 45, 10, 30]
+    diagnosis = Diagnosis(WINDOW)
+    for s, tokens in enumerate(lengths):
+        diagnosis.observe(batch(s, tokens=tokens))
+    [found] = diagnosis.found()
+    assert (found.finding.detector, found.finding.value) == ("length_collapse", pytest.approx(0.1))
+    assert (found.step, found.strongest, found.count) == (3, 4, 3)
+
+
+def test_a_hint_does_not_hide_a_warning():
+    diagnosis = Diagnosis(WINDOW)
+    success = [lambda i, s=s: float(i < s) for s in (1, 2, 3)]
+    for s, task in enumerate(success):
+        diagnosis.observe(batch(s, task=task, train__entropy=1.0))
+    assert [f.grade for f in diagnosis.observe(batch(3, task=lambda i: float(i < 4), train__entropy=0.1))] == ["hint"]
+    found = [f for s in (4, 5, 6, 7) for f in diagnosis.observe(batch(s, task=lambda i: 0.0, train__entropy=0.05))]
+    assert [f.grade for f in found] == ["warning"]
+
+
+def test_shares_are_judged_in_a_full_window_or_at_the_end():
+    flat = [batch(s, task=lambda i: 0.0) for s in range(12)]
+    live = Diagnosis(WINDOW)
+    assert [s for s, b in enumerate(flat) if live.observe(b)] == [9]
+    assert live.end() == []
+    short = Diagnosis(WINDOW)
+    assert not any(short.observe(b) for b in flat[:4])
+    assert [f.detector for f in short.end()] == ["groups_without_variance"]
+
+
+def test_what_a_record_lacks_is_listed_as_not_checked():
+    diagnosis = Diagnosis(WINDOW)
+    diagnosis.observe(Batch(0, [RolloutSummary("a", "g", None, {}, actions=("LOOK",))]))
+    assert diagnosis.unchecked() == {
+        "advantage_share": "weighted reward components that add up to the reward",
+        "reward_without_success": "rewards and which rollouts are correct",
+        "entropy_collapse": "the metric train/entropy",
+        "logprob_mismatch": "the metric rollout/logprob_mismatch",
+        "length_collapse": "tokens or turns of the agent",
+        "groups_without_variance": "rewards",
+    }
+
+
 def test_a_detector_that_fails_costs_nothing_else(caplog: pytest.LogCaptureFixture):
     def broken(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
         raise ZeroDivisionError
 
-    diagnosis = Diagnosis(WINDOW, {"broken": broken, "not_finite": DETECTORS["not_finite"]})
+    diagnosis = Diagnosis(WINDOW, {"broken": Detector(broken), "not_finite": DETECTORS["not_finite"]})
     with caplog.at_level(logging.ERROR):
         assert len(diagnosis.observe(batch(0, train__loss=math.nan))) == 1
     assert "detector broken failed at step 0" in caplog.text

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from grpo_tui.configs.sections.rewards import CoherenceConfig, CuriosityConfig, NormalizationConfig, RewardsConfig
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards import HashedEmbedder, RewardError, RewardOrchestrator, RewardResult, pool_step_embeddings
+from grpo_tui.rewards.batches import rollout_of
 from grpo_tui.rewards.breakdown import RewardBreakdown
-from grpo_tui.rewards.detectors import advantage_shares, rollout_of
+from grpo_tui.rewards.detectors import advantage_shares
 
 from .episodes import batches, good, step, trajectory
 

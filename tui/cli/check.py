@@ -5,16 +5,22 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .common import ExitCode, Importers, Maps, RunsDir, fail, json_line, say, warn
 
+if TYPE_CHECKING:
+    from ...configs.schema import RunConfig
+    from ...engine.runs.types import RunInfo
+    from ...rewards.diagnosis import Found
+
 HELP = """Look for what can go wrong with rewards, in a run or in a dump of another framework.
 
-Prints each finding with the rollouts that show it, and exits with 1 when there is one (0: nothing was found), so that
-a job in CI can stop on it.
+Prints each finding with the rollouts that show it, and exits with 1 when one is a warning or a failure, so that a job
+in CI can stop on it. These are the findings that a training reports while it runs. Detectors without the data that they
+need are listed as not checked.
 
 With --recompute every number of a recorded training is computed again from the record alone: rewards, group statistics,
 advantages, weights of replay, loss. Each number that differs is named.
@@ -30,7 +36,7 @@ def check(
     runs_dir: RunsDir = None,
 ) -> None:
     """Print findings; the exit code says whether there are any."""
-    from ...engine.imports.check import findings
+    from ...engine.imports.check import diagnose
     from ...engine.imports.readers import open_reader
     from ...engine.runs.errors import RecordError
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
@@ -44,26 +50,53 @@ def check(
     info = run_or_dump(reference, home, maps or (), importers or ())
     try:
         with closing(open_reader(Path(info.path))) as reader:
-            found = findings(reader)
+            diagnosis = diagnose(reader, _config(info))
             total = reader.rollouts.total()
     except RecordError as error:
         fail(f"{reference} cannot be read: {error}")
+    found = diagnosis.found()
     for each in found:
         finding = each.finding
+        helps = "" if finding.grade == "good" else remedy(finding.detector, finding.subject)
         if as_json:
-            helps = remedy(finding.detector, finding.subject)
-            say(json_line({**vars(finding), "remedy": helps, "step": each.step, "steps": each.count}))
+            steps = {"step": each.step, "strongest": each.strongest, "steps": each.count}
+            say(json_line({**vars(finding), "remedy": helps, **steps}))
             continue
-        where = "" if each.step is None else f"step {each.step}: "
-        say(literal(f"{finding.grade}: {where}{finding.message}"))
-        if helps := remedy(finding.detector, finding.subject):
+        say(literal(f"{finding.grade}: {_steps(each)}{finding.message}"))
+        if helps:
             say(literal(f"  what helps: {helps}"))
         for id_ in finding.trajectories:
             say(literal(f"  grpo-tui inspect {quote(reference)} --trajectory {quote(id_)}"))
     if not found and not as_json:
         say(f"nothing found in {total:,} rollouts")
+    for name, needs in diagnosis.unchecked().items():
+        message = f"not checked: {name} needs {needs}"
+        lacking = {"detector": name, "grade": "not checked", "message": message, "trajectories": [], "step": None}
+        say(json_line(lacking) if as_json else message)
     if any(each.finding.grade in ("warning", "failure") for each in found):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _config(info: RunInfo) -> RunConfig | None:
+    """The configuration of a run of our own; None for other records."""
+    from ...configs.problems import ConfigError
+    from ...engine.launch.settings import read_config
+    from ...engine.runs.paths import CONFIG_FILE
+
+    if info.mode == "dump" or not (Path(info.path) / CONFIG_FILE).is_file():
+        return None
+    try:
+        return read_config(info.path)
+    except ConfigError as error:
+        warn(f"config.yaml of {info.id} cannot be read, so the default limits are used: {error}")
+        return None
+
+
+def _steps(found: Found) -> str:
+    if found.step is None:
+        return ""
+    strongest = "" if found.strongest == found.step else f" (strongest at {found.strongest})"
+    return f"step {found.step}{strongest}: "
 
 
 def recompute_run(reference: str, as_json: bool, home: Path) -> None:

@@ -53,7 +53,7 @@ def page(run: RunInfo, picture: str) -> str:
     """One HTML file without scripts and without anything from elsewhere: the picture, the last values, the events."""
     from html import escape
 
-    from ...engine.imports.check import findings
+    from ...engine.imports.check import diagnose
     from ...engine.runs.remedies import remedy
     from ..format import number, step_text
     from ..text import literal
@@ -65,7 +65,7 @@ def page(run: RunInfo, picture: str) -> str:
         numbers = {**(run.facts.get("means") or {}), **reader.metrics.latest()}
         events = reader.events(kinds=("alert", "eval", "beta", "snapshot", "checkpoint", "record", "error"), limit=500)
         count = reader.rollouts.total()
-        found = findings(reader) if dump else []
+        found = diagnose(reader).found() if dump else []
         events = [event for event in events if not (found and event.kind == "alert")]
 
     def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

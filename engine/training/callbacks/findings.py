@@ -1,16 +1,22 @@
-"""What the detectors find in a step, as events of the record."""
+"""The findings of the detectors in each step, as events of the record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ....configs.sections.rewards import SHAPED
-from ....rewards.diagnosis import Diagnosis, batch_of
+from ....rewards.batches import Batch, rollout_of
+from ....rewards.detectors import Finding
+from ....rewards.diagnosis import Diagnosis
+from ....rewards.metrics import flat
 from ...record.step_recorder import StepRecorder
 from ..env_trainer import GRPOEnvTrainer
 
 
-class Findings:
+class Findings(TrainerCallback):
     """Shows each recorded step to the detectors; see `StepRecording.observers`."""
 
     def __init__(self, trainer: GRPOEnvTrainer, recorder: StepRecorder, diagnosis: Diagnosis) -> None:
@@ -18,21 +24,27 @@ class Findings:
         self._recorder = recorder
         self._diagnosis = diagnosis
 
-    def __call__(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Look for what can go wrong; a detector that fails costs nothing but its findings."""
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Look for faults; a detector that fails costs nothing but its findings."""
         self._recorder.guard("diagnosis", lambda: self._observe(step, metrics))
 
-    def _observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        seen = [
-            (r.trajectory, r.breakdown, r.agent_tokens)
-            for r in self._trainer.rollouts.generated
-            if r.trajectory is not None and r.breakdown is not None
-        ]
-        if not seen:
-            return
-        trajectories, breakdowns, tokens = zip(*seen, strict=True)
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Look at a training that was shorter than the window."""
+        self._recorder.guard("diagnosis", lambda: self._record(state.global_step, self._diagnosis.end()))
+
+    def _observe(self, step: int, metrics: Mapping[str, Any]) -> None:
         apart = SHAPED if self._trainer.pipeline.scorer.method.shaping_apart else ()
-        for finding in self._diagnosis.observe(batch_of(step, trajectories, breakdowns, metrics, tokens, apart)):
+        rollouts = [
+            rollout_of(r.trajectory, r.breakdown, r.agent_tokens, apart)
+            for r in self._trainer.rollouts.generated
+            if r.trajectory is not None
+        ]
+        self._record(step, self._diagnosis.observe(Batch(step, rollouts, flat(metrics))))
+
+    def _record(self, step: int, found: Iterable[Finding]) -> None:
+        for finding in found:
             self._recorder.event(
                 "note" if finding.grade == "good" else "alert",
                 finding.message,

@@ -14,8 +14,8 @@ from grpo_tui.configs.sections.rewards import DiagnosisConfig, RewardsConfig
 from grpo_tui.engine.rollouts.judging import completions_of, make_judge
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
 from grpo_tui.envs.trajectory import Step, Trajectory
+from grpo_tui.rewards.batches import batch_of
 from grpo_tui.rewards.detectors import DETECTORS
-from grpo_tui.rewards.diagnosis import batch_of
 from grpo_tui.rewards.functions import RewardFunctionError
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 from tests.envs.scripts import ByteAgent

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from transformers import TrainerCallback
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.metric_names import meaning
 from grpo_tui.configs.sections import RewardsConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.imports.check import diagnose
 from grpo_tui.engine.record.step_recorder import StepRecorder
 from grpo_tui.engine.rollouts.rollout import Rollout
 from grpo_tui.engine.runs.null_writer import NullWriter
@@ -175,13 +177,25 @@ def test_embeddings_are_means_of_last_hidden_states_over_a_turns_tokens(tmp_path
 def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base):
     found = {}
     for compared in ("group", "equals"):
-        folder = make_run(tmp_path / compared, base, max_steps=12, compare_shaping=compared)
+        folder = make_run(tmp_path / compared, base, max_steps=12, compare_shaping=compared, eval_every=4)
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
+        settings["rewards"]["diagnosis"] = {"window": 5, "advantage_share": 0.4, "entropy_fall": 0.98}
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+        config = load_config(folder / "config.yaml")
         writer = RunWriter(folder)
-        run_rft(load_config(folder / "config.yaml"), folder, writer)
+        run_rft(config, folder, writer)
         writer.flush(10)
         writer.close()
         with RunReader(folder) as reader:
             alerts = reader.events(kinds=["alert"], limit=100)
+            again = diagnose(reader, config).found()
+        first: dict[tuple[str, ...], Any] = {}
+        for event in alerts:
+            key = tuple(event.data[name] for name in ("detector", "subject", "grade"))
+            first.setdefault(key, (event.step, event.data["threshold"]))
+        assert first == {
+            (f.finding.detector, f.finding.subject, f.finding.grade): (f.step, f.finding.threshold) for f in again
+        }, "the record gives the same faults at the same steps as the training did"
         assert all({"detector", "value", "threshold", "trajectories"} <= set(a.data) for a in alerts)
         found[compared] = {a.data["detector"] for a in alerts}
     # A random policy only writes what cannot be parsed: shaping is all that its returns differ by.

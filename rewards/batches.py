@@ -1,0 +1,136 @@
+"""The input of the detectors: training steps as plain data, whoever recorded them. No torch, no numpy.
+
+A running training and `grpo-tui check` build the same `Batch` of the same step. A detector names its `needs`. It sees
+only rollouts that have them, and a record that never has them is reported as not checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ..configs import metric_names as metric
+from ..envs.trajectory import Trajectory
+from .breakdown import RewardBreakdown
+from .metrics import flat
+
+GOALS = frozenset({"task", "environment"})
+
+
+@dataclass(frozen=True)
+class RolloutSummary:
+    """One rollout: its reward by component (sums over its steps) and its behaviour."""
+
+    id: str
+    group: str
+    total: float | None
+    """The reward; NaN where it is not finite, None where it was not recorded."""
+    contributions: Mapping[str, float]
+    correct: bool | None = None
+    actions: tuple[str, ...] = ()
+    """Called tools in order. Turns without a readable call are not in it."""
+    tokens: int = 0
+    """Tokens of the agent; 0: not known."""
+    turns: int | None = None
+    """Turns of the agent; None: not known."""
+    tools: frozenset[str] | None = None
+    """Tools that the environment offers, without those that end the task; None: not known."""
+    goals: frozenset[str] = frozenset()
+    """Components that are the task itself: the environment's reward, and the user's reward functions."""
+    apart: frozenset[str] = frozenset()
+    """Components that decide between equals alone, and are no part of the compared return."""
+    unreadable: bool = False
+    """A turn holds a call that cannot be parsed."""
+    failed: bool = False
+    """The rollout, its environment or one of its tools failed."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the reward is the sum of its components, and the task is one of them."""
+        return (
+            self.total is not None
+            and not GOALS.union(self.goals).isdisjoint(self.contributions)
+            and math.isclose(self.total, math.fsum(self.contributions.values()), rel_tol=1e-4, abs_tol=1e-4)
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One training step: its training rollouts, and its metrics by flat name. `step` is None where none is recorded."""
+
+    step: int | None
+    rollouts: Sequence[RolloutSummary]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Need:
+    """Data that a detector requires: of each rollout (`has`), or a finite metric of the step (`metric`)."""
+
+    name: str
+    has: Callable[[RolloutSummary], bool] | None = None
+    metric: str = ""
+
+
+REWARDS = Need("rewards", lambda r: r.total is not None and math.isfinite(r.total))
+COMPONENTS = Need("weighted reward components that add up to the reward", lambda r: r.weighted)
+SUCCESS = Need("which rollouts are correct", lambda r: r.correct is not None)
+CALLS = Need("calls of tools", lambda r: bool(r.actions))
+LENGTHS = Need("tokens or turns of the agent", lambda r: bool(r.tokens) or r.turns is not None)
+ENTROPY = Need(f"the metric {metric.ENTROPY}", metric=metric.ENTROPY)
+MISMATCH = Need(f"the metric {metric.LOGPROB_MISMATCH}", metric=metric.LOGPROB_MISMATCH)
+
+
+def having(batch: Batch, needs: Sequence[Need]) -> Batch | None:
+    """The part of a batch that has all `needs`; None where nothing has."""
+    if any(n.metric and not math.isfinite(batch.metrics.get(n.metric, math.nan)) for n in needs):
+        return None
+    tests = [n.has for n in needs if n.has is not None]
+    if not tests:
+        return batch
+    rollouts = [r for r in batch.rollouts if all(test(r) for test in tests)]
+    return replace(batch, rollouts=rollouts) if rollouts else None
+
+
+def rollout_of(
+    trajectory: Trajectory, breakdown: RewardBreakdown | None, tokens: int = 0, apart: Collection[str] = ()
+) -> RolloutSummary:
+    """A trajectory and its reward as detectors see them. tokens: of the agent. A component without a known weight
+    counts as its raw value, and then the components do not add up to the reward."""
+    sums: dict[str, float] = defaultdict(float)
+    for step in breakdown.steps if breakdown is not None else ():
+        for name, value in step.components.items():
+            known = value.raw if value.contribution is None else value.contribution
+            if known is not None:
+                sums[name] += known
+    return RolloutSummary(
+        trajectory.id,
+        trajectory.group,
+        trajectory.env_reward if breakdown is None else breakdown.total,
+        sums,
+        trajectory.correct,
+        tuple(s.action for s in trajectory.steps if s.action is not None),
+        tokens,
+        len(trajectory.steps),
+        frozenset(t.name for t in trajectory.tools if not t.final) if trajectory.tools else None,
+        GOALS | {score.name for step in trajectory.steps for score in step.scores},
+        frozenset(apart),
+        any(s.unreadable for s in trajectory.steps),
+        bool(trajectory.error) or any(s.error for s in trajectory.steps),
+    )
+
+
+def batch_of(
+    step: int,
+    trajectories: Sequence[Trajectory],
+    breakdowns: Sequence[RewardBreakdown],
+    metrics: Mapping[str, float | Mapping[str, float]],
+    tokens: Sequence[int] | None = None,
+    apart: Collection[str] = (),
+) -> Batch:
+    """A training step. tokens: agent tokens of each trajectory, where they are known. apart: see `RolloutSummary`."""
+    lengths = tokens if tokens is not None else [0] * len(trajectories)
+    rollouts = [rollout_of(t, b, int(n), apart) for t, b, n in zip(trajectories, breakdowns, lengths, strict=True)]
+    return Batch(step, rollouts, flat(metrics))
