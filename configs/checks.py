@@ -220,7 +220,7 @@ def _output(config: RunConfig) -> Iterator[Problem]:
     if key is None:
         return
     folder = os.path.abspath(os.path.expanduser(getattr(config, key.partition(".")[0]).output_dir))
-    there = folder
+    there = folder if os.path.isfile(folder) else os.path.dirname(folder)
     while not os.path.lexists(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)
     if not os.path.isdir(there):

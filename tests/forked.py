@@ -63,6 +63,7 @@ class ForkedProcess:
         env: Mapping[str, str] | None = None,
         text: bool = False,
         start_new_session: bool = False,
+        creationflags: int = 0,
     ) -> None:
         self.args = args
         self.returncode: int | None = None

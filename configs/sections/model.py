@@ -33,7 +33,7 @@ class ModelConfig(Section):
     """A commit or tag of a hub model; pin it for repeatable runs."""
     sft_adapters: str | None = "builtin:tiny-sft"
     """Where reinforcement fine-tuning starts: a folder of adapters, `builtin:tiny-sft`, or null for the bare base.
-    `saved_models/sft_adapters` is where `--mode sft` leaves them."""
+    `saved_models/sft_adapters` is a link to those of the latest `--mode sft`."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     chat_template: str | None = None

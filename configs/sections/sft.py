@@ -40,3 +40,4 @@ class SFTConfig(Section):
     eval_tasks: int = Field(default=64, ge=0)
     """Held-out tasks on which success is measured before and after; 0: not at all."""
     output_dir: str = "saved_models/sft_adapters"
+    """A link to the adapters of the latest finished run; see `training.output_dir`."""

@@ -112,6 +112,8 @@ class TrainingConfig(Section):
     """Minutes after which a checkpoint is due in any case; 0: by steps alone."""
     keep_checkpoints: int = Field(default=2, ge=1)
     output_dir: str = "saved_models/rft_adapters"
+    """A link to the adapters of the latest finished run. Those of each run are beside it, in a folder with the run's id
+    (`rft_adapters-1120-0949-k3f9`). A folder that is already there stays as it is."""
 
     @property
     def shaping_apart(self) -> bool:

@@ -19,7 +19,7 @@ from ..runs.durable import make_folder, replace_file, sync_folder
 from ..runs.health import damage
 from ..runs.lock import Locked, hold
 from ..runs.masking import mask
-from ..runs.paths import CONFIG_FILE, LOGS, PROCESSES, RUN_FILE, new_run_id
+from ..runs.paths import CONFIG_FILE, LOGS, PROCESSES, RUN_FILE, new_run_id, pinned
 from ..runs.status import ENDED, look, process_names, process_state, read_json
 from ..runs.types import SCHEMA_VERSION, RunInfo
 from . import trainer
@@ -75,6 +75,8 @@ def _started(
     stdin: int | IO[bytes] | None,
     stdout: int | IO[bytes] | None,
 ) -> RunInfo:
+    if made:  # a resumed run begins with the same adapters, also after other runs have ended
+        config = _with_pinned_adapters(config)
     try:
         secrets = _write_settings(config, run_dir, num_processes, resumed=not made)
         control.clear(run_dir)
@@ -93,6 +95,15 @@ def _started(
             shutil.rmtree(run_dir, ignore_errors=True)
         raise
     return look(run_dir)
+
+
+def _with_pinned_adapters(config: RunConfig) -> RunConfig:
+    sections = {}
+    for name, key in (("model", "sft_adapters"), ("online", "adapters")):
+        section = getattr(config, name)
+        if path := getattr(section, key):
+            sections[name] = section.model_copy(update={key: pinned(path)})
+    return config.model_copy(update=sections)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -38,3 +39,20 @@ def new_run_id(folder: Path | None = None) -> str:
         run_id = f"{time.strftime('%m%d-%H%M')}-{tail}"
         if folder is None or not (folder / run_id).exists():
             return run_id
+
+
+def adapters_dir(output_dir: str, run_id: str) -> Path:
+    """The folder for a run's own adapters; `output_dir` itself is a link to those of the latest finished run."""
+    link = Path(output_dir).expanduser()
+    return link.with_name(f"{link.name}-{run_id}")
+
+
+def pinned(path: str) -> str:
+    """The run's own folder behind a link to the latest adapters; any other path as it is."""
+    link = Path(path).expanduser()
+    return str(link.with_name(os.readlink(link))) if links_to_latest(link) else path
+
+
+def links_to_latest(path: Path) -> bool:
+    """Whether `path` is a link that a finished run made, and no folder or link of the user's."""
+    return path.is_symlink() and re.fullmatch(rf"{re.escape(path.name)}-[^/\\]+", os.readlink(path)) is not None

@@ -44,7 +44,7 @@ from .losses import own_loss
 from .phases import StepClock
 from .pipeline import RolloutOptions
 from .resumable import StatePart
-from .run import begin_at, when_there_is_room
+from .run import begin_at, save_result
 from .served import served
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,8 @@ def run_rft(
     control: ControlChannel | None = None,
     start: Start | None = None,
 ) -> bool:
-    """Train, and leave the adapters in `training.output_dir`. True when all steps were made, False when stopped.
+    """Train, and leave the adapters in a folder of the run beside `training.output_dir`. True when all steps were made,
+    False when stopped.
 
     writer: the run's record. control: requests of people. start: where a resumed run goes on. Raises errors whose
     message is one sentence (ModelLoadError, DataError, TrainingError, …).
@@ -80,11 +81,10 @@ def run_rft(
             sink.close()
     if callbacks.requests.stopped:
         return False
-    where = config.training.output_dir
-    recorder.event("phase", f"saving the adapters to {where}", step=trainer.state.global_step, name="saving")
     saved = True
     if trainer.accelerator.is_main_process:
-        saved = when_there_is_room(lambda: save_final(trainer, where), recorder, control, where)
+        where, step = config.training.output_dir, trainer.state.global_step
+        saved = save_result(lambda folder: write_final(trainer, folder), where, run_dir, recorder, control, step=step)
     trainer.accelerator.wait_for_everyone()
     return saved
 
@@ -251,14 +251,12 @@ def micro_batch(rows: int, training: TrainingConfig) -> int:
     return max(d for d in range(1, min(rows, limit) + 1) if rows % d == 0)
 
 
-def save_final(trainer: GRPOEnvTrainer, folder: str) -> None:
-    """The trained adapters (or the model), for plain `from_pretrained`; a half-written folder is never left behind."""
-    with checkpoints.replacing(folder) as temporary:
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        save_policy(model, temporary)
-        trainer.tokenizer.save_pretrained(str(temporary))
-        if trainer.orchestrator is not None:  # online learning goes on with the same statistics
-            checkpoints.save_rewards(trainer.orchestrator, temporary)
+def write_final(trainer: GRPOEnvTrainer, folder: Path) -> None:
+    """The trained adapters (or the model), for plain `from_pretrained`."""
+    save_policy(trainer.accelerator.unwrap_model(trainer.model), folder)
+    trainer.tokenizer.save_pretrained(str(folder))
+    if trainer.orchestrator is not None:  # online learning goes on with the same statistics
+        checkpoints.save_rewards(trainer.orchestrator, folder)
 
 
 def log_step(step: int, metrics: Mapping[str, Any]) -> None:

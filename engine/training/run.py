@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ from safetensors import SafetensorError
 
 from ..record.step_recorder import StepRecorder
 from ..runs.control import ControlChannel
+from ..runs.paths import adapters_dir, links_to_latest
 from .callbacks import RunCallbacks
-from .checkpoints import Start
+from .checkpoints import Start, replacing
 from .processes import Processes
 from .resumable import Resumable
 
@@ -35,6 +37,54 @@ def begin_at(start: Start, run_dir: Path, trainer: Resumable, callbacks: RunCall
         callbacks.evaluation.evaluated_at = start.record_from
     if start.note:
         recorder.event("record" if start.damaged else "phase", start.note, step=start.step, name="resumed")
+
+
+def save_result(
+    write: Callable[[Path], object],
+    output_dir: str,
+    run_dir: Path,
+    recorder: StepRecorder,
+    control: ControlChannel | None,
+    *,
+    step: int,
+    finished: bool = True,
+) -> bool:
+    """Save the result into the run's own folder. After a finished run `output_dir` becomes a link to it.
+
+    A folder or a link of the user's at `output_dir` stays. False when asked to stop while the disk refuses the result.
+    """
+    folder = adapters_dir(output_dir, run_dir.name)
+    recorder.event("phase", f"saving the adapters to {folder}", step=step, name="saving")
+
+    def save() -> None:
+        with replacing(folder) as temporary:
+            write(temporary)
+
+    if not when_there_is_room(save, recorder, control, str(folder)):
+        return False
+    message = f"saved the adapters to {folder}"
+    if finished:
+        link = folder.with_name(Path(output_dir).name)
+        try:
+            _link(link, folder.name)
+            message += f"; {link} is a link to them"
+        except OSError as problem:
+            message += f"; {link} stays as it is ({problem.strerror or problem})"
+    recorder.event("checkpoint", message, step=step, path=str(folder))
+    return True
+
+
+def _link(link: Path, target: str) -> None:
+    """Point `link` to its sibling `target` in one instant. Raises OSError where something of the user's is."""
+    if os.path.lexists(link) and not links_to_latest(link):
+        link.rmdir()  # nothing is lost with an empty folder; any other is refused
+    temporary = link.with_name(f".tmp-{target}-link")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target, target_is_directory=True)
+    try:
+        os.replace(temporary, link)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def when_there_is_room(

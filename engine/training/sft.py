@@ -32,11 +32,11 @@ from ..runs.control import ControlChannel
 from ..runs.writer import RecordWriter
 from .callbacks import Schedule, run_callbacks
 from .callbacks.recording import SFTRecording
-from .checkpoints import Start, checkpoint_folder, replacing
+from .checkpoints import Start, checkpoint_folder
 from .demonstrations import Demonstration, always, play_demonstrations, read_conversations
 from .phases import StepClock
 from .resumable import Resumable
-from .run import begin_at, when_there_is_room
+from .run import begin_at, save_result
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def run_sft(
     control: ControlChannel | None = None,
     start: Start | None = None,
 ) -> bool:
-    """Train adapters as `config.sft` says and save them to `config.sft.output_dir`.
+    """Train adapters as `config.sft` says and save them to a folder of the run beside `sft.output_dir`.
 
     writer: the run's record (`RunWriter`; on other ranks `NullWriter`). control: a `ControlChannel`. start: where a
     resumed run goes on. Returns False when a request ended the training early; what was learned by then is in a
@@ -127,17 +127,14 @@ def run_sft(
     trainer.train(resume_from_checkpoint=None if start.checkpoint is None else str(start.checkpoint))
     saved = True
     if trainer.accelerator.is_main_process:
-        model, where = trainer.accelerator.unwrap_model(trainer.model), sft.output_dir
+        model, step = trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step
 
-        def save() -> None:
-            with replacing(where) as temporary:
-                save_policy(model, temporary)
-                tokenizer.save_pretrained(str(temporary))
+        def write(folder: Path) -> None:
+            save_policy(model, folder)
+            tokenizer.save_pretrained(str(folder))
 
-        saved = when_there_is_room(save, recorder, control, where)
-        if saved:
-            step = trainer.state.global_step
-            recorder.event("checkpoint", f"saved the adapters to {where}", step=step, path=where)
+        finished = not callbacks.requests.stopped
+        saved = save_result(write, sft.output_dir, run_dir, recorder, control, step=step, finished=finished)
     trainer.accelerator.wait_for_everyone()
     return saved and not callbacks.requests.stopped
 

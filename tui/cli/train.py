@@ -171,14 +171,16 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
     Whether a checkpoint is whole is for the training process to see.
     """
     from ...engine.runs.checkpoints import checkpoint_folder, checkpoints
+    from ...engine.runs.paths import adapters_dir
 
     section = settings.sft if settings.mode == "sft" else settings.training
     total = section.max_steps or run.total_steps
     if run.status == "finished" and total is not None and run.step >= total:
         key = "sft" if settings.mode == "sft" else "training"
-        if Path(section.output_dir).expanduser().is_dir():
+        folder = adapters_dir(section.output_dir, Path(run.path).name)
+        if folder.is_dir():
             say(
-                f"run {run.id} has made all its {total} steps, and its adapters are in {section.output_dir}; "
+                f"run {run.id} has made all its {total} steps, and its adapters are in {folder}; "
                 f"for more steps: grpo-tui train --resume {run.id} --set {key}.max_steps={2 * total}"
             )
             raise typer.Exit(ExitCode.OK)

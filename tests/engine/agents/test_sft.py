@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.policy.models import load_policy
 from grpo_tui.engine.runs.control import ControlChannel, outcome, request
+from grpo_tui.engine.runs.paths import adapters_dir
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.engine.training.checkpoints import Start, find_start
@@ -198,7 +199,8 @@ def test_requests_are_answered(base, tmp_path):
     assert outcome(tmp_path, checkpoint) == "saved as checkpoint-1"
     assert outcome(tmp_path, stop) == "stopping; saved as checkpoint-1"
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["checkpoint-0", "checkpoint-1"]
-    assert (tmp_path / "adapters" / "adapter_model.safetensors").is_file()
+    assert (adapters_dir(run.sft.output_dir, tmp_path.name) / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "adapters").exists(), "a link only to those of a finished run"
 
 
 class _StopsAfter(ControlChannel):

@@ -53,6 +53,18 @@ def test_a_run_starts_records_and_stops_after_saving(start_small, runs_dir: Path
     assert stop_run(stopped).status == "stopped"  # a second time: nothing to do
 
 
+def test_a_run_keeps_the_adapters_it_began_with_when_another_run_ends(start_small, tmp_path: Path):
+    (tmp_path / "sft_adapters-one").mkdir()
+    latest = tmp_path / "sft_adapters"
+    latest.symlink_to("sft_adapters-one")
+    own = tmp_path / "own"
+    own.symlink_to(tmp_path)
+    config = RunConfig()
+    config.model.sft_adapters, config.online.adapters = str(latest), str(own)
+    kept = read_config(Path(start_small(config=config).path))
+    assert (kept.model.sft_adapters, kept.online.adapters) == (str(tmp_path / "sft_adapters-one"), str(own))
+
+
 def test_runs_that_get_the_same_name_at_the_same_moment_get_other_names(runs_dir: Path, monkeypatch):
     names = iter(["same", "same", "other"])
     monkeypatch.setattr(start, "new_run_id", lambda folder: next(names))

@@ -53,6 +53,7 @@ def test_a_finished_run_has_every_step_and_adapters_that_peft_loads(whole, base)
     assert recorded_steps(whole) == list(range(1, 9))
     assert recorded_rollouts(whole) == dict.fromkeys(range(1, 9), 8)
     assert look(whole).status == "finished"
+    assert (whole / "adapters").readlink() == Path("adapters-whole")
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(whole / "adapters"))
     assert any("lora_B" in n and p.abs().max() > 0 for n, p in model.named_parameters())
     assert not list((whole / "adapters").glob("ref*"))
