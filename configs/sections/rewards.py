@@ -288,10 +288,11 @@ class RewardsConfig(Section):
         """The weight of a component after `step` optimiser steps."""
         if component in self.extra_components:
             return self.extra_components[component].weight
-        full = float(getattr(self, f"w_{component}"))
-        if component not in SHAPED or not self.anneal_steps:
-            return full
-        return full * max(0.0, 1.0 - step / self.anneal_steps)
+        return float(getattr(self, f"w_{component}")) * self.annealing(component, step)
+
+    def annealing(self, component: str, step: int) -> float:
+        """The fraction of its weight that a component has left after `step` optimiser steps."""
+        return max(0.0, 1.0 - step / self.anneal_steps) if component in SHAPED and self.anneal_steps else 1.0
 
     @property
     def used_normalization(self) -> NormalizationConfig:
@@ -313,9 +314,10 @@ class RewardsConfig(Section):
         return {name: self.weight(name) for name in (*self.components, *self.extra_components)}
 
     def normalization_of(self, component: str) -> Normalization:
-        """How a component is normalised."""
+        """How a component is normalised; one without a setting of its own is a reward function."""
         extra = self.extra_components.get(component)
-        return getattr(self.used_normalization, component) if extra is None else extra.normalization
+        own = component if component in COMPONENTS else "functions"
+        return getattr(self.used_normalization, own) if extra is None else extra.normalization
 
 
 def _did_you_mean(value: str, known: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
@@ -24,19 +24,24 @@ def recompute(reader: RunReader, config: RunConfig) -> Report:
 
     Only what a training records is checked: rollouts that answered requests and those of evaluations are left out.
     """
-    return recompute_steps(steps_of(reader), metrics_of(reader), config)
+    in_force = [(e.step, e.data) for e in reader.events(kinds=["rewards"], limit=100_000)]
+    return recompute_steps(steps_of(reader), metrics_of(reader), config, in_force)
 
 
 def recompute_steps(
-    steps: Iterable[tuple[int, list[Item]]], metrics: Mapping[int, Mapping[str, float]], config: RunConfig
+    steps: Iterable[tuple[int, list[Item]]],
+    metrics: Mapping[int, Mapping[str, float]],
+    config: RunConfig,
+    in_force: Sequence[tuple[int, Mapping[str, object]]] = (),
 ) -> Report:
-    """The same from what was read: the rollouts of each step, and its metrics by name."""
+    """The same from the rollouts of each step, the metrics of each step by name, and the weights and rules that were
+    in force after a step (events of kind `rewards`, in order)."""
     report = Report()
     replay = config.training.replay
     one_batch = replay.mode != "dapo"
     if not one_batch:
         report.given["running statistics"] = "dynamic sampling scores a step in several batches, some left out"
-    rewards = Rewards(config.rewards, report, running=one_batch)
+    rewards = Rewards(config.rewards, report, running=one_batch, in_force=in_force)
     advantages = Advantages(config.training, report)
     buffer = Replay(replay, report)
     loss = Loss(config.training, report)

@@ -17,26 +17,45 @@ from .ledger import SINGLE, Report
 
 class Rewards:
     """Checks the rewards of step after step. running: whether statistics were taken from the very rollouts that are
-    recorded, so that they can be followed."""
+    recorded, so that they can be followed. in_force: see `check.recompute_steps`."""
 
-    def __init__(self, config: RewardsConfig, report: Report, running: bool) -> None:
+    def __init__(
+        self,
+        config: RewardsConfig,
+        report: Report,
+        running: bool,
+        in_force: Sequence[tuple[int, Mapping[str, object]]] = (),
+    ) -> None:
         self.config = config
         self.report = report
         self.follows = running
         self.statistics: dict[str, Moments] = {}
-        built_in = (rule(getattr(config.penalties, rule.id)) for rule in BUILT_IN)
-        self.rules = [rule for rule in built_in if rule.amount]
-        self.own_rules = bool(config.penalty_rules)
-        if self.own_rules:
-            report.given["penalties of your own rules"] = "their code is not run here"
+        self.in_force = in_force
+        self.weights: Mapping[str, float] = config.weights
+        # A record without such events is of an earlier version, and its configuration names the rules of that version.
+        named = config.penalties.model_fields_set or set(type(config.penalties).model_fields)
+        self._rules({rule.id: getattr(config.penalties, rule.id) for rule in BUILT_IN if rule.id in named})
         for name in config.extra_components:
             report.given[f"raw {name}"] = "its code is not run here"
         for name in ("curiosity", "coherence"):
             if getattr(config, f"w_{name}"):
                 report.given[f"raw {name}"] = "it comes from hidden states, which are not recorded"
 
+    def _rules(self, amounts: Mapping[str, float]) -> None:
+        built_in = {rule.id: rule for rule in BUILT_IN}
+        self.rules = [built_in[name](amount) for name, amount in amounts.items() if name in built_in and amount]
+        self.own_rules = bool(self.config.penalty_rules) or any(name not in built_in for name in amounts)
+
+    def _begin(self, step: int) -> None:
+        """Take the weights and rules that are in force in this step."""
+        for after, data in self.in_force:
+            if after < step:
+                self.weights = _amounts(data.get("weights"))
+                self._rules(_amounts(data.get("rules")))
+
     def step(self, items: Sequence[Item]) -> None:
         """All rewards of one step."""
+        self._begin(items[0].row.step or 0)
         batch: dict[str, list[float]] = {}
         for item in items:
             breakdown = item.record.breakdown
@@ -60,6 +79,8 @@ class Rewards:
             return
         episode = Episode(item.record.trajectory)
         known = {rule.id for rule in self.rules}
+        if self.own_rules:
+            self.report.given["penalties of other rules"] = "their code is not run here"
         for step, reward in zip(episode.steps, breakdown.steps, strict=True):
             found = [p for rule in self.rules if (p := rule.check(episode, step)) is not None]
             recorded = [p for p in reward.penalties if p.rule in known or not self.own_rules]
@@ -95,7 +116,8 @@ class Rewards:
 
     def _sums(self, item: Item, breakdown: RewardBreakdown) -> None:
         after = (item.row.step or 1) - 1
-        weights = {name: self.config.weight(name, after) for name in self.config.weights}
+        weights = {name: weight * self.config.annealing(name, after) for name, weight in self.weights.items()}
+        weights |= {score.name: score.weight for step in item.record.trajectory.steps for score in step.scores}
         for i, step in enumerate(breakdown.steps):
             place = f"{item.place}, turn {i + 1}"
             for name, value in step.components.items():
@@ -178,6 +200,12 @@ def moments(values: Sequence[float]) -> Moments:
         return Moments()
     mean = math.fsum(values) / len(values)
     return Moments(len(values), mean, math.fsum((v - mean) ** 2 for v in values))
+
+
+def _amounts(data: object) -> dict[str, float]:
+    """Numbers by name, as far as an event holds them."""
+    items = data.items() if isinstance(data, Mapping) else ()
+    return {str(name): float(value) for name, value in items if isinstance(value, (int, float))}
 
 
 def _by_component(item: Item) -> dict[str, list[float]]:

@@ -46,6 +46,7 @@ EventKind = Literal[
     "eval",  # data: split, greedy, sampled, n
     "feedback",  # what a person said of an answer; data: request, verdict, answer, source
     "control",  # data: command, outcome; the run acknowledges a request
+    "rewards",  # the rewards in force from here on: data: weights (before annealing) and rules (amounts), by name
     "phase",  # data: name (loading, sft, training, evaluating, saving)
     "record",  # the record itself was in trouble (full disk, dropped rows): data: reason, dropped
     "error",  # data: where, traceback

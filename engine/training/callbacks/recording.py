@@ -75,6 +75,17 @@ class GRPORecording(StepRecording):
                 metric.KL_TOLERANCE: controller.config.kl_tolerance,
             }
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Record which components and rules are in force, also anew when a run is resumed."""
+        super().on_train_begin(args, state, control, **kwargs)
+        if (rewards := self._trainer.orchestrator) is not None:
+            rules = {rule.id: rule.amount for rule in rewards.penalties.rules}
+            self._recorder.event(
+                "rewards", "rewards in force", step=state.global_step, weights=rewards.weights, rules=rules
+            )
+
     def after_step(self, state: TrainerState, control: TrainerControl, logs: Logs) -> None:
         """Record the step; every process tells what its rollouts put into the loss."""
         self._loss = self._trainer.loss_terms.take(self._trainer.accelerator.num_processes)

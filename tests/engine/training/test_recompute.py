@@ -120,6 +120,43 @@ def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], r
     assert report.total > 500
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["recorded", "earlier version"])
+def test_penalties_are_those_that_were_in_force(tmp_path, told: bool):
+    folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["rewards"]["penalties"] = {"unparsable_call": 0.0, "no_final_answer": -0.2}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(folder) == 0
+    # A version that knows one rule more reads the configuration with that rule's default.
+    del config["rewards"]["penalties"]["unparsable_call"]
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    if not told:
+        with sqlite3.connect(folder / DATABASE) as db:
+            db.execute("DELETE FROM events WHERE kind = 'rewards'")
+    with RunReader(folder) as reader:
+        report = recompute(reader, read_config(folder))
+        in_force = [event.data for event in reader.events(kinds=["rewards"])]
+    assert report.compared["penalties"]
+    wrong = {str(w).partition(" is recorded")[0].rpartition(": ")[2] for w in report.wrong}
+    assert not wrong if told else wrong <= {"penalties"}
+    if told:
+        assert in_force[0]["weights"]["penalty"] == 1.0 and in_force[0]["rules"]["no_final_answer"] == -0.2
+
+
+def test_scores_of_reward_functions_come_out_again_too(tmp_path):
+    folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0)
+    (tmp_path / "mine.py").write_text("def size(completions, **kwargs):\n    return [len(str(c)) for c in completions]")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["environment"]["reward_funcs"] = {f"{tmp_path / 'mine.py'}:size": 0.01}
+    config["rewards"]["normalization"] = {"functions": "group"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(folder) == 0
+    with RunReader(folder) as reader:
+        report = recompute(reader, read_config(folder))
+    assert [str(w) for w in report.wrong] == []
+    assert report.compared["weight of size"] and report.compared["normalised size"]
+
+
 def test_what_the_environment_pays_comes_out_again_too(tmp_path):
     folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0)
     config = yaml.safe_load((folder / "config.yaml").read_text())
