@@ -21,9 +21,13 @@ from .history import TokenHistory
 from .sampling import sample
 from .seen_rows import SeenRows, ShownImage
 from .settings import AgentSettings
+from .watching import WatchedBatch
 
 COMPACT_BELOW = 0.75
 """Rows that have finished their turn leave the batch once at most this share still writes."""
+
+SEEN_TOKENS = 160
+"""Newest tokens of a text under way that a watcher is shown."""
 
 CHECK_EVERY = 8
 """Steps between looks at who has finished, on an accelerator, where a look waits for the device."""
@@ -45,11 +49,13 @@ class TransformersSession:
         num_rollouts: int,
         seeds: Sequence[int],
         rows_of: RowsOf = CachedRows,
+        watched: WatchedBatch | None = None,
     ):
         self.decoder = decoder
         self.chat = chat
         self.settings = settings
         self.num_rollouts = num_rollouts
+        self._watched = watched
         rows = len(prompts) * num_rollouts
         by_row = [p for p in prompts for _ in range(num_rollouts)]
         self._refused = {row: str(p) for row, p in enumerate(by_row) if isinstance(p, SightError)}
@@ -99,6 +105,8 @@ class TransformersSession:
             reason = "stop" if ended[row] else "token_limit" if full else "turn_limit"
             text = self.chat.decode(self.history.ids[row, start:end].tolist())
             turns.append(AgentTurn(text, (start, end), reason))
+            if self._watched is not None:
+                self._watched.wrote(row, end - start, text)
         return turns
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
@@ -152,6 +160,8 @@ class TransformersSession:
     def close(self) -> None:
         """Free what the model keeps."""
         self._rows.clear()
+        if self._watched is not None:
+            self._watched.close()
 
     def _room(self, rows: np.ndarray) -> np.ndarray:
         """How many more tokens each of these rows may write, int64 `[n]`."""
@@ -186,6 +196,10 @@ class TransformersSession:
         counts = torch.zeros(n, dtype=torch.long, device=device)
         ended = torch.zeros(n, dtype=torch.bool, device=device)
         look = 1 if device.type == "cpu" else CHECK_EVERY
+        if self._watched is not None:
+            self._watched.turn()
+            for row in order.tolist():
+                self._watched.goes_on(row)
 
         for step in range(steps):
             noise = None if uniform is None else uniform[step, column]
@@ -202,6 +216,8 @@ class TransformersSession:
             if step + 1 == steps:
                 break
             if step % look == look - 1:
+                if self._watched is not None and self._watched.due():
+                    self._report(self._watched, order, tokens[: step + 1], counts, ended | (counts <= step), steps)
                 living = int(alive.sum())
                 if living == 0:
                     break
@@ -218,6 +234,26 @@ class TransformersSession:
         by_row = np.zeros(len(self.history.length), dtype=bool)
         by_row[order] = ended.cpu().numpy()
         return by_row[rows]
+
+    def _report(
+        self,
+        watched: WatchedBatch,
+        order: np.ndarray,
+        tokens: torch.Tensor,
+        counts: torch.Tensor,
+        over: torch.Tensor,
+        steps: int,
+    ) -> None:
+        """Tell how far a turn is. tokens `[t, n]`, counts and over `[n]` by column; `order` has the row of each."""
+        with watched.look(len(tokens), steps):
+            written, done = counts.tolist(), over.tolist()
+            for column, row in enumerate(order.tolist()):
+                count, text = written[column], None
+                if watched.wants(row):
+                    text = self.chat.decode(tokens[max(0, count - SEEN_TOKENS) : count, column].tolist()).strip(
+                        "\ufffd"
+                    )
+                watched.writes(row, count, text, cut=count > SEEN_TOKENS, over=done[column])
 
     def _uniform(self, order: np.ndarray, steps: int) -> torch.Tensor | None:
         """Random numbers of one turn, float64 `[steps, n]`: a row's depend on the seed of its prompt, its place among

@@ -99,7 +99,8 @@ class TransformersAgent(ChatAgent):
         """
         seeds, chat = seeds_of(seed, len(prompts)), self.chat_for(tools)
         begun = [self.begin(messages, tools) for messages in prompts]
-        return TransformersSession(self.decoder, chat, self.config, begun, num_rollouts, seeds, self._rows_of)
+        watched = self.watched(prompts, num_rollouts, self.config)
+        return TransformersSession(self.decoder, chat, self.config, begun, num_rollouts, seeds, self._rows_of, watched)
 
     @cached_property
     def _rows_of(self) -> RowsOf:

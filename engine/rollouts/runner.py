@@ -111,6 +111,22 @@ class LimitsTurns(Protocol):
     turn_timeout_s: float
 
 
+class RolloutWatch(Protocol):
+    """Sees how rollouts come to be. Calls of one trial come from one thread."""
+
+    def begins(self, split: str, step: int, turns: int, total: int) -> None:
+        """A trial begins; turns: the most that a rollout may take (0: not known). total: rollouts of the whole call."""
+        ...
+
+    def ended(self, count: int) -> None:
+        """So many rollouts of the trial have ended."""
+        ...
+
+    def made(self, rollouts: Sequence[Rollout]) -> None:
+        """The rollouts of the trial, judged."""
+        ...
+
+
 def prepares(config: EnvironmentConfig, images: ImageStore) -> Callable[[TrialEnv], None]:
     """What is done once with each environment of a run: its pictures go to `images`, and its turns have the time that
     the configuration gives, unless its own options say otherwise."""
@@ -128,8 +144,8 @@ def prepares(config: EnvironmentConfig, images: ImageStore) -> Callable[[TrialEn
 class RolloutRunner:
     """Runs trials of rows with one agent. `prepare(env)` is called once for each new environment.
 
-    `on_progress` is told how many rollouts of a call have ended, of how many. `judge(rollouts, rows, step)` returns
-    finished rollouts with the scores of reward functions (`judging.Judge`).
+    `on_progress` is told how many rollouts of a call have ended, of how many; `watch` sees each trial.
+    `judge(rollouts, rows, step)` returns finished rollouts with the scores of reward functions (`judging.Judge`).
 
     `env_cache` maps (class path, canonical config) to the instance.
     """
@@ -141,6 +157,7 @@ class RolloutRunner:
     prepare: Callable[[TrialEnv], None] | None = None
     timings: Timings = field(default_factory=Timings)
     on_progress: Callable[[int, int], None] | None = None
+    watch: RolloutWatch | None = None
     judge: Callable[[Sequence[Rollout], Sequence[Row], int], list[Rollout]] | None = None
 
     def beside(self) -> RolloutRunner:
@@ -189,8 +206,10 @@ class RolloutRunner:
                 "seed": None if seed is None else _seeds(type(env), [seed_of(seed, n) for n in numbers]),
                 "step": step,
                 "split": split,
-                "on_progress": lambda n, _, before=ended: self._tell(before + n, total),
+                "on_progress": lambda n, _, before=ended: self._tell(before + n, total, n),
             }
+            if self.watch is not None:
+                self.watch.begins(split, step, int(getattr(env, "max_turns", 0) or 0), total)
             result = env.run_trial(
                 task_data_list=[rows[i].task_data for i in indices],
                 agent=self.agent,
@@ -205,6 +224,8 @@ class RolloutRunner:
                 began = time.perf_counter()
                 made = self.judge(made, [rows[i] for i in indices for _ in range(rollouts)], step)
                 self.timings.environment += time.perf_counter() - began
+            if self.watch is not None:
+                self.watch.made(made)
             done += made
             ended += len(indices) * rollouts
             self._tell(ended, total)
@@ -213,7 +234,9 @@ class RolloutRunner:
             self.timings.environment += float(spent.get("environment_s", 0.0))
         return in_batch_order(done)
 
-    def _tell(self, ended: int, total: int) -> None:
+    def _tell(self, ended: int, total: int, of_trial: int = 0) -> None:
+        if self.watch is not None and of_trial:
+            self.watch.ended(of_trial)
         if self.on_progress is not None:
             self.on_progress(ended, total)
 

@@ -18,6 +18,7 @@ class NullWriter:
     """The writer of every rank but the first: takes everything, writes nothing."""
 
     dropped = 0
+    live = None
 
     def metrics(self, step: int, values: Values) -> None:
         """See `RunWriter.metrics`."""

@@ -205,7 +205,9 @@ def _progress(said: object) -> Progress | None:
     if not isinstance(said, dict):
         return None
     done, total = number(said.get("done")) or 0, number(said.get("total")) or 0
-    return Progress(str(said.get("phase") or ""), int(done), int(total))
+    return Progress(
+        str(said.get("phase") or ""), int(done), int(total), number(said.get("began")), number(said.get("took"))
+    )
 
 
 def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus, str | None]:

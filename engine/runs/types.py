@@ -57,12 +57,15 @@ EventKind = Literal[
 class Progress:
     """Where a run is inside its present step: `done` of `total` parts of a phase (0 of 0: the phase has no parts).
 
-    A phase is a word such as `rollouts`, `log-probs`, `update`, `evaluation`.
+    A phase is a word such as `rollouts`, `scoring`, `log-probs`, `backward`, `evaluation`. began: when the phase began,
+    in seconds since the epoch; took: seconds that it lasted the last time (None: not known).
     """
 
     phase: str = ""
     done: int = 0
     total: int = 0
+    began: float | None = field(default=None, compare=False)
+    took: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .flight import Flights
 from .images import image_path
 from .items import Event, Item, Metrics, Positions, SavedImage, Together, Trajectories, Uses, Vocabulary
+from .live import Live, live_file
 from .null_writer import NullWriter, Values
 from .paths import PROCESSES, RUN_FILE
 from .sink import Sink
@@ -74,6 +75,10 @@ class RunWriter:
         self._limit = queue_bytes
         self._alerts = alerts
         self.flights = Flights()
+        self.live = Live()
+        """What this process writes at this moment."""
+        self._took: dict[str, float] = {}
+        """Seconds that each phase lasted the last time."""
         self._queue: deque[tuple[Item, int]] = deque()
         """What waits, each with its cost."""
         self._bytes = 0
@@ -172,7 +177,14 @@ class RunWriter:
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
         """Where the run is inside its step (see `Progress`); costs no more than keeping it, and is soon on disk."""
         with self._condition:
-            self._state["progress"] = {"phase": phase, "done": done, "total": total}
+            before = self._state.get("progress", {})
+            began = time.time()
+            if before.get("phase") == phase and before["done"] <= done:
+                began = before["began"]
+            elif before:
+                self._took[before["phase"]] = began - before["began"]
+            took = self._took.get(phase)
+            self._state["progress"] = {"phase": phase, "done": done, "total": total, "began": began, "took": took}
             self._state["heard"] = time.time()
             self._state_dirty = True
 
@@ -284,6 +296,7 @@ class RunWriter:
             late = bool(batch) and self._state["status"] in ENDED
             done = self._sink.write(batch)
             self._write_state(final=late)  # what comes after the end is in the summary, too
+            self._write_live()
             with self._condition:
                 if done:
                     self._bytes -= cost
@@ -296,6 +309,8 @@ class RunWriter:
                     break
         self._sink.close(left)
         self._write_state(final=True)
+        with suppress(OSError):
+            live_file(self.run_dir, self.process).unlink(missing_ok=True)  # nothing is written any more
 
     def _wait(self, *, pending: bool) -> None:
         with self._condition:
@@ -361,6 +376,16 @@ class RunWriter:
                 write_json(self.run_dir / PROCESSES / f"{self.process}.json", state)
         except OSError as error:
             log.debug("status not written: %s", error)
+
+    def _write_live(self) -> None:
+        news = self.live.news()
+        if news is None or not self.run_dir.is_dir():
+            return
+        try:
+            own = {key: self._state.get(key) for key in ("pid", "started", "born", "where")}
+            write_json(live_file(self.run_dir, self.process), {**own, **news})
+        except OSError as error:
+            log.debug("the newest texts were not written: %s", error)
 
 
 RecordWriter = RunWriter | NullWriter

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -46,6 +46,8 @@ class FrozenPass:
         self.policy = policy
         self.reference_copy = reference
         self.batch_size = batch_size
+        self.on_progress: Callable[[int, int], None] | None = None
+        """Hears how many rollouts have been through the model, of how many."""
 
     def behaviour(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The same rollouts; those without `logprobs` get them under the policy as it is now."""
@@ -81,6 +83,8 @@ class FrozenPass:
     def _score(self, model: PreparedModel, rollouts: Sequence[Rollout], embeddings: bool = False) -> TokenScores:
         logprobs, found = [], []
         for start in range(0, len(rollouts), self.batch_size):
+            if self.on_progress is not None:
+                self.on_progress(start, len(rollouts))
             part = rollouts[start : start + self.batch_size]
             turn_ids = [r.turn_ids for r in part] if embeddings else None
             images = [r.images for r in part]

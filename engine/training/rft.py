@@ -160,6 +160,7 @@ def build_trainer(
         beta=None if controller is None else AutomaticBeta(trainer, recorder, controller),
     )
     trainer.phases.on_begin = callbacks.progress.phase
+    trainer.frozen.on_progress = callbacks.progress.scored
     recorder.vocabulary(tokenizer)
     return trainer, callbacks
 

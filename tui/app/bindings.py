@@ -59,6 +59,8 @@ TABLE: tuple[Key, ...] = (
     Key((LIVE,), "M", "M", "choose_metrics", "choose", "Choose the metrics of the chart by typing, in their order"),
     Key((LIVE,), "L", "L", "log_scale", "log scale", "A logarithmic scale, or the plain one"),
     Key((LIVE,), "t", "t", "next_axis", "along", "Steps, time or tokens along the chart"),
+    Key((LIVE,), "n", "n", "next_text(1)", "next text", "The next of the texts that are written now", 5),
+    Key((LIVE,), "N", "N", "next_text(-1)", "", "The previous of the texts that are written now"),
     Key((LIVE,), "z", "z", "whole", "whole panel", "The panel in use alone, or all panels", 7),
     Key((LIVE,), "w", "w", "smooth", "smooth", "More smoothing of the curves; after the most, none"),
     Key((LIVE,), "plus,equals_sign", "+", "zoom_in", "zoom in", "Show half as many steps"),

@@ -18,7 +18,8 @@ _APART = 8.0
 class Series:
     """One line. `spread`: one standard deviation per point, drawn as a band. `dots`: points instead of a line.
 
-    `last` is the newest value as it was recorded, told beside the name; without it, the last point's.
+    `last` is the newest value as it was recorded, told beside the name; without it, the last point's. `share`: values
+    are parts of a whole, whose axis runs from 0 to 1.
     """
 
     name: str
@@ -27,13 +28,20 @@ class Series:
     spread: Sequence[float] | None = None
     dots: bool = False
     last: float | None = None
+    share: bool = False
 
     @classmethod
     def of(
-        cls, name: str, points: Sequence[tuple[float, float]], *, dots: bool = False, last: float | None = None
+        cls,
+        name: str,
+        points: Sequence[tuple[float, float]],
+        *,
+        dots: bool = False,
+        last: float | None = None,
+        share: bool = False,
     ) -> Series:
         """The line through these points of (x, y)."""
-        return cls(name, [x for x, _ in points], [y for _, y in points], dots=dots, last=last)
+        return cls(name, [x for x, _ in points], [y for _, y in points], dots=dots, last=last, share=share)
 
     @property
     def newest(self) -> float | None:
@@ -64,7 +72,7 @@ def smooth(values: Sequence[float], weight: float) -> list[float]:
 def positive(series: Series) -> Series:
     """The decimal logarithm of a curve; values that have none are left out, and so is the spread."""
     ys = [math.log10(clamp(y)) if math.isfinite(y) and y > 0 else math.nan for y in series.ys]
-    return replace(series, ys=ys, spread=None, last=series.newest)
+    return replace(series, ys=ys, spread=None, last=series.newest, share=False)
 
 
 def by_scale(series: Sequence[Series]) -> list[list[Series]]:

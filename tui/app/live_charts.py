@@ -104,6 +104,10 @@ _LABELS = {
 }
 MEASURED_AT_TIMES = (metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED, metric.VALIDATION_EMA, metric.VALIDATION_LIVE)
 """Metrics of few steps: their points are drawn, too."""
+_SHARES = (
+    metric.ONLINE_SUCCESS, metric.ONLINE_SUCCESS_INITIAL, metric.GATE_RATE, metric.FLIP_RATE,
+    metric.VALIDATION_EMA, metric.VALIDATION_LIVE,
+)  # fmt: skip
 _PREFIXES = (
     metric.COMPONENT_RAW.prefix,
     metric.COMPONENT_SUM.prefix,
@@ -248,6 +252,7 @@ def series_of(
                 [spread.get(step, 0.0) for step, _ in points] if spread else None,
                 dots=name in MEASURED_AT_TIMES,
                 last=latest.get(name),
+                share=is_share(name),
             )
         )
     return made
@@ -260,6 +265,11 @@ def kl_series(reading: Reading, curves: Mapping[str, Points], x: Along | None = 
     return [
         replace(s, spread=[tolerance] * len(s.ys)) if s.name == "target" and tolerance is not None else s for s in made
     ]
+
+
+def is_share(name: str) -> bool:
+    """Whether a metric is a part of a whole that may come near to it: its axis runs from 0 to 1."""
+    return name in _SHARES or (metric.meaning(name).startswith("share") and name != metric.CLIP_FRACTION)
 
 
 def label(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Literal
 from ...configs import metric_names as metric
 from ...engine.runs.control import Asked, asked
 from ...engine.runs.errors import RecordError
+from ...engine.runs.live import LiveState, read_live
 from ...engine.runs.reader import RunReader
 from ...engine.runs.summary import RATE_WINDOW
 from ...engine.runs.types import Event, RunInfo
@@ -56,6 +57,8 @@ class Reading:
     seconds_a_step: float | None = None
     """Mean of the last `PACE_STEPS` steps, with their share of the time that evaluations took."""
     log: Sequence[str] = ()
+    live: LiveState | None = None
+    """What is written at this moment."""
     problem: str = ""
 
     @property
@@ -83,7 +86,7 @@ def read(reader: RunReader, log_lines: int) -> Reading:
     from ...engine.launch.logs import tail_log  # here: the first paint does not wait for it
 
     info = reader.info()
-    reading = Reading(info, asked=asked(info.path), log=tail_log(info, log_lines))
+    reading = Reading(info, asked=asked(info.path), log=tail_log(info, log_lines), live=read_live(info))
     problems: list[str] = []
     try:
         reading = _with_metrics(reading, reader)

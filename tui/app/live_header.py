@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..format import ago, count, duration, number, percent, progress, step_text
+from ..progress_text import inside
 from ..status import status_sign, status_style
 from .live_data import Reading
 from .run_requests import Requests
@@ -93,11 +94,11 @@ def _inside(p: Palette, reading: Reading, now: float) -> list[Part]:
     if info.status not in ("starting", "running"):
         return []
     parts: list[Part] = []
-    inside = info.progress
-    if inside is not None and inside.phase:
-        line = Line(p).add(inside.phase, p.text)
-        if inside.total:
-            line.add(f" {count(inside.done)}/{count(inside.total)}", p.text)
+    now_at = inside(info.progress, reading.live)
+    if now_at is not None and now_at.phase:
+        line = Line(p).add(now_at.phase, p.text)
+        if now_at.total > 1:
+            line.add(f" {count(now_at.done)}/{count(now_at.total)}", p.text)
         parts.append(Part(2, line))
     elif reading.phase and info.status == "starting":
         parts.append(Part(3, Line(p).add(reading.phase, p.muted, cells=min(len(reading.phase), 40))))

@@ -8,9 +8,9 @@ from .live_data import Kind
 from .widgets.frame import Box, Part, split
 
 PANES: dict[Kind, tuple[str, ...]] = {
-    "rft": ("chart", "components", "kl", "actions", "learning", "versions", "speed", "log", "alerts"),
-    "sft": ("chart", "learning", "versions", "speed", "log", "alerts"),
-    "online": ("chart", "serving", "learning", "components", "kl", "actions", "versions", "log", "alerts"),
+    "rft": ("chart", "writing", "components", "kl", "actions", "learning", "versions", "speed", "log", "alerts"),
+    "sft": ("chart", "writing", "learning", "versions", "speed", "log", "alerts"),
+    "online": ("chart", "writing", "serving", "learning", "components", "kl", "actions", "versions", "log", "alerts"),
 }
 """The panels that a run of a kind fills, in the order of the tab key."""
 
@@ -20,7 +20,7 @@ class Wanted:
     """What the layout depends on besides the size.
 
     components: rows of the component table. findings: how many there are. focus: the pane that takes the keys.
-    whole: that pane alone.
+    whole: that pane alone. writing: the run may be writing texts. empty: panes that have nothing to show.
     """
 
     kind: Kind = "rft"
@@ -28,6 +28,8 @@ class Wanted:
     findings: int = 0
     focus: str = "chart"
     whole: bool = False
+    writing: bool = False
+    empty: frozenset[str] = frozenset()
 
 
 def plan(wanted: Wanted, width: int, height: int) -> list[Box]:
@@ -37,9 +39,13 @@ def plan(wanted: Wanted, width: int, height: int) -> list[Box]:
     if width < 64 or height < 14:
         return _small(wanted, width, height)
     alerts = 4 if height < 30 else 5 if height < 45 else 7
+    if not wanted.findings:
+        alerts = 3
     if wanted.focus == "alerts":  # in use: room to read them
         alerts = max(alerts, min(12, height // 2, wanted.findings + 5))
     body = height - alerts + 1
+    if wanted.kind != "online" and {"learning", "speed"} <= wanted.empty:
+        return [*_before_the_first_step(wanted, width, body), Box("alerts", 0, body - 1, width, alerts)]
     boxes = {"rft": _rft, "online": _online, "sft": _sft}[wanted.kind](wanted, width, body)
     return [*boxes, Box("alerts", 0, body - 1, width, alerts)]
 
@@ -55,8 +61,26 @@ def _columns(width: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return first, second
 
 
+def _before_the_first_step(wanted: Wanted, width: int, height: int) -> list[Box]:
+    """The texts that are written, and what is known by now: the held-out success of the beginning, and the log."""
+    known = [name for name in ("chart", "versions") if name not in wanted.empty]
+    if not wanted.writing:
+        rows = split(height, [Part(8, 1.0)] * (len(known) + 1))
+        return [Box(name, 0, y, width, h) for name, (y, h) in zip([*known, "log"], rows, strict=True)]
+    if width < 100:
+        if height < 16:
+            return [Box("writing", 0, 0, width, height)]
+        (y1, h1), (y2, h2) = split(height, [Part(9, 2.0), Part(6, 1.0, 10)])
+        return [Box("writing", 0, y1, width, h1), Box("chart" if "chart" in known else "log", 0, y2, width, h2)]
+    (x1, w1), (x2, w2) = split(width, [Part(60, 1.6), Part(36, 1.0)])
+    sizes = {"chart": Part(9, 1.0), "versions": Part(4, 0.2, 6), "log": Part(6, 0.6)}
+    names = [*known, "log"] if height >= 20 else [*known[:1], *(["log"] if not known else [])]
+    rows = split(height, [sizes[name] for name in names])
+    return [Box("writing", x1, 0, w1, height), *(Box(n, x2, y, w2, h) for n, (y, h) in zip(names, rows, strict=True))]
+
+
 def _rft(wanted: Wanted, width: int, height: int) -> list[Box]:
-    rows = [Part(9, 1.5), Part(7, 0.55, 13)]
+    rows = [Part(9, 1.2), Part(9, 1.0)] if wanted.writing else [Part(9, 1.5), Part(7, 0.55, 13)]
     if height >= 34:
         rows.append(Part(8, 0.3, 10))
     tops = split(height, rows)
@@ -64,21 +88,29 @@ def _rft(wanted: Wanted, width: int, height: int) -> list[Box]:
     (y, h) = tops[0]
     boxes = [Box("chart", cx, y, cw, h)]
     need = wanted.components + 5
-    if h >= need + 7:
+    if h >= need + 7 and "kl" not in wanted.empty:
         boxes += [Box("components", tx, y, tw, need), Box("kl", tx, y + need - 1, tw, h - need + 1)]
     else:
         boxes.append(Box("components", tx, y, tw, h))
+    first = "writing" if wanted.writing else "speed" if "actions" in wanted.empty else "actions"
     (y, h) = tops[1]
     if width >= 100:
         parts = [Part(cw, 0.0), Part(30, 1.0), Part(26, 0.7)]
         if width < 110 or tw < 58:
             parts = [Part(34, 1.2), Part(32, 1.0), Part(30, 0.8)]
-        boxes += _row(("actions", "learning", "versions"), parts, width, y, h)
+        boxes += _row((first, "learning", "versions"), parts, width, y, h)
+    elif wanted.writing:
+        boxes.append(Box("writing", 0, y, width, h))
     else:
-        boxes += [Box("actions", cx, y, cw, h), Box("learning", tx, y, tw, h)]
+        boxes += [Box(first, cx, y, cw, h), Box("learning", tx, y, tw, h)]
     if len(tops) > 2:
         (y, h) = tops[2]
-        boxes += [Box("speed", cx, y, cw, h), Box("log", tx, y, tw, h)]
+        if first == "writing" and "actions" not in wanted.empty and width >= 120:
+            boxes += _row(("speed", "actions", "log"), [Part(40, 1.0), Part(34, 0.8), Part(40, 1.0)], width, y, h)
+        else:
+            boxes += [Box("log", 0, y, width, h)] if first == "speed" else [
+                Box("speed", cx, y, cw, h), Box("log", tx, y, tw, h),
+            ]  # fmt: skip
     return boxes
 
 
@@ -128,6 +160,12 @@ def _small(wanted: Wanted, width: int, height: int) -> list[Box]:
     """A terminal of a few lines: the chart, one panel that says most, and the alerts; the pane in use comes first."""
     if height < 10:
         return [Box(wanted.focus, 0, 0, width, height)]
+    if {"learning", "speed"} <= wanted.empty and wanted.kind != "online":
+        second = "writing" if wanted.writing else "log"
+        if wanted.focus not in ("chart", "alerts"):
+            second = wanted.focus
+        (y1, h1), (y2, h2) = split(height, [Part(6, 1.0), Part(4, 0.3)])
+        return [Box(second, 0, y1, width, h1), Box("alerts", 0, y2, width, h2)]
     second = {"rft": "components", "sft": "learning", "online": "serving"}[wanted.kind]
     if wanted.focus not in ("chart", "alerts"):
         second = wanted.focus

@@ -99,7 +99,10 @@ class RemoteAgent(ChatAgent):
             raise RuntimeError("no version of the policy was published yet")
         seeds, chat = seeds_of(seed, len(prompts)), self.chat_for(tools)
         tokens = [self.chat.prompt(messages, tools) for messages in prompts]
-        return RemoteSession(self.pool, self.publisher, version, chat, self.config, tokens, num_rollouts, seeds)
+        watched = self.watched(prompts, num_rollouts, self.config)
+        return RemoteSession(
+            self.pool, self.publisher, version, chat, self.config, tokens, num_rollouts, seeds, watched
+        )
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Encoded:
         """A prompt as tokens."""

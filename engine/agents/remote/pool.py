@@ -47,13 +47,15 @@ class NoServersLeft(GrpoTuiError, RuntimeError):
 @dataclass
 class Server:
     """One server of the pool. why_out: empty while it is in; refusal: set where it would not help to wait.
-    retried: somebody asks it from time to time whether it is fit again."""
+    retried: somebody asks it from time to time whether it is fit again. turns, tokens: that it wrote so far."""
 
     client: ServerClient
     why_out: str = NOT_ASKED
     refusal: ServerRefusal | None = None
     retried: bool = False
     in_flight: int = 0
+    turns: int = 0
+    tokens: int = 0
 
     @property
     def up(self) -> bool:
@@ -177,6 +179,13 @@ class ServerPool:
         out = {s.url: s.why_out for s in self.servers if not s.up}
         return Standing(len(self.servers) - len(out), len(self.servers), out)
 
+    def states(self) -> list[dict[str, Any]]:
+        """What each server does and did. On any thread."""
+        return [
+            {"url": s.url, "in_flight": s.in_flight, "turns": s.turns, "tokens": s.tokens, "why_out": s.why_out}
+            for s in self.servers
+        ]
+
     async def wait_for_one(self, wait_s: float | None) -> None:
         """Return when a server is in. In the pool's loop.
 
@@ -202,7 +211,10 @@ class ServerPool:
             server = await self._server(home, refused)
             try:
                 with self._flight(server):
-                    return await server.client.generate(request, self.request_timeout_s)
+                    answer = await server.client.generate(request, self.request_timeout_s)
+                server.turns += 1
+                server.tokens += len(answer.token_ids)
+                return answer
             except ServerTrouble as problem:
                 failures.append(f"{server.url}: {problem.reason}")
                 self._out(server, problem.reason)

@@ -13,6 +13,7 @@ from ..chat import ChatBridge
 from ..history import TokenHistory
 from ..session import turn_seed
 from ..settings import AgentSettings
+from ..watching import WatchedBatch
 from .adapters import Adapter, AdapterPublisher
 from .pool import ServerPool
 from .protocol import GenerateRequest
@@ -35,10 +36,12 @@ class RemoteSession:
         prompts: Sequence[Sequence[int]],
         num_rollouts: int,
         seeds: Sequence[int],
+        watched: WatchedBatch | None = None,
     ) -> None:
         self.adapter = adapter
         self.history = TokenHistory([p for p in prompts for _ in range(num_rollouts)])
         self._pool = pool
+        self._watched = watched
         self._publisher = publisher
         self._chat = chat
         self._settings = settings
@@ -76,6 +79,8 @@ class RemoteSession:
             stop_token_ids=self._chat.stop_ids,
             stop=self._settings.stop_strings,
         )
+        if self._watched is not None:
+            self._watched.goes_on(row)
         answer = await self._pool.generate(request, self._homes[prompt])
         count = len(answer.token_ids)
         self.history.append_turn(
@@ -86,6 +91,8 @@ class RemoteSession:
         )
         reason = "stop" if answer.stopped else "token_limit" if self._room(row) <= 0 else "turn_limit"
         text = self._chat.decode(answer.token_ids)
+        if self._watched is not None:
+            self._watched.wrote(row, count, text)
         return AgentTurn(text, (start, start + count), reason, policy_version=self.adapter.step)
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
@@ -112,6 +119,8 @@ class RemoteSession:
         if self._open:
             self._open = False
             self._publisher.release(self.adapter)
+            if self._watched is not None:
+                self._watched.close()
 
     def _room(self, row: int) -> int:
         """How many more tokens this row may write."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...agents.chat_agent import ChatAgent
+from ...agents.remote.agent import RemoteAgent
 from ...record.step_recorder import StepRecorder
 from ...rollouts.runner import RolloutRunner, Row
 from ...runs.control import ControlChannel
@@ -77,7 +79,11 @@ def run_callbacks(
     runner: plays the held-out tasks. recording: what is recorded of a step. channel: requests of people (None: none).
     """
     progress = StepProgress(recorder, clock)
-    runner.on_progress = progress.rollouts
+    runner.on_progress, runner.watch = progress.rollouts, progress
+    if isinstance(runner.agent, ChatAgent):
+        runner.agent.watcher = live = recorder.writer.live
+        if live is not None and isinstance(runner.agent, RemoteAgent):
+            live.servers = runner.agent.pool.states
     evaluation = HeldOutEvaluation(
         trainer, runner, recorder, progress, clock, rows=schedule.eval_rows, every=schedule.eval_every, seed=seed
     )

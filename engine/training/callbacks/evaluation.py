@@ -97,6 +97,7 @@ class HeldOutEvaluation(AfterStep):
         )
 
     def _at_temperature(self, step: int, temperature: float) -> Evaluation:
+        self._progress.held_out = f"held-out tasks, {f'temperature {temperature:g}' if temperature else 'greedy'}"
         accelerator = self._trainer.accelerator
         return evaluate(
             self._runner,

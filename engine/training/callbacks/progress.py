@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...record.step_recorder import StepRecorder
+from ...rollouts.rollout import Rollout
 from ..phases import StepClock
 
 
 class StepProgress(TrainerCallback):
     """Turns what the parts of a step say about themselves into the run's `Progress`, and starts the step's clock.
 
-    Phases in order: `rollouts` (those that have ended, of how many), `log-probs`, `rewards`, `update` (micro-batches);
-    beside them `evaluation` (held-out rollouts) and `checkpoint`.
+    Phases in order: `rollouts` (those that have ended, of how many), `log-probs` (rollouts), `scoring`, `backward`
+    (micro-batches); and between steps `evaluation` (held-out rollouts) and `checkpoint`. It is the runner's
+    `RolloutWatch`, too: viewers see for which step texts are written, and their rewards.
     """
 
     def __init__(self, recorder: StepRecorder, clock: StepClock) -> None:
@@ -26,6 +29,8 @@ class StepProgress(TrainerCallback):
         self._scored = False
         self.acting = "rollouts"
         """What rollouts are made for: `rollouts` of a step, or an `evaluation`."""
+        self.held_out = ""
+        """How held-out tasks are answered now, in a few words."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -39,27 +44,47 @@ class StepProgress(TrainerCallback):
         """A step begins."""
         self._clock.begin()
         self.micro_batches, self._updated, self._scored = args.gradient_accumulation_steps, 0, False
-        self._tell("update", 0, self.micro_batches)
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """One more micro-batch has gone through."""
         self._updated += 1
-        self._tell("update", self._updated, self.micro_batches)
+        self._tell("backward", self._updated, self.micro_batches)
 
     def rollouts(self, ended: int, total: int) -> None:
         """So many rollouts have ended."""
         self._scored = False
         self._tell(self.acting, ended, total)
 
+    def begins(self, split: str, step: int, turns: int, total: int) -> None:
+        """See `RolloutWatch`."""
+        if (live := self._recorder.writer.live) is not None:
+            live.purpose(self.held_out if split == "eval" else "", step, turns, total)
+
+    def ended(self, count: int) -> None:
+        """See `RolloutWatch`."""
+        if (live := self._recorder.writer.live) is not None and live.batch is not None:
+            live.batch.finished(count)
+
+    def made(self, rollouts: Sequence[Rollout]) -> None:
+        """See `RolloutWatch`. The reward is that of the environment and of the reward functions, without shaping."""
+        live = self._recorder.writer.live
+        if live is not None and live.batch is not None:
+            correct = [None if r.trajectory is None else r.trajectory.correct for r in rollouts]
+            live.batch.judged([_reward(r) for r in rollouts], correct)
+
+    def scored(self, done: int, total: int) -> None:
+        """So many rollouts have their log-probs."""
+        self._tell("log-probs", done, total)
+
     def phase(self, name: str) -> None:
         """A phase of `PhaseClock` begins. Log-probs after the rewards are those of the update itself."""
         if name == "reward":
             self._scored = True
-            self._tell("rewards")
+            self._tell("scoring")
         elif name == "logprobs" and self._scored:
-            self._tell("update", self._updated, self.micro_batches)
+            self._tell("backward", self._updated, self.micro_batches)
         elif name == "logprobs":
             self._tell("log-probs")
 
@@ -69,3 +94,14 @@ class StepProgress(TrainerCallback):
 
     def _tell(self, phase: str, done: int = 0, total: int = 0) -> None:
         self._recorder.guard("progress", lambda: self._recorder.writer.progress(phase, done, total))
+
+
+def _reward(rollout: Rollout) -> float | None:
+    trajectory = rollout.trajectory
+    if trajectory is None or trajectory.error is not None:
+        return None
+    given = [
+        score.value * score.weight for step in trajectory.steps for score in step.scores if score.value is not None
+    ]
+    own = 0.0 if trajectory.judged_by else trajectory.env_reward or 0.0
+    return own + sum(given)

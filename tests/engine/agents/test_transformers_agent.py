@@ -15,6 +15,7 @@ from grpo_tui.engine.agents.acting_rows import fitting_rows
 from grpo_tui.engine.agents.cached_rows import CachedRows
 from grpo_tui.engine.agents.decoder import Decoder, UnsupportedModelError
 from grpo_tui.engine.agents.session import TransformersSession
+from grpo_tui.engine.runs.live import Live, LiveBatch
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.rewards.penalties import Episode, NoFinalAnswer, UnparsableCall
@@ -257,6 +258,28 @@ def test_no_turn_at_all_for_a_prompt_that_fills_the_trajectory():
     session.observe([0, 1], ["red", "red"])
     session.act([0, 1])
     assert_logprobs_match(model("qwen3"), session, [1])
+
+
+def test_a_watcher_sees_texts_grow_and_changes_nothing(monkeypatch):
+    plain = TransformersAgent(model(0), tokenizer(), max_turn_tokens=12)
+    expected = [turn.text for turn in plain.start([user("red"), user("blue")], 2, seed=3).act(range(4))]
+    live = Live()
+    live.purpose("", 1, 1, 4)
+    agent = TransformersAgent(model(0), tokenizer(), max_turn_tokens=12)
+    agent.watcher = live
+    looks = []
+    monkeypatch.setattr(LiveBatch, "due", lambda batch: bool(looks.append(live.news()) or True))
+    session = agent.start([user("red"), user("blue")], 2, seed=3)
+    assert [turn.text for turn in session.act(range(4))] == expected
+    session.close()
+    batches = [look["batches"][0] for look in looks]
+    tokens = [batch["tokens"] for batch in batches]
+    assert tokens == sorted(tokens) and len(set(tokens)) > 5
+    growing = [batch["texts"][0]["text"] for batch in batches]
+    assert all(later.startswith(earlier.rstrip()) for earlier, later in pairwise(growing) if len(later) >= len(earlier))
+    last = live.news()["batches"][0]
+    assert [text["text"] for text in last["texts"]] == expected
+    assert last["finished"] == 4 and last["ended"] and last["limit"] == 48
 
 
 def test_a_scripted_agent_says_its_lines_with_certainty():

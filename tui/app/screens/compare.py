@@ -15,6 +15,7 @@ from ....engine.runs.types import RunInfo
 from ...format import number
 from ..bindings import COMPARE, bindings
 from ..curves import SMOOTHING, Series
+from ..live_charts import is_share
 from ..live_data import POINTS
 from ..widgets.canvas import MARKS
 from ..widgets.chart import Chart
@@ -174,7 +175,8 @@ class CompareScreen(AppScreen):
         self._show()
 
     def _show(self) -> None:
-        series = [Series.of(run.id, self.points.get(run.id, [])) for run in self.runs]
+        share = is_share(self.metric)
+        series = [Series.of(run.id, self.points.get(run.id, []), share=share) for run in self.runs]
         self.chart.smoothing = SMOOTHING[self.smoothing]
         heading = self.metric + (f"  smoothed {number(SMOOTHING[self.smoothing])}" if self.smoothing else "")
         self.chart.put(heading, series, "nothing recorded of this metric")

@@ -20,6 +20,7 @@ from ..data import Reads
 from ..destinations import Trajectories
 from ..findings import Found, findings
 from ..live_charts import CHARTS
+from ..live_data import Reading
 from ..live_header import header
 from ..live_layout import PANES, Wanted, plan
 from ..widgets.action_bars import ActionBars
@@ -34,6 +35,7 @@ from ..widgets.prompt_bar import ask
 from ..widgets.serving_panel import ServingPanel
 from ..widgets.snapshots_panel import SnapshotsPanel
 from ..widgets.speed_panel import SpeedPanel
+from ..widgets.writing_panel import WritingPanel
 from .chart_keys import ChartKeys
 from .request_keys import RequestKeys
 
@@ -58,12 +60,13 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.speed = SpeedPanel()
         self.log_panel = LogPanel()
         self.alerts = Alerts()
+        self.writing = WritingPanel()
 
     def panes(self) -> list[Pane]:
         """All of them; which are on screen depends on the kind of run and on the size."""
         return [
             self.chart, self.kl, self.components, self.actions, self.policy, self.serving, self.snapshots, self.speed,
-            self.log_panel, self.alerts,
+            self.log_panel, self.alerts, self.writing,
         ]  # fmt: skip
 
     def plan(self, width: int, height: int) -> list[Box]:
@@ -103,8 +106,11 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.components.put(shown.latest, shown.trends)
         found = findings(shown)
         components = len(self.components.names())
-        self._want(replace(self.wanted, kind=shown.kind, components=components, findings=len(found)))
         self.take_curves(extra)
+        writing = shown.info.active and (shown.live is not None or shown.kind == "rft")
+        wanted = replace(self.wanted, kind=shown.kind, components=components, findings=len(found))
+        self._want(replace(wanted, writing=writing, empty=self._empty(shown)))
+        self.writing.put(shown.info, shown.live)
         self.actions.put(shown.latest, shown.trends)
         self.policy.put(shown.kind, shown.latest, shown.trends, shown.betas)
         self.serving.put(shown.step, shown.latest, shown.trends)
@@ -114,6 +120,21 @@ class LiveScreen(ChartKeys, RequestKeys):
         self.alerts.put(found)
         self.tell_answers()
         self.frame.refresh_lines()
+
+    def _empty(self, shown: Reading) -> frozenset[str]:
+        """The panels of a run of our own that have nothing to show: others take their room."""
+        if shown.is_dump or shown.info.mode == "recorded":
+            return frozenset()
+        has = {
+            "chart": any(series.ys for series in self.chart.series),
+            "components": bool(self.components.names()),
+            "kl": any(series.ys for series in self.kl.series),
+            "actions": any(name in metric.ACTION_SHARE for name in shown.latest),
+            "learning": metric.LOSS in shown.latest,
+            "speed": metric.STEP_SECONDS in shown.latest,
+            "versions": bool(shown.versions),
+        }
+        return frozenset(name for name, there in has.items() if not there)
 
     def _want(self, wanted: Wanted) -> None:
         if wanted != self.wanted:
@@ -140,9 +161,19 @@ class LiveScreen(ChartKeys, RequestKeys):
     def action_whole(self) -> None:
         """The panel in use alone, or all of them again."""
         self._want(replace(self.wanted, whole=not self.wanted.whole, focus=self._active))
+        self.writing.whole = self.wanted.whole
+        self.writing.changed(keep_scroll=False)
+
+    def action_next_text(self, by: int) -> None:
+        """The next text of those that are written now."""
+        self.writing.step(by)
+        self.frame.refresh_lines()
 
     def action_open(self) -> None:
-        """Trajectories; on a finding that is chosen, its evidence."""
+        """Trajectories; on a finding that is chosen, its evidence; on a text that is written now, all of it."""
+        if self._active == "writing" and not self.wanted.whole:
+            self.action_whole()
+            return
         if self._active == "alerts" and self.alerts.current is not None:
             self._evidence(self.alerts.current)
         else:

@@ -12,7 +12,7 @@ from ....engine.runs.headline import Headline
 from ..bindings import RUNS, bindings
 from ..curves import Series
 from ..destinations import Compare, Live, Trajectories
-from ..live_charts import MEASURED_AT_TIMES
+from ..live_charts import MEASURED_AT_TIMES, is_share
 from ..run_list import LARGEST_FIRST, SORTS, RunRow, arranged, load, looked_into
 from ..widgets.chart import Chart
 from ..widgets.frame import Box, Part, split
@@ -196,7 +196,9 @@ class RunsScreen(RunKeys):
             points = row.headline.curves.get(name)
             if points:
                 newest = row.headline.values.get(name)
-                series.append(Series.of(title, points, dots=name in MEASURED_AT_TIMES, last=newest))
+                series.append(
+                    Series.of(title, points, dots=name in MEASURED_AT_TIMES, last=newest, share=is_share(name))
+                )
         self.chart.x_name = "request" if row.info.mode == "online" else "step"
         self.chart.put(row.info.id, series, "nothing recorded yet")
 

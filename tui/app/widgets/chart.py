@@ -66,7 +66,7 @@ class Chart(Pane):
             max(clamp(s.xs[-1]) for _, s in drawn),
         )
         if xs[1] <= xs[0]:
-            xs = (xs[0] - 1, xs[1] + 1)
+            xs = (max(0.0, xs[0] - 1), xs[1] + 1)
         share, rest = divmod(rows, len(groups))
         y_axes = [_YAxis(group, share + (i < rest) - 1, self.log) for i, group in enumerate(groups)]
         margin = max(axis.width for axis in y_axes) + 1
@@ -193,7 +193,7 @@ def _within(series: Series, window: tuple[float, float] | None, weight: float) -
 
 def _extent(drawn: Sequence[Series]) -> tuple[float, float]:
     """The range to draw, with some room at its ends; its size is finite and above 0."""
-    low, high = math.inf, -math.inf
+    low, high = (0.0, 1.0) if any(series.share and series.range for series in drawn) else (math.inf, -math.inf)
     for series in drawn:
         for index, y in enumerate(series.ys):
             if math.isfinite(y):
@@ -202,10 +202,12 @@ def _extent(drawn: Sequence[Series]) -> tuple[float, float]:
                 low, high = min(low, clamp(y - wide)), max(high, clamp(y + wide))
     if not math.isfinite(low):
         return 0.0, 1.0
+    if (low, high) == (0.0, 1.0):
+        return low, high
     size = max(abs(low), abs(high))
     if high - low <= max(1e-9 * size, 1e-300):
-        pad = size * 0.1 or 1.0
-        return low - pad, high + pad
+        pad = size * 0.1
+        return (low - pad, high + pad) if size else (0.0, 1.0)
     pad = 0.04 * (high - low)
     if 0 <= low < 0.25 * high:
         return 0.0, high + pad

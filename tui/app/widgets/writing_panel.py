@@ -1,0 +1,204 @@
+"""The rollouts that a run writes at this moment: how many, how fast, and the newest text of some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ....engine.runs.live import Batch, LiveState, LiveText, ServerState
+from ....engine.runs.types import Progress, RunInfo
+from ...format import count, mark, number, progress
+from ...progress_text import PHASES, phase_left, rollouts_line, under_way
+from ...text import wrap
+from .line import Line
+from .pane import Pane
+
+_TEXTS = 3
+"""Texts that are shown together at most."""
+_LEAST_LINES = 4
+"""Lines that a text needs, its heading included, before another one is shown."""
+
+
+class WritingPanel(Pane):
+    """Reads what the process of the run writes now (`engine.runs.live`). The texts under way come first, until a person
+    steps to one; the whole panel shows that one with its prompt."""
+
+    title = "Writing"
+
+    def __init__(self) -> None:
+        super().__init__("writing")
+        self.info: RunInfo | None = None
+        self.live: LiveState | None = None
+        self.chosen: tuple[float, int] | None = None
+        """The batch (by its beginning) and the row that a person stepped to."""
+        self.whole = False
+        self._servers_before: tuple[float, Mapping[str, int]] = (0.0, {})
+        self._rates: dict[str, float] = {}
+
+    def put(self, info: RunInfo, live: LiveState | None) -> None:
+        """How far the run is, and what it writes now."""
+        if live is not None and live.servers:
+            self._measure(live)
+        self.info, self.live = info, live
+        if self.chosen is not None and self.chosen not in [(b.began, t.row) for b, t in self._all()]:
+            self.chosen = None
+        self.title = "Writing" if any(not b.ended for b in under_way(live)) else "Written"
+        self.changed()
+
+    def step(self, by: int) -> None:
+        """Go to the next text of the batch, or the previous one."""
+        keys = [(b.began, t.row) for b, t in self._all()]
+        if not keys:
+            return
+        if self.chosen in keys:
+            at = (keys.index(self.chosen) + by) % len(keys)
+        else:
+            first = next(iter(self._shown(1)), None)
+            at = keys.index((first[0].began, first[1].row)) if first is not None else 0
+        self.chosen = keys[at]
+        self.changed(keep_scroll=False)
+
+    def scroll_lines(self, by: int) -> None:
+        """Step through the batch; scroll where one text fills the panel."""
+        if self.whole and self.overflow:
+            super().scroll_lines(by)
+        else:
+            self.step(by)
+
+    def build(self, width: int, height: int) -> list[Line]:
+        """Counts and phases, the servers, and as many texts as there is room for."""
+        p = self.palette
+        lines = [*self._counts(width), *self._phases(width), *self._servers(width)][: max(1, height - 2)]
+        room = height - len(lines)
+        if not self._all():
+            return lines or [Line(p).add(self._waiting(), p.faint, cells=width)]
+        if self.whole:
+            batch, text = self._shown(1)[0]
+            return [*lines, *self._heading(batch, text, width), *self._body(text, width, None)]
+        shown = self._shown(max(1, min(_TEXTS, room // _LEAST_LINES)))
+        for place, (batch, text) in enumerate(shown):
+            size = room // len(shown) if place + 1 < len(shown) else room - place * (room // len(shown))
+            head = self._heading(batch, text, width)
+            body = self._body(text, width, max(0, size - len(head)))
+            lines += [*head, *body][:size]
+        return lines
+
+    def _all(self) -> list[tuple[Batch, LiveText]]:
+        return [(batch, text) for batch in under_way(self.live) for text in batch.texts]
+
+    def _shown(self, most: int) -> Sequence[tuple[Batch, LiveText]]:
+        """From the chosen one on; else those under way, and then the last ones that were finished."""
+        every = self._all()
+        at = next((i for i, (b, t) in enumerate(every) if (b.began, t.row) == self.chosen), None)
+        if at is not None:
+            return (every[at:] + every[:at])[:most]
+        going = [pair for pair in every if not pair[1].finished and pair[1].tokens]
+        rest = [pair for pair in every if pair not in going]
+        return (going + rest)[:most]
+
+    def _waiting(self) -> str:
+        if self.info is not None and self.info.status == "starting":
+            return "the model is loading; its texts appear here while they are written"
+        return "texts appear here while they are written"
+
+    # -- counts, phases, servers ---------------------------------------------------------------------------------------
+
+    def _counts(self, width: int) -> list[Line]:
+        p, batches = self.palette, under_way(self.live)
+        if not batches:
+            return []
+        left = ""
+        if self.info is not None and self.info.progress is not None and not all(b.ended for b in batches):
+            left = phase_left(self.info.progress, self.live, self.app.clock())
+        line = Line(p)
+        purpose = batches[-1].purpose
+        name = purpose.name or (f"step {count(purpose.step)}" if purpose.step else "")
+        for index, text in enumerate([name, *rollouts_line(batches, left)] if name else rollouts_line(batches, left)):
+            piece = Line(p).add(" · " if index else "", p.faint).add(text, p.text if index else p.strong)
+            if not line.offer(piece, width):
+                break
+        return [line]
+
+    def _phases(self, width: int) -> list[Line]:
+        """The phases of a step in their order: those that are over, the present one with its bar, those to come."""
+        p = self.palette
+        now = self.info.progress if self.info is not None and self.info.status == "running" else None
+        if now is None or not now.phase:
+            return []
+        if now.phase not in PHASES:
+            return [self._present(now, width)] if now.phase != "evaluation" else []
+        line, at = Line(p), PHASES.index(now.phase)
+        for index, name in enumerate(PHASES):
+            if index == at:
+                piece = self._present(now, max(8, width - sum(len(n) + 4 for n in PHASES if n != name)))
+            else:
+                piece = Line(p).add("✓ " if index < at else "· ", p.good if index < at else p.faint)
+                piece.add(name, p.muted if index < at else p.faint)
+            if not line.offer(Line(p).gap(2 * bool(line.width)).extend(piece), width) and index == at:
+                return [piece]
+        return [line]
+
+    def _present(self, now: Progress, width: int) -> Line:
+        p = self.palette
+        line = Line(p).add("▶ ", p.accent).add(now.phase, p.strong)
+        if now.total > 1 and now.phase != "rollouts":
+            line.offer(Line(p).add(f" {count(now.done)}/{count(now.total)}", p.text), width)
+            line.offer(Line(p).gap().add(progress(now.done / now.total, 8), p.accent), width)
+        left = phase_left(now, self.live, self.app.clock())
+        if left and now.phase != "rollouts":
+            line.offer(Line(p).add(f" {left}", p.muted), width)
+        return line
+
+    def _measure(self, live: LiveState) -> None:
+        """Tokens a second of each server between two readings."""
+        before, tokens = self._servers_before
+        if live.time - before < 1.0:
+            return
+        if before:
+            self._rates = {s.url: (s.tokens - tokens.get(s.url, 0)) / (live.time - before) for s in live.servers}
+        self._servers_before = (live.time, {s.url: s.tokens for s in live.servers})
+
+    def _servers(self, width: int) -> list[Line]:
+        return [self._server(server, width) for server in (self.live.servers if self.live is not None else ())]
+
+    def _server(self, server: ServerState, width: int) -> Line:
+        p = self.palette
+        line = Line(p).add("⚠ " if server.why_out else "● ", p.warn if server.why_out else p.good)
+        line.add(server.url, p.text, cells=min(len(server.url), max(1, width - 2)))
+        facts = [f"{server.in_flight} in flight", f"{count(server.turns)} turns", f"{count(server.tokens)} tokens"]
+        if (rate := self._rates.get(server.url)) is not None:
+            facts.insert(1, f"{number(rate)} tok/s")
+        for fact in [f"out: {server.why_out}"] if server.why_out else facts:
+            line.offer(Line(p).add("  ", p.faint).add(fact, p.muted), width)
+        return line
+
+    # -- texts ---------------------------------------------------------------------------------------------------------
+
+    def _heading(self, batch: Batch, text: LiveText, width: int) -> list[Line]:
+        p = self.palette
+        here = (batch.began, text.row) == self.chosen
+        line = Line(p).add("▸ " if here else "  ", p.accent)
+        line.add(f"{text.row + 1}", p.strong).add(f"/{batch.rollouts}", p.muted)
+        end = Line(p)
+        if text.turn > 1:
+            end.add(f"turn {text.turn} · ", p.muted)
+        end.add(f"{count(text.tokens)} tokens", p.muted)
+        if text.reward is not None:
+            end.add(f"  {mark(text.correct)} " if text.correct is not None else "  ", p.outcome(text.correct))
+            end.add("reward ", p.muted).add(number(float(text.reward)), p.strong)
+        elif text.finished:
+            end.add("  ended", p.muted)
+        prompt = width - line.width - end.width - 4
+        if prompt >= 8 and not self.whole:
+            line.gap(2).add(" ".join(text.prompt.split()), p.muted, cells=prompt)
+        line.right(end, width)
+        return [line]
+
+    def _body(self, text: LiveText, width: int, most: int | None) -> list[Line]:
+        """The newest lines of a text; all of it, after its prompt, where `most` is None."""
+        p, inside = self.palette, max(8, width - 2)
+        body = [("…" if text.cut else "") + text.text + ("" if text.finished else "▌")]
+        lines = [Line(p).gap(2).add(part, p.text) for part in wrap("".join(body), inside, 8000)]
+        if most is not None:
+            return lines[-most:] if most else []
+        asked = [Line(p).gap(2).add(part, p.muted) for part in wrap(text.prompt, inside, 8000)]
+        return [*asked, Line(p), *lines]
