@@ -305,7 +305,7 @@ def build_stock(config: Any, folder: Path, variant: str, task: str) -> tuple[Any
 
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
     rows = load_rows(config.environment, "train", config.seed, tokenizer)
-    args = grpo_config(config, folder, 1)
+    args = grpo_config(config, folder, 1, len(rows))
     args.activation_checkpointing = args.gradient_checkpointing = variant != TUNED
     if variant == TUNED:
         whole = args.per_device_train_batch_size * args.gradient_accumulation_steps

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from .checks import check_paths, check_relations
 from .explain import explain
+from .model_defaults import Choice, chosen
 from .overrides import apply_overrides, set_value
 from .problems import ConfigError, Problem
 from .schema import RunConfig
@@ -67,6 +68,24 @@ def load_config(
     options: values that have an option of their own on the command line, by dotted key.
     paths: also refuse files that are named but do not exist. Raises `ConfigError` with everything that is wrong.
     """
+    return validate(read_source(source, overrides, mode=mode, options=options), paths=paths)
+
+
+def choices(
+    source: str | Path | None = None, overrides: Sequence[str] = (), *, options: Mapping[str, Option] | None = None
+) -> list[Choice]:
+    """The values that follow from the model, with reasons: those that neither file nor options set."""
+    return chosen(read_source(source, overrides, options=options).data)
+
+
+def read_source(
+    source: str | Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Option] | None = None,
+) -> Source:
+    """File and options as plain data, not checked yet. Raises `ConfigError`."""
     loaded = Source()
     if source is not None:
         path = resolve(source)
@@ -83,7 +102,7 @@ def load_config(
     if wrong := [problem for problem in problems if problem is not None]:
         raise ConfigError(wrong)
     apply_overrides(loaded, overrides)
-    return validate(loaded, paths=paths)
+    return loaded
 
 
 def validate(loaded: Source, *, paths: bool = False) -> RunConfig:

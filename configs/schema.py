@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from .model_defaults import BUILTIN_MODEL, chosen
 from .sections import (
     DataConfig,
     EnvironmentConfig,
@@ -21,7 +22,6 @@ from .sections import (
 )
 
 DATASET_ENV = "grpo_tui.envs.dataset.DatasetEnv"
-BUILTIN_MODEL = "builtin:tiny"
 BUILTIN_ADAPTERS = {"builtin:tiny": "builtin:tiny-sft", "builtin:tiny-vl": "builtin:tiny-vl-sft"}
 """The adapters that each built-in model starts from."""
 
@@ -52,9 +52,10 @@ class RunConfig(Section):
 def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults that another key decides, where nothing else is written.
 
-    A dataset is read by the environment of conversations; another model does not start from the built-in policy's
-    adapters (another built-in one starts from its own); and where people bring their own reward functions, these are
-    the reward, with no curiosity or coherence.
+    The model decides learning rate, lengths, batch and precision (`model_defaults`). A dataset is read by the
+    environment of conversations; another model does not start from the built-in policy's adapters (another built-in
+    one starts from its own); and where people bring their own reward functions, these are the reward, with no
+    curiosity or coherence.
     """
     data, environment, model = (_written(given, name) for name in ("data", "environment", "model"))
     follows: dict[str, dict[str, Any]] = {"environment": {}, "model": {}, "rewards": {}}
@@ -65,6 +66,9 @@ def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
         follows["model"]["sft_adapters"] = BUILTIN_ADAPTERS.get(base) if isinstance(base, str) else None
     if environment.get("reward_funcs") or data.get("source"):
         follows["rewards"] = {"w_curiosity": 0.0, "w_coherence": 0.0}
+    for choice in chosen(given):
+        section, _, key = choice.key.partition(".")
+        follows.setdefault(section, {})[key] = choice.value
     out = dict(given)
     for name, values in follows.items():
         if values and isinstance(out.get(name, {}), Mapping):

@@ -19,7 +19,7 @@ class SFTConfig(Section):
     """Conversations in one optimiser step of one process."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Conversations per backward pass, a divisor of `batch_size`; null: all of them."""
-    learning_rate: float = Field(default=3e-3, gt=0)
+    learning_rate: float = Field(default=2e-4, gt=0)
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "linear"
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)

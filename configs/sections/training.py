@@ -47,9 +47,10 @@ class ReplayConfig(Section):
 
 
 class TrainingConfig(Section):
-    """`--mode rft`."""
+    """`--mode rft`. Unset values follow from the model: `configs/model_defaults.py`."""
 
-    max_steps: int = Field(default=75, ge=1)
+    max_steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps; null: one pass over the data, within 30 to 500 steps."""
     prompts_per_step: int = Field(default=16, ge=1)
     """Different prompts in one optimiser step, over all processes."""
     num_generations: int = Field(default=8, ge=2)
@@ -58,7 +59,7 @@ class TrainingConfig(Section):
     """Trajectories per backward pass of one process; null: as many as fit `micro_batch_tokens`."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Token budget of a backward pass, counted at `max_trajectory_tokens` a trajectory."""
-    learning_rate: float = Field(default=3e-3, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0)
     lr_scheduler: Literal["constant", "linear", "cosine", "constant_with_warmup"] = "linear"
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -96,8 +97,8 @@ class TrainingConfig(Section):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    max_turn_tokens: int = Field(default=64, ge=1)
-    max_trajectory_tokens: int = Field(default=512, ge=1)
+    max_turn_tokens: int = Field(default=512, ge=1)
+    max_trajectory_tokens: int = Field(default=2048, ge=1)
 
     replay: ReplayConfig = ReplayConfig()
     placement: Literal["auto", "main", "sharded"] = "auto"

@@ -13,6 +13,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
+from ...configs.model_defaults import steps_of
 from ...configs.schema import RunConfig
 from ...configs.sections import KLConfig, TrainingConfig
 from ...configs.sections.training import TRL_LOSSES
@@ -97,9 +98,6 @@ def build_trainer(
     world = int(os.environ.get("WORLD_SIZE", "1"))
     torch.manual_seed(config.seed)
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
-    args = grpo_config(config, run_dir, world)
-    micro_tokens = args.per_device_train_batch_size * training.max_trajectory_tokens
-    spare_memory(base_of(model), config.model.gradient_checkpointing, micro_tokens)
     sight = load_sight(config.model, model, tokenizer)
     agent = make_agent(config, model, tokenizer, sight, run_dir)
     rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
@@ -107,6 +105,9 @@ def build_trainer(
     if config.data.source is not None:
         made = RolloutRunner(agent, tokenizer, training.num_generations).environment
         rows, eval_rows = (fitting(r, agent, made, training, config.data.long_prompts) for r in (rows, eval_rows))
+    args = grpo_config(config, run_dir, world, len(rows))
+    micro_tokens = args.per_device_train_batch_size * training.max_trajectory_tokens
+    spare_memory(base_of(model), config.model.gradient_checkpointing, micro_tokens)
     judge = make_judge(config.environment, [*rows, *eval_rows], special_texts(tokenizer))
     orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
     controller = beta_controller(training)
@@ -199,7 +200,7 @@ def beta_controller(training: TrainingConfig) -> BetaController | None:
     )
 
 
-def grpo_config(config: RunConfig, run_dir: Path, world: int) -> GRPOConfig:
+def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int) -> GRPOConfig:
     """TRL's arguments for a run. Raises TrainingError when the batch cannot be divided as asked."""
     training = config.training
     rows = training.prompts_per_step * training.num_generations
@@ -213,7 +214,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int) -> GRPOConfig:
     use_cpu = config.model.device == "cpu" or (config.model.device == "auto" and not torch.cuda.is_available())
     return GRPOConfig(
         output_dir=str(checkpoint_folder(run_dir)),
-        max_steps=training.max_steps,
+        max_steps=steps_of(training, rows_of_data),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=rows // world // micro,
         num_generations=training.num_generations,

@@ -45,6 +45,28 @@ def load(
         fail(mask_text(str(error)), ExitCode.USAGE)
 
 
+def chosen_lines(
+    settings: RunConfig, config: str | None, overrides: list[str] | None, options: Mapping[str, Option] | None = None
+) -> list[str]:
+    """The values that follow from the model, those of one reason in a line, and a warning for each unusual one."""
+    from ...configs import choices
+    from ...configs.model_defaults import BUILTIN, unusual
+
+    if settings.model.base.startswith(BUILTIN):
+        return []
+    sections = {"rft": ("model", "environment", "training"), "sft": ("model", "sft"), "online": ("model", "online")}
+    by_reason: dict[str, list[str]] = {}
+    for choice in choices(config, overrides or (), options=options):
+        section, _, key = choice.key.partition(".")
+        if section in sections[settings.mode] and choice.value is not None:
+            by_reason.setdefault(choice.why, []).append(f"{key} {choice.value}")
+        elif section in sections[settings.mode]:
+            by_reason.setdefault(choice.why, []).append(key)
+    lines = [f"  {', '.join(values)} ({why})" for why, values in by_reason.items()]
+    head = [f"chosen for {settings.model.base} (what you set wins):"] if lines else []
+    return [*head, *lines, *(f"unusual: {warning}" for warning in unusual(settings))]
+
+
 @app.command()
 def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
     """Print every key with its value, its meaning and what it accepts; the output is a valid configuration.
@@ -55,6 +77,8 @@ def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
     from ..text import literal
 
     loaded = load(config, set_)
+    for line in chosen_lines(loaded, config, set_):
+        say(literal(f"# {line}"))
     say(to_yaml(loaded, comments=True).rstrip("\n"))
     sys.stdout.flush()
     say("\n# The first prompt, as the policy reads it:")

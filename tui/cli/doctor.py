@@ -112,19 +112,21 @@ def _memory(model: str, set_: list[str] | None) -> None:
     """What the model needs, from its config alone; a process of its own reads it."""
     from ...configs import Option, presets
     from ..text import literal
-    from .config import load
+    from .config import chosen_lines, load
     from .processes import ask
 
     preset = model.removesuffix(".yaml")
     if preset in presets():
-        config = load(preset, set_)
+        config, chosen = load(preset, set_), chosen_lines(load(preset, set_), preset, set_)
     else:
-        config = load(None, set_, options={"model.base": Option("--model", model)})
+        options = {"model.base": Option("--model", model)}
+        config = load(None, set_, options=options)
+        chosen = chosen_lines(config, None, set_, options)
     answer = ask("grpo_tui.engine.policy.memory", config)
     if answer.problem:
         fail(literal(answer.problem))
     say(literal(f"to train {config.model.base} (nothing is downloaded but its config):"))
-    for line in answer.text.splitlines():
+    for line in [*answer.text.splitlines(), *chosen]:
         say(literal(line))
 
 

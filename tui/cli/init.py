@@ -152,19 +152,17 @@ def accuracy(completions, {answer}, **kwargs):
 
 
 def config_file(plan: Plan) -> str:
-    """The configuration, with what to look at next in comments."""
+    """The configuration, with what to look at next in comments. All other values follow from the model."""
     function = plan.reward or f"rewards.py:{'quality' if plan.answer is None else 'accuracy'}"
-    gpu = plan.hardware is Hardware.gpu
     text = json.dumps  # a JSON string is a YAML string, whatever stands in it
-    return f"""# Made by `grpo-tui init`. Every key with its meaning: `grpo-tui config show grpo.yaml`.
+    return f"""# Made by `grpo-tui init`. Learning rate, lengths, batch and precision follow from the model, and a value
+# in this file wins. Every key with its value and meaning: `grpo-tui config show grpo.yaml`.
 mode: rft
 
 model:
   base: {text(plan.model)}
-  # What memory it needs: grpo-tui doctor --model {plan.model}
-  dtype: {"bfloat16" if gpu else "float32"}
-  device: {"cuda" if gpu else "cpu"}
-  lora: {{r: 32, alpha: 64}}
+  # The memory it needs: grpo-tui doctor --model {plan.model}
+  device: {"cuda" if plan.hardware is Hardware.gpu else "cpu"}
 
 data:
   source: {text(plan.dataset)}
@@ -177,14 +175,4 @@ environment:
   # Functions with TRL's signature and their weights; the first also says what counts as a success.
   reward_funcs:
     {text(function)}: 1.0
-  eval_tasks: {128 if gpu else 32}
-
-training:
-  max_steps: {500 if gpu else 50}
-  prompts_per_step: {16 if gpu else 4}
-  num_generations: 8
-  learning_rate: {2e-5 if gpu else 1e-4:.6f}
-  max_turn_tokens: {512 if gpu else 128}
-  max_trajectory_tokens: {2048 if gpu else 512}
-  eval_every: 50
 """

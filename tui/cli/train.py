@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .common import ExitCode, RunsDir, SetOption, fail, on_terminal, say
-from .config import ConfigArgument, load
+from .config import ConfigArgument, chosen_lines, load
 
 if TYPE_CHECKING:
     from ...configs import Option, RunConfig
@@ -85,6 +85,7 @@ def train(
 ) -> None:
     """Start (or resume) a training run and watch it."""
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from ..text import literal
 
     if accelerate_config is not None and not accelerate_config.is_file():
         fail(
@@ -92,7 +93,7 @@ def train(
             ExitCode.USAGE,
         )
     home = resolve_runs_dir(runs_dir)
-    old = None
+    old, chosen = None, []
     if resume is not None:
         if run_id is not None:
             fail("--resume goes on with a run under its own id; leave --run-id out", ExitCode.USAGE)
@@ -101,12 +102,15 @@ def train(
     else:
         options = own(model, dataset, reward)
         settings = load(config, set_, mode.value if mode else None, options=options, paths=True)
+        chosen = chosen_lines(settings, config, set_, options)
     if settings.mode == "online":
         fail(
             "this configuration says mode: online; start it with `grpo-tui online`, or give --mode sft|rft",
             ExitCode.USAGE,
         )
 
+    for line in chosen:
+        say(literal(line))
     if quick:
         _shorten(settings)
     if dry_run:
@@ -148,7 +152,7 @@ def _recorded(
 
 
 def _shorten(settings: RunConfig) -> None:
-    settings.training.max_steps = min(settings.training.max_steps, QUICK_STEPS)
+    settings.training.max_steps = min(settings.training.max_steps or QUICK_STEPS, QUICK_STEPS)
     settings.environment.eval_tasks = min(settings.environment.eval_tasks, QUICK_TASKS)
     settings.training.eval_every = 0
 

@@ -1,0 +1,233 @@
+"""The defaults that follow from the model: learning rate, lengths, batch, precision, length of a run.
+
+One table for `train`, `config show`, `init`, presets and `doctor`; docs/architecture/training.md gives its sources.
+`chosen` returns a value and a reason for every key that nobody set. The built-in policies keep the values of their
+preset, `presets/tiny.yaml`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .model_facts import ModelFacts, device_of, facts_of
+from .sections.base import Section
+from .yaml_source import parse_yaml
+
+if TYPE_CHECKING:
+    from .schema import RunConfig
+    from .sections import TrainingConfig
+
+BUILTIN = "builtin:"
+BUILTIN_MODEL = "builtin:tiny"
+TINY = Path(__file__).parent / "presets" / "tiny.yaml"
+
+LORA_RATES = ((30e6, 1e-3), (300e6, 1e-4), (1e9, 3e-5), (float("inf"), 1e-5))
+"""Learning rates of LoRA in reinforcement fine-tuning: up to so many parameters, so much."""
+WHOLE_TO_LORA = 0.1
+"""The learning rate of all weights against that of LoRA (Schulman et al., "LoRA Without Regret", 2025)."""
+SFT_LORA, SFT_WHOLE = 2e-4, 2e-5
+"""Learning rates of supervised fine-tuning; TRL's default is 2e-5, and ten times as much for LoRA."""
+FAR = 10.0
+"""A learning rate that differs from the usual one by more than this factor is worth a warning."""
+
+SHORTEST_RUN, LONGEST_RUN = 30, 500
+"""Steps of a run without `training.max_steps`: one pass over the data within these bounds."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a turn and of a whole trajectory, and prompts in a step."""
+
+    turn: int
+    trajectory: int
+    prompts: int
+    eval_tasks: int
+
+
+LENGTHS = {
+    (False, False): Lengths(turn=128, trajectory=1024, prompts=4, eval_tasks=64),
+    (False, True): Lengths(turn=512, trajectory=2048, prompts=4, eval_tasks=64),
+    (True, False): Lengths(turn=512, trajectory=2048, prompts=16, eval_tasks=128),
+    (True, True): Lengths(turn=2048, trajectory=4096, prompts=16, eval_tasks=128),
+}
+"""By whether there is a GPU, and whether the model thinks before it answers."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value that the table chose for a key, and the reason."""
+
+    key: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the choices depend on: the facts of a model, and how it is trained."""
+
+    facts: ModelFacts
+    lora: bool
+    device: str
+    thinks: bool
+
+    @property
+    def size(self) -> str:
+        """The number of parameters in words."""
+        count = self.facts.parameters
+        if count is None:
+            return "a model of unknown size"
+        return f"{count / 1e6:,.0f} million parameters" if count < 1e9 else f"{count / 1e9:.1f} billion parameters"
+
+    @property
+    def trained(self) -> str:
+        """What is trained, in words."""
+        return f"{'LoRA on' if self.lora else 'all weights of'} {self.size}"
+
+
+def learning_rate(setting: Setting) -> Choice:
+    """The learning rate of GRPO; a model of unknown size gets that of a large one."""
+    count = setting.facts.parameters or float("inf")
+    rate = next(rate for most, rate in LORA_RATES if count <= most)
+    value = rate if setting.lora else float(f"{rate * WHOLE_TO_LORA:.1g}")
+    return Choice("training.learning_rate", value, setting.trained)
+
+
+def sft_rate(setting: Setting) -> Choice:
+    """The learning rate of supervised fine-tuning."""
+    return Choice("sft.learning_rate", SFT_LORA if setting.lora else SFT_WHOLE, setting.trained)
+
+
+def lengths(setting: Setting) -> Iterator[Choice]:
+    """Token limits within the model's context, and the batch that goes with them."""
+    found = LENGTHS[setting.device != "cpu", setting.thinks]
+    where = "on a CPU" if setting.device == "cpu" else "on a GPU"
+    why = f"a model that {'thinks before it answers' if setting.thinks else 'answers at once'}, {where}"
+    most = setting.facts.context or found.trajectory
+    if most < found.trajectory:
+        why += f", with a context of {most:,} tokens"
+    trajectory = min(found.trajectory, most)
+    yield Choice("training.max_turn_tokens", min(found.turn, max(1, trajectory // 2)), why)
+    yield Choice("training.max_trajectory_tokens", trajectory, why)
+    yield Choice("training.prompts_per_step", found.prompts, where)
+    yield Choice("environment.eval_tasks", found.eval_tasks, where)
+
+
+def precision(setting: Setting) -> Iterator[Choice]:
+    """The number format of the model."""
+    gpu = setting.device == "cuda"
+    yield Choice("model.dtype", "bfloat16" if gpu else "float32", "on a GPU" if gpu else f"on {setting.device}")
+
+
+def online_rates(setting: Setting) -> Iterator[Choice]:
+    """Learning rates while serving, in the proportions of the built-in policy's."""
+    rate = learning_rate(setting)
+    for key, factor in (
+        ("lr_correction", 1),
+        ("lr_adaptive_max", 1),
+        ("lr_adaptive_min", 0.2),
+        ("max_learning_rate", 5),
+    ):
+        yield Choice(f"online.{key}", float(f"{rate.value * factor:.1g}"), rate.why)
+
+
+def table(setting: Setting) -> Iterator[Choice]:
+    """Every value that follows from a model that is not built in."""
+    yield learning_rate(setting)
+    yield sft_rate(setting)
+    yield from online_rates(setting)
+    yield from lengths(setting)
+    yield from precision(setting)
+    yield Choice("training.max_steps", None, f"one pass over the data, {SHORTEST_RUN} to {LONGEST_RUN} steps")
+
+
+def chosen(given: Mapping[str, Any]) -> list[Choice]:
+    """The choices for all keys that `given`, plain data of a configuration, leaves open."""
+    model = _section(given, "model")
+    base = model.get("base", BUILTIN_MODEL)
+    if not isinstance(base, str):
+        return []
+    if base.startswith(BUILTIN):
+        return [choice for choice in _tiny() if not _is_set(given, choice.key)]
+    if all(_is_set(given, key) for key in KEYS):
+        return []
+    return [choice for choice in table(setting_of(model)) if not _is_set(given, choice.key)]
+
+
+def setting_of(model: Mapping[str, Any]) -> Setting:
+    """What the table depends on, from the section `model` as it is given."""
+    revision = model.get("revision")
+    facts = facts_of(str(model.get("base")), revision if isinstance(revision, str) else None)
+    options = model.get("chat_template_kwargs")
+    told = options.get("enable_thinking") if isinstance(options, Mapping) else None
+    device = device_of(str(model.get("device", "auto")))
+    return Setting(facts, model.get("lora", True) is not None, device, facts.thinks and told is not False)
+
+
+def steps_of(training: TrainingConfig, rows: int) -> int:
+    """The optimiser steps of a run on so many rows of data."""
+    if training.max_steps is not None:
+        return training.max_steps
+    return min(max(-(-rows // training.prompts_per_step), SHORTEST_RUN), LONGEST_RUN)
+
+
+def unusual(config: RunConfig) -> Iterator[str]:
+    """A sentence for each value that is far from what such a model takes."""
+    model, training = config.model, config.training
+    if model.base.startswith(BUILTIN):
+        return
+    setting = setting_of(model.model_dump())
+    usual = learning_rate(setting)
+    ratio = training.learning_rate / usual.value
+    if max(ratio, 1 / ratio) > FAR:
+        effect = "the policy may lose its language within a few steps" if ratio > 1 else "hardly anything will change"
+        size = f"{ratio:.0f} times" if ratio > 1 else f"1/{1 / ratio:.0f} of"
+        yield (
+            f"training.learning_rate is {training.learning_rate:g}, {size} the {usual.value:g} that is usual for "
+            f"{setting.trained}: {effect}"
+        )
+    context = setting.facts.context
+    if context is not None and training.max_trajectory_tokens > context:
+        yield (
+            f"training.max_trajectory_tokens is {training.max_trajectory_tokens:,}, but the model's context is "
+            f"{context:,} tokens"
+        )
+    if setting.thinks and training.max_turn_tokens < LENGTHS[False, True].turn:
+        yield (
+            f"training.max_turn_tokens is {training.max_turn_tokens}, but this model thinks before it answers: most "
+            "answers will be cut off; raise it, or set model.chat_template_kwargs: {enable_thinking: false}"
+        )
+
+
+def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of plain data; of a section that is made already, its values."""
+    value = given.get(name)
+    if isinstance(value, Mapping):
+        return value
+    return value.model_dump() if isinstance(value, Section) else {}
+
+
+def _is_set(given: Mapping[str, Any], key: str) -> bool:
+    name, _, inner = key.partition(".")
+    return inner in _section(given, name)
+
+
+@cache
+def _tiny() -> tuple[Choice, ...]:
+    data = parse_yaml(TINY.read_text(encoding="utf-8"), os.fspath(TINY)).data
+    return tuple(
+        Choice(f"{name}.{key}", value, "preset tiny")
+        for name, section in data.items()
+        if isinstance(section, dict)
+        for key, value in section.items()
+        if (name, key) != ("model", "base")
+    )
+
+
+KEYS = tuple(choice.key for choice in table(Setting(ModelFacts(), True, "cpu", False)))
+"""The keys that the table decides."""

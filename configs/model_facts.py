@@ -1,0 +1,129 @@
+"""Facts about a model that its files state: size, context length, whether its chat template thinks. No torch.
+
+A folder and the hub's cache on this machine are read directly. For a hub id that is not there, `config.json` and the
+tokenizer's configuration are fetched, the files that training needs first; the size comes from the headers of the
+weights, or from the name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+_SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bBmM])(?![A-Za-z0-9])")
+_THINKS = re.compile(r"enable_thinking|<think>")
+_LONGEST_HEADER = 100_000_000
+"""Bytes; a safetensors file with a longer header is not valid."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """parameters: of the whole model; context: tokens; None where unknown. thinks: the chat template opens with
+    thoughts unless told otherwise."""
+
+    parameters: int | None = None
+    context: int | None = None
+    thinks: bool = False
+
+
+@cache
+def facts_of(base: str, revision: str | None = None) -> ModelFacts:
+    """The facts of `model.base`, a folder or a hub id. Whatever cannot be read stays unknown."""
+    folder = Path(base).expanduser()
+    if folder.is_dir():
+        return _in_folder(folder)
+    if base.startswith((".", "/", "~")) or base.count("/") != 1:
+        return ModelFacts()
+    snapshot = _snapshot(base, revision)
+    found = ModelFacts() if snapshot is None else _in_folder(snapshot)
+    parameters = found.parameters or size_in_name(base) or _on_hub(base, revision)
+    return ModelFacts(parameters, found.context, found.thinks)
+
+
+def _in_folder(folder: Path) -> ModelFacts:
+    config = _json(folder / "config.json")
+    text = config.get("text_config", config)
+    context = text.get("max_position_embeddings") if isinstance(text, Mapping) else None
+    return ModelFacts(
+        _parameters(folder), context if isinstance(context, int) else None, bool(_THINKS.search(_template(folder)))
+    )
+
+
+def _parameters(folder: Path) -> int | None:
+    """The number of parameters in the safetensors files, from their headers."""
+    try:
+        return sum(map(_numbers, folder.glob("*.safetensors"))) or None
+    except (OSError, ValueError, struct.error):
+        return None
+
+
+def _numbers(file: Path) -> int:
+    with file.open("rb") as weights:
+        (length,) = struct.unpack("<Q", weights.read(8))
+        header = json.loads(weights.read(min(length, _LONGEST_HEADER)))
+    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def _template(folder: Path) -> str:
+    try:
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return json.dumps(_json(folder / "tokenizer_config.json").get("chat_template", ""))
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def size_in_name(base: str) -> int | None:
+    """The parameters that a hub id names, such as `Qwen/Qwen3-0.6B`; the first size of `30B-A3B` is the whole."""
+    found = _SIZE_IN_NAME.search(base.rpartition("/")[2])
+    return None if found is None else round(float(found[1]) * {"b": 1e9, "m": 1e6}[found[2].lower()])
+
+
+def _snapshot(base: str, revision: str | None) -> Path | None:
+    """The folder of the hub's cache with the small files of a model, which are fetched where they are missing."""
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        return None
+    config = None
+    for name in ("tokenizer_config.json", "chat_template.jinja", "config.json"):
+        try:
+            config = hf_hub_download(base, name, revision=revision, etag_timeout=3)
+        except Exception:  # offline, gated, no such file: whatever the hub's client raises
+            config = None
+    return None if config is None else Path(config).parent
+
+
+def _on_hub(base: str, revision: str | None) -> int | None:
+    if os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
+        return None
+    try:
+        from huggingface_hub import get_safetensors_metadata
+
+        return sum(get_safetensors_metadata(base, revision=revision).parameter_count.values())
+    except Exception:  # as above
+        return None
+
+
+def device_of(setting: str) -> str:
+    """`cpu`, `cuda` or `mps`: where `model.device` puts a model on this machine."""
+    if setting != "auto":
+        return setting
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1") and Path("/dev/nvidiactl").exists():
+        return "cuda"
+    return "mps" if (platform.system(), platform.machine()) == ("Darwin", "arm64") else "cpu"

@@ -1,0 +1,138 @@
+"""Defaults that follow from the model: the table, its reasons, and warnings of values that are far from it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.configs import RunConfig, choices, load_config, presets
+from grpo_tui.configs.model_defaults import TINY, steps_of, unusual
+from grpo_tui.configs.model_facts import ModelFacts, facts_of, size_in_name
+
+
+def make_model(folder: Path, parameters: int, context: int = 8192, template: str = "{{ messages }}") -> str:
+    """A folder with the files that facts are read from; the weights are a header alone."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": context}))
+    (folder / "chat_template.jinja").write_text(template)
+    header = json.dumps({"__metadata__": {}, "w": {"shape": [parameters // 10, 10]}}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    return str(folder)
+
+
+def test_the_files_of_a_model_state_its_size_context_and_thoughts(tmp_path: Path):
+    small = make_model(tmp_path / "small", 134_000_000)
+    thinking = make_model(tmp_path / "thinking", 40, 512, "{% if enable_thinking %}<think>{% endif %}")
+    assert facts_of(small) == ModelFacts(134_000_000, 8192, False)
+    assert facts_of(thinking) == ModelFacts(40, 512, True)
+
+
+def test_damaged_files_leave_facts_unknown(tmp_path: Path):
+    folder = tmp_path / "damaged"
+    make_model(folder, 100)
+    (folder / "model.safetensors").write_bytes(b"\xff" * 7)
+    (folder / "config.json").write_text("[")
+    assert facts_of(str(folder)) == ModelFacts()
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("Qwen/Qwen3-0.6B", 600_000_000),
+        ("Qwen/Qwen3-30B-A3B", 30_000_000_000),
+        ("meta-llama/Llama-3.2-1B-Instruct", 1_000_000_000),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 135_000_000),
+        ("google/gemma-3-1b-it", 1_000_000_000),
+        ("openai-community/gpt2", None),
+        ("owner/v2b-model", None),
+    ],
+)
+def test_a_hub_id_may_name_its_size(name: str, size: int | None):
+    assert size_in_name(name) == size
+
+
+@pytest.mark.parametrize(
+    ("parameters", "lora", "rate"),
+    [
+        (500_000, True, 1e-3),
+        (134_000_000, True, 1e-4),
+        (134_000_000, False, 1e-5),
+        (600_000_000, True, 3e-5),
+        (4_000_000_000, True, 1e-5),
+        (4_000_000_000, False, 1e-6),
+    ],
+)
+def test_the_learning_rate_follows_from_size_and_adapters(tmp_path: Path, parameters: int, lora: bool, rate: float):
+    base = make_model(tmp_path / "model", parameters)
+    config = load_config(None, [f"model.base={base}", *([] if lora else ["model.lora=null"])])
+    assert config.training.learning_rate == pytest.approx(rate)
+
+
+def test_lengths_follow_from_device_thoughts_and_context(tmp_path: Path):
+    plain = make_model(tmp_path / "plain", 1000)
+    thinks = make_model(tmp_path / "thinks", 1000, 40_000, "<think>")
+    short = make_model(tmp_path / "short", 1000, 100)
+
+    def limits(*settings: str) -> tuple[int, int]:
+        training = load_config(None, settings).training
+        return training.max_turn_tokens, training.max_trajectory_tokens
+
+    cpu, gpu = limits(f"model.base={plain}", "model.device=cpu"), limits(f"model.base={plain}", "model.device=cuda")
+    long = limits(f"model.base={thinks}", "model.device=cpu")
+    told = limits(f"model.base={thinks}", "model.device=cpu", "model.chat_template_kwargs={enable_thinking: false}")
+    assert cpu[0] < gpu[0] and cpu[0] < long[0] and told == cpu
+    assert limits(f"model.base={short}") == (50, 100)
+
+
+def test_what_the_user_sets_wins_and_every_other_choice_has_a_reason(tmp_path: Path):
+    base = make_model(tmp_path / "model", 134_000_000)
+    settings = [f"model.base={base}", "training.learning_rate=0.5", "training.max_steps=7"]
+    training = load_config(None, settings).training
+    assert (training.learning_rate, training.max_steps) == (0.5, 7)
+    reasons = {choice.key: choice.why for choice in choices(None, settings)}
+    assert reasons.keys().isdisjoint({"training.learning_rate", "training.max_steps"})
+    assert "134 million" in reasons["sft.learning_rate"]
+    assert all(reasons.values())
+
+
+def test_a_stored_configuration_takes_nothing_from_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    base = make_model(tmp_path / "model", 134_000_000)
+    stored = load_config(None, [f"model.base={base}"]).model_dump(mode="json")
+    monkeypatch.setattr("grpo_tui.configs.model_defaults.facts_of", lambda *_: pytest.fail("the model was looked at"))
+    assert RunConfig.model_validate(stored).training.learning_rate == 1e-4
+
+
+def test_the_built_in_policy_keeps_the_values_of_its_preset():
+    assert load_config("tiny") == load_config(None) == RunConfig()
+    training = RunConfig().training
+    assert (training.learning_rate, training.max_steps, training.max_turn_tokens) == (3e-3, 75, 64)
+    assert presets()["tiny"] == TINY
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(3, 30), (400, 100), (1_000_000, 500)])
+def test_the_data_decide_the_length_of_a_run(tmp_path: Path, rows: int, steps: int):
+    base = make_model(tmp_path / "model", 1000)
+    settings = [f"model.base={base}", "model.device=cpu"]
+    assert steps_of(load_config(None, settings).training, rows) == steps
+    assert steps_of(load_config(None, [*settings, "training.max_steps=3"]).training, rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "warning"),
+    [
+        ("training.learning_rate=0.003", "30 times"),
+        ("training.learning_rate=1e-7", "hardly anything"),
+        ("training.max_trajectory_tokens=9000", "8,192"),
+        ("training.max_turn_tokens=64", "thinks"),
+        ("training.learning_rate=3e-4", None),
+    ],
+)
+def test_values_that_are_far_from_usual_are_warned_of(tmp_path: Path, setting: str, warning: str | None):
+    base = make_model(tmp_path / "model", 134_000_000, template="<think>")
+    found = list(unusual(load_config(None, [f"model.base={base}", setting])))
+    assert len(found) == (warning is not None)
+    assert warning is None or warning in found[0]
+    assert list(unusual(RunConfig())) == []
