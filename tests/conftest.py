@@ -1,5 +1,5 @@
-"""For all tests: how long an example takes depends on the machine and says nothing about the code, and what trains in a
-test's own process has the settings of one that the product starts."""
+"""For all tests: one thread a process, so that results do not depend on the number of cores; no hub; no deadlines,
+since the time of an example depends on the machine; and the settings of a process that the product starts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from hypothesis import settings
 
 from grpo_tui.engine.launch.children import CPU_SETTINGS
 
-os.environ.update(CPU_SETTINGS | os.environ)
+SETTINGS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+os.environ.update(CPU_SETTINGS | SETTINGS | os.environ)  # before torch is loaded
 settings.register_profile("grpo-tui", deadline=None)
 settings.load_profile("grpo-tui")
