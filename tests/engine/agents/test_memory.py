@@ -121,7 +121,8 @@ def test_parameters_are_counted_as_published(name: str):
 
 def test_the_parts_follow_the_settings():
     shape = shape_of(PUBLISHED["Qwen3-0.6B"][0])
-    base = {"model": {"base": "x/y", "dtype": "bfloat16", "device": "cuda"}, "training": {"max_trajectory_tokens": 2048}}
+    model = {"base": "x/y", "dtype": "bfloat16", "device": "cuda"}
+    base = {"model": model, "training": {"max_trajectory_tokens": 2048}}
     config = RunConfig.model_validate(base)
     found = need(shape, config)
     assert next(iter(found.both.values())) / GIB == pytest.approx(1.11, abs=0.01)
