@@ -19,8 +19,7 @@ from .sections.base import Section
 from .yaml_source import parse_yaml
 
 if TYPE_CHECKING:
-    from .schema import RunConfig
-    from .sections import TrainingConfig
+    from .sections import ModelConfig, TrainingConfig
 
 BUILTIN = "builtin:"
 BUILTIN_MODEL = "builtin:tiny"
@@ -176,9 +175,8 @@ def steps_of(training: TrainingConfig, rows: int) -> int:
     return min(max(-(-rows // training.prompts_per_step), SHORTEST_RUN), LONGEST_RUN)
 
 
-def unusual(config: RunConfig) -> Iterator[str]:
+def unusual(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     """A sentence for each value that is far from what such a model takes."""
-    model, training = config.model, config.training
     if model.base.startswith(BUILTIN):
         return
     setting = setting_of(model.model_dump())

@@ -132,7 +132,8 @@ def test_the_data_decide_the_length_of_a_run(tmp_path: Path, rows: int, steps: i
 )
 def test_values_that_are_far_from_usual_are_warned_of(tmp_path: Path, setting: str, warning: str | None):
     base = make_model(tmp_path / "model", 134_000_000, template="<think>")
-    found = list(unusual(load_config(None, [f"model.base={base}", setting])))
+    config = load_config(None, [f"model.base={base}", setting])
+    found = list(unusual(config.model, config.training))
     assert len(found) == (warning is not None)
     assert warning is None or warning in found[0]
-    assert list(unusual(RunConfig())) == []
+    assert list(unusual(RunConfig().model, RunConfig().training)) == []

@@ -64,7 +64,7 @@ def chosen_lines(
             by_reason.setdefault(choice.why, []).append(key)
     lines = [f"  {', '.join(values)} ({why})" for why, values in by_reason.items()]
     head = [f"chosen for {settings.model.base} (what you set wins):"] if lines else []
-    return [*head, *lines, *(f"unusual: {warning}" for warning in unusual(settings))]
+    return [*head, *lines, *(f"unusual: {warning}" for warning in unusual(settings.model, settings.training))]
 
 
 @app.command()
