@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.runs.live import LiveBatch
-from grpo_tui.engine.runs.status import write_json
+from grpo_tui.engine.runs.live import LiveBatch, live_file
+from grpo_tui.engine.runs.status import read_json, write_json
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.tui.app.destinations import Live
 from grpo_tui.tui.app.live_layout import PANES, Wanted, plan
@@ -34,9 +34,16 @@ def writing(tmp_path: Path) -> Iterator[tuple[RunWriter, LiveBatch]]:
     writer.close()
 
 
-def told(writer: RunWriter) -> None:
+def told(writer: RunWriter, batch: LiveBatch) -> None:
+    """Wait until viewers can see what the batch is now."""
     assert writer.flush(10)
-    writer._write_live()
+    file = live_file(writer.run_dir, "training")
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if any(b["time"] == batch._time for b in read_json(file).get("batches", [])):
+            return
+        time.sleep(0.02)
+    raise AssertionError("the newest texts were never written")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (150, 45)])
@@ -44,7 +51,7 @@ async def test_texts_grow_on_the_dashboard_before_the_first_step(writing, size: 
     writer, batch = writing
     batch.writes(0, 4, "The sum is")
     batch.writes(1, 3, "\x1b[31mred [bold]seven[/bold]")
-    told(writer)
+    told(writer, batch)
     async with running(writer.run_dir.parent, Live(writer.run_dir), size=size) as app:
         assert "step 1 · 0 of 3 rollouts" in app.text
         assert "7 of at most 120 tokens" in app.text
@@ -53,7 +60,7 @@ async def test_texts_grow_on_the_dashboard_before_the_first_step(writing, size: 
         assert "\x1b[31mred" not in app.text
         assert "appears with" not in app.text and "no actions yet" not in app.text
         batch.wrote(0, 9, "The sum is 4, which is even.")
-        told(writer)
+        told(writer, batch)
         app.screen.changed()
         await app.press()
         assert "1 of 3 rollouts" in app.text and "rollouts 1/3" in app.text.splitlines()[0]
@@ -64,7 +71,7 @@ async def test_a_key_steps_through_the_batch_and_another_shows_one_text_whole(wr
     long = " ".join(f"word{i}" for i in range(300))
     for row in range(3):
         batch.writes(row, 300, f"text {row} {long}")
-    told(writer)
+    told(writer, batch)
     async with running(writer.run_dir.parent, Live(writer.run_dir), size=(80, 24)) as app:
         await app.press("n", "n")
         assert "▸ 2/3" in app.text
@@ -84,7 +91,7 @@ async def test_rewards_are_counted_as_soon_as_they_are_known(writing) -> None:
     batch.close()
     batch.judged([0.98, 0.5, None], [None, False, None])
     writer.progress("log-probs", 1, 3)
-    told(writer)
+    told(writer, batch)
     async with running(writer.run_dir.parent, Live(writer.run_dir), size=(150, 45)) as app:
         assert "3 of 3 rollouts" in app.text and "reward 0.74 of 2" in app.text
         line = next(line for line in app.text.splitlines() if "1/3" in line and "0.98" in line)
@@ -95,7 +102,7 @@ async def test_rewards_are_counted_as_soon_as_they_are_known(writing) -> None:
 async def test_the_texts_of_a_stopped_run_are_not_shown_as_live(writing) -> None:
     writer, batch = writing
     batch.writes(0, 4, "The sum is")
-    told(writer)
+    told(writer, batch)
     writer.status("stopped")
     async with running(writer.run_dir.parent, Live(writer.run_dir)) as app:
         assert "The sum is" not in app.text and "Writing" not in app.text

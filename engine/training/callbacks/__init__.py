@@ -81,7 +81,7 @@ def run_callbacks(
     progress = StepProgress(recorder, clock)
     runner.on_progress, runner.watch = progress.rollouts, progress
     if isinstance(runner.agent, ChatAgent):
-        runner.agent.watcher = live = recorder.writer.live
+        runner.agent.watcher = live = progress.live
         if live is not None and isinstance(runner.agent, RemoteAgent):
             live.servers = runner.agent.pool.states
     evaluation = HeldOutEvaluation(

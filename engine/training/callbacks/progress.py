@@ -9,6 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ...record.step_recorder import StepRecorder
 from ...rollouts.rollout import Rollout
+from ...runs.live import Live
 from ..phases import StepClock
 
 
@@ -57,20 +58,25 @@ class StepProgress(TrainerCallback):
         self._scored = False
         self._tell(self.acting, ended, total)
 
+    @property
+    def live(self) -> Live | None:
+        """Where this process tells which texts it writes; None where it has no record."""
+        live = self._recorder.writer.live
+        return live if isinstance(live, Live) else None
+
     def begins(self, split: str, step: int, turns: int, total: int) -> None:
         """See `RolloutWatch`."""
-        if (live := self._recorder.writer.live) is not None:
+        if (live := self.live) is not None:
             live.purpose(self.held_out if split == "eval" else "", step, turns, total)
 
     def ended(self, count: int) -> None:
         """See `RolloutWatch`."""
-        if (live := self._recorder.writer.live) is not None and live.batch is not None:
+        if (live := self.live) is not None and live.batch is not None:
             live.batch.finished(count)
 
     def made(self, rollouts: Sequence[Rollout]) -> None:
         """See `RolloutWatch`. The reward is that of the environment and of the reward functions, without shaping."""
-        live = self._recorder.writer.live
-        if live is not None and live.batch is not None:
+        if (live := self.live) is not None and live.batch is not None:
             correct = [None if r.trajectory is None else r.trajectory.correct for r in rollouts]
             live.batch.judged([_reward(r) for r in rollouts], correct)
 

@@ -2,9 +2,10 @@
 
 import json
 import os
+import time
 
 from grpo_tui.engine.runs.live import ROWS, TEXT, Live, live_file, read_live
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.status import look, read_json
 from grpo_tui.engine.runs.writer import RunWriter
 
 
@@ -14,9 +15,17 @@ def written(run_dir, live):
     writer.live = live
     writer.status("running")
     writer.progress("rollouts", 0, 4)
-    assert writer.flush(10)
-    writer._write_live()
+    written_since(writer, live)
     return writer
+
+
+def written_since(writer, live):
+    """Wait until the newest of `live` is on disk."""
+    assert writer.flush(10)
+    file, deadline = live_file(writer.run_dir, writer.process), time.monotonic() + 20
+    while [b["time"] for b in read_json(file).get("batches", [])] != [b._time for b in live._batches]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_viewer_sees_texts_counts_and_rewards_of_rollouts_under_way(tmp_path):
@@ -37,7 +46,7 @@ def test_a_viewer_sees_texts_counts_and_rewards_of_rollouts_under_way(tmp_path):
     ]  # fmt: skip
     batch.close()
     batch.judged([1.0, None, 0.5, 0.0], [True, None, None, False])
-    writer._write_live()
+    written_since(writer, live)
     seen = read_live(look(tmp_path / "run")).batches[0]
     assert seen.finished == 4
     assert seen.ended
