@@ -208,7 +208,7 @@ def _step(index: int, said: Message, answers: Sequence[Message]) -> Step:
     observation = [c.result for c in calls if c.result is not None] + [a.text for a in others]
     return Step(
         index=index,
-        text=said.text or "\n".join(_call_text(c) for c in calls),
+        text=said.text or "\n".join(call_text(c) for c in calls),
         thought=said.thought,
         action=first.name if first is not None else None,
         arguments=first.arguments if first is not None and isinstance(first.arguments, Mapping) else {},
@@ -242,7 +242,8 @@ def _answered(calls: Sequence[Call], answers: Sequence[Message]) -> tuple[tuple[
     return tuple(open_calls), others
 
 
-def _call_text(call: Call) -> str:
+def call_text(call: Call) -> str:
+    """A call in one line, as a turn without words is written."""
     arguments = call.arguments if call.problem else text(call.arguments) if call.arguments is not None else ""
     return f"{call.name}({arguments})"
 

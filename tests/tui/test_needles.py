@@ -17,8 +17,10 @@ from grpo_tui.tui.app.destinations import Trajectories
 from grpo_tui.tui.app.needles import fold, span_after, span_before, spans
 from grpo_tui.tui.app.rollout_fields import Field
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
-from grpo_tui.tui.app.widgets.line import Line, Lines
-from grpo_tui.tui.app.widgets.step_lines import StepLines
+from grpo_tui.tui.app.widgets.flow import Flow
+from grpo_tui.tui.app.widgets.line import Line
+from grpo_tui.tui.app.widgets.rendering import Renderer
+from grpo_tui.tui.app.widgets.text_layout import TextLayout
 
 from .drive import running
 
@@ -82,8 +84,10 @@ def test_a_match_is_marked_whole_wherever_lines_are_broken(
     words: list[str], between: str, wanted: str, width: int
 ) -> None:
     text = between.join([*words, wanted[: len(wanted) // 2], wanted, *words])
-    lay = StepLines(PALETTE, width, (f"{words[-1]} {wanted[: len(wanted) // 2]} {wanted}".strip(), wanted))
-    lines = [line for line in Lines(lay.field(Field("thought", text)))]
+    find = (f"{words[-1]} {wanted[: len(wanted) // 2]} {wanted}".strip(), wanted)
+    lay = TextLayout(Renderer(PALETTE), width, {"text": 9}, find, lambda key: True, lambda key: False)
+    lay.put(0, [Field("thought", text)])
+    lines = list(Flow(lay.parts))
     for sought in lay.find:
         if spans(text, [sought]):
             assert fold(sought).replace(" ", "") in fold(marked(lines)).replace(between.strip() or " ", "").replace(

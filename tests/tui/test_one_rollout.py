@@ -64,7 +64,7 @@ async def test_the_whole_conversation_is_one_scroll(run: Path) -> None:
         n = next(row.n for row in reader.rollouts.page() if row.turns == 3)
     async with running(run.parent, Stepper(run, str(n)), size=(120, 50)) as app:
         text = await app.press("c")
-        assert all(part in text for part in ("prompt", "step 1 ", "step 2 ", "step 3 ", "conversation · step 1 of 3"))
+        assert all(part in text for part in ("prompt", "─ 1 ─", "─ 2 ─", "─ 3 ─", "conversation · step 1 of 3"))
         assert "conversation · step 2 of 3" in await app.press("l")
         assert "conversation" not in (await app.press("c")).splitlines()[0]
 

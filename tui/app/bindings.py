@@ -104,6 +104,12 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "P", "P", "prompt", "prompt", "Show or hide the whole prompt and the task"),
     Key((STEP,), "i", "i", "image", "image", "Show or hide the image of the step", 9),
     Key((STEP,), "I", "I", "image_size", "", "Make the image larger or smaller"),
+    Key((STEP,), "enter", "enter", "open_text", "open text", "Open the text that is marked, or fold it again", 6),
+    Key((STEP,), "J", "J", "choose_text(1)", "", "Mark the next text that folds"),
+    Key((STEP,), "K", "K", "choose_text(-1)", "", "Mark the text before that folds"),
+    Key((STEP,), "Z", "Z", "open_all(True)", "", "Open all texts"),
+    Key((STEP,), "z", "z", "open_all(False)", "", "Fold all texts"),
+    Key((STEP,), "r", "r", "raw", "raw", "The exact texts, or the rendered ones; of tokens, their symbols"),
     Key((STEP,), "ctrl+n", "ctrl+n", "next_penalty", "penalised", "Go to the next step that was penalised"),
     # lists and text
     Key(EVERYWHERE, "j,down", "j ↓", "scroll(1)", "", "Down"),

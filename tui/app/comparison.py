@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ...engine.runs.types import Step, TrajectoryRecord
-from .rollout_fields import call_text
+from .brief import arguments_text
+from .calls import summary
 
 _WORDS = 400
 """Words of a field that are compared; beyond, the texts are shown unmarked."""
@@ -53,7 +54,7 @@ def _numbered(steps: Sequence[Step]) -> list[int]:
     kinds: dict[str, list[tuple[Step, int]]] = {}
     numbers: list[int] = []
     for number, step in enumerate(steps):
-        alike = kinds.setdefault(call_text(step, _ALIKE), [])
+        alike = kinds.setdefault(f"{step.action}{arguments_text(step.arguments, _ALIKE)}", [])
         numbers.append(next((known for other, known in alike if _same_call(step, other)), number))
         if numbers[-1] == number:
             alike.append((step, number))
@@ -75,13 +76,13 @@ def parting(left: Sequence[Step], right: Sequence[Step], pairs: Sequence[Pair]) 
         where = f"They part at step {at + 1}" if at else "They part at the first step"
         if a is None or b is None:
             side, step = ("right", b) if a is None else ("left", a)
-            return f"{where}: only the {side} one has {call_text(step) if step is not None else 'a step'} there."
+            return f"{where}: only the {side} one has {summary(step) if step is not None else 'a step'} there."
         if not _same_call(a, b):
-            return f"{where}: left {call_text(a)}, right {call_text(b)}."
+            return f"{where}: left {summary(a)}, right {summary(b)}."
         if a.action is None and a.text != b.text:
             return f"{where}: both made no call, in other words."
         what = "was answered differently" if a.observation != b.observation else "was thought through differently"
-        return f"{where}: the same call {call_text(a)} {what}."
+        return f"{where}: the same call {summary(a)} {what}."
     return "They did the same in every step."
 
 

@@ -1,82 +1,196 @@
-"""A rollout as named texts, in the order in which they are shown: what is laid out and what is searched."""
+"""A rollout as texts in the order in which they are shown: they are laid out, and searched."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...engine.runs.types import Call, SeenImage, Step, Trajectory
-from ..text import FIELD_LIMIT
+from ..format import duration
+from .brief import brief
+from .calls import Shown, calls_of, ended, shown, words_as_answer
 
-_VALUE = 24
-"""Characters of an argument in a heading."""
-_CALL = 400
-"""Characters of a call after which further arguments are left out."""
-_DEEP = 20
-"""Levels of a value that are written out."""
+_TAGS = re.compile(r"<(think|thinking|thought|reasoning)>(.*?)(?:</\1>|\Z)", re.S)
+_CHANNEL = re.compile(
+    r"(?:<\|start\|>\w*)?<\|channel\|>(\w*)[^<]*<\|message\|>(.*?)(?:<\|(?:end|return|call)\|>|(?=<\|start\|>)|\Z)",
+    re.S,
+)
+_WRITTEN = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.S)
 
 
 @dataclass(frozen=True)
 class Field:
-    """A text under its name. `tone` names a style of the palette; at most `limit` characters are laid out (None: as
-    many as there is room for), and `more` says how to see the others."""
+    """A text under its name. `tone` names a style of the palette, `kind` the renderer (`kinds.py`; empty: by the text
+    itself, `prose` when it was written for people). `role` decides to how many lines it folds, `tail` to its last ones.
+    `note` stands beside the name; `indent` cells are left free before all of it."""
 
     name: str
     text: str
     tone: str = "text"
-    limit: int | None = None
-    more: str = "o opens all"
+    kind: str = ""
+    role: str = "text"
+    prose: bool = False
+    tail: bool = False
+    note: str = ""
+    indent: int = 0
 
 
-def prompt_fields(trajectory: Trajectory, limit: int | None = None, task: bool = False) -> list[Field]:
-    """The prompt, and the task's own fields."""
-    fields = [Field("prompt", trajectory.prompt, "muted", limit, "P shows all")]
+def prompt_fields(trajectory: Trajectory, task: bool = False) -> list[Field]:
+    """The prompt, by who speaks; with `task`, the task's own fields and the tools."""
+    said = [(m.name or m.role, m.text) for m in trajectory.messages] or [("prompt", trajectory.prompt)]
+    fields = [Field(name, text, "muted", role="prompt", prose=True) for name, text in said]
     fields += _seen_field(trajectory.seen)
     if task and trajectory.task:
         told = (f"{key}: {value if isinstance(value, str) else brief(value)}" for key, value in trajectory.task.items())
-        fields.append(Field("task", "\n".join(told), "muted"))
+        fields.append(Field("task", "\n".join(told), "muted", "plain", "prompt"))
+    if task and trajectory.tools:
+        told = (f"{tool.name}  {tool.description}".rstrip() for tool in trajectory.tools)
+        fields.append(Field("tools", "\n".join(told), "muted", "plain", "prompt"))
     return fields
 
 
-def step_fields(step: Step) -> list[Field]:
-    """Thought, call, observation, errors."""
-    fields: list[Field] = []
-    if step.thought:
-        fields.append(Field("thought", step.thought))
+def said(step: Step) -> tuple[str, str]:
+    """Thought and words of a step. A thought is in a field of its own, in tags, or in a channel; calls that were read
+    from the text are no words."""
+    thoughts = [step.thought] if step.thought else []
+    words = "" if step.action is not None and not step.calls and not words_as_answer(step) else step.text
+    if step.thought and "<think" in step.thought:
+        thoughts = [found[2] for found in _TAGS.finditer(step.thought)] or thoughts
+    if "<|channel|>" in words:
+        found = _CHANNEL.findall(words)
+        thoughts += [text for channel, text in found if channel == "analysis"]
+        words = "\n\n".join(text for channel, text in found if channel != "analysis")
+    if "</think" in words or "<think" in words or "<reasoning>" in words or "<thought>" in words:
+        before, end, after = words.partition("</think>")
+        if end and "<think>" not in before:  # the prompt ended with <think>
+            thoughts, words = [*thoughts, before], after
+        thoughts += [found[2] for found in _TAGS.finditer(words)]
+        words = _TAGS.sub("", words)
     if step.calls:
-        fields += _call_fields(step)
-    elif step.action is None:
-        fields.append(Field("wrote", step.text or "(nothing)", "text" if step.text else "faint"))
-        if step.parse_error or step.needs_call:
-            fields.append(Field("✗ no call", step.parse_error or "no call could be read", "bad"))
-    else:
-        fields.append(Field("action", call_text(step, FIELD_LIMIT), "accent"))
-    if step.observation and not step.calls:
-        fields.append(Field("observation", step.observation))
+        words = _WRITTEN.sub("", words)
+        if words == "\n".join(_as_text(call) for call in step.calls):
+            words = ""
+    whole = dict.fromkeys(text.strip() for text in thoughts)
+    return "\n\n".join(text for text in whole if text), words.strip("\n")
+
+
+def _as_text(call: Call) -> str:
+    """A call as importers write it where the agent wrote no words."""
+    from ...engine.imports.convert import call_text
+
+    return call_text(call)
+
+
+def step_fields(step: Step, root: str = "") -> list[Field]:
+    """Thought, words, each call with its own result, errors. `root` is cut from paths."""
+    thought, words = said(step)
+    fields = thought_fields(thought)
+    calls = calls_of(step)
+    if words.strip() and thought != words.strip():
+        fields.append(Field("", words, prose=True, role="words"))
+    if not calls and (step.parse_error or (step.needs_call and step.action is None)):
+        fields += [] if words.strip() else [Field("", "(nothing)", "faint", "plain")]
+        fields.append(Field("✗ no call", step.parse_error or "no call could be read", "bad", "plain"))
+    elif not calls and not fields:
+        fields.append(Field("", "(nothing)", "faint", "plain"))
+    for call in calls:
+        fields += call_fields(call, root, step.seconds if len(calls) == 1 else 0.0, len(calls) > 1)
+    results = {call.result for call in calls}
+    rest = step.observation
+    if rest and rest not in results and "\n\n".join(call.result or "" for call in calls) != rest:
+        fields.append(Field("observation", rest, role="result"))
     fields += _seen_field(step.seen)
-    if step.error:
-        fields.append(Field("✗ error", step.error, "bad"))
+    if step.error and not any(
+        call.error and call.error in step.error and call.result is not None for call in step.calls
+    ):
+        fields.append(Field("✗ error", step.error, "bad", "plain"))
     return fields
+
+
+def thought_fields(thought: str) -> list[Field]:
+    """A thought and about how many tokens it has: how many exactly is not recorded of a part of a turn."""
+    note = f"≈ {max(1, len(thought) // 4):,} tokens"
+    return [Field("thought", thought, "muted", role="thought", prose=True, tail=True, note=note)] if thought else []
+
+
+def call_fields(call: Call, root: str = "", seconds: float = 0.0, several: bool = False) -> list[Field]:
+    """A call in one line with its sign, its other arguments, its result."""
+    made, (worked, why) = shown(call, root), ended(call)
+    sign, tone = {True: ("✓", "good"), False: ("✗", "bad"), None: ("·", "accent")}[worked]
+    notes = (why, made.note, _size(call.result or ""), duration(seconds) if seconds >= 1 else "")
+    fields = [_head(made, sign, tone, " · ".join(part for part in notes if part))]
+    fields += [Field(a.name, a.text, kind=a.kind, role="argument", indent=2) for a in made.arguments if a.text.strip()]
+    if call.problem:
+        fields.append(Field("✗ unread", call.problem, "bad", "plain", indent=2))
+    if call.result is not None:
+        if call.result.strip():
+            kind = made.result_kind if worked else ""
+            fields.append(Field("", call.result, kind=kind, role="result", tail=worked is False, indent=2))
+        if call.error and call.error not in call.result:
+            fields.append(Field("✗ error", call.error, "bad", "plain", indent=2))
+    elif several:
+        fields.append(Field("", "no result was recorded", "faint", "plain", indent=2))
+    return fields
+
+
+def _head(made: Shown, sign: str, tone: str, note: str) -> Field:
+    return Field(f"{sign} {made.head}", made.text, tone, made.kind, "call", note=note)
+
+
+def _size(text: str) -> str:
+    lines = text.strip("\n").count("\n") + 1
+    if len(text) >= 10_000:
+        size = f"{len(text) / 1e6:.1f} MB" if len(text) >= 1e6 else f"{len(text) / 1e3:.0f} KB"
+        return f"{lines:,} lines · {size}" if lines > 1 else size
+    return f"{lines:,} lines" if lines > 1 else ""
+
+
+def raw_fields(step: Step) -> list[Field]:
+    """A step exactly as it was recorded."""
+    fields = [Field("thought", step.thought, kind="raw")] if step.thought else []
+    fields.append(Field("wrote", step.text, kind="raw"))
+    for call in step.calls:
+        fields.append(Field("call", _as_text(call), "accent", "raw"))
+        fields += [Field("result", call.result, kind="raw")] if call.result is not None else []
+    if step.observation and not step.calls:
+        fields.append(Field("observation", step.observation, kind="raw"))
+    return fields + ([Field("error", step.error, "bad", "raw")] if step.error else [])
+
+
+def outcome(t: Trajectory) -> bool | None:
+    """Whether a rollout succeeded. A reward between 0 and 1 is graded: it has no success of its own."""
+    scores = t.steps[-1].scores if t.steps else ()
+    graded = any(s.name == t.judged_by and s.value is not None and 0 < s.value < 1 for s in scores)
+    return None if graded else t.correct
 
 
 def end_fields(t: Trajectory) -> list[Field]:
-    """The answer and what was expected, or what ended the rollout without one."""
+    """The answer, unless it is the last text itself, and what was expected; or what ended the rollout without one."""
     fields: list[Field] = []
+    correct = outcome(t)
     if t.answer is not None:
-        sign, tone = {True: ("✓ right", "good"), False: ("✗ wrong", "bad"), None: ("answer", "text")}[t.correct]
-        fields.append(Field(sign, t.answer, tone))
+        sign, tone = {True: ("✓ right", "good"), False: ("✗ wrong", "bad"), None: ("answer", "text")}[correct]
+        written = bool(t.steps) and t.steps[-1].text.strip() == t.answer.strip() and not calls_of(t.steps[-1])
+        if not written:
+            fields.append(Field(sign, t.answer, tone, "plain"))
+        elif correct is not None:
+            fields.append(Field(sign, "", tone, "plain"))
     elif t.expected is not None or t.error is not None:
-        fields.append(Field("no answer", f"ended by {t.stop_reason or 'what was not recorded'}", "warn"))
-    if t.expected is not None and t.correct is not True:
-        fields.append(Field("expected", t.expected, "good"))
+        fields.append(
+            Field("no answer", f"ended by {t.stop_reason or 'a reason that was not recorded'}", "warn", "plain")
+        )
+    elif t.expected is None and t.stop_reason not in ("answer", ""):
+        fields.append(Field("", f"ended by {t.stop_reason}", "muted", "plain"))
+    if t.expected is not None and correct is not True:
+        fields.append(Field("expected", t.expected, "good", "plain"))
     if t.error:
-        fields.append(Field("✗ error", t.error, "bad"))
+        fields.append(Field("✗ error", t.error, "bad", "plain"))
     return fields
 
 
 def fields_at(trajectory: Trajectory, step: int) -> list[Field]:
-    """What belongs to a step: the prompt to the first one, the answer to the last one."""
+    """The texts that belong to a step: the prompt to the first one, the answer to the last one."""
     steps = trajectory.steps
     fields = prompt_fields(trajectory) if step == 0 else []
     if step < len(steps):
@@ -87,88 +201,4 @@ def fields_at(trajectory: Trajectory, step: int) -> list[Field]:
 def _seen_field(seen: Sequence[SeenImage]) -> list[Field]:
     """The images that a policy that sees was shown here, and what they cost."""
     told = [f"{image.width} × {image.height} pixels, {image.tokens} tokens" for image in seen]
-    return [Field("saw", "\n".join(told), "muted")] if told else []
-
-
-def _call_fields(step: Step) -> list[Field]:
-    """Words, then each call with its own result."""
-    fields = [Field("wrote", step.text)] if step.text.strip() else []
-    answered = {c.result for c in step.calls}
-    for call in step.calls:
-        fields.append(Field("action", written(call, FIELD_LIMIT), "accent"))
-        if call.problem:
-            fields.append(Field("✗ unread", call.problem, "bad"))
-        if call.result is not None:
-            fields.append(Field("result", call.result))
-        elif len(step.calls) > 1:
-            fields.append(Field("result", "not recorded", "faint"))
-    rest = step.observation
-    if rest and rest not in answered and "\n\n".join(c.result or "" for c in step.calls) != rest:
-        fields.append(Field("observation", rest))
-    return fields
-
-
-def written(call: Call, limit: int) -> str:
-    """`GET_PROPERTIES(mask=7)`; arguments that are no object as they stand."""
-    if isinstance(call.arguments, Mapping):
-        return f"{call.name}({_arguments(call.arguments, limit)})"
-    arguments = call.arguments
-    return f"{call.name}({arguments if isinstance(arguments, str) else '' if arguments is None else brief(arguments)})"
-
-
-def call_text(step: Step, limit: int = _VALUE) -> str:
-    """`GET_PROPERTIES(mask=7)`; of each value at most `limit` characters. Several calls of one turn are counted."""
-    if step.action is None:
-        return "? no call" if step.parse_error or step.needs_call else "words"
-    if len(step.calls) > 1:
-        return f"{step.action} and {len(step.calls) - 1} more"
-    return f"{step.action}({_arguments(step.arguments, limit)})"
-
-
-def brief(value: object, limit: int = FIELD_LIMIT) -> str:
-    """A value as Python writes it, in at most `limit` characters, of which no more are made than are shown: what a
-    model passes may hold megabytes."""
-    made: list[str] = []
-    room = limit
-    for piece in _pieces(value, limit):
-        made.append(piece)
-        room -= len(piece)
-        if room < 0:
-            break
-    text = "".join(made)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _pieces(value: object, limit: int, depth: int = 0) -> Iterator[str]:
-    if isinstance(value, str):
-        yield repr(value[: limit + 1])
-    elif depth > _DEEP:
-        yield "…"
-    elif isinstance(value, Mapping):
-        yield "{"
-        for index, (key, inner) in enumerate(value.items()):
-            yield ", " if index else ""
-            yield from _pieces(key, limit, depth + 1)
-            yield ": "
-            yield from _pieces(inner, limit, depth + 1)
-        yield "}"
-    elif isinstance(value, (list, tuple)):
-        yield "["
-        for index, inner in enumerate(value):
-            yield ", " if index else ""
-            yield from _pieces(inner, limit, depth + 1)
-        yield "]"
-    else:
-        yield repr(value)
-
-
-def _arguments(arguments: Mapping[str, Any], limit: int) -> str:
-    shown: list[str] = []
-    room = max(_CALL, limit)
-    for key, value in arguments.items():
-        if room <= 0:
-            shown.append("…")
-            break
-        shown.append(f"{key if len(key) <= limit else key[: limit - 1] + '…'}={brief(value, limit)}")
-        room -= len(shown[-1])
-    return ", ".join(shown)
+    return [Field("saw", "\n".join(told), "muted", "plain")] if told else []

@@ -13,7 +13,6 @@ from ..bindings import STEP, bindings
 from ..data import Reads
 from ..destinations import Diff
 from ..widgets import token_view
-from ..widgets.conversation_panel import ConversationPanel
 from ..widgets.frame import Box
 from ..widgets.graphics import Picture
 from ..widgets.group_panel import GroupPanel
@@ -22,8 +21,8 @@ from ..widgets.learning_lines import Learning
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
+from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic
-from ..widgets.step_panel import StepPanel
 from ..widgets.token_view import TokenView
 from .among_rollouts import AmongRollouts
 from .stepper_plan import ImageBox, stepper_boxes
@@ -46,8 +45,9 @@ class StepperScreen(AmongRollouts):
         self._image_wanted = True
         self._image_large = False
         self.group = GroupPanel()
-        self.text = StepPanel()
-        self.conversation = ConversationPanel()
+        self.text = ReadingPanel("step", whole=False)
+        self.conversation = ReadingPanel("conversation", whole=True)
+        self.conversation.on_step = self._scrolled_to
         self.tokens = TokenView()
         self.image = ImagePane()
         self.reward = RewardArithmetic()
@@ -118,13 +118,18 @@ class StepperScreen(AmongRollouts):
         self.text.image_note = self.image.note if record is not None else ""
         self.text.find = self.conversation.find = self.find
         note = self._note()
-        self.text.note = note.text if note is not None else ""
+        self.text.note = self.conversation.note = note.text if note is not None else ""
         self.text.put(record, step, opened.problem, self.cursor.match)
         if self._body == "conversation":
-            self.conversation.put(record, step, self.cursor.match)
+            self.conversation.put(record, step, opened.problem, self.cursor.match)
         elif self._body == "tokens":
             self._show_tokens()
-        row = opened.row
+        self._show_beside()
+
+    def _show_beside(self) -> None:
+        """Show group, steps and rewards for where the cursor stands."""
+        opened, step = self.cursor.opened, self.step
+        record, row = opened.record, opened.row
         if row is not None:
             version = f" · policy v{row.policy_version}" if row.policy_version else ""
             self.group.title = f"group {row.group} · prompt {row.prompt_id}{version}"
@@ -152,7 +157,7 @@ class StepperScreen(AmongRollouts):
         if name == "tokens":
             self._show_tokens()
         elif name == "conversation":
-            self.conversation.put(self.cursor.record, self.step, self.cursor.match)
+            self.conversation.put(self.cursor.record, self.step, self.cursor.opened.problem, self.cursor.match)
         self.frame.replan()
 
     # -- moving -------------------------------------------------------------------------------------------------
@@ -192,6 +197,37 @@ class StepperScreen(AmongRollouts):
                 self.open_rollout(n, self.step)
             case ("step", int(step)):
                 self._go_to(step)
+            case ("fold", tuple(key)):
+                self.reading.toggle(key)
+
+    def _scrolled_to(self, step: int) -> None:
+        """The conversation was scrolled to another step."""
+        if self.cursor.go_to(step):
+            self._show_beside()
+
+    @property
+    def reading(self) -> ReadingPanel:
+        """The texts that are shown: of the step, or of all."""
+        return self.conversation if self._body == "conversation" else self.text
+
+    def action_open_text(self) -> None:
+        """Open the chosen text, or fold it again."""
+        if not self.reading.toggle():
+            self.say("No text on screen folds.")
+
+    def action_choose_text(self, by: int) -> None:
+        """Choose the next text that folds."""
+        self.reading.choose(by)
+
+    def action_open_all(self, opened: bool) -> None:
+        """Open or fold all texts."""
+        self.reading.open_all(opened)
+
+    def action_raw(self) -> None:
+        """The exact texts, or the rendered ones; of tokens, their symbols."""
+        for panel in (self.text, self.conversation):
+            panel.toggle_raw()
+        self.frame.refresh_lines()
 
     # -- what is shown ------------------------------------------------------------------------------------------
 
@@ -211,8 +247,7 @@ class StepperScreen(AmongRollouts):
 
     def action_prompt(self) -> None:
         """The whole prompt, or its beginning at the first step."""
-        self.text.whole_prompt = not self.text.whole_prompt
-        self.text.changed(keep_scroll=False)
+        self.reading.toggle_prompt()
 
     def action_image(self) -> None:
         """Show or hide the image."""
@@ -271,8 +306,8 @@ class StepperScreen(AmongRollouts):
 
     def action_copy(self) -> None:
         """Copy the pane that scrolls."""
-        lines = self.scrolled.lines
-        self.copy("\n".join(line.plain.rstrip() for line in lines), f"{count(len(lines))} lines")
+        lines = self.scrolled.copied
+        self.copy("\n".join(lines), f"{count(len(lines))} lines")
 
     def action_export(self) -> None:
         """The whole trajectory as JSON."""

@@ -11,8 +11,8 @@ from ....engine.runs.types import Step, TrajectoryRecord
 from ...format import fixed, mark
 from ...text import width as cells_of
 from ...text import wrap
+from ..calls import summary
 from ..comparison import Comparison, Pair, marks
-from ..rollout_fields import call_text
 from ..theme import Palette
 from .line import Line, wrapped
 from .pane import Pane
@@ -156,7 +156,7 @@ def _field(record: TrajectoryRecord, step: Step | None, name: str) -> str:
     if name == "thought":
         return step.thought
     if name == "call":
-        return call_text(step, _FIELD) if step.action else step.text
+        return summary(step) if step.action else step.text
     if name == "answered":
         return step.observation
     rewards = record.breakdown.steps if record.breakdown is not None else ()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
@@ -134,29 +133,3 @@ class Line:
 def wrapped(p: Palette, text: str, width: int, style: Style, limit: int = literally.FIELD_LIMIT) -> list[Line]:
     """A text in lines of at most `width` cells, of which at most `limit` characters; no line for an empty text."""
     return [Line(p).add(part, style) for part in literally.wrap(text, width, limit)] if text else []
-
-
-Later = Callable[[], Line]
-"""A line that is made when it is looked at."""
-
-
-class Lines(Sequence[Line]):
-    """The lines of a pane, of which some are made late: of a text of megabytes only what is on screen is laid out."""
-
-    def __init__(self, made: Iterable[Line | Later]) -> None:
-        self._made = list(made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    @overload
-    def __getitem__(self, index: int) -> Line: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Line]: ...
-    def __getitem__(self, index: int | slice) -> Line | Sequence[Line]:
-        if isinstance(index, slice):
-            return Lines(self._made[index])
-        made = self._made[index]
-        if not isinstance(made, Line):
-            made = self._made[index] = made()
-        return made

@@ -144,6 +144,11 @@ class Pane:
         return self._built
 
     @property
+    def copied(self) -> Sequence[str]:
+        """The lines as they are copied."""
+        return [line.plain.rstrip() for line in self.lines]
+
+    @property
     def overflow(self) -> int:
         """Lines that do not fit."""
         return max(0, len(self.lines) - self.size.height)

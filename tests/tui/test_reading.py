@@ -1,0 +1,230 @@
+"""Texts of a rollout: rendered by their kind, each call with its own result, long ones folded, nothing of them lost."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import coding_rollouts as made
+from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.runs.types import Call, Step, Trajectory
+from grpo_tui.tui.app.calls import calls_of, ended, shown, summary
+from grpo_tui.tui.app.destinations import Stepper
+from grpo_tui.tui.app.kinds import chunks, kind_of, prepared
+from grpo_tui.tui.app.rollout_fields import end_fields, said, step_fields
+from grpo_tui.tui.app.theme import THEMES, Palette
+from grpo_tui.tui.app.widgets.flow import Flow, Part
+from grpo_tui.tui.app.widgets.line import Line
+from grpo_tui.tui.app.widgets.rendering import Renderer
+
+from .drive import running
+from .test_hostile import NASTY
+from .test_text import steers_the_terminal
+
+PALETTE = Palette(THEMES["grpo-dark"])
+RENDER = Renderer(PALETTE)
+KINDS = ("raw", "plain", "markdown", "ansi", "json", "diff", "pytb", "python", "bash", "html", "no such lexer")
+
+
+def rendered(text: str, kind: str, width: int = 76) -> list[Line]:
+    return [
+        line for chunk in chunks(text, kind) for line in RENDER.lines(prepared(chunk, kind), kind, width, PALETTE.text)
+    ]
+
+
+def plain(lines: list[Line]) -> str:
+    return "\n".join(line.plain.rstrip() for line in lines)
+
+
+def style_of(lines: list[Line], text: str) -> Any:
+    return next(s.style for line in lines for s in line.segments if text in s.text)
+
+
+@pytest.mark.parametrize(
+    ("text", "prose", "kind"),
+    [
+        (made.THOUGHT, True, "markdown"), (made.TASK, False, "markdown"), (made.FAILED, False, "ansi"),
+        (made.DIFF, False, "diff"), (made.TRACEBACK, False, "pytb"), (json.dumps(made.ITEMS), False, "json"),
+        ("# a comment of a shell\nls", False, "plain"), ("{broken", False, "plain"), ("x" * 500_000, True, "raw"),
+        ("plain words", True, "plain"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_text_is_found(text: str, prose: bool, kind: str) -> None:
+    assert kind_of(text, prose) == kind
+
+
+def test_markdown_is_rendered() -> None:
+    lines = rendered(made.TASK, "markdown")
+    text = plain(lines)
+    assert "**" not in text and "## " not in text and "|---" not in text and "```" not in text
+    assert style_of(lines, "never cleared").bold and "▌ It worked in 2.3." in text and "─────" in text
+    assert style_of(lines, "import").color == PALETTE.accent.color, "a fence in the colours of its language"
+
+
+def test_colours_of_a_log_are_interpreted_and_nothing_else_of_it() -> None:
+    lines = rendered(
+        made.FAILED + "\x1b[2J \x1b]0;title\x07 \x1b[8mhidden\x1b[0m \x1b[38;2;15;18;24mdark\x1b[0m", "ansi"
+    )
+    text = plain(lines)
+    assert "␛[31m" not in text and "1 failed" in text and style_of(lines, "1 failed").color == PALETTE.bad.color
+    assert "␛[2J ␛]0;title␇ hidden" in text and not style_of(lines, "hidden").conceal
+    assert style_of(lines, "dark").color == PALETTE.text.color, "a colour that cannot be told from the background"
+
+
+def test_a_box_is_marked_also_over_two_lines() -> None:
+    lines = rendered("so the answer is \\boxed{\\frac{1}{2} + and so on} \\boxed{x}.", "plain", 32)
+    found = PALETTE.base + PALETTE.found
+    marked = "".join(s.text for line in lines for s in line.segments if s.style == found)
+    assert marked == "\\boxed{\\frac{1}{2} + and so on}\\boxed{x}"
+
+
+def test_mathematics_and_tags_stay_whole_in_markdown() -> None:
+    text = "**so** \\(a_1 + \\{b\\}\\) &lt; <b>x</b> [link](http://evil.example) ![i](x.png) <think>"
+    assert plain(rendered(text, "markdown", 120)) == text.replace("**", "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_renderer_lets_anything_reach_the_terminal(kind: str) -> None:
+    text = f"{NASTY}\n# {NASTY}\n- {NASTY}\n| a | b |\n|---|---|\n| {NASTY} | x |\n```python\n{NASTY}\n```\n> {NASTY}\n"
+    for width in (9, 30, 120):
+        lines = rendered(text + json.dumps({"a": NASTY}), kind, width)
+        assert all(line.width <= width for line in lines)
+        for line in lines:
+            assert steers_the_terminal(line.plain) == []
+            assert all(s.style is None or (s.style.link is None and not s.style.meta) for s in line.segments)
+
+
+@given(st.text("ab \n`*#|-{}[]\\$<>\x1b[m0;31é日\u202e\t", max_size=300), st.sampled_from(KINDS), st.integers(4, 60))
+def test_any_text_is_rendered_by_any_renderer(text: str, kind: str, width: int) -> None:
+    for line in rendered(text, kind, width):
+        assert line.width <= width and steers_the_terminal(line.plain) == []
+
+
+@given(st.text("ab\n ", max_size=30_000), st.sampled_from(["plain", "markdown"]))
+def test_chunks_hold_all_of_a_text(text: str, kind: str) -> None:
+    pieces = list(chunks(text, kind))
+    assert re.sub(r"\s", "", "".join(pieces)) == re.sub(r"\s", "", text)
+    assert all(len(piece) < 15_000 for piece in pieces)
+
+
+def test_a_fence_that_is_cut_goes_on_in_the_next_piece() -> None:
+    text = "before\n```python\n" + "x = 1  # set\n" * 1_500 + "```\nafter"
+    pieces = list(chunks(text, "markdown"))
+    assert len(pieces) > 3 and all(piece.count("```") == 2 for piece in pieces[1:-1])
+    assert "```" not in plain(rendered(text, "markdown"))
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (Call("bash", {"command": "pytest -q"}), "$ pytest -q"),
+        (Call("execute_bash", {"command": "ls\ncat x", "timeout": 5}), "$ ls … timeout=5"),
+        (Call("editor", {"command": "str_replace", "path": "/r/a.py", "old_str": "a\nb", "new_str": "a\nc\nd"}),
+         "edit a.py +2 −1"),
+        (Call("write_file", {"path": "a.py", "content": "x\ny\n"}), "write a.py 3 lines"),
+        (Call("view", {"command": "view", "path": "/r/a.py", "view_range": [1, 9]}), "view a.py view_range=[1, 9]"),
+        (Call("http_get", {"url": "https://api.example.com/items"}), "GET api.example.com/items"),
+        (Call("request", {"url": "http://a.b/c", "method": "post"}), "POST a.b/c"),
+        (Call("apply_patch", {"input": "*** Begin Patch\n*** Update File: a.py\n@@\n-x\n+y\n*** End Patch"}),
+         "edit a.py +1 −1"),
+        (Call("GET_PROPERTIES", {"mask": 7}), "GET_PROPERTIES(mask=7)"),
+        (Call("odd", "no object"), "odd no object"),
+    ],
+)  # fmt: skip
+def test_a_call_in_one_line(call: Call, line: str) -> None:
+    assert shown(call, "/r").line == line
+
+
+@pytest.mark.parametrize(
+    ("result", "worked"),
+    [
+        ("ok", True), ("x\n[exit code: 1]", False), ("1 failed\nexit code: 0", True),
+        ("<returncode>2</returncode>", False),
+        (made.TRACEBACK, False), ('{"error": "no such item"}', False), ('{"error": null, "items": []}', True),
+        ("The command timed out after 30 seconds", False), (made.FAILED, False), (made.PASSED, True), (None, None),
+        ("Process exited with code 0", True), ('{"success": false}', False),
+    ],
+)  # fmt: skip
+def test_whether_a_call_worked_is_read_from_its_result(result: str | None, worked: bool | None) -> None:
+    assert ended(Call("bash", {}, result=result))[0] is worked
+
+
+@pytest.mark.parametrize(
+    ("step", "thought", "words"),
+    [
+        (Step(0, "<think>\na\n</think>\n\nb", action=None), "a", "b"),
+        (Step(0, "a</think>b", action=None), "a", "b"),
+        (Step(0, "<thinking>a</thinking>", action=None), "a", ""),
+        (Step(0, made.HARMONY, action=None), "The tests pass now. I should check that nothing else uses the cache.",
+         "Nothing else uses it."),
+        (Step(0, "b", thought="a", action=None), "a", "b"),
+        (Step(0, "<think>a", action=None), "a", ""),
+    ],
+)  # fmt: skip
+def test_thoughts_look_alike_wherever_they_are_written(step: Step, thought: str, words: str) -> None:
+    assert said(step) == (thought, words)
+
+
+def test_plain_text_that_an_environment_took_as_answer_is_no_call_and_stands_once() -> None:
+    step = Step(0, "Paris. ", action="ANSWER", arguments={"text": "Paris."})
+    trajectory = Trajectory("a", "e", "p", "g", 0, "?", (step,), answer="Paris.", correct=False)
+    assert (
+        not calls_of(step)
+        and summary(step) == "Paris."
+        and [f.text for f in step_fields(step)] == ["Paris. ".strip("\n")]
+    )
+    assert [(f.name, f.text) for f in end_fields(trajectory)] == [("✗ wrong", "")]
+
+
+def test_a_flow_is_laid_out_where_it_is_looked_at() -> None:
+    seen: list[int] = []
+
+    def part(at: int) -> Part:
+        def make() -> list[Line]:
+            seen.append(at)
+            return [Line(PALETTE, f"{at}.{i}") for i in range(at % 7)]
+
+        return Part(make, 3, (at,))
+
+    flow = Flow(part(at) for at in range(1_000))
+    top = flow.settled(0, 1_500, 20)
+    assert len(seen) < 30
+    first = flow[top].plain
+    back = flow.settled(top, top - 1, 20)
+    assert flow[back + 1].plain == first, "one line up moves by one line, though the part above was longer than thought"
+    end = flow.settled(back, 10**9, 20)
+    assert flow[end + 19].plain == flow[len(flow) - 1].plain and len(seen) < 60
+
+
+@pytest.fixture
+def kinds(tmp_path: Path) -> Path:
+    """A dump with every kind of text, as a run."""
+    return open_dump(made.write_kinds(tmp_path), whole=True).folder
+
+
+async def test_every_kind_of_text_in_one_rollout(kinds: Path) -> None:
+    async with running(kinds.parent, Stepper(kinds, "kinds"), size=(150, 60)) as app:
+        text = app.text if "conversation" in app.text else await app.press("c")
+        assert "✓ read_file app/util.py" in text and "✗ $ for f in *.py" in text and "bash(" not in text
+        assert text.count("lines · enter") == 1, "one text is marked"
+        for key in ("enter", "enter", "J", "J", "K", "Z", "z", "r", "r"):
+            assert steers_the_terminal((await app.press(key)).replace("\n", "")) == []
+        await app.press(*["l"] * 8)
+        assert "conversation · step 9 of 9" in app.text and "What changed" in app.text
+        await app.press(*["pageup"] * 3)
+        assert app.screen.step < 8, "scrolling goes to the step that is seen"
+
+
+async def test_raw_shows_what_was_recorded(kinds: Path) -> None:
+    async with running(kinds.parent, Stepper(kinds, "kinds", step=1), size=(150, 60)) as app:
+        if "conversation" in app.text:
+            await app.press("c")
+        assert "never cleared" in app.text and "**never" not in app.text.split("thought")[1]
+        text = await app.press("r")
+        assert "**never cleared**" in text and "<think>" in text and '"timeout": 30' in text and "␛[31m" in text

@@ -1,0 +1,65 @@
+"""Values of any size in a few characters: what a model passes may hold megabytes, and no more is made than is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..text import FIELD_LIMIT
+
+_VALUE = 24
+"""Characters of an argument in a heading."""
+_CALL = 400
+"""Characters of a call after which further arguments are left out."""
+_DEEP = 20
+"""Levels of a value that are written out."""
+
+
+def brief(value: object, limit: int = FIELD_LIMIT) -> str:
+    """A value as Python writes it, in at most `limit` characters, of which no more are made than are shown: what a
+    model passes may hold megabytes."""
+    made: list[str] = []
+    room = limit
+    for piece in _pieces(value, limit):
+        made.append(piece)
+        room -= len(piece)
+        if room < 0:
+            break
+    text = "".join(made)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _pieces(value: object, limit: int, depth: int = 0) -> Iterator[str]:
+    if isinstance(value, str):
+        yield repr(value[: limit + 1])
+    elif depth > _DEEP:
+        yield "…"
+    elif isinstance(value, Mapping):
+        yield "{"
+        for index, (key, inner) in enumerate(value.items()):
+            yield ", " if index else ""
+            yield from _pieces(key, limit, depth + 1)
+            yield ": "
+            yield from _pieces(inner, limit, depth + 1)
+        yield "}"
+    elif isinstance(value, (list, tuple)):
+        yield "["
+        for index, inner in enumerate(value):
+            yield ", " if index else ""
+            yield from _pieces(inner, limit, depth + 1)
+        yield "]"
+    else:
+        yield repr(value)
+
+
+def arguments_text(arguments: Mapping[str, Any], limit: int = _VALUE) -> str:
+    """`(mask=7)`; of each value at most `limit` characters."""
+    shown: list[str] = []
+    room = max(_CALL, limit)
+    for key, value in arguments.items():
+        if room <= 0:
+            shown.append("…")
+            break
+        shown.append(f"{key if len(key) <= limit else key[: limit - 1] + '…'}={brief(value, limit)}")
+        room -= len(shown[-1])
+    return f"({', '.join(shown)})"

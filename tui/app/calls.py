@@ -1,0 +1,273 @@
+"""A call of a tool as people read it: the argument that matters in one line, the others as texts, and how it ended."""
+
+from __future__ import annotations
+
+import difflib
+import os.path
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ...engine.runs.types import Call, Step, Trajectory
+from .brief import arguments_text, brief
+from .kinds import by_path
+
+_COMMAND = ("command", "cmd", "bash_command", "shell_command", "keystrokes", "script", "commands")
+_CODE = ("code", "python_code", "source_code", "cell_source")
+_PATH = ("path", "file_path", "file", "filename", "filepath", "target_file", "notebook_path", "file_name")
+_URL = ("url", "uri", "endpoint")
+_ASKED = ("query", "pattern", "question", "q", "search", "regex", "expression", "name", "task", "prompt", "action")
+_CONTENT = ("content", "file_text", "contents", "new_content", "text", "body", "message", "thought")
+_CHANGES = (
+    ("old_str", "new_str"), ("old_string", "new_string"), ("old_text", "new_text"), ("search", "replace"),
+    ("old", "new"), ("before", "after"),
+)  # fmt: skip
+_PATCH = ("patch", "diff", "input")
+_VERBS = {
+    "str_replace_editor": "edit", "str_replace_based_edit_tool": "edit", "str_replace": "edit", "text_editor": "edit",
+    "edit_file": "edit", "apply_patch": "edit", "create_file": "write", "write_file": "write",
+}  # fmt: skip
+_SHORT = 120
+"""Characters up to which a value of one line may stand in the call's line."""
+_COMPARED = 600
+"""Lines of an edit that are compared."""
+
+_EXIT = re.compile(
+    r"(?:exit(?:ed)?[ _-]?(?:code|status)|return[ _-]?code|exited with(?: code)?|exit status)\W{1,4}(-?\d{1,4})", re.I
+)
+_ERROR = re.compile(r"\A\s*(?:<error>|\[?error\b|\w*(?:Error|Exception): |fatal: |command not found)", re.I)
+_FIELD = re.compile(
+    r'"(?:is_?error|isError)"\s*:\s*true|"(?:success|ok)"\s*:\s*false|"error"\s*:\s*(?:"[^"]|\{\s*"|true|[1-9])', re.I
+)
+_FINE = re.compile(r'"(?:success|ok)"\s*:\s*true|"error"\s*:\s*null', re.I)
+_TIMEOUT = re.compile(
+    r"timed[ -]?out (?:after|waiting)|TimeoutE(?:rror|xpired)|\btimeout expired|command timed out", re.I
+)
+_TESTS = re.compile(r"(?<!\d)[1-9]\d* failed\b|\bFAILED \(|^test result: FAILED", re.M)
+_LOOK = 1_500
+"""Characters at both ends of a result in which the signs of a failure are looked for."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A part of a call that is shown as a text of its own: its name, its text and its kind (see `kinds.py`)."""
+
+    name: str
+    text: str
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A call as it is shown. `head` is its verb, `text` the argument that matters, of `kind`; both and `note` are one
+    line. `files` are the paths that it names."""
+
+    head: str
+    text: str = ""
+    kind: str = "plain"
+    note: str = ""
+    arguments: Sequence[Argument] = ()
+    result_kind: str = ""
+
+    @property
+    def line(self) -> str:
+        """The call in one line."""
+        first, more, _ = self.text.lstrip().partition("\n")
+        return " ".join(part for part in (self.head, first + " …" * bool(more), self.note) if part)
+
+
+def calls_of(step: Step) -> Sequence[Call]:
+    """The calls of a step, each with its own result. Plain text that an environment took as the answer is no call."""
+    if step.calls:
+        return step.calls
+    if step.action is None or words_as_answer(step):
+        return ()
+    return (Call(step.action, step.arguments, result=step.observation or None, error=step.error),)
+
+
+def words_as_answer(step: Step) -> bool:
+    """Whether the call of a step was never written: an environment took all of the agent's text as its answer."""
+    said = step.arguments.get("text") if len(step.arguments) == 1 else None
+    return isinstance(said, str) and step.action is not None and not step.calls and step.text.strip() == said.strip()
+
+
+def shown(call: Call, root: str = "") -> Shown:
+    """A call as it is shown; `root` is cut from the paths."""
+    if not isinstance(call.arguments, Mapping):
+        given = (
+            call.arguments
+            if isinstance(call.arguments, str)
+            else ""
+            if call.arguments is None
+            else brief(call.arguments)
+        )
+        return Shown(
+            call.name, "" if "\n" in given else given, arguments=[Argument("", given)] if "\n" in given else ()
+        )
+    return _shown(call.name, dict(call.arguments), root)
+
+
+def _shown(name: str, given: dict[str, Any], root: str) -> Shown:
+    path = _text(given, _PATH)
+    where = relative(given.get(path, "") if path else "", root)
+    verb = _VERBS.get(name, name)
+    word = given.get("command") if path else None
+    if isinstance(word, str) and word.isidentifier():  # an editor with commands of its own
+        verb = {"str_replace": "edit", "create": "write", "insert": "insert", "view": "view"}.get(word, word)
+        given = {key: value for key, value in given.items() if key != "command"}
+    if changed := _changes(given):
+        keys, before, after = changed
+        diff = difference(before, after)
+        rest = _others(given, {path, *keys})
+        return Shown(verb, where, note=_counted(diff), arguments=[*rest, Argument("", diff, "diff")])
+    patch = _text(given, _PATCH)
+    if patch and re.search(r"^(?:\*\*\* |@@|\+\+\+ |diff --git )", given[patch], re.M):
+        found = re.findall(r"^(?:\*\*\* \w+ File: |\+\+\+ (?:b/)?)(.+)$", given[patch], re.M)
+        where = where or ", ".join(relative(f, root) for f in dict.fromkeys(found))
+        arguments = [*_others(given, {path, patch}), Argument("", given[patch], "diff")]
+        return Shown(verb, where, note=_counted(given[patch]), arguments=arguments)
+    command = _text(given, _COMMAND)
+    if command and not path:
+        kind = by_path(given[command].rsplit(None, 1)[-1]) if given[command].startswith(("cat ", "sed -n")) else ""
+        made = Shown("$", given[command].strip("\n"), "bash", arguments=_others(given, {command}), result_kind=kind)
+        return _with_small(made)
+    if code := _text(given, _CODE):
+        language = given.get("language")
+        kind = language.lower() if isinstance(language, str) else "python"
+        return Shown(name, "", arguments=[*_others(given, {code, "language"}), Argument("", given[code], kind)])
+    if path:
+        content = _text(given, _CONTENT)
+        rest = _others(given, {path, content})
+        if content:
+            lines = given[content].count("\n") + 1
+            return Shown(verb, where, note=f"{lines:,} line{'s' * (lines != 1)}", arguments=[
+                *rest, Argument("", given[content], by_path(given[path]))])  # fmt: skip
+        return _with_small(Shown(verb, where, arguments=rest, result_kind=by_path(given[path])))
+    if url := _text(given, _URL):
+        method = next(
+            (v.upper() for k, v in given.items() if k.lower() in ("method", "verb") and isinstance(v, str)), ""
+        )
+        method = method or next((m for m in ("POST", "PUT", "PATCH", "DELETE") if m.lower() in name.lower()), "GET")
+        return Shown(method, re.sub(r"^https?://", "", given[url]), arguments=_others(given, {url, "method", "verb"}))
+    asked = _text(given, (*_ASKED, *_CONTENT)) if len(given) > 1 else ""
+    if asked and "\n" not in given[asked] and any(isinstance(v, str) and "\n" in v for v in given.values()):
+        return Shown(name, given[asked], arguments=_others(given, {asked}))
+    if any(isinstance(v, str) and ("\n" in v or len(v) > _SHORT) for v in given.values()):
+        return _with_small(Shown(name, arguments=_others(given, set())))
+    return Shown(name + arguments_text(given))
+
+
+def _with_small(made: Shown) -> Shown:
+    """The call with its short arguments in its line."""
+    small = [a for a in made.arguments if a.name and "\n" not in a.text and len(a.text) <= 40]
+    rest = [a for a in made.arguments if a not in small]
+    return Shown(made.head, made.text, made.kind, " ".join(f"{a.name}={a.text}" for a in small), rest, made.result_kind)
+
+
+def _text(given: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The first of these keys that holds a text; empty for none."""
+    return next((name for name in names if isinstance(given.get(name), str) and given[name]), "")
+
+
+def _others(given: Mapping[str, Any], used: set[str]) -> list[Argument]:
+    return [Argument(key, v if isinstance(v, str) else brief(v)) for key, v in given.items() if key not in used]
+
+
+def _changes(given: Mapping[str, Any]) -> tuple[set[str], str, str] | None:
+    """The keys of an edit, and the texts before and after."""
+    for old, new in _CHANGES:
+        if isinstance(given.get(old), str) and isinstance(given.get(new), str):
+            return {old, new}, given[old], given[new]
+    edits = given.get("edits")
+    if isinstance(edits, list) and edits and all(isinstance(edit, Mapping) for edit in edits):
+        found = [_changes(edit) for edit in edits]
+        if all(found):
+            return {"edits"}, "\n".join(f[1] for f in found if f), "\n".join(f[2] for f in found if f)
+    return None
+
+
+@lru_cache(maxsize=512)
+def difference(before: str, after: str) -> str:
+    """Two texts as the lines of a unified diff, without its head."""
+    a, b = before.strip("\n").split("\n"), after.strip("\n").split("\n")
+    if len(a) + len(b) > _COMPARED:
+        return "\n".join([f"-{line}" for line in a] + [f"+{line}" for line in b])
+    made = list(difflib.unified_diff(a if before else [], b if after else [], lineterm="", n=3))[2:]
+    return "\n".join(line for at, line in enumerate(made) if at or not line.startswith("@@"))
+
+
+def _counted(diff: str) -> str:
+    lines = diff.split("\n")
+    added = sum(line.startswith("+") and not line.startswith("+++") for line in lines)
+    removed = sum(line.startswith("-") and not line.startswith("---") for line in lines)
+    return f"+{added} −{removed}"
+
+
+def relative(path: object, root: str) -> str:
+    """A path from `root` on, where it lies in it."""
+    text = str(path)
+    return text[len(root) + 1 :] if root and text.startswith(root + "/") else text
+
+
+def root_of(trajectory: Trajectory) -> str:
+    """The folder in which all files lie that calls of a rollout name by an absolute path; empty for none."""
+    found: set[str] = set()
+    for step in trajectory.steps:
+        for call in calls_of(step):
+            if isinstance(call.arguments, Mapping):
+                path = call.arguments.get(_text(call.arguments, _PATH))
+                if isinstance(path, str) and path.startswith("/") and len(path) < 400:
+                    found.add(path)
+    root = os.path.commonpath([os.path.dirname(path) for path in found]) if found else ""
+    return root if root.count("/") >= 1 and root != "/" else ""
+
+
+def ended(call: Call) -> tuple[bool | None, str]:
+    """Whether a call worked as far as the record says, and the reason in a word or two; None where nothing is known."""
+    if call.problem:
+        return False, "unread"
+    result = call.result
+    if result is None:
+        return (False, "error") if call.error else (None, "")
+    ends = result if len(result) <= 2 * _LOOK else f"{result[:_LOOK]}\n{result[-_LOOK:]}"
+    codes = _EXIT.findall(ends)
+    if codes and int(codes[-1]):
+        return False, f"exit {codes[-1]}"
+    if call.error:
+        return False, "error"
+    if codes:
+        return True, ""
+    if _TIMEOUT.search(ends[:_LOOK]) and len(result) < _LOOK:
+        return False, "timeout"
+    if _FIELD.search(ends) and not _FINE.search(ends):
+        return False, "error"
+    if result.rstrip().count("\n") < 400 and re.search(r"^Traceback \(most recent call last\):", ends, re.M):
+        return False, "traceback"
+    if _ERROR.search(ends):
+        return False, "error"
+    return (False, "failed") if _TESTS.search(ends) else (True, "")
+
+
+def failed(step: Step) -> bool:
+    """Whether a call of the step failed, or none could be read."""
+    calls = calls_of(step)
+    return any(ended(call)[0] is False for call in calls) or (not calls and step.label == "?")
+
+
+def summary(step: Step, root: str = "") -> str:
+    """A step in one line: its calls, or the first words of its text."""
+    calls = calls_of(step)
+    if calls:
+        return " ‖ ".join(shown(call, root).line for call in calls)
+    if step.label == "?":
+        return "? no call"
+    return next((line.strip() for line in step.text.splitlines() if line.strip()), "") if step.text else "(nothing)"
+
+
+def files(step: Step) -> Iterator[str]:
+    """The texts by which the calls of a step are filtered: its tools and their lines."""
+    for call in calls_of(step):
+        yield call.name
+        yield shown(call).line

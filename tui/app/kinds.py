@@ -1,0 +1,110 @@
+"""The kind of a text, by what is in it and where it comes from: it decides how the text is rendered.
+
+A kind is `raw`, `plain`, `markdown`, `ansi` (a log with SGR colours), `json`, or the name of a Pygments lexer
+(`python`, `diff`, `pytb`, `bash`). Only the beginning and the end of a text are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ..text import literal
+
+LARGE = 400_000
+"""Characters above which a text is shown raw at once."""
+CHUNK = 2_400
+"""About how many characters are laid out together; a longer line is cut there."""
+_LOOK = 4_000
+_SGR = re.compile(r"\x1b\[[0-9;:]*m")
+_MARKDOWN = re.compile(
+    r"^(?:#{1,6} \S|\s{0,3}(?:[-*+]|\d{1,3}[.)]) \S|> |\s*(?:```|~~~)|\|.*\|\s*$)|\*\*\S[^*\n]*\*\*|`[^`\n]+`", re.M
+)
+_STRONG = re.compile(r"^\s*(?:```|~~~)|^\|[ :|-]*-[ :|-]*\|\s*$", re.M)
+"""Signs of Markdown that no log and no source code has."""
+_DIFF = re.compile(r"^(?:diff --git |--- \S.*\n\+\+\+ \S.*\n@@ |@@ -\d+)", re.M)
+_PATCH = re.compile(r"^\*\*\* (?:Begin Patch|Update File|Add File)", re.M)
+_TRACE = re.compile(r"^Traceback \(most recent call last\):", re.M)
+_FENCE = re.compile(r"\s{0,3}(```+|~~~+)(.*)")
+LEXERS = {
+    "py": "python", "pyi": "python", "js": "javascript", "mjs": "javascript", "jsx": "jsx", "ts": "typescript",
+    "tsx": "tsx", "c": "c", "h": "c", "cc": "cpp", "cpp": "cpp", "hpp": "cpp", "rs": "rust", "go": "go",
+    "java": "java", "kt": "kotlin", "rb": "ruby", "php": "php", "cs": "csharp", "swift": "swift", "scala": "scala",
+    "sh": "bash", "bash": "bash", "zsh": "bash", "sql": "sql", "html": "html", "xml": "xml", "css": "css",
+    "yaml": "yaml", "yml": "yaml", "toml": "toml", "ini": "ini", "cfg": "ini", "json": "json", "ipynb": "json",
+    "md": "markdown", "rst": "rst", "tex": "latex", "lua": "lua", "r": "r", "jl": "julia", "hs": "haskell",
+    "diff": "diff", "patch": "diff", "dockerfile": "docker", "makefile": "make", "cmake": "cmake", "lean": "lean",
+}  # fmt: skip
+"""Pygments' lexers by the endings and names of files that agents write; looking them up in Pygments loads them all."""
+
+
+def by_path(path: str) -> str:
+    """The kind of a file's text by its path; empty where the path does not say."""
+    name = path.rsplit("/", 1)[-1].lower()
+    return LEXERS.get(name.rsplit(".", 1)[-1], "")
+
+
+def kind_of(text: str, prose: bool = False) -> str:
+    """The kind of a text; `prose`: it was written for people, by the agent or its user: weak signs count."""
+    if len(text) > LARGE:
+        return "raw"
+    head = text[:_LOOK]
+    if _SGR.search(head) or (len(text) > _LOOK and _SGR.search(text[-_LOOK:])):
+        return "ansi"
+    if (prose and _MARKDOWN.search(head)) or _STRONG.search(head):
+        return "markdown"
+    if _DIFF.search(head) or _PATCH.search(head):
+        return "diff"
+    if head.lstrip()[:1] in ("{", "[") and _is_json(text):
+        return "json"
+    return "pytb" if _TRACE.search(head) or _TRACE.search(text[-_LOOK:]) else "plain"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), (dict, list))
+    except (ValueError, RecursionError):
+        return False
+
+
+def prepared(text: str, kind: str) -> str:
+    """A text as it is laid out: JSON indented, everything literal but the SGR codes of a log."""
+    text = text.replace("\r\n", "\n").strip("\n")
+    if kind == "json":
+        with suppress(ValueError, RecursionError):
+            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text
+    return "\n".join(_literal(line.expandtabs(4), kind == "ansi") for line in text.split("\n"))
+
+
+def _literal(line: str, ansi: bool) -> str:
+    if not ansi or "\x1b" not in line:
+        return literal(line)
+    codes = _SGR.findall(line)
+    parts = [literal(part) for part in _SGR.split(line)]
+    return parts[0] + "".join(code + part for code, part in zip(codes, parts[1:], strict=True))
+
+
+def chunks(text: str, kind: str) -> Iterator[str]:
+    """A text in pieces that can be laid out one by one: Markdown is cut between paragraphs, other texts between lines,
+    lines of more than `CHUNK` characters anywhere."""
+    if len(text) <= CHUNK * 3 // 2:
+        yield text
+        return
+    gathered: list[str] = []
+    size, fence = 0, ""
+    for whole in text.split("\n"):
+        for line in (whole[at : at + CHUNK] for at in range(0, max(1, len(whole)), CHUNK)):
+            between = kind != "markdown" or not line.strip() or size > 2 * CHUNK
+            if size >= CHUNK and between and not (fence and size <= 2 * CHUNK):
+                yield "\n".join([*gathered, *([fence[:3]] if fence else [])])
+                gathered, size = [fence] if fence else [], 0
+            if kind == "markdown" and (mark := _FENCE.match(line)):
+                fence = "" if fence else mark[1][:3] + mark[2]
+            gathered.append(line)
+            size += len(line) + 1
+    if gathered:
+        yield "\n".join(gathered)

@@ -1,0 +1,323 @@
+"""The texts of a rollout, one step or all of them: long ones folded, laid out when they are seen."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.segment import Segment
+
+from ....engine.runs.types import Step, TrajectoryRecord
+from ...format import duration
+from ...text import literal
+from ..calls import root_of, summary
+from ..needles import spans
+from ..rollout_fields import Field, end_fields, prompt_fields, raw_fields, step_fields
+from ..rollout_search import Match
+from .flow import Flow
+from .line import Line, wrapped
+from .pane import Pane
+from .rendering import Renderer
+from .text_layout import END, PROMPT, Key, TextLayout
+
+_CONVERSATION = {"prompt": 6, "thought": 3, "argument": 8, "result": 6, "call": 4, "words": 40, "text": 12}
+"""Lines to which texts fold in the conversation."""
+
+
+class ReadingPanel(Pane):
+    """Texts under each other, those that fold with the number of their lines; one of them is chosen, and `enter` opens
+    it. `whole`: all steps in one scroll, else the open one."""
+
+    def __init__(self, name: str, whole: bool) -> None:
+        super().__init__(name)
+        self.title = name
+        self.whole = whole
+        self.record: TrajectoryRecord | None = None
+        self.step = 0
+        self.find: Sequence[str] = ()
+        self.match: Match | None = None
+        self.raw = False
+        self.whole_prompt = False
+        self.image_note = self.note = self.problem = ""
+        """A remark on the image, that of a person, and the reason why nothing can be read."""
+        self.on_step: Callable[[int], None] = lambda step: None
+        """Called when scrolling leads to another step."""
+        self._open: dict[Key, bool] = {}
+        self._all = False
+        self._chosen: Key | None = None
+        self._fields: dict[int, list[Field]] = {}
+        self._starts: list[int] = []
+        """The first part of each step."""
+        self._laid: TextLayout | None = None
+        self._root = ""
+
+    def put(self, record: TrajectoryRecord | None, step: int, problem: str = "", match: Match | None = None) -> None:
+        """The open rollout, a step of it, and the match to go to; `problem` says why there is none. The conversation of
+        the same rollout is not laid out again for another step."""
+        known = record is not None and record is self.record
+        same = known and self.whole and (match, problem) == (self.match, self.problem) and self._built is not None
+        self.record, self.step, self.problem, self.match = record, step, problem, match
+        if not known:
+            self._open, self._all, self._fields = {}, False, {}
+            self._root = root_of(record.trajectory) if record is not None else ""
+        self.title = self._heading()
+        if not same:
+            self._chosen = None
+            if match is not None:
+                self._open[self._key_of(match)] = True
+            self.changed(keep_scroll=False)
+        self._reveal()
+
+    def _heading(self) -> str:
+        if self.record is None:
+            return "cannot be read" if self.problem else "reading…"
+        steps = self.record.trajectory.steps
+        if not steps:
+            return "no steps"
+        raw = "raw · " if self.raw else ""
+        if self.whole:
+            return f"{raw}conversation · step {self.step + 1} of {len(steps)}"
+        at = min(self.step, len(steps) - 1)
+        return f"{raw}step {at + 1}/{len(steps)}  {summary(steps[at], self._root)}"
+
+    # -- folding ------------------------------------------------------------------------------------------------
+
+    @property
+    def chosen(self) -> Key | None:
+        """The text that `enter` opens: the one that was chosen, else the first that folds on screen."""
+        if not self.shown or not self.lines or self._laid is None:
+            return None
+        starts = self._flow.starts
+        seen = [
+            k for k, at in self._laid.folding.items() if self.top <= starts[at + 1] - 1 < self.top + self.size.height
+        ]
+        if self._chosen not in seen:
+            self._choose(next(iter(seen), None))
+        return self._chosen
+
+    def _choose(self, key: Key | None) -> None:
+        before, self._chosen = self._chosen, key
+        if before == key or self._laid is None:
+            return
+        for changed in (before, key):
+            at = self._laid.folding.get(changed) if changed is not None else None
+            if at is not None:
+                self._flow.parts[at].lines = None  # its note is another one now
+        self._strips.clear()
+        self.refresh()
+
+    def choose(self, by: int) -> bool:
+        """Choose the next text that folds, or the one before; whether there is one."""
+        now = self.chosen
+        keys = list(self._laid.folding) if self._laid is not None else []
+        at = keys.index(now) + by if now in keys else 0 if by > 0 else len(keys) - 1
+        if not 0 <= at < len(keys):
+            return False
+        self._choose(keys[at])
+        assert self._laid is not None
+        line = self._flow.starts[self._laid.folding[keys[at]] + 1] - 1
+        if not self.top <= line < self.top + self.size.height:
+            self.scroll_line_to(line - self.size.height // 2)
+        return True
+
+    def toggle(self, key: Key | None = None) -> bool:
+        """Open a text or fold it again, by default the chosen one; whether there is one."""
+        key = key or self.chosen
+        if key is None:
+            return False
+        self._open[key] = not self._is_open(key)
+        self._again(key)
+        return True
+
+    def open_all(self, opened: bool) -> None:
+        """Open or fold all texts."""
+        self._open, self._all = {}, opened
+        self._again(self._chosen)
+
+    def toggle_raw(self) -> None:
+        """The exact texts, or the rendered ones."""
+        self.raw, self._fields, self._open = not self.raw, {}, {}
+        self.title = self._heading()
+        self._again(None)
+
+    def toggle_prompt(self) -> None:
+        """The whole prompt with the task and the tools, or its beginning."""
+        self.whole_prompt = not self.whole_prompt
+        self._fields.pop(PROMPT, None)
+        self.changed(keep_scroll=False)
+
+    def _again(self, key: Key | None) -> None:
+        """Lay out again; the part at the top of the screen stays there."""
+        if not self.shown:
+            self._built = None
+            return
+        flow, place, offset = self._flow, (), 0
+        if flow.parts:
+            at = min(flow.part_at(self.top), len(flow.parts) - 1)
+            place, offset = flow.parts[at].key, self.top - flow.starts[at]
+        self._built = None
+        flow = self._flow
+        at = next((i for i, part in enumerate(flow.parts) if place and part.key[:2] == place[:2]), None)
+        if at is not None:
+            self._go(flow.starts[at] + (offset if flow.parts[at].key == place else 0))
+        self._chosen = key
+        self._strips.clear()
+        self.refresh()
+
+    def _is_open(self, key: Key) -> bool:
+        return self._open.get(key, self._all or (key[0] == PROMPT and self.whole_prompt))
+
+    def line_at(self, y: int) -> list[Segment]:
+        """Line `y` of those on screen, of which one names the text that `enter` opens."""
+        if y == 0 and y not in self._strips and self.lines:
+            self._flow.settled(self.top, self.top, self.size.height)
+            self.chosen  # noqa: B018  marks it
+        return super().line_at(y)
+
+    # -- moving -------------------------------------------------------------------------------------------------
+
+    @property
+    def _flow(self) -> Flow:
+        lines = self.lines
+        assert isinstance(lines, Flow)
+        return lines
+
+    def on_placed(self) -> None:
+        """At another size the step or match is elsewhere."""
+        self._reveal()
+
+    def _reveal(self) -> None:
+        if not self.shown or not self.lines:
+            return
+        if self.match is not None:
+            self._go(self._line_of(self.match) - self.size.height // 3)
+        elif self.whole and self.step < len(self._starts):
+            self._go(self._flow.starts[self._starts[self.step]] if self.step else 0)
+
+    def _go(self, top: int) -> None:
+        self.top = self._flow.settled(0, max(0, top), self.size.height)
+        self._strips.clear()
+        self.refresh()
+
+    def scroll_line_to(self, top: int) -> None:
+        """Put line `top` first; the ends hold. In the conversation the step at the top becomes the open one."""
+        if not self.shown:
+            return
+        flow, before = self._flow, self.top
+        self.top = flow.settled(before, max(0, min(top, len(flow))), self.size.height)
+        if self.top == before:
+            return
+        self._strips.clear()
+        self.refresh()
+        if self.whole and self._starts:
+            at = max(0, bisect_right(self._starts, flow.part_at(self.top + self.size.height // 4)) - 1)
+            if at != self.step:
+                self.step = at
+                self.title = self._heading()
+                self.on_step(at)
+
+    def _key_of(self, match: Match) -> Key:
+        """The text that a match is in: `fields_at` counts through prompt, step and end."""
+        assert self.record is not None
+        before = len(prompt_fields(self.record.trajectory)) if match.step == 0 else 0
+        if match.field < before:
+            return PROMPT, match.field
+        own = len(self._of_step(match.step))
+        at = match.field - before
+        return (match.step, at) if at < own else (END, at - own)
+
+    def _line_of(self, match: Match) -> int:
+        """The line of a match: in the part of its text that holds it, the one with as many finds before it."""
+        key, flow = self._key_of(match), self._flow
+        if self._laid is None or key not in self._laid.places:
+            return 0
+        first, begins = self._laid.places[key]
+        index = max(0, bisect_right(begins, match.start) - 1)
+        flow.laid_out(first + index)
+        text = self._of_step(key[0])[key[1]].text
+        before = len(spans(text[begins[index] : match.start], self.find))
+        found = self.palette.base + self.palette.found
+        lines = flow.parts[first + index].lines or ()
+        holding = [i for i, line in enumerate(lines) if any(s.style == found for s in line.segments)]
+        return flow.starts[first + index] + (holding[min(before, len(holding) - 1)] if holding else 0)
+
+    # -- laying out ---------------------------------------------------------------------------------------------
+
+    @property
+    def copied(self) -> Sequence[str]:
+        """The texts themselves, not the lines that they take; literal, since a copy may be pasted into a terminal."""
+        if self.record is None:
+            return [self.problem]
+        steps = range(len(self.record.trajectory.steps)) if self.whole else (self.step,)
+        fields = [given for at in (PROMPT, *steps, END) for given in self._of_step(at)]
+        texts = ("\n".join(text for text in (given.name, given.text) if text) for given in fields)
+        return [literal(line.expandtabs(4)) for text in texts for line in text.split("\n")]
+
+    def _of_step(self, at: int) -> list[Field]:
+        """The texts of a step, of the prompt, or of the end."""
+        made = self._fields.get(at)
+        if made is None:
+            assert self.record is not None
+            t = self.record.trajectory
+            if at == PROMPT:
+                made = prompt_fields(t, task=self.whole_prompt)
+            elif at == END:
+                made = end_fields(t)
+            elif at >= len(t.steps):
+                made = []
+            else:
+                made = raw_fields(t.steps[at]) if self.raw else step_fields(t.steps[at], self._root)
+            self._fields[at] = made
+        return made
+
+    def build(self, width: int, height: int) -> Sequence[Line]:
+        """Prompt, steps, end."""
+        p = self.palette
+        renderer = self._laid.renderer if self._laid is not None and self._laid.renderer.palette is p else Renderer(p)
+        folds = _CONVERSATION if self.whole else _folds(height)
+        lay = self._laid = TextLayout(
+            renderer, width, folds, self.find, self._is_open, lambda key: key == self._chosen, spaced=not self.whole
+        )
+        self._starts = []
+        lay.line(*wrapped(p, self.problem, width, p.bad))
+        lay.line(*(wrapped(p, f"✎ {self.note}", width, p.accent) if self.note else []))
+        if self.record is not None:
+            self._lay(lay, self.record.trajectory.steps)
+        return Flow(lay.parts)
+
+    def _lay(self, lay: TextLayout, steps: Sequence[Step]) -> None:
+        p, prompt = self.palette, self._of_step(PROMPT)
+        if self.whole or self.whole_prompt or self.step == 0 or not steps:
+            lay.put(PROMPT, prompt)
+        elif prompt:
+            asked = next((f for f in reversed(prompt) if f.name in ("user", "prompt")), prompt[-1])
+            line = Line(p).add("prompt ", p.faint)
+            line.add(" ".join(asked.text[:400].split()), p.muted, cells=max(1, lay.width - 12)).add(" · P", p.faint)
+            lay.line(line)
+        if not steps:
+            lay.line(Line(p).add("The agent took no step.", p.warn))
+        shown = range(len(steps)) if self.whole else [min(self.step, len(steps) - 1)] if steps else []
+        for at in shown:
+            self._starts.append(len(lay.parts))
+            if self.whole:
+                head = Line(p).add(f"─ {at + 1} ", p.title)
+                lay.line(head.add("─" * max(0, lay.width - head.width), p.border))
+            lay.put(at, self._of_step(at))
+            if notes := self._notes(steps[at]):
+                lay.line(Line(p).add(" · ".join(notes), p.faint, cells=lay.width))
+        if not shown or shown[-1] == len(steps) - 1:
+            lay.put(END, self._of_step(END))
+
+    def _notes(self, step: Step) -> list[str]:
+        """How long a step took, what ended it, and a remark on its image."""
+        notes = [f"took {duration(step.seconds)}"] if step.seconds >= 1 else []
+        notes += [f"took {step.seconds * 1000:.0f} ms"] if 0.05 <= step.seconds < 1 else []
+        notes += [f"ended by {step.stop_reason}"] if step.stop_reason not in ("stop", "") else []
+        return notes + ([self.image_note] if self.image_note and not self.whole else [])
+
+
+def _folds(height: int) -> Mapping[str, int]:
+    """Lines to which texts fold where one step has a pane of `height` lines."""
+    half, quarter = max(6, height // 2), max(3, height // 4)
+    return {"prompt": quarter, "thought": quarter, "argument": half, "result": half, "call": quarter,
+            "words": 4 * max(10, height), "text": half}  # fmt: skip

@@ -1,0 +1,237 @@
+"""Texts as lines, rendered by their kind with rich and Pygments: Markdown, source code, diffs, JSON, logs with colours.
+
+What a model wrote stays data: it is made literal before a renderer sees it, links and HTML of Markdown stay text, of a
+log's codes only colours count, and styles hold colours and attributes alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from io import StringIO
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from rich.theme import Theme
+
+from ...text import wrap
+from ..theme import Palette
+from .line import Line
+
+_BOXED = re.compile(r"\\boxed\s*\{")
+_ANSI_ROLES = ("faint", "bad", "good", "warn", "accent", "accent", "accent", "text")
+"""Roles of the eight colours of a terminal: their own shades are the terminal's, and may be unreadable here."""
+_KEPT = ("bold", "italic", "underline", "strike", "reverse")
+
+
+class Renderer:
+    """Renders in the colours of one palette."""
+
+    def __init__(self, palette: Palette) -> None:
+        self.palette = palette
+
+    def lines(self, text: str, kind: str, width: int, style: Style) -> list[Line]:
+        """A text that `kinds.prepared` made literal, in lines of at most `width` cells."""
+        try:
+            if kind == "markdown":
+                made = self._markdown(text, width)
+            elif kind == "ansi":
+                made = self._wrapped(self._ansi(text), width)
+            elif kind not in ("raw", "plain"):
+                made = self._wrapped(self._highlighted(text, kind), width)
+            else:
+                made = [Line(self.palette, part, style) for part in wrap(text, width, len(text))]
+        except Exception:  # a renderer's mistake on an odd text: the text itself can always be shown
+            made = [Line(self.palette, part, style) for part in wrap(_without_codes(text), width, len(text))]
+        return self._boxed(made)
+
+    def _line(self, segments: Sequence[Segment]) -> Line:
+        line, base = Line(self.palette), self.palette.base
+        for segment in segments:
+            if not segment.control and segment.text:
+                style = base + segment.style if segment.style else base
+                line.add(segment.text, style + self._ground if style.bgcolor and style.bgcolor.is_default else style)
+        return line
+
+    def _wrapped(self, text: Text, width: int) -> list[Line]:
+        """Lines as they are, wrapped like all other texts, with their styles."""
+        made: list[Line] = []
+        for whole in text.split("\n", allow_blank=True):
+            at, plain = 0, whole.plain
+            for part in wrap(plain, width, len(plain)):
+                at = max(at, plain.find(part, at))
+                made.append(self._line(list(whole[at : at + len(part)].render(self._console))))
+                at += len(part)
+        return made
+
+    # -- kinds --------------------------------------------------------------------------------------------------
+
+    def _markdown(self, text: str, width: int) -> list[Line]:
+        options = self._console.options.update(width=max(8, width))
+        made = [self._line(row) for row in self._console.render_lines(_markdown(text, self._theme), options, pad=False)]
+        blank = [not line.plain.strip() for line in made]
+        kept = [line for at, line in enumerate(made) if not blank[at] or not (at == 0 or blank[at - 1])]
+        while kept and not kept[-1].plain.strip():
+            kept.pop()
+        return [line.cropped(width) for line in kept]
+
+    def _highlighted(self, text: str, kind: str) -> Text:
+        from rich.syntax import Syntax
+
+        return Syntax(text, kind, theme=self._theme, background_color="default").highlight(text)[: len(text)]
+
+    def _ansi(self, text: str) -> Text:
+        shown = Text.from_ansi(text)
+        shown.spans = [span._replace(style=self._allowed(span.style)) for span in shown.spans]
+        return shown
+
+    def _allowed(self, style: str | Style) -> Style:
+        """Colours and attributes of a log's code in the colours of the theme; nothing is hidden, and nothing blinks."""
+        if isinstance(style, str):
+            return Style.null()
+        number = None if style.color is None else style.color.number
+        role = None if number is None or number > 15 else getattr(self.palette, _ANSI_ROLES[number % 8])
+        kept = {name: True for name in _KEPT if getattr(style, name)}
+        marked = {"reverse": True} if style.bgcolor is not None and not style.bgcolor.is_default else {}
+        shade = role if role is not None else self._readable(style)
+        return shade + Style(**{**kept, **marked})  # type: ignore[arg-type]
+
+    def _readable(self, style: Style) -> Style:
+        """A colour of its own where it can be told from the background."""
+        if style.color is None or style.color.is_default:
+            return Style.null()
+        shade, ground = style.color.get_truecolor(), self.palette.base.bgcolor
+        assert ground is not None
+        apart = abs(_light(shade) - _light(ground.get_truecolor()))
+        return Style.from_color(style.color) if apart > 0.35 else self.palette.text
+
+    def _boxed(self, lines: list[Line]) -> list[Line]:
+        """Mark `\\boxed{…}`, also where it goes on in the next line."""
+        if not any("\\boxed" in line.plain for line in lines):
+            return lines
+        depth = 0
+        for index, line in enumerate(lines):
+            plain, at, spans = line.plain, 0, []
+            while at < len(plain):
+                if not depth:
+                    found = _BOXED.search(plain, at)
+                    if found is None:
+                        break
+                    begin, at, depth = found.start(), found.end(), 1
+                else:
+                    begin = at
+                while at < len(plain) and depth:
+                    depth += (plain[at] == "{") - (plain[at] == "}")
+                    at += 1
+                spans.append((begin, at))
+            if spans:
+                lines[index] = marked(line, spans, self.palette.found)
+        return lines
+
+    # -- what rich needs ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _ground(self) -> Style:
+        return Style.from_color(None, self.palette.base.bgcolor)
+
+    @cached_property
+    def _console(self) -> Console:
+        p = self.palette
+        names = {
+            "paragraph": p.text, "text": p.text, "em": p.text + Style(italic=True), "strong": p.strong,
+            "code": p.accent, "code_block": p.text, "block_quote": p.muted, "list": p.text, "item": p.text,
+            "item.bullet": p.accent, "item.number": p.accent, "hr": p.border, "link": p.accent, "s": p.muted,
+            "link_url": p.muted + Style(underline=True), "table.border": p.border, "table.header": p.strong,
+            "h1": p.key + Style(underline=True), "h2": p.key, "h3": p.strong, "h4": p.strong, "h5": p.strong,
+            "h6": p.strong,
+        }  # fmt: skip
+        theme = Theme({f"markdown.{name}": style for name, style in names.items()})
+        return Console(
+            file=StringIO(), width=80, color_system="truecolor", theme=theme, force_terminal=True, _environ={}
+        )
+
+    @cached_property
+    def _theme(self) -> Any:
+        from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String
+        from rich.syntax import ANSISyntaxTheme
+
+        p = self.palette
+        return ANSISyntaxTheme(
+            {
+                Comment: p.muted + Style(italic=True), Comment.Preproc: p.muted, Keyword: p.key,
+                Keyword.Constant: p.series[3], Name.Function: p.strong, Name.Class: p.strong, Name.Tag: p.accent,
+                Name.Builtin: p.accent, Name.Decorator: p.warn, Name.Exception: p.bad, Name.Attribute: p.accent,
+                String: p.good, String.Escape: p.warn, Number: p.series[3], Operator.Word: p.key,
+                Generic.Inserted: p.good, Generic.Deleted: p.bad, Generic.Heading: p.strong,
+                Generic.Subheading: p.accent, Generic.Error: p.bad_bold, Generic.Traceback: p.bad_bold,
+            }
+        )  # fmt: skip
+
+
+def marked(line: Line, spans: Sequence[tuple[int, int]], style: Style) -> Line:
+    """The line with another style over spans of its characters, which may overlap."""
+    made, at = Line(line.palette), 0
+    made.hits = line.hits
+    for segment in line.segments:
+        end = at + len(segment.text)
+        cuts = sorted({at, end, *(min(max(c, at), end) for span in spans for c in span)})
+        for a, b in pairwise(cuts):
+            over = any(begin <= a < stop for begin, stop in spans)
+            made.add(segment.text[a - at : b - at], style if over else segment.style)
+        at = end
+    return made
+
+
+def _without_codes(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;:]*m", "", text)
+
+
+def _light(color: Any) -> float:
+    return (0.299 * color.red + 0.587 * color.green + 0.114 * color.blue) / 255
+
+
+@lru_cache(maxsize=1)
+def _parser() -> Any:
+    """CommonMark with tables, of which nothing is dropped, rewritten or linked: what it would read as HTML, entities,
+    images, escapes and references stays text."""
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt().enable(["strikethrough", "table"])
+    return parser.disable(["html_block", "html_inline", "entity", "escape", "image", "autolink", "reference", "link"])
+
+
+def _markdown(text: str, theme: Any) -> Any:
+    """A text as rich renders it, its fences in the colours of `theme`."""
+    from rich.markdown import CodeBlock, Heading, Markdown
+    from rich.syntax import Syntax
+
+    class Code(CodeBlock):
+        """A fence without frame and background."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            code = str(self.text).rstrip()
+            yield Syntax(code, self.lexer_name, theme=theme, word_wrap=True, background_color="default")
+
+    class Head(Heading):
+        """A heading at the left."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            yield self.text
+
+    class Plain(Markdown):
+        """With these two."""
+
+        elements: ClassVar = {**Markdown.elements, "fence": Code, "code_block": Code, "heading_open": Head}
+
+    made = Plain("", hyperlinks=False)
+    made.markup, made.parsed = text, _parser().parse(text)
+    for token in made.parsed:
+        for child in token.children or ():
+            if child.type == "softbreak":
+                child.type = "hardbreak"  # a line that the writer broke stays broken
+    return made

@@ -1,0 +1,224 @@
+"""Texts as parts of a flow: each rendered by its kind, the long ones folded to a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+
+from rich.style import Style
+
+from ...text import width as cells_of
+from ..kinds import CHUNK, LARGE, chunks, kind_of, prepared
+from ..needles import JOINT, Span, spans
+from ..rollout_fields import Field
+from ..theme import Palette
+from .flow import Part
+from .line import Line
+from .rendering import Renderer, marked
+
+Key = tuple[int, int]
+"""A text of a rollout: the step (`PROMPT`, `END`: what stands before and after them), and its place among its texts."""
+PROMPT, END = -1, -2
+_SPARE = 2
+"""A text that is this much longer than it folds to is shown whole."""
+
+
+@dataclass
+class TextLayout:
+    """Lays out texts `width` cells wide. `folds`: to how many lines a role folds; `is_open`: texts that do not;
+    `is_chosen`: the text that `enter` opens.
+
+    parts: what was laid out. folding: for each text that folds, the part with its note. places: for each text its
+    first part, and the characters at which its parts begin.
+    """
+
+    renderer: Renderer
+    width: int
+    folds: Mapping[str, int]
+    find: Sequence[str]
+    is_open: Callable[[Key], bool]
+    is_chosen: Callable[[Key], bool]
+    spaced: bool = False
+    """Whether blank lines stand between thought, words and calls."""
+    parts: list[Part] = field(default_factory=list)
+    folding: dict[Key, int] = field(default_factory=dict)
+    places: dict[Key, tuple[int, Sequence[int]]] = field(default_factory=dict)
+
+    @property
+    def palette(self) -> Palette:
+        """The styles of the current theme."""
+        return self.renderer.palette
+
+    def put(self, at: int, fields: Sequence[Field]) -> None:
+        """The texts of a step under each other."""
+        for index, given in enumerate(fields):
+            if self.spaced and index and given.role in ("call", "words"):
+                self.line(Line(self.palette))
+            self._put((at, index), given)
+
+    def line(self, *lines: Line) -> None:
+        """Lines that are made already."""
+        self.parts.append(Part(lines))
+
+    def _put(self, key: Key, given: Field) -> None:
+        text = given.text.replace("\r\n", "\n").strip("\n")
+        fold = self.folds.get(given.role, self.folds["text"])
+        room = max(1, self.width - self._left(given, text))
+        folds = _rows(text, room) > fold + _SPARE
+        if folds and not self.is_open(key):
+            self.folding[key], self.places[key] = len(self.parts), (len(self.parts), (0,))
+            self.parts.append(Part(partial(self._folded, key, given, text, fold), fold + 2, key))
+            return
+        kind = _kind(given, text)
+        if kind == "json" and len(text) > CHUNK:
+            text = prepared(text, kind)
+        pieces = list(chunks(text, kind))
+        self.places[key] = len(self.parts), list(accumulate((len(p) + 1 for p in pieces[:-1]), initial=0))
+        for index, piece in enumerate(pieces):
+            first, last = index == 0, folds and index == len(pieces) - 1
+            make = partial(self._piece, key, given, piece, kind, first, last)
+            self.parts.append(Part(make, _rows(piece, room) + first + last, (*key, index)))
+        if folds:
+            self.folding[key] = len(self.parts) - 1
+
+    def _beside(self, given: Field, text: str) -> bool:
+        """Whether a text begins in the line of its name."""
+        return given.role == "call" or (
+            "\n" not in text and given.indent + cells_of(given.name) + 1 + cells_of(text) <= self.width
+        )
+
+    def _left(self, given: Field, text: str) -> int:
+        """Free cells before the lines of a text."""
+        if not given.name:
+            return given.indent
+        named = cells_of(given.name) + 1
+        return given.indent + (named if self._beside(given, text) and (named <= 6 or "\n" not in text) else 2)
+
+    # -- lines --------------------------------------------------------------------------------------------------
+
+    def _folded(self, key: Key, given: Field, text: str, fold: int) -> list[Line]:
+        kind = _kind(given, text)
+        if kind == "json" and len(text) <= LARGE // 4:
+            text = prepared(text, kind)
+        count = text.count("\n") + 1
+        note = f"{count:,} lines" if count > fold else f"{len(text):,} characters"
+        room = 4 * fold * max(20, self.width)
+        part = text[-room:] if given.tail else text[:room]
+        pieces = list(chunks(part, kind))
+        piece = pieces[-1] if given.tail else pieces[0]
+        lines = self._body(given, piece, kind, text)
+        lines = lines[-fold:] if given.tail else lines[:fold]
+        while given.tail and not lines[0].plain.strip() and len(lines) > 1:
+            del lines[0]
+        line = self._note(key, given, note)
+        if not given.tail:
+            return self._headed(given, text, [*lines, line])
+        head, *lines = self._headed(given, text, lines) if given.name else (Line(self.palette), *lines)
+        line = head.gap(int(head.width > 0)).extend(line) if head.width + line.width <= self.width else line
+        line.hits = [(0, self.width, ("fold", key))]
+        return [line, *lines]
+
+    def _piece(self, key: Key, given: Field, text: str, kind: str, first: bool, last: bool) -> list[Line]:
+        """A piece of a text that does not fold: the name over the first, a note under the last."""
+        lines = self._body(given, text, kind, given.text)
+        if last:
+            lines.append(self._note(key, given, "", "enter folds"))
+        if first and kind == "raw" and len(given.text) > LARGE:
+            lines.insert(
+                0, Line(self.palette).gap(given.indent).add("raw: too large to be rendered", self.palette.warn)
+            )
+        return self._headed(given, given.text.strip("\n"), lines) if first else lines
+
+    def _body(self, given: Field, piece: str, kind: str, whole: str) -> list[Line]:
+        left = self._left(given, whole.strip("\n"))
+        style: Style = getattr(self.palette, "strong" if given.role == "call" else given.tone)
+        room = max(1, self.width - left)
+        lines = self.renderer.lines(prepared(piece, kind), kind, room, style) if piece else []
+        lines = self._found(lines, room)
+        return [Line(self.palette).gap(left).extend(line) for line in lines]
+
+    def _headed(self, given: Field, text: str, lines: list[Line]) -> list[Line]:
+        """The lines of a text with its name."""
+        p = self.palette
+        if not given.name:
+            return lines
+        line = Line(p).gap(given.indent)
+        sign, _, rest = given.name.partition(" ")
+        if given.role == "call":
+            line.add(sign, getattr(p, given.tone)).gap().add(rest, p.key)
+        else:
+            line.add(given.name, getattr(p, given.tone) if sign in ("✓", "✗") else p.faint)
+        if self._beside(given, text) and text:
+            first = lines.pop(0) if lines else Line(p)
+            line.gap().extend(_from(first, self._left(given, text)))
+        if given.note:
+            note = Line(p).add(given.note, p.faint)
+            if given.role != "call":
+                line.gap().extend(note)
+            elif line.width + note.width + 2 <= self.width:
+                line.right(note, self.width)
+            else:
+                lines.insert(0, Line(p).gap(self._left(given, text)).extend(note))
+        return [line, *lines]
+
+    def _note(self, key: Key, given: Field, note: str, does: str = "enter") -> Line:
+        p = self.palette
+        line = Line(p).gap(given.indent + 2 * bool(given.name and not given.tail)).add("⋯ ", p.faint)
+        chosen = self.is_chosen(key)
+        line.add(
+            " · ".join(part for part in (note, does if chosen or not note else "") if part),
+            p.key if chosen else p.faint,
+        )
+        line.hits = [(0, self.width, ("fold", key))]
+        return line
+
+    def _found(self, lines: list[Line], room: int) -> list[Line]:
+        """The lines with what was searched for marked, also where a match goes on in the next line."""
+        if not self.find:
+            return lines
+        longest = 2 * max(map(len, self.find)) + 64
+        texts = [line.plain for line in lines]
+        joints = [JOINT if cells_of(text) >= room - 1 else " " for text in texts]
+        made = []
+        for index, line in enumerate(lines):
+            before = after = ""
+            for other in range(index - 1, -1, -1):
+                before = texts[other] + joints[other] + before
+                if len(before) >= longest:
+                    break
+            for other in range(index + 1, len(texts)):
+                after += joints[other - 1] + texts[other]
+                if len(after) >= longest:
+                    break
+            here, size = len(before), len(texts[index])
+            found: list[Span] = [
+                (max(0, start - here), min(size, end - here))
+                for start, end in spans(before + texts[index] + after, self.find, joined=True)
+                if start < here + size and end > here
+            ]
+            made.append(marked(line, found, self.palette.found) if found else line)
+        return made
+
+
+def _from(line: Line, cells: int) -> Line:
+    """The line without the blanks that it begins with."""
+    if line.segments and line.segments[0].text == " " * cells:
+        line.segments, line.width = line.segments[1:], line.width - cells
+    return line
+
+
+def _kind(given: Field, text: str) -> str:
+    if len(text) > LARGE:
+        return "raw"
+    found = given.kind or kind_of(text, given.prose)
+    # colours are the log's own, whatever file or tool it is of
+    return "ansi" if found not in ("raw", "plain", "ansi") and "\x1b[" in text[:4000] else found
+
+
+def _rows(text: str, room: int) -> int:
+    """About how many lines a text takes."""
+    if len(text) <= CHUNK:
+        return sum(max(1, -(-len(line) // room)) for line in text.split("\n")) if text else 0
+    return max(text.count("\n") + 1, len(text) // room)
