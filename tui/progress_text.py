@@ -32,7 +32,7 @@ def inside(progress: Progress | None, live: LiveState | None) -> Progress | None
 
 
 def phase_left(progress: Progress, live: LiveState | None, now: float) -> str:
-    """`about 12 s left`, by how long the phase took in the last step, or by its pace; `at most …` by its limit."""
+    """`about 12 s left`, by how long the phase took in the last step, or by its pace; `≤ …` by its limit."""
     elapsed = 0.0 if progress.began is None else max(0.0, now - progress.began)
     if progress.took is not None and progress.took - elapsed >= 1:
         return f"about {duration(progress.took - elapsed)} left"
@@ -40,17 +40,17 @@ def phase_left(progress: Progress, live: LiveState | None, now: float) -> str:
         return f"about {duration(elapsed / progress.done * (progress.total - progress.done))} left"
     limits = [b.left - max(0.0, now - b.time) for b in under_way(live) if b.left is not None and not b.ended]
     if limits and max(limits) >= 1 and progress.phase in ("rollouts", "evaluation"):
-        return f"at most {duration(max(limits))} left"
+        return f"≤ {duration(max(limits))} left"
     return f"{duration(elapsed)} so far" if elapsed >= 1 else ""
 
 
 def rollouts_line(batches: Sequence[Batch], left: str = "") -> list[str]:
-    """`12 of 32 rollouts`, `1,340 of at most 8,192 tokens`, `85 tok/s`, `about 20 s left`, `reward 0.31 of 12`."""
+    """`12 of 32 rollouts`, `1,340 of ≤ 8,192 tokens`, `85 tok/s`, `about 20 s left`, `reward 0.31 of 12`."""
     finished, total = sum(b.finished for b in batches), sum(b.rollouts for b in batches)
     tokens, limit = sum(b.tokens for b in batches), sum(b.limit for b in batches)
     parts = [f"{count(finished)} of {count(total)} rollouts"]
     limited = tokens <= limit and not all(b.ended for b in batches)
-    parts.append(f"{count(tokens)} of at most {count(limit)} tokens" if limited else f"{count(tokens)} tokens")
+    parts.append(f"{count(tokens)} of ≤ {count(limit)} tokens" if limited else f"{count(tokens)} tokens")
     rates = [rate for b in batches if (rate := b.tokens_a_second) is not None]
     if rates:
         parts.append(f"{number(sum(rates))} tok/s")

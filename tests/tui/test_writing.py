@@ -53,8 +53,8 @@ async def test_texts_grow_on_the_dashboard_before_the_first_step(writing, size: 
     batch.writes(1, 3, "\x1b[31mred [bold]seven[/bold]")
     told(writer, batch)
     async with running(writer.run_dir.parent, Live(writer.run_dir), size=size) as app:
-        assert "step 1 · 0 of 3 rollouts" in app.text
-        assert "7 of at most 120 tokens" in app.text
+        assert "step 1  ▶ rollouts" in app.text and "0 of 3 rollouts" in app.text
+        assert "7 of ≤ 120 tokens" in app.text
         assert "What is 2 + 2?" in app.text and "The sum is▌" in app.text
         assert "␛[31mred [bold]seven[/bold]" in app.text, "literally, whatever a model writes"
         assert "\x1b[31mred" not in app.text

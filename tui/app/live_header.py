@@ -102,8 +102,9 @@ def _inside(p: Palette, reading: Reading, now: float) -> list[Part]:
         parts.append(Part(2, line))
     elif reading.phase and info.status == "starting":
         parts.append(Part(3, Line(p).add(reading.phase, p.muted, cells=min(len(reading.phase), 40))))
-    if info.heard is not None:
-        silent = max(0.0, now - info.heard)
+    heard = info.heard if reading.live is None else max(info.heard or 0.0, reading.live.time)
+    if heard is not None:
+        silent = max(0.0, now - heard)
         tone = p.warn if silent > max(_QUIET, 3 * (reading.seconds_a_step or 0.0)) else p.faint
         parts.append(Part(3, Line(p).add(f"{ago(silent)} ago", tone)))
     return parts

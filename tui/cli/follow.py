@@ -17,17 +17,21 @@ from ...engine.launch.children import exit_code
 from ...engine.launch.logs import last_error, log_path
 from ...engine.launch.stop import wait_until_gone
 from ...engine.runs.checkpoints import checkpoint_folder, checkpoints
+from ...engine.runs.live import LiveState, read_live
 from ...engine.runs.paths import RUN_FILE
 from ...engine.runs.reader import RunReader
 from ...engine.runs.summary import RATE_WINDOW, RATES
 from ...engine.runs.types import Event, RunInfo
-from ..format import duration, number
+from ..format import count, duration, number
+from ..progress_text import inside, phase_left, rollouts_line, under_way
 from ..text import literal
 from .common import ExitCode, say, warn
 
 POLL_S = 0.25
 LINE_EVERY_S = 1.0
 """At most one progress line in this time; the last step is always printed."""
+PHASE_EVERY_S = 10.0
+"""Inside a step, at most one line in this time says how far its phase is."""
 
 COLUMNS = {
     "sft": (
@@ -160,7 +164,7 @@ class _Progress:
         """The newest outcomes of single requests, of which the rate is told."""
         self.step = 0
         self.printed_step = 0
-        self.printed_at = 0.0
+        self.printed_at = time.monotonic()
         self.total = run.total_steps
         self.process: psutil.Process | None = None
         self.lost = False
@@ -183,6 +187,8 @@ class _Progress:
             self.print_new(last=not info.active)
             if not info.active:
                 return info
+            if time.monotonic() - self.printed_at >= PHASE_EVERY_S:
+                self._print_phase(info)
             time.sleep(POLL_S)
 
     def until_gone(self) -> int:
@@ -236,6 +242,12 @@ class _Progress:
         if last or time.monotonic() - self.printed_at >= LINE_EVERY_S:
             self._print_step()
 
+    def _print_phase(self, info: RunInfo) -> None:
+        live = read_live(info)
+        if line := phase_line(info, live, time.time()):
+            self.out(line)
+            self.printed_at = time.monotonic()
+
     def _print_step(self) -> None:
         if self.step > max(self.printed_step, self.skip_until):
             self.out(step_line(self.mode, self.step, self.total, self.values))
@@ -253,6 +265,29 @@ class _Progress:
     def close(self) -> None:
         if self.reader is not None:
             self.reader.close()
+
+
+def phase_line(run: RunInfo, live: LiveState | None, now: float) -> str:
+    """`step 1/20: 12 of 32 rollouts · 840 of ≤ 4,096 tokens · 85 tok/s · ≤ 20 s left`; empty when nothing is known."""
+    at = inside(run.progress, live)
+    if at is None or not at.phase or run.status not in ("starting", "running"):
+        return ""
+    step = run.step + (at.phase != "evaluation")
+    where = f"step {count(step)}" + (f"/{count(run.total_steps)}" if run.total_steps else "")
+    left = phase_left(at, live, now)
+    batches = under_way(live)
+    if at.phase in ("rollouts", "evaluation") and batches:
+        parts = [*([batches[-1].purpose.name] if batches[-1].purpose.name else []), *rollouts_line(batches, left)]
+        parts += [
+            f"{s.url}: " + (f"out ({s.why_out})" if s.why_out else f"{s.in_flight} in flight, {count(s.tokens)} tokens")
+            for s in (live.servers if live is not None else ())
+        ]
+    else:
+        parts = [
+            f"{at.phase} {count(at.done)}/{count(at.total)}" if at.total > 1 else at.phase,
+            *([left] if left else []),
+        ]
+    return f"{where}: {' · '.join(map(literal, parts))}"
 
 
 def step_line(mode: str, step: int, total: int | None, values: Mapping[str, float]) -> str:

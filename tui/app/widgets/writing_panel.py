@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ....engine.runs.live import Batch, LiveState, LiveText, ServerState
+from ....engine.runs.live import Batch, LiveState, LiveText, Purpose, ServerState
 from ....engine.runs.types import Progress, RunInfo
 from ...format import count, mark, number, progress
 from ...progress_text import PHASES, phase_left, rollouts_line, under_way
@@ -13,9 +13,9 @@ from .line import Line
 from .pane import Pane
 
 _TEXTS = 3
-"""Texts that are shown together at most."""
-_LEAST_LINES = 4
-"""Lines that a text needs, its heading included, before another one is shown."""
+"""Long texts that are shown together; more where they are short."""
+_LEAST_LINES = 3
+"""Lines that a text needs, its heading included, before it is shown below another one."""
 
 
 class WritingPanel(Pane):
@@ -67,19 +67,21 @@ class WritingPanel(Pane):
     def build(self, width: int, height: int) -> list[Line]:
         """Counts and phases, the servers, and as many texts as there is room for."""
         p = self.palette
-        lines = [*self._counts(width), *self._phases(width), *self._servers(width)][: max(1, height - 2)]
+        lines = [*self._phases(width), *self._counts(width), *self._servers(width)][: max(1, height - 2)]
         room = height - len(lines)
         if not self._all():
             return lines or [Line(p).add(self._waiting(), p.faint, cells=width)]
         if self.whole:
             batch, text = self._shown(1)[0]
             return [*lines, *self._heading(batch, text, width), *self._body(text, width, None)]
-        shown = self._shown(max(1, min(_TEXTS, room // _LEAST_LINES)))
-        for place, (batch, text) in enumerate(shown):
-            size = room // len(shown) if place + 1 < len(shown) else room - place * (room // len(shown))
+        most = max(_LEAST_LINES, room // _TEXTS)
+        for place, (batch, text) in enumerate(self._shown(room // 2 + 1)):
+            if place and room < _LEAST_LINES:
+                break
             head = self._heading(batch, text, width)
-            body = self._body(text, width, max(0, size - len(head)))
-            lines += [*head, *body][:size]
+            made = [*head, *self._body(text, width, min(most, room) - len(head))]
+            lines += made
+            room -= len(made)
         return lines
 
     def _all(self) -> list[tuple[Batch, LiveText]]:
@@ -110,32 +112,31 @@ class WritingPanel(Pane):
         if self.info is not None and self.info.progress is not None and not all(b.ended for b in batches):
             left = phase_left(self.info.progress, self.live, self.app.clock())
         line = Line(p)
-        purpose = batches[-1].purpose
-        name = purpose.name or (f"step {count(purpose.step)}" if purpose.step else "")
-        for index, text in enumerate([name, *rollouts_line(batches, left)] if name else rollouts_line(batches, left)):
+        for index, text in enumerate(rollouts_line(batches, left)):
             piece = Line(p).add(" · " if index else "", p.faint).add(text, p.text if index else p.strong)
             if not line.offer(piece, width):
                 break
         return [line]
 
     def _phases(self, width: int) -> list[Line]:
-        """The phases of a step in their order: those that are over, the present one with its bar, those to come."""
+        """What is written; then the phases of a step: those that are over, the present one, those to come."""
         p = self.palette
         now = self.info.progress if self.info is not None and self.info.status == "running" else None
-        if now is None or not now.phase:
-            return []
-        if now.phase not in PHASES:
-            return [self._present(now, width)] if now.phase != "evaluation" else []
-        line, at = Line(p), PHASES.index(now.phase)
-        for index, name in enumerate(PHASES):
-            if index == at:
-                piece = self._present(now, max(8, width - sum(len(n) + 4 for n in PHASES if n != name)))
-            else:
-                piece = Line(p).add("✓ " if index < at else "· ", p.good if index < at else p.faint)
-                piece.add(name, p.muted if index < at else p.faint)
-            if not line.offer(Line(p).gap(2 * bool(line.width)).extend(piece), width) and index == at:
-                return [piece]
-        return [line]
+        purpose = next((b.purpose for b in under_way(self.live)[-1:]), Purpose())
+        line = Line(p).add(purpose.name or (f"step {count(purpose.step)}" if purpose.step else ""), p.strong)
+        if now is not None and now.phase in PHASES:
+            at = PHASES.index(now.phase)
+            for index, name in enumerate(PHASES):
+                if index == at:
+                    piece = self._present(now, max(8, width - line.width - sum(len(n) + 4 for n in PHASES[at + 1 :])))
+                else:
+                    piece = Line(p).add("✓ " if index < at else "· ", p.good if index < at else p.faint)
+                    piece.add(name, p.muted if index < at else p.faint)
+                if not line.offer(Line(p).gap(2 * bool(line.width)).extend(piece), width) and index == at:
+                    line = piece
+        elif now is not None and now.phase not in ("", "evaluation"):
+            line.offer(Line(p).gap(2 * bool(line.width)).extend(self._present(now, width)), width)
+        return [line] if line.width else []
 
     def _present(self, now: Progress, width: int) -> Line:
         p = self.palette
@@ -199,6 +200,9 @@ class WritingPanel(Pane):
         body = [("…" if text.cut else "") + text.text + ("" if text.finished else "▌")]
         lines = [Line(p).gap(2).add(part, p.text) for part in wrap("".join(body), inside, 8000)]
         if most is not None:
-            return lines[-most:] if most else []
+            if 0 < most < len(lines):  # its newest lines
+                lines = lines[-most:]
+                lines[0] = Line(p).add("… ", p.faint).add(lines[0].plain[2:], p.text)
+            return lines[:most]
         asked = [Line(p).gap(2).add(part, p.muted) for part in wrap(text.prompt, inside, 8000)]
         return [*asked, Line(p), *lines]
