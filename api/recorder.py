@@ -58,7 +58,8 @@ class Recorder:
 
     run: the run's name, or a path to its folder; by default a new name under `runs_dir`. A folder that already holds a
     run is continued. process: several processes of one training give each its own name, such as `rank1`; the first one
-    (`training`) says how the run stands. config and environment variables that name secrets are masked.
+    (`training`) says how the run stands. resume_from_step: what a continued run recorded after this step is removed
+    before anything is added. config and environment variables that name secrets are masked.
 
     Nothing here raises into the training, except for a run's name that cannot be a folder (ValueError, at once).
     """
@@ -74,22 +75,27 @@ class Recorder:
         total_steps: int | None = None,
         config: Mapping[str, Any] | None = None,
         process: str = "training",
+        resume_from_step: int | None = None,
     ) -> None:
-        self.run_dir = _folder(run, runs_dir)
+        self.run_dir = run_folder(run, runs_dir)
         self.total_steps = total_steps
         self._unread = 0
         self._told = False
         self._facts(name, environment, model, config, first=process == "training")
-        self._writer = RunWriter(self.run_dir, process=process, alerts=alert_sender(self.run_dir))
+        self._writer = RunWriter(
+            self.run_dir, resume_from_step=resume_from_step, process=process, alerts=alert_sender(self.run_dir)
+        )
+        if resume_from_step is not None:
+            self._writer.flush(10.0)  # before another process of the training adds a row
         self._process = process
-        self._step = 0
+        self._step = resume_from_step or 0
         self._count = 0
         self._room = threading.Condition()
         self._waiting = 0
         self._work: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
-        self._writer.status("running", step=0, total_steps=total_steps)
+        self._writer.status("running", step=self._step, total_steps=total_steps)
 
     @property
     def dropped(self) -> int:
@@ -255,7 +261,8 @@ class Recorder:
             self._lost(0, f"{self.run_dir}: {error}")
 
 
-def _folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[str] | None) -> Path:
+def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of a run by its name or path. Raises ValueError for a name that cannot be a folder."""
     home = resolve_runs_dir(runs_dir)
     if run is None:
         return home / new_run_id(home)

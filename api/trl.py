@@ -27,6 +27,7 @@ from grpo_tui.engine.imports.messages import completion, conversation
 from grpo_tui.engine.imports.rollout import Rollout, Score
 from grpo_tui.recorder import Recorder
 from grpo_tui.trl_fallbacks import ParquetFiles, RewardCalls, is_function
+from grpo_tui.trl_runs import Runs
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -66,9 +67,13 @@ class Trainer(Protocol):
 class Attached:
     """What `attach` made. `source`: one of `SOURCES`."""
 
-    recorder: Recorder
     source: str
     reader: _Reader
+
+    @property
+    def recorder(self) -> Recorder:
+        """The record. Where this name has runs already, asking before the training begins makes a new run."""
+        return self.reader.recorder
 
     @property
     def seconds(self) -> float:
@@ -79,6 +84,8 @@ class Attached:
 def attach(trainer: Trainer, recorder: Recorder | None = None, *, source: str = "", **options: Any) -> Attached:
     """Record what `trainer` does from now on; `options` go to `Recorder` (`run`, `runs_dir`, `name`, …).
 
+    A fresh training is a new run: where there is a run of this name, `name-2`, `name-3`, …. A training that is resumed
+    from a checkpoint continues the newest of them that came so far, and replaces what came after the checkpoint.
     source: one of `SOURCES`, to take no better one. Each process of a distributed training records its own rollouts.
     Raises nothing of the record's; a trainer without the parts that are read here raises TypeError saying which.
     """
@@ -86,15 +93,11 @@ def attach(trainer: Trainer, recorder: Recorder | None = None, *, source: str = 
         raise ValueError(f"source={source!r}: right would be one of {', '.join(SOURCES)}")
     source = _best(trainer, source)
     rank = int(trainer.accelerator.process_index)
-    if recorder is None:
-        recorder = Recorder(**_described(trainer, rank, options))
-    reader = _Reader(trainer, recorder, rank)
+    reader = _Reader(trainer, source, rank, recorder, None if recorder else _described(trainer, rank, options))
     trainer.add_callback(_Numbers(reader, _begin(trainer, reader, source, rank)))
-    _vocabulary(trainer, recorder, rank)
-    if rank == 0:
-        where = f"{recorder.run_dir}; look with: grpo-tui inspect {recorder.run_dir.name}"
-        print(f"grpo-tui records {SOURCES[source]}, in {where}")
-    return Attached(recorder, source, reader)
+    if reader.runs is None or not reader.runs.earlier:  # else a resumed training may continue one of them
+        reader.begin()
+    return Attached(source, reader)
 
 
 def _best(trainer: Any, wanted: str) -> str:
@@ -122,16 +125,12 @@ def _begin(trainer: Any, reader: _Reader, source: str, rank: int) -> Callable[[T
     if source == "logs":
         return reader.last_logs
     if source == "rewards":
-        calls = RewardCalls(reader.recorder, list(trainer.reward_func_names), reader.weights())
+        calls = RewardCalls(reader, list(trainer.reward_func_names), reader.weights())
         calls.wrap(trainer.reward_funcs)
 
-        def step_ended(state: TrainerState) -> None:
-            calls.flush()
-            calls.step = int(state.global_step) + 1
-
-        return step_ended
+        return lambda state: calls.flush()
     if source == "parquet":
-        files = ParquetFiles(reader.recorder, Path(trainer.args.output_dir, "completions"))
+        files = ParquetFiles(reader, Path(trainer.args.output_dir, "completions"))
         return lambda state: files.look() if rank == 0 else None
     setattr(trainer, GENERATE, reader.wrap(getattr(trainer, GENERATE)))
     return lambda state: None
@@ -146,13 +145,6 @@ def _described(trainer: Trainer, rank: int, options: Mapping[str, Any]) -> dict[
     return {**found, **options, "process": "training" if rank == 0 else f"rank{rank}"}
 
 
-def _vocabulary(trainer: Trainer, recorder: Recorder, rank: int) -> None:
-    processing: Any = trainer.processing_class
-    tokenizer = getattr(processing, "tokenizer", processing)
-    if rank == 0:
-        recorder.later(lambda: recorder.vocabulary(*_texts(tokenizer)))
-
-
 def _texts(tokenizer: Any) -> tuple[list[str]]:
     return ([text or "" for text in tokenizer.convert_ids_to_tokens(range(len(tokenizer)))],)
 
@@ -160,13 +152,51 @@ def _texts(tokenizer: Any) -> tuple[list[str]]:
 class _Reader:
     """Reads the batches of one trainer. Nothing of it ever raises into the training."""
 
-    def __init__(self, trainer: Trainer, recorder: Recorder, rank: int) -> None:
+    def __init__(
+        self, trainer: Trainer, source: str, rank: int, recorder: Recorder | None, options: Mapping[str, Any] | None
+    ) -> None:
         self.trainer = trainer
-        self.recorder = recorder
+        self.source = source
         self.rank = rank
-        self.batches = 0
+        self.runs = None if options is None else Runs.of(options)
+        """Where the record goes; None for a recorder of the user's."""
         self.seconds = 0.0
         """What reading has cost the training's thread."""
+        self._options = options
+        self._recorder = recorder
+        self._at = (0, "")
+        self._rows = 0
+        """How many rows of this step and split came before."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """The record, from the first time that something is to be recorded."""
+        return self._recorder or self.begin()
+
+    def begin(self) -> Recorder:
+        """Open the record and report where it is."""
+        if self._recorder is None and self.runs is not None:
+            self._recorder = self.runs.open(int(self.trainer.state.global_step))
+        recorder = self._recorder
+        assert recorder is not None
+        if self.rank == 0:
+            processing: Any = self.trainer.processing_class
+            tokenizer = getattr(processing, "tokenizer", processing)
+            recorder.later(lambda: recorder.vocabulary(*_texts(tokenizer)))
+            where = f"{recorder.run_dir}; look with: grpo-tui inspect {recorder.run_dir.name}"
+            print(f"grpo-tui records {SOURCES[self.source]}, in {where}")
+        return recorder
+
+    def end(self) -> None:
+        """End the run with the training. Another training of the same trainer is another run."""
+        self.recorder.close()
+        if self._options is not None:
+            self.runs, self._recorder = Runs.of(self._options), None
+
+    def position(self) -> tuple[int, str]:
+        """The step and the split of what is generated now. An evaluation belongs to the step before it."""
+        step = int(self.trainer.state.global_step)
+        return (step + 1, "train") if self.trainer.model.training else (step, "eval")
 
     def weights(self) -> dict[str, float]:
         """Each reward function's weight by its name."""
@@ -198,9 +228,8 @@ class _Reader:
     def _batch(self, size: int, batch: Mapping[str, Any]) -> None:
         """Rows of this process are `size` of the gathered ones, at its rank's place."""
         processes = int(self.trainer.accelerator.num_processes)
-        mode = "train" if self.trainer.model.training else "eval"
         tensors = {k: v.detach().cpu() for k, v in batch.items() if k in TENSORS and hasattr(v, "detach")}
-        self._record(size * processes, self.rank * size, size, tensors, int(self.trainer.state.global_step) + 1, mode)
+        self._record(size * processes, self.rank * size, size, tensors, *self.position())
 
     def _record(self, total: int, first: int, size: int, tensors: Mapping[str, Any], step: int, split: str) -> None:
         logs = self.trainer._logs
@@ -212,7 +241,10 @@ class _Reader:
 
         args = self.trainer.args
         group = args.num_generations if split == "train" else args.num_generations_eval or args.num_generations
-        self.batches += 1
+        if (step, split) != self._at:
+            self._at, self._rows = (step, split), 0
+        before, self._rows = self._rows, self._rows + total
+        recorder = self.recorder
         rows = _Rows(
             prompts=own(logs["prompt"]),
             completions=own(logs["completion"]),
@@ -221,13 +253,12 @@ class _Reader:
             advantages=own(logs["advantages"]),
             extra={name: own(values) for name, values in logs["extra"].items()},
             tensors=tensors,
-            first=first,
+            first=before + first,
             group_size=group,
-            batch=self.batches,
             step=step,
             split=split,
         )
-        self.recorder.later(lambda: self.recorder.rollouts(step, rows.rollouts()), size)
+        recorder.later(lambda: recorder.rollouts(step, rows.rollouts()), size)
 
 
 TENSORS = (
@@ -245,7 +276,7 @@ TENSORS = (
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of one process in one batch."""
+    """The rows of one process in one batch. first: how many rows of the step and split come before these."""
 
     prompts: list[Any]
     completions: list[Any]
@@ -256,7 +287,6 @@ class _Rows:
     tensors: Mapping[str, Any]
     first: int
     group_size: int
-    batch: int
     step: int
     split: str
 
@@ -271,9 +301,9 @@ class _Rows:
         return Rollout(
             prompt=conversation(self.prompts[i]),
             completion=completion(self.completions[i]),
-            id=f"{self.split}-{self.batch}-{self.first + i}",
+            id=f"{self.split}-{self.step}-{self.first + i}",
             step=self.step,
-            group=f"{self.split}-{self.batch}-{group}",
+            group=f"{self.split}-{self.step}-{group}",
             index=index,
             split=self.split,
             reward=sum(self.weights[n] * v for n, v in known.items()) if known else None,
@@ -363,4 +393,4 @@ class _Numbers(TrainerCallback):
         """The run has finished."""
         if not isinstance(getattr(self.step_ended, "__self__", None), _Reader):  # the last logs were read already
             self._read(state)
-        self.reader.recorder.close()
+        self.reader.end()

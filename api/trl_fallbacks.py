@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from grpo_tui.engine.imports.containers.parquet import Parquet
 from grpo_tui.engine.imports.errors import DumpError
@@ -21,6 +21,19 @@ from grpo_tui.recorder import Recorder
 log = logging.getLogger(__name__)
 
 
+class Reader(Protocol):
+    """Where rollouts go, and what is generated now."""
+
+    @property
+    def recorder(self) -> Recorder:
+        """The record."""
+        ...
+
+    def position(self) -> tuple[int, str]:
+        """Step and split."""
+        ...
+
+
 class RewardCalls:
     """What reward functions are asked and answer: texts and values, without advantages and tokens.
 
@@ -28,11 +41,11 @@ class RewardCalls:
     one begins, or its step ends.
     """
 
-    def __init__(self, recorder: Recorder, names: list[str], weights: Mapping[str, float]) -> None:
-        self.recorder = recorder
+    def __init__(self, reader: Reader, names: list[str], weights: Mapping[str, float]) -> None:
+        self.reader = reader
         self.names = names
         self.weights = weights
-        self.step = 1
+        self._position = (1, "train")
         self._batch: Mapping[str, Any] = {}
         self._values: dict[str, list[float | None]] = {}
 
@@ -46,10 +59,10 @@ class RewardCalls:
         """Record the batch that is held."""
         batch, values = self._batch, self._values
         self._batch, self._values = {}, {}
-        step = self.step
         if batch and values:
+            recorder, (step, split) = self.reader.recorder, self._position
             size = len(batch["completions"])
-            self.recorder.later(lambda: self.recorder.rollouts(step, self._rollouts(batch, values, step)), size)
+            recorder.later(lambda: recorder.rollouts(step, self._rollouts(batch, values, step, split)), size)
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.iscoroutinefunction(function):
@@ -74,12 +87,15 @@ class RewardCalls:
         try:
             if asked.get("completions") is not self._batch.get("completions"):
                 self.flush()
+                self._position = self.reader.position()
                 self._batch = {k: asked[k] for k in ("prompts", "completions")}
             self._values[name] = [None if v is None else float(v) for v in values]
         except Exception as error:
             log.warning("grpo-tui could not read rewards (%s: %s); training goes on", type(error).__name__, error)
 
-    def _rollouts(self, batch: Mapping[str, Any], values: Mapping[str, list[float | None]], step: int) -> list[Rollout]:
+    def _rollouts(
+        self, batch: Mapping[str, Any], values: Mapping[str, list[float | None]], step: int, split: str
+    ) -> list[Rollout]:
         made = []
         whole = len(values) == len(self.names)  # a reward model's value is not seen: then no total is known
         for i, (asked, said) in enumerate(zip(batch["prompts"], batch["completions"], strict=True)):
@@ -90,6 +106,7 @@ class RewardCalls:
                     prompt=conversation(asked),
                     completion=completion(said),
                     step=step,
+                    split=split,
                     reward=sum(known) if whole and known else None,
                     components=scores,
                 )
@@ -100,8 +117,8 @@ class RewardCalls:
 class ParquetFiles:
     """The files that TRL writes with `log_completions=True`: only the last batch before each log."""
 
-    def __init__(self, recorder: Recorder, folder: Path) -> None:
-        self.recorder = recorder
+    def __init__(self, reader: Reader, folder: Path) -> None:
+        self.reader = reader
         self.folder = folder
         self.seen = set(folder.glob("*.parquet"))
 
@@ -116,7 +133,7 @@ class ParquetFiles:
             origin = Origin(path, self.folder)
             made = [r for row in rows for r in Trl().open(row, origin) if isinstance(r, Rollout)]
             for step in sorted({r.step or 0 for r in made}):
-                self.recorder.rollouts(step, [replace(r, id="") for r in made if (r.step or 0) == step])
+                self.reader.recorder.rollouts(step, [replace(r, id="") for r in made if (r.step or 0) == step])
 
 
 def is_function(function: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, set_seed
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, TrainerCallback, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -33,43 +33,48 @@ def short(completions: list[Any], **columns: Any) -> Any:
 
 
 def trainer(folder: Path, model: Any, tokenizer: Any, **more: Any) -> Any:
-    args = GRPOConfig(
-        output_dir=str(folder / "out"),
-        max_steps=STEPS,
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_completion_length=8,
-        learning_rate=1e-3,
-        reward_weights=[1.0, 0.25],
-        use_cpu=True,
-        bf16=False,
-        beta=0.0,
-        report_to=[],
-        logging_steps=1,
-        save_strategy="no",
-        seed=3,
-        **more,
-    )
+    settings: dict[str, Any] = {
+        "output_dir": str(folder / "out"),
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "learning_rate": 1e-3,
+        "reward_weights": [1.0, 0.25],
+        "use_cpu": True,
+        "bf16": False,
+        "beta": 0.0,
+        "report_to": [],
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "seed": 3,
+    }
     rows = [{"prompt": f"colour at {i} {i}?", "level": i} for i in range(16)]
     return GRPOTrainer(
-        model=model, reward_funcs=[letters, short], args=args, train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
+        model=model, reward_funcs=[letters, short], args=GRPOConfig(**settings | more),
+        train_dataset=Dataset.from_list(rows), eval_dataset=Dataset.from_list(rows[:2]), processing_class=tokenizer,
     )  # fmt: skip
+
+
+def small() -> tuple[Any, Any]:
+    """A model and a tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(Path(tiny.__file__).parent / "base")
+    set_seed(3)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=2, num_key_value_heads=1, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config), tokenizer
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The same training twice, recorded and not; what TRL logged; the folder of the run."""
     folder = tmp_path_factory.mktemp("trl")
-    tokenizer = AutoTokenizer.from_pretrained(Path(tiny.__file__).parent / "base")
     weights, logs = [], []
     for recorded in (False, True):
-        set_seed(3)
-        config = Qwen3Config(
-            vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=16,
-            num_attention_heads=2, num_key_value_heads=1, pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
-        made = trainer(folder, Qwen3ForCausalLM(config), tokenizer)
+        model, tokenizer = small()
+        made = trainer(folder, model, tokenizer)
         if recorded:
             attached = hook.attach(made, run="trl-run", runs_dir=folder / "runs")
             assert attached.source == "generation"
@@ -136,13 +141,7 @@ def test_the_numbers_of_the_training_are_charted(trained: Any) -> None:
 def test_what_is_taken_where_generation_cannot_be_wrapped(
     source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(Path(tiny.__file__).parent / "base")
-    set_seed(3)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=16,
-        num_attention_heads=2, num_key_value_heads=1, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    made = trainer(tmp_path, Qwen3ForCausalLM(config), tokenizer, log_completions=True)
+    made = trainer(tmp_path, *small(), log_completions=True)
     attached = hook.attach(made, run="fallen-back", runs_dir=tmp_path / "runs", source=source)
     assert attached.source == source
     assert hook.SOURCES[source] in capsys.readouterr().out, "it says at the start what is recorded"
@@ -161,6 +160,58 @@ def test_what_is_taken_where_generation_cannot_be_wrapped(
         assert all((r.advantage is None) == (source == "rewards") for r in shown)
         assert all((r.breakdown.total is None) == (source == "parquet") for r in shown if r.breakdown)
         assert reader.bodies.tokens(1) is None
+
+
+class _Killed(TrainerCallback):
+    """Ends a training after a step, as an error would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def positions(run: Path) -> dict[str, list[int]]:
+    """The steps of the rollouts by split; all ids differ, and each group has one prompt."""
+    with RunReader(run) as reader:
+        rows = reader.rollouts.page(limit=1000)
+        assert len({row.id for row in rows}) == len(rows)
+        assert len({(row.group, row.prompt) for row in rows}) == len({row.group for row in rows}) == len(rows) / 4
+        steps = {split: [r.step or 0 for r in rows if r.split == split] for split in ("train", "eval")}
+        numbers = [step for step, _ in reader.metrics.points("train/loss")]
+        assert numbers == sorted(set(steps["train"])), "each step once"
+    return steps
+
+
+@pytest.mark.parametrize("source", ["generation", "rewards"])
+def test_evaluations_belong_to_their_step_and_fresh_and_resumed_trainings_to_their_runs(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    options: Any = {"run": "mine", "runs_dir": tmp_path / "runs", "source": source}
+    first = trainer(tmp_path, *small(), **more)
+    killed = hook.attach(first, **options)
+    first.add_callback(_Killed(3))
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    killed.recorder.close()
+    mine = tmp_path / "runs" / "mine"
+    assert positions(mine) == {"train": [1] * 8 + [2] * 8 + [3] * 8, "eval": [2] * 8}
+    fresh = trainer(tmp_path, *small(), **more, max_steps=1)
+    hook.attach(fresh, **options)
+    fresh.train()
+    assert positions(tmp_path / "runs" / "mine-2")["train"] == [1] * 8
+
+    resumed = trainer(tmp_path, *small(), **more)
+    hook.attach(resumed, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    assert sorted(p.name for p in mine.parent.iterdir()) == ["mine", "mine-2"]
+    found = positions(mine)
+    assert (sorted(found["train"]), found["eval"]) == ([s for s in range(1, 5) for _ in range(8)], [2] * 8 + [4] * 8)
+    info = look(mine)
+    assert (info.status, info.step, info.total_steps) == ("finished", 4, 4)
 
 
 def test_another_trainer_is_refused(tmp_path: Path) -> None:
