@@ -133,6 +133,9 @@ KL_REVERSE: Final = _metric("kl/reverse", "KL(policy ‖ policy that answered) a
 KL_FORWARD: Final = _metric("kl/forward", "KL(policy that answered ‖ policy) after the update, nats per token")
 KL_BEFORE: Final = _metric("kl/before", "KL(policy ‖ policy that answered) before the update, nats per token")
 KL_START: Final = _metric("kl/start", "KL to the policy that the run started from, nats per token")
+KL_UNCHANGED: Final = _metric(
+    "kl/unchanged", "KL of the loss's log-probs to those of the rollouts before the first update, nats per token"
+)
 KL_TARGET: Final = _metric("kl/target", "the KL that beta is steered towards")
 KL_TOLERANCE: Final = _metric("kl/tolerance", "distance from the target at which beta changes")
 BETA: Final = _metric("kl/beta", "weight of the KL in the loss")

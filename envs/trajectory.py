@@ -148,7 +148,8 @@ class Trajectory:
 
     `group` is shared by the rollouts of one prompt in one training step (GRPO's group); `prompt_id` by all rollouts
     of one prompt over the whole run. `correct` is None when the task has no known answer. `stop_reason`: `answer`,
-    `max_turns`, `max_tokens`, `error` or `timeout`. `tools` is shared between trajectories of an environment.
+    `turn_limit` (the environment ended it on a turn that a limit had cut), `max_turns`, `max_tokens`, `error` or
+    `timeout`; see `cut`. `tools` is shared between trajectories of an environment.
     `messages` is the prompt with its roles where there are several; `agent` names who acts in runs with several
     agents; `extra` holds columns of the writer's own, which filters see as `extra.<name>`. `env_reward` is None where
     none was recorded. `judged_by` is the reward function that said whether it is `correct`; empty where the environment
@@ -179,6 +180,12 @@ class Trajectory:
     extra: Mapping[str, Any] = field(default_factory=dict)
     judged_by: str = ""
     seen: tuple[SeenImage, ...] = ()
+
+    @property
+    def cut(self) -> bool:
+        """Whether a limit ended the last thing that the agent wrote, as TRL's clipped completions."""
+        last = self.steps[-1].stop_reason if self.steps else ""
+        return self.stop_reason in ("turn_limit", "max_tokens") or last in ("turn_limit", "token_limit")
 
     @property
     def actions(self) -> tuple[str, ...]:

@@ -39,6 +39,8 @@ class RolloutUnderWay:
     answer: str | None = None
     correct: bool | None = None
     stop_reason: str | None = None
+    done: bool = False
+    """Whether the environment ended it; its last turn may have been cut by a limit all the same."""
     error: str | None = None
     detail: str = ""
     images: tuple[str, ...] = ()
@@ -104,10 +106,12 @@ class RolloutUnderWay:
                 calls=result.calls,
             )
         )
-        if result.done:
-            self.answer, self.correct, self.stop_reason = result.answer, result.correct, "answer"
-        elif turn.stop_reason == "token_limit":
+        if turn.stop_reason == "token_limit":
             self.stop_reason = "max_tokens"
+        elif result.done:
+            self.stop_reason = "turn_limit" if turn.stop_reason == "turn_limit" else "answer"
+        if result.done:
+            self.done, self.answer, self.correct = True, result.answer, result.correct
 
     def judged(self, verdict: Verdict) -> None:
         """Take in what the environment said at the end."""
@@ -125,7 +129,7 @@ class RolloutUnderWay:
             return None
         if self.verdict.correct is not None:
             return self.verdict.correct
-        return self.correct if self.stop_reason == "answer" else False
+        return self.correct if self.done else False
 
     def trajectory(
         self,

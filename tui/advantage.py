@@ -9,6 +9,7 @@ from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecor
 from .format import MINUS, fixed
 
 NOT_RECORDED = "How it was computed was not recorded."
+FILTERED = "Filtered out, its group carries no signal: the advantage in the loss is 0."
 EPSILON = 1e-4
 """What GRPO adds to the standard deviation of a group."""
 SAME = 1e-9
@@ -65,7 +66,7 @@ def moments(values: Sequence[float]) -> tuple[float, float]:
 
 def equation(formula: AdvantageFormula | None, step: int, advantage: float | None) -> list[str]:
     """The formula with its numbers, a term a line, then one sentence on what they are of; or that sentence alone.
-    `advantage`: as it is shown beside."""
+    advantage: as it is shown beside; a formula that does not come to it is not shown."""
     if formula is None:
         return [NOT_RECORDED]
     if formula.method == "reward":
@@ -77,6 +78,11 @@ def equation(formula: AdvantageFormula | None, step: int, advantage: float | Non
         if max(t.size for t in terms) == 1:
             return ["No other rollout of the group got this far: no advantage."]
         return ["All returns of the group are equal: no advantage, no gradient."]
+    computed = sum(t.result(formula.epsilon) for t in terms)
+    if advantage is not None and abs(computed - advantage) > 0.005 * max(1.0, abs(computed)):
+        if advantage == 0:
+            return [FILTERED]
+        return [f"The loss was given another advantage than the one of the formula, {fixed(computed, signed=True)}."]
     places = next((n for n in range(2, 6) if _tells(formula, terms, advantage, n)), 6)
     told = [t for t in terms if not (t.std == 0 and abs(t.value - t.mean) < SAME)]
     parts = [_term(t, formula.epsilon, places, len(terms) > 1) for t in told]

@@ -17,6 +17,7 @@ import torch
 
 from ..policy.prepared import inference
 from ..policy.sources import first_line
+from ..policy.windows import short_windows
 from .cached_rows import CachedRows
 from .decoder import Decoder, UnsupportedModelError
 from .history import TokenHistory
@@ -105,7 +106,23 @@ def fitting_rows(decoder: Decoder) -> RowsOf:
 
 
 def difference(decoder: Decoder, form: RowsOf) -> float:
-    """How far acting in `form` is from one plain pass over each row: the largest KL divergence of a token, in nats."""
+    """How far acting in `form` is from one plain pass over each row: the largest KL divergence of a token, in nats.
+
+    The model's windows are shorter than the rows meanwhile. Raises UnsupportedModelError for a cache of rows where that
+    changes nothing: the model then has masks of its own, and the cache may lack them.
+    """
+    with short_windows(decoder.base, min(PROMPTS)) as shorter:
+        acted = _conversation(Decoder(decoder.model), form)
+        plain = [_plain(decoder, ids) for ids, _ in acted]
+    if form is CachedRows and shorter:
+        longer = [_plain(decoder, ids) for ids, _ in acted]
+        if all(map(torch.equal, plain, longer)):
+            raise UnsupportedModelError("its window of attention cannot be tried on short rows")
+    return max(_divergence(p, found) for p, (_, found) in zip(plain, acted, strict=True))
+
+
+def _conversation(decoder: Decoder, form: RowsOf) -> list[tuple[np.ndarray, torch.Tensor]]:
+    """Play two turns with random tokens; see `_turn`."""
     random = np.random.default_rng(0)
     vocabulary = int(decoder.config.vocab_size)
     prompts = [random.integers(0, vocabulary, n).tolist() for n in PROMPTS]
@@ -117,7 +134,7 @@ def difference(decoder: Decoder, form: RowsOf) -> float:
             history.append_observation(row, random.integers(0, vocabulary, length).tolist())
         acted += _turn(decoder, rows, history, np.array([0, 3]), random, vocabulary)
     rows.clear()
-    return max(_divergence(_plain(decoder, ids), found) for ids, found in acted)
+    return acted
 
 
 def _divergence(true: torch.Tensor, found: torch.Tensor) -> float:

@@ -5,14 +5,17 @@
                    a rollout's own tokens over its prompt and themselves, by a mask        [b, C] over [b, P + C]
     last layer:    the tokens that are read over all that came before them, by a mask, a stretch of each rollout
                    after the other                                                         [b, K] over [b, E]
+    windows:       in a layer with sliding attention, stretch after stretch of each rollout over itself and the
+                   window before it, by a mask                                             [b, W] over [b, 2 W - 1]
 
 Rows of similar length go together, so that little of a block is padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple, Self
 
@@ -24,6 +27,8 @@ _ALIKE = 0.8
 """Shortest length of a group, as a part of its longest."""
 _STRETCHES = 4
 """Pieces into which a rollout is cut for the last layer: what is read in one sees nothing of those after it."""
+_SHORTEST = 64
+"""Tokens of the shortest piece into which a rollout is cut for a layer with sliding attention."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,16 @@ class Block:
 @dataclass(frozen=True)
 class Layout:
     """out: long [N], where each packed token's result lies in the results of all blocks, flattened and one after
-    another."""
+    another. longest: tokens of the longest rollout. sliding: makes the layout for a shorter window."""
 
     blocks: tuple[Block, ...]
     out: Tensor
+    longest: int
+    sliding: Callable[[int], Layout]
+
+    def within(self, window: int | None) -> Layout:
+        """The layout in which a token sees the last `window` tokens alone, itself included (None: all before it)."""
+        return self if window is None or window >= self.longest else self.sliding(window)
 
     @property
     def cost(self) -> float:
@@ -61,7 +72,8 @@ class Layout:
 
     def to(self, device: torch.device | str) -> Layout:
         """The same on `device`."""
-        return Layout(tuple(block.to(device) for block in self.blocks), self.out.to(device))
+        blocks = tuple(block.to(device) for block in self.blocks)
+        return Layout(blocks, self.out.to(device), self.longest, cache(lambda window: self.sliding(window).to(device)))
 
 
 @dataclass(frozen=True)
@@ -144,7 +156,12 @@ def lay_out(cut: Cut) -> Layout:
     length = cut.lengths
     whole = (length**2).sum() / 2  # a causal kernel skips half
     apart = (cut.prompts.lengths**2).sum() / 2 + (cut.own.lengths * length).sum()
-    return _layout(cut, _whole(cut) if whole <= apart else _apart(cut))
+    # The tokens of a prompt that rollouts share are those of its first rollout.
+    _, firsts = np.unique(cut.prompt_of, return_index=True)
+    starts = cut.prompts.lengths[cut.prompt_of]
+    starts[firsts] = 0
+    every = [np.arange(start, end) for start, end in zip(starts.tolist(), length.tolist(), strict=True)]
+    return _layout(cut, every, _whole(cut) if whole <= apart else _apart(cut))
 
 
 def lay_out_last(cut: Cut, read: Sequence[np.ndarray], every: Layout) -> Layout:
@@ -153,18 +170,21 @@ def lay_out_last(cut: Cut, read: Sequence[np.ndarray], every: Layout) -> Layout:
     read[i]: their positions in rollout i, ascending long. every: the layout of all tokens, which stays where this is
     no cheaper.
     """
-    last = _layout(cut, _read(cut, read))
+    last = _layout(cut, read, _read(cut, read))
     return last if last.blocks and last.cost < every.cost else every
 
 
-def _layout(cut: Cut, attentions: Iterable[_Attention]) -> Layout:
+def _layout(cut: Cut, read: Sequence[np.ndarray], attentions: Iterable[_Attention]) -> Layout:
+    """Of `attentions`; read[i]: the positions in rollout i whose results have a meaning."""
     attentions = list(attentions)
     out, done = np.zeros(cut.tokens, np.int64), 0
     for queries, *_ in attentions:
         # Where a token lies in several rows, its results are the same in all of them.
         out[queries.places[queries.real]] = done + np.flatnonzero(queries.real)
         done += queries.real.size
-    return Layout(tuple(a.block() for a in attentions), torch.from_numpy(out))
+    blocks = tuple(a.block() for a in attentions)
+    sliding = cache(lambda window: _layout(cut, read, _read(cut, read, window)))
+    return Layout(blocks, torch.from_numpy(out), int(cut.lengths.max()), sliding)
 
 
 def _whole(cut: Cut) -> Iterable[_Attention]:
@@ -193,11 +213,13 @@ def _apart(cut: Cut) -> Iterable[_Attention]:
             yield _Attention(queries, keys, np.concatenate([before, among], axis=2))
 
 
-def _read(cut: Cut, read: Sequence[np.ndarray]) -> Iterable[_Attention]:
-    """What is read of each rollout, stretch after stretch, over all that came before it."""
+def _read(cut: Cut, read: Sequence[np.ndarray], window: int | None = None) -> Iterable[_Attention]:
+    """What is read of each rollout, stretch after stretch, over all that came before it or the window's tokens."""
     lengths = cut.lengths
     for alike in _alike(lengths):
-        edges = np.linspace(0, int(lengths[alike].max()), _STRETCHES + 1).round().astype(np.int64)
+        longest = int(lengths[alike].max())
+        stretches = _STRETCHES if window is None else -(-longest // max(window, _SHORTEST))
+        edges = np.linspace(0, longest, stretches + 1).round().astype(np.int64)
         for start, end in pairwise(edges.tolist()):
             inside = {row: read[row][(read[row] >= start) & (read[row] < end)] for row in alike.tolist()}
             rows = np.array([row for row, positions in inside.items() if len(positions)], dtype=np.int64)
@@ -207,9 +229,13 @@ def _read(cut: Cut, read: Sequence[np.ndarray]) -> Iterable[_Attention]:
             real = np.arange(int(count.max())) < count[:, None]
             positions = np.zeros(real.shape, np.int64)
             positions[real] = np.concatenate([inside[row] for row in rows.tolist()])
-            columns = np.arange(end)
+            positions[~real] = start  # padding sees something: a row of a mask without any True would make NaN
+            columns = np.arange(0 if window is None else max(0, start - window + 1), end)
             keys = np.where(columns < lengths[rows][:, None], cut.places(rows, columns), 0)
-            yield _Attention(_Rows(cut.places(rows, positions), real), keys, columns <= positions[..., None])
+            allowed = columns <= positions[..., None]
+            if window is not None:
+                allowed &= columns > positions[..., None] - window
+            yield _Attention(_Rows(cut.places(rows, positions), real), keys, allowed)
 
 
 def _alike(lengths: np.ndarray) -> list[np.ndarray]:

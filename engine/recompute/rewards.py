@@ -96,6 +96,10 @@ class Rewards:
         for i, (step, reward) in enumerate(zip(trajectory.steps, breakdown.steps, strict=True)):
             place = f"{item.place}, turn {i + 1}"
             values = {name: value.raw for name, value in reward.components.items()}
+            for score in step.scores:
+                if score.name not in self.config.weights:
+                    right = score.value if score.value is not None and math.isfinite(score.value) else None
+                    self.report.number(place, f"raw {score.name}", values.get(score.name), right)
             if "task" in values:
                 outcome = trajectory.correct if trajectory.correct is not None else trajectory.env_reward
                 if trajectory.correct is None and self.config.w_environment:

@@ -27,6 +27,7 @@ NAMES = {
     "entropy": metric.ENTROPY,
     "clip_ratio/region_mean": metric.CLIP_FRACTION,
     "kl": metric.KL_MEAN,
+    "kl_unchanged": metric.KL_UNCHANGED,
     "mean_token_accuracy": metric.TOKEN_ACCURACY,
     "num_tokens": metric.TOKENS_TOTAL,
 }

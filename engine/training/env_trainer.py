@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PrinterCallback
@@ -27,6 +28,7 @@ from ..policy.unwrap import base_of
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import EnvKey, RolloutRunner, TrialEnv
 from ..rollouts.scoring import Scorer
+from . import unchanged
 from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names, without_kl_of_replayed
 from .frozen import FrozenPass, copy_of_policy, with_scoring_head
 from .losses.base import Loss, LossInputs, sum_over_tokens
@@ -136,6 +138,13 @@ class GRPOEnvTrainer(ResumableTrainer):
         self.rollouts = StepRollouts()
         """Those of the current step."""
         self._loss_pass: LossPass | None = None
+        servers = self.pipeline.servers
+        # What servers sampled has a threshold of its own: `rollouts.max_mismatch`.
+        uncorrected = servers is not None and servers.options.correction == "none"
+        self._comparable = not uncorrected and not unchanged.drops_out(self.policy.base)
+        self._unchanged_until: int | None = None
+        self._acted_and_learned: list[Tensor] = []
+        """See `unchanged.divergence`, of each micro-batch until the policy changes first."""
         self.loss_terms = LossTermsOfStep(
             Clipping(
                 "" if loss is not None else self.loss_type,
@@ -206,8 +215,22 @@ class GRPOEnvTrainer(ResumableTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> Tensor:
         """One micro-batch: rollouts when they are due, forward, backward."""
         inputs = self._prepare_inputs(inputs)
+        if self._unchanged_until is None:
+            self._unchanged_until = self.state.global_step
         with self.phases("backward", without="logprobs"), self._packed_pass(self.packed):
-            return super().training_step(model, inputs, num_items_in_batch)
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._acted_and_learned and self.accelerator.sync_gradients:
+            self._check_unchanged()
+        return loss
+
+    def _check_unchanged(self) -> None:
+        """Stop a run whose loss is about another policy than the one that acted. Raises ChangedPolicyError."""
+        found: Any = self.accelerator.reduce(torch.stack(self._acted_and_learned).sum(0))
+        self._acted_and_learned = []
+        kl = float(found[0] / found[1].clamp(min=1))
+        self._metrics["train"]["kl_unchanged"].append(kl)
+        half = self.policy.base.dtype != torch.float32 or self.accelerator.mixed_precision != "no"
+        unchanged.check(kl, half)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -301,6 +324,8 @@ class GRPOEnvTrainer(ResumableTrainer):
                 logprobs = nn.functional.pad(logprobs, (1, 0))
                 entropy = None if entropy is None else nn.functional.pad(entropy, (1, 0))
         if loss_pass is not None:
+            if self.model.training and self.state.global_step == self._unchanged_until and self._comparable:
+                self._acted_and_learned.append(unchanged.divergence(loss_pass.batch, logprobs))
             without_kl_of_replayed(loss_pass.batch, logprobs)
             if self.model.training and entropy is not None:
                 self.loss_terms.add(loss_pass.batch, logprobs.detach(), entropy.detach())

@@ -23,6 +23,21 @@ def completion_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
+        **_clipped(rollouts, lengths),
+    }
+
+
+def _clipped(rollouts: Sequence[Rollout], lengths: np.ndarray) -> dict[str, float]:
+    """Share of rollouts whose last turn a limit ended, and lengths of the others (0 where there are none)."""
+    if any(r.trajectory is None for r in rollouts):
+        return {}
+    cut = np.array([r.trajectory is not None and r.trajectory.cut for r in rollouts])
+    ended = lengths[~cut] if not cut.all() else np.zeros(1)
+    return {
+        "completions/clipped_ratio": float(cut.mean()),
+        "completions/mean_terminated_length": float(ended.mean()),
+        "completions/min_terminated_length": float(ended.min()),
+        "completions/max_terminated_length": float(ended.max()),
     }
 
 

@@ -10,6 +10,7 @@ _NOT_THE_AGENTS_FAULT = frozenset({"error", "timeout"})
 _HOW = {
     "max_turns": "all turns were used up",
     "max_tokens": "all tokens were used up",
+    "turn_limit": "the last turn was cut at its limit",
 }
 
 

@@ -18,8 +18,8 @@ Script = Callable[[int, int, str | None], str]
 class ByteAgent:
     """Sessions of byte tokens; the behaviour log-prob of every agent token is -0.5."""
 
-    def __init__(self, script: Script, token_limit: int = 100_000) -> None:
-        self.script, self.token_limit = script, token_limit
+    def __init__(self, script: Script, token_limit: int = 100_000, turn_limit: int = 100_000) -> None:
+        self.script, self.token_limit, self.turn_limit = script, token_limit, turn_limit
         self.sessions: list[ByteSession] = []
 
     def knows(self, environment: str) -> bool:
@@ -53,11 +53,13 @@ class ByteSession:
         self.acted.append(list(rows))
         turns = []
         for row in rows:
-            text = self.agent.script(row, self.turn[row], self.observation[row])
+            whole = self.agent.script(row, self.turn[row], self.observation[row])
+            text = whole[: self.agent.turn_limit]
             start = len(self.rows[row])
             self._append(row, text, True)
             over = len(self.rows[row]) >= self.agent.token_limit
-            turns.append(AgentTurn(text, (start, len(self.rows[row])), "token_limit" if over else "stop"))
+            reason = "token_limit" if over else "stop" if text == whole else "turn_limit"
+            turns.append(AgentTurn(text, (start, len(self.rows[row])), reason))
         return turns
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:

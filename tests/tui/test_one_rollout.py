@@ -99,6 +99,13 @@ def test_the_terms_of_several_components_come_to_the_advantage(columns: list[lis
         assert all(t.name in told for t in terms)  # added, or said to be equal
 
 
+@given(st.floats(0.006, 3), st.sampled_from([0.0, -1.0]))
+def test_a_formula_that_is_not_the_advantage_beside_it_is_no_equation(value: float, trained: float) -> None:
+    terms = (AdvantageTerm(value, 0.0, None, 4, 1.0, "goal"), AdvantageTerm(0.0, 0.0, 0.5, 4, 0.1, "penalty"))
+    (said,) = equation(AdvantageFormula("group", "group", 1e-4, (terms,)), 0, trained)
+    assert said.startswith("The loss was given another" if trained else "Filtered out, its group carries no signal")
+
+
 def test_an_old_record_says_a_form_only_where_it_is_exactly_right(tmp_path: Path) -> None:
     run = tmp_path / "training"
     shutil.copytree(VERSION1 / "training", run)

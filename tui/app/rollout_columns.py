@@ -37,7 +37,7 @@ def rollout_columns(
         *(_learning(p) if any(row.gate for row in around) else ()),
         Column("", "group", 9, lambda r: (r.group, p.muted), drop=8),
         Column("", "split", 5, lambda r: (r.split, p.faint), drop=9),
-        *((Column("", "ended by", 9, ended, drop=7),) if any(row.stop_reason for row in around) else ()),
+        *((Column("", "ended by", 10, ended, drop=7),) if any(row.stop_reason for row in around) else ()),
         Column("", "route", 22, lambda r: (route(r.actions), p.text), grow=2.0, drop=0),
         Column("", "prompt", 16, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=4),
     )

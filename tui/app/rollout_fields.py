@@ -176,6 +176,8 @@ def end_fields(t: Trajectory) -> list[Field]:
             fields.append(Field(sign, t.answer, tone, "plain"))
         elif correct is not None:
             fields.append(Field(sign, "", tone, "plain"))
+        if t.cut:
+            fields.append(Field("cut", f"ended by {t.stop_reason}: the agent had not ended its turn", "warn", "plain"))
     elif t.expected is not None or t.error is not None:
         fields.append(
             Field("no answer", f"ended by {t.stop_reason or 'a reason that was not recorded'}", "warn", "plain")

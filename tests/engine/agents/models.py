@@ -108,13 +108,47 @@ OF_OTHER_KINDS: dict[str, dict[str, Any]] = {
 }
 """What a cache of rows does not hold: recurrent layers, a convolution, masks and positions of the model's own."""
 
+SLIDING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+WITH_WINDOWS: dict[str, dict[str, Any]] = {
+    "gemma2": {**SLIDING, "query_pre_attn_scalar": 8},
+    "gemma3_text": {**SLIDING, "query_pre_attn_scalar": 8},
+    "gpt_oss": {**SLIDING, **EXPERTS},
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 16},
+    "llama4_text": {
+        "attention_chunk_size": 16,
+        "num_local_experts": 2,
+        "layer_types": ["chunked_attention", "full_attention"],
+        "no_rope_layers": [1, 0],
+    },
+    "mistral": {"sliding_window": 16},
+    "olmo3": SLIDING,
+    "phi3": {"sliding_window": 16},
+    "qwen2": {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0},
+}
+"""Layers that look back over 16 tokens alone: by a sliding window, in chunks, by a mask of the model's own."""
+WITHOUT_WINDOWS: dict[str, dict[str, Any]] = {
+    **OF_OTHER_KINDS,
+    "llama": {},
+    "qwen3": {},
+    "qwen3_moe": EXPERTS,
+    "qwen3_next": {
+        **OF_OTHER_KINDS["qwen3_5_text"],
+        **EXPERTS,
+        "shared_expert_intermediate_size": 32,
+    },
+    "smollm3": {},
+}
+
 
 def model_of_type(kind: str, seed: int = 0, **settings: Any) -> PreTrainedModel:
-    """A random model of `OF_OTHER_KINDS` in float32; `settings` of its configuration over those there."""
+    """A random model of the tables above in float32; `settings` of its configuration over those there."""
     torch.manual_seed(seed)
     tok = tokenizer()
     ends = {"eos_token_id": tok.eos_token_id, "pad_token_id": tok.pad_token_id, "bos_token_id": None}
-    config = AutoConfig.for_model(kind, **{**SHAPE, "vocab_size": len(tok), **ends, **OF_OTHER_KINDS[kind], **settings})
+    config = AutoConfig.for_model(
+        kind, **{**SHAPE, "vocab_size": len(tok), **ends, **(WITHOUT_WINDOWS | WITH_WINDOWS)[kind], **settings}
+    )
     made = AutoModelForCausalLM.from_config(config)
     for parameter in made.parameters():
         if parameter.dim() > 1:

@@ -13,6 +13,7 @@ from transformers import GraniteConfig, GraniteForCausalLM
 
 from grpo_tui.engine.policy import token_scores
 from grpo_tui.engine.policy.activations import checkpoint_activations
+from grpo_tui.engine.policy.attention_layout import Layout
 from grpo_tui.engine.policy.packed import PackedForward
 from grpo_tui.engine.policy.packing import pack
 from grpo_tui.engine.policy.token_scores import score_tokens, turn_embeddings
@@ -163,13 +164,43 @@ def test_step_embeddings_are_means_over_each_turns_agent_tokens():
         assert len(ours) == (turn[scored].max() + 1 if scored.any() else 0)
 
 
-@pytest.mark.parametrize("architecture", ["mistral-sliding", "gemma3"])
-def test_models_with_other_attention_keep_the_padded_path(architecture):
-    model = models.model(architecture)
+@pytest.mark.parametrize("kind", ["gemma3_text", "mistral", "olmo3", "phi3", "qwen2"])
+def test_layers_with_a_sliding_window_are_packed_with_the_same_log_probs_and_gradients(kind):
+    """Of rows of many windows, whose prompts are shorter than one and longer; also in the last layer alone."""
+    model = models.model_of_type(kind)
+    ids, masks = trajectories(1, groups=2, size=3, longest=9)
+    more = [trajectories(2, groups=1, size=2, longest=150), trajectories(3, groups=1, size=1, longest=400)]
+    ids, masks = ids + more[0][0] + more[1][0], masks + more[0][1] + more[1][1]
+    expected = padded_log_probs(model, ids, masks)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
+    wanted = gradients(model, (expected * weights).sum())
+    with fused(model) as forward:
+        assert forward.agrees()
+        with forward.attention():
+            packing = pack(ids, masks)
+            ours = packing.pad(model(packing=packing).logprobs)
+            got = gradients(model, (ours * weights).sum())
+    assert (ours - expected).abs().max() < 1e-5
+    scale = max(1.0, max(g.abs().max().item() for g in wanted.values()))
+    for name, gradient in wanted.items():
+        assert (got[name] - gradient).abs().max() < 1e-5 * scale, name
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "gpt_neo", "llama4_text", "lfm2"])
+def test_models_with_other_attention_keep_the_padded_path(kind):
+    model = models.model_of_type(kind)
     before = model.config._attn_implementation
     with fused(model) as forward:
         assert not forward.agrees()
     assert model.config._attn_implementation == before
+
+
+def test_a_window_that_the_packed_pass_forgets_is_seen_on_short_rows(monkeypatch):
+    """The window is longer than the rows that are compared, and shorter than those of training."""
+    monkeypatch.setattr(Layout, "within", lambda self, window: self)
+    with fused(models.model_of_type("mistral", sliding_window=512)) as forward:
+        assert not forward.agrees()
+        assert forward.model.config.sliding_window == 512
 
 
 @contextlib.contextmanager

@@ -1,0 +1,35 @@
+"""The attention windows of a model, and a way to try what lies beyond them on short rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from .patches import patched
+from .unwrap import base_of
+
+WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size", "local_attention")
+"""Names under which transformers keeps how many tokens a layer's attention looks back, or the length of its chunks."""
+
+
+@contextlib.contextmanager
+def short_windows(model: nn.Module, tokens: int) -> Iterator[bool]:
+    """Every window that the configuration names has at most so many tokens inside; yields whether one was longer.
+
+    Rows of a few tokens then go beyond windows of any size, in the configuration and in each layer.
+    """
+    config: Any = base_of(model).config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ["unknown"])
+    windows = {} if kinds == {"full_attention"} else {name: getattr(config, name, None) for name in WINDOWS}
+    with contextlib.ExitStack() as stack:
+        shorter = False
+        for name, window in windows.items():
+            if isinstance(window, int) and window > tokens:
+                for owner in (config, *model.modules()):
+                    if vars(owner).get(name) == window:
+                        stack.enter_context(patched(owner, name, tokens))
+                shorter = True
+        yield shorter

@@ -1,0 +1,57 @@
+"""Whether the log-probs of the loss are those of the policy that acted, while the policy is still unchanged.
+
+Before the first optimiser step the two are one policy, so their KL divergence is 0 but for rounding. If it is not, the
+forward pass of the loss computes another model than the one that acts, and every importance ratio of the run is wrong.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...configs.errors import GrpoTuiError
+from ..policy.unwrap import base_of
+from .batch import Batch
+from .losses.base import kl_k3
+
+LIMIT = 1e-3
+"""Nats per token, in float32, where rounding gives less than 1e-9."""
+HALF_LIMIT = 2e-2
+"""The same in half precision: its rounding alone gives about 2e-3 for a model of 135 million parameters."""
+
+
+class ChangedPolicyError(GrpoTuiError, RuntimeError):
+    """The log-probs of the loss are not those of the policy that acted."""
+
+
+def drops_out(model: nn.Module) -> bool:
+    """Whether dropout makes the training pass another one than the pass that acts."""
+    config = base_of(model).config.get_text_config(decoder=True)
+    return any(m.p for m in model.modules() if isinstance(m, nn.Dropout)) or bool(
+        getattr(config, "attention_dropout", 0.0)
+    )
+
+
+def divergence(batch: Batch, logprobs: Tensor) -> Tensor:
+    """KL(policy that acted ‖ policy of the loss) by the estimator k3, summed over the agent's tokens, and their number.
+
+    logprobs: [B, T], nats, of the loss. Rollouts that were replayed do not count. Returns float64 [2].
+    """
+    mask = (batch["attention_mask"] * batch["agent_token_mask"]).bool()
+    if "rollouts" in batch:
+        fresh = torch.tensor([not r.replayed for r in batch["rollouts"]], device=mask.device)
+        mask = mask & fresh[:, None]
+    acted, learned = batch["old_per_token_logps"][mask].double(), logprobs.detach()[mask].double()
+    return torch.stack([kl_k3(acted, learned).clamp(max=1e6).sum(), mask.sum().double()])
+
+
+def check(kl: float, half: bool) -> None:
+    """Raise ChangedPolicyError for a KL (nats per token) that rounding does not explain."""
+    limit = HALF_LIMIT if half else LIMIT
+    if not kl <= limit:
+        raise ChangedPolicyError(
+            f"the log-probs of the loss are not those of the policy that acted: before the first update their KL is "
+            f"{kl:.2g} nats a token, and {limit:g} is allowed. An environment that gives log-probs must give those of "
+            "this policy; otherwise the model computes something else in training than in rollouts, and should be "
+            "reported with its config.json"
+        )
