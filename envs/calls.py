@@ -15,7 +15,7 @@ from typing import Any
 MAX_CANDIDATES = 64
 """Opening braces that are tried as the start of a call; bounds the work on hostile text."""
 
-MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
+MARKERS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=", "<|tool_call_start|>", "to=functions.")
 """With these a model begins a call; a turn that has one and no call that can be read is no answer."""
 
 _DECODER = json.JSONDecoder(parse_constant=lambda name: _refuse(name))

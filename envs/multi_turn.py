@@ -218,7 +218,7 @@ class MultiTurnEnv(Env):
         """What a turn says: in the model's own syntax where it was shown the tools so, else in the environment's."""
         if self._reader is not None:
             call = self._reader.read(text, self._offered or ())
-            if call.name is not None and means_call(call, {tool.name for tool in self.offered()}):
+            if means_call(call, {tool.name for tool in self.offered()}):
                 return call
         return self.parse(text)
 

@@ -124,9 +124,12 @@ class ChatBridge:
         tokens, images = self.sight.encode(close + observation + opening, pictures)
         return Encoded(self._after_own_end(tokens, last_token), images)
 
-    def prompt_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """The same as text. A template that knows no system message gets it at the head of the first user's."""
-        options: dict[str, Any] = {"add_generation_prompt": True, "tools": list(tools) if tools else None}
+    def prompt_text(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, opened: bool = True
+    ) -> str:
+        """The same as text. A template that knows no system message gets it at the head of the first user's. opened:
+        with the opening of the agent's next turn."""
+        options: dict[str, Any] = {"add_generation_prompt": opened, "tools": list(tools) if tools else None}
         try:
             return self._render(list(messages), **options)
         except ChatTemplateError:

@@ -1,26 +1,38 @@
 """Calls of tools in the model's own syntax, where its chat template shows tools.
 
-What a turn says is read by transformers' response parsing (`parse_response`), with the response template that the
-tokenizer brings or that TRL knows for its chat template; what neither reads, by the forms that are in use: JSON in tags
-(Hermes, Qwen), bare JSON (Llama), `[TOOL_CALLS]` (Mistral), `<function=…>` with JSON or XML parameters (Qwen Coder).
+transformers' response parsing (`parse_response`) reads a turn, with the response template that the tokenizer brings or
+that TRL knows for its chat template. Calls that it misses are read by the forms in use: JSON in tags (Hermes, Qwen),
+bare JSON (Llama), `[TOOL_CALLS]` (Mistral), `<function=…>` with JSON or XML parameters (Qwen Coder), Python calls
+(LFM2), `to=functions.…` (gpt-oss).
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ...envs.calls import ToolCall, clean_text, parse_calls
+from ...envs.agent import Message
+from ...envs.calls import MARKERS, ToolCall, clean_text, parse_calls
 from .chat import ChatBridge, ChatTemplateError
 
 PROBE = "sentinel_tool_a8f3"
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*\s*)?\[ARGS\]\s*")
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_HARMONY = re.compile(r"to=functions\.([^\s<]+)[^{\[]*?<\|message\|>\s*")
+_PYTHON = re.compile(r"<\|tool_call_start\|>(.*?)(?:<\|tool_call_end\|>|\Z)", re.DOTALL)
+_MARKS = (*MARKERS, "<|tool_list_start|>")
+"""Parts of a chat template, or of its prompts, that belong to a form which is read here."""
+_MARK = re.compile(r"(?:<\|(?:start|channel)\|>(?:assistant|analysis|commentary|final)?|<\|[a-z]+\|>)+")
+"""Marks of harmony around thoughts."""
+_JSON_NAMES = {"true": True, "false": False, "null": None}
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
@@ -29,19 +41,50 @@ class NativeCalls:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, response_template: Any, prefix: str) -> None:
         self._tokenizer, self._template, self._prefix = tokenizer, response_template, prefix
+        self.problem = ""
+        """Why the model's calls may be taken for answers, in a sentence; empty where a parser fits."""
 
     @classmethod
     def of(cls, chat: ChatBridge) -> NativeCalls | None:
         """That of a chat template which shows the tools it is given; None for any other."""
-        schema = {"type": "object", "properties": {}}
+        schema = {"type": "object", "properties": {"text": {"type": "string", "description": "?"}}}
         probe = {"type": "function", "function": {"name": PROBE, "description": "?", "parameters": schema}}
+        asked: Message = {"role": "user", "content": "?"}
         try:
-            if chat.sight is not None or PROBE not in chat.prompt_text([{"role": "user", "content": "?"}], [probe]):
+            if chat.sight is not None or PROBE not in (shown := chat.prompt_text([asked], [probe])):
                 return None
-            prefix = chat.prompt_text([{"role": "user", "content": "?"}])
+            prefix = chat.prompt_text([asked])
         except ChatTemplateError:
             return None
-        return cls(chat.tokenizer, response_template(chat.tokenizer), prefix)
+        made = cls(chat.tokenizer, response_template(chat.tokenizer), prefix)
+        if not made._fits(chat, shown, [asked], probe):
+            made.problem = (
+                "the chat template shows tools, but no parser fits its form of a call, so a call may be taken for the "
+                "final answer; model.tool_calls: json explains calls as JSON in the prompt"
+            )
+        return made
+
+    def _fits(self, chat: ChatBridge, shown: str, asked: Sequence[Message], probe: Mapping[str, Any]) -> bool:
+        """Whether a call that the template writes is read; of a template that writes none, whether its form is known.
+        shown: the prompt with the probe."""
+        function = {"name": PROBE, "arguments": {"text": "a"}}
+        called: Any = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "a1b2c3d4e", "type": "function", "function": function}],
+        }
+        try:
+            written = chat.prompt_text([*asked, called], [probe], opened=False)
+        except ChatTemplateError:
+            written = ""
+        written = written[
+            sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, shown, strict=False))) :
+        ]
+        if PROBE in written:
+            call = self.read(written, [probe])
+            return (call.name, call.arguments) == (PROBE, function["arguments"])
+        template = chat.tokenizer.chat_template
+        return self._template is not None or any(mark in f"{template}{shown}" for mark in _MARKS)
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
         """The calls of a turn: the first, with the others as `further`; without a name where there is none.
@@ -49,11 +92,12 @@ class NativeCalls:
         tools: their schemas, by which arguments get their types. Never raises.
         """
         text = clean_text(text)
-        calls = list(self._parsed(text, tools)) or list(_written(text, tools))
+        # TRL's template of LFM2 reads `False` as a text.
+        calls = _python_calls(text, tools) or list(self._parsed(text, tools)) or list(_written(text, tools))
         if not calls:
             return parse_calls(text)
         first, *others = calls
-        return ToolCall(first.name, first.arguments, text, first.thought, further=tuple(others))
+        return replace(first, further=tuple(others))
 
     def _parsed(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
         if self._template is None:
@@ -91,13 +135,13 @@ def response_template(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 def _written(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall]:
     """Calls in forms that hold no JSON object with a name."""
-    for match in _MISTRAL.finditer(text):
+    for match in (*_MISTRAL.finditer(text), *_HARMONY.finditer(text)):
         try:
             arguments, _ = json.JSONDecoder().raw_decode(text, match.end())
         except (ValueError, RecursionError):
             continue
         if isinstance(arguments, dict):
-            yield ToolCall(match[1], arguments, text, text[: match.start()].strip())
+            yield ToolCall(match[1], arguments, text, _MARK.sub("\n", text[: match.start()]).strip())
     for match in _FUNCTION.finditer(text):
         name, body = match[1], match[2].strip()
         arguments = _json(body) if body.startswith("{") else _parameters(name, body, tools)
@@ -106,10 +150,43 @@ def _written(text: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[ToolCall
             yield ToolCall(name, arguments, text, thought.strip())
 
 
+def _python_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
+    """`<|tool_call_start|>[look_up(word='a', times=2)]<|tool_call_end|>`, as LFM2 writes calls; one without a name
+    where they cannot be read."""
+    calls: list[ToolCall] = []
+    for match in _PYTHON.finditer(text):
+        written, thought = match[1].strip(), text[: match.start()].strip()
+        if written.startswith(("{", "[{")):  # LFM2 can be asked for JSON
+            continue
+        try:
+            found: Any = _JSONNames().visit(ast.parse(written, mode="eval")).body
+            several: list[Any] = found.elts if isinstance(found, (ast.List, ast.Tuple)) else [found]
+            for call in several:
+                name = ast.unparse(call.func)
+                given = dict(zip(_declared(name, tools), map(ast.literal_eval, call.args), strict=False))
+                given |= {keyword.arg + "": ast.literal_eval(keyword.value) for keyword in call.keywords}
+                calls.append(ToolCall(name, given, text, thought))
+        except (SyntaxError, ValueError, AttributeError, TypeError, RecursionError, MemoryError):
+            return [ToolCall(None, {}, text, thought, "the call is not written as name(argument=value)")]
+    return calls
+
+
+class _JSONNames(ast.NodeTransformer):
+    """`true`, `false` and `null` as Python has them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
+
+
+def _declared(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The arguments that a tool declares, each with its schema."""
+    parameters = next((t["function"]["parameters"] for t in tools if t["function"]["name"] == name), {})
+    return parameters.get("properties") or {}
+
+
 def _parameters(name: str, body: str, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """XML parameters with the types that the tool declares: `7` is a number where one is wanted, else text."""
-    declared = next((t["function"]["parameters"] for t in tools if t["function"]["name"] == name), {})
-    types = {key: schema.get("type") for key, schema in (declared.get("properties") or {}).items()}
+    types = {key: schema.get("type") for key, schema in _declared(name, tools).items()}
     values = _PARAMETER.findall(body)
     return {key: value if types.get(key) == "string" else _json(value, value) for key, value in values}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ...configs.sections import TrainingConfig
-from ...envs.agent import Message
+from ...envs.agent import Message, call_reader
 from ...envs.content import text_of
 from ...envs.multi_turn import MultiTurnEnv
 from ..policy.sight.processor import Encoded, SightError
@@ -131,6 +131,16 @@ class SeeingReader(Protocol):
     ) -> Encoded | SightError:
         """A prompt as tokens and images, or why its rollouts cannot begin."""
         ...
+
+
+def unread_calls(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: object) -> str:
+    """Why calls of the tools that the policy's chat template shows may be taken for answers; empty where a parser fits,
+    and where the template shows none."""
+    problem = getattr(call_reader(agent), "problem", "")
+    try:
+        return problem if problem and rows and prompt_of(environment(rows[0]), rows[0].task_data, agent).tools else ""
+    except Exception:  # a malformed task fails its own rollouts, and says so there
+        return ""
 
 
 def check_images(rows: Sequence[Row], environment: Callable[[Row], TrialEnv], agent: SeeingReader, limit: int) -> None:

@@ -28,7 +28,7 @@ from ..record.wandb_sink import WandbSink
 from ..rollouts.advantages import advantage_method
 from ..rollouts.dataset import load_rows, to_dataset
 from ..rollouts.judging import make_judge, special_texts
-from ..rollouts.prompts import check_images, fitting
+from ..rollouts.prompts import check_images, fitting, unread_calls
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import RolloutRunner, prepares
 from ..runs.control import ControlChannel
@@ -135,6 +135,9 @@ def build_trainer(
         prepare_env=prepares(config.environment, recorder.writer),
         loss=own_loss(training.loss_type),
     )
+    if unread := unread_calls(rows, trainer.runner.environment, agent):
+        recorder.event("alert", unread, detector="native_calls", grade="warning")
+        logger.warning(unread)
     check_images(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
     trainer.runner.judge = judge
     trainer.keep_checkpoints = training.keep_checkpoints

@@ -124,6 +124,68 @@ def test_forms_of_templates_that_nobody_declared(written: str) -> None:
     assert (call.name, call.arguments) == ("look_up", ARGUMENTS)
 
 
+HARMONY = (
+    "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=functions.look_up "
+    '<|constrain|>json<|message|>{"word": "7", "times": 7}<|call|>'
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        ("lfm2", "hm<|tool_call_start|>[look_up(word='7', times=7)]<|tool_call_end|>"),
+        ("lfm2_2_5", "hm<|tool_call_start|>[look_up('7', times=7)]<|tool_call_end|>"),
+        ("gptoss", HARMONY),
+        ("gptoss", HARMONY.replace("<|channel|>commentary to=functions.look_up", " to=functions.look_up<|channel|>")),
+    ],
+)
+def test_lfm2_and_gpt_oss(template: str, written: str) -> None:
+    calls = NativeCalls.of(ChatBridge(tokenizer(template, "<|im_end|>", "<|im_start|>")))
+    assert calls is not None and calls.problem == ""
+    call = calls.read(written, TOOLS)
+    assert (call.name, call.arguments, call.thought) == ("look_up", ARGUMENTS, "hm")
+
+
+def test_python_calls_hold_what_json_holds_and_run_nothing() -> None:
+    calls = NativeCalls.of(ChatBridge(tokenizer("lfm2", "<|im_end|>", "<|im_start|>")))
+    assert calls is not None
+    both = calls.read("<|tool_call_start|>[f(a=True, b={'c': [null, -1.5]}), g()]<|tool_call_end|>", TOOLS)
+    assert both.arguments == {"a": True, "b": {"c": [None, -1.5]}} and [c.name for c in both.further] == ["g"]
+    for broken in ("[f(a=]", "[f(a=open('x'))]", "[f(**{})]", "[" * 300, "17"):
+        call = calls.read(f"<|tool_call_start|>{broken}<|tool_call_end|>", TOOLS)
+        assert call.name is None and call.error == "the call is not written as name(argument=value)"
+
+
+WRITES_CALLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}CALL@{{ c.function.name }}@{{ c.function.arguments | tojson }}{% endfor %}<e>"
+    "{% endfor %}"
+)
+
+
+def test_a_form_of_calls_that_no_parser_fits_is_reported() -> None:
+    unknown = NativeCalls.of(ChatBridge(tokenizer(WRITES_CALLS, "<e>")))
+    assert unknown is not None and "no parser fits its form of a call" in unknown.problem
+    known = WRITES_CALLS.replace("CALL@{{ c.function.name }}@", "[TOOL_CALLS]{{ c.function.name }}[ARGS]")
+    fitting = NativeCalls.of(ChatBridge(tokenizer(known, "<e>")))
+    assert fitting is not None and fitting.problem == ""
+
+
+def test_a_native_call_that_cannot_be_read_is_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOL_FILE)
+    made = tokenizer("lfm2", "<|im_end|>", "<|im_start|>")
+    env = DatasetEnv(made, tools=[f"{tmp_path}/tools.py:look_up"])
+    agent = ScriptedAgent(
+        [["<|tool_call_start|>[look_up(word=]<|tool_call_end|>", "8."]],
+        made,
+        knows=lambda name: False,
+        native_calls=True,
+    )
+    (trajectory,) = env.run_trial([{"messages": [{"role": "user", "content": "?"}]}], agent, 1)["trajectories"]
+    assert trajectory.steps[0].parse_error == "the call is not written as name(argument=value)"
+    assert trajectory.answer == "8."
+
+
 def test_several_calls_and_broken_ones() -> None:
     calls = NativeCalls.of(ChatBridge(tokenizer("qwen3", "<|im_end|>", "<|im_start|>")))
     assert calls is not None
