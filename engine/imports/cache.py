@@ -6,9 +6,11 @@ import errno
 import os
 import shutil
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from ..runs.paths import RUN_FILE
@@ -20,11 +22,37 @@ KEPT = 200
 """Indexes of dumps that are kept; the one not opened for longest goes first."""
 
 
-def cache_dir() -> Path:
+def home_dir() -> Path:
     """`$XDG_CACHE_HOME/grpo-tui/dumps`, else `~/.cache/grpo-tui/dumps`."""
     home = os.environ.get("XDG_CACHE_HOME")
     base = Path(home) if home else Path.home() / ".cache"
     return base / "grpo-tui" / "dumps"
+
+
+def cache_dir() -> Path:
+    """`home_dir`, or a folder for temporary files of this user alone where that cannot be written."""
+    return _writable(home_dir(), Path(tempfile.gettempdir()))
+
+
+@cache
+def _writable(home: Path, temporary: Path) -> Path:
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    if there.is_dir() and os.access(there, os.W_OK):
+        return home
+    user = temporary / f"grpo-tui-{os.getuid() if hasattr(os, 'getuid') else 'dumps'}"
+    try:
+        user.mkdir(mode=0o700, exist_ok=True)
+        # Another user may have made this folder first: only our own is trusted.
+        ours = os.name != "posix" or user.lstat().st_uid == os.getuid()
+    except OSError:
+        ours = False
+    return user / "dumps" if ours else home
+
+
+def note() -> str:
+    """One sentence when indexes are not kept, else nothing."""
+    home, place = home_dir(), cache_dir()
+    return "" if place == home else f"{home} cannot be written: the index is in {place} and will not be kept"
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...engine.imports import cache
 from ...engine.imports.behind import Opened, is_path_of_dump
 from ...engine.imports.errors import DumpError
 from ...engine.imports.options import Options
@@ -66,6 +67,8 @@ def told(summary: Mapping[str, Any]) -> list[str]:
         f"{summary['rollouts']:,} rollouts in {files:,} file{'s' if files != 1 else ''}: "
         + ", ".join(f"{name} ({n:,} document{'s' * (n != 1)})" for name, n in formats.items())
     ]
+    if note := cache.note():
+        lines.append(note)
     skipped = summary["skipped"]
     for item in skipped[:5]:
         line = f", line {item['line']}" if item["line"] else ""

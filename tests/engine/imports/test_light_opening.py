@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.imports.readers import open_reader, start_following
 from grpo_tui.engine.runs.paths import DATABASE
+from grpo_tui.tui.cli.dumps import told
 from grpo_tui.tui.cli.open_dump import PLAIN
 
 ROW = '{"prompt": "a", "completion": "b", "reward": 1.0}\n'
@@ -79,6 +81,9 @@ def test_why_a_dump_cannot_be_opened_is_one_sentence_and_a_killed_process_is_not
 def test_a_cache_that_cannot_be_written_is_one_sentence(dump: Path, monkeypatch: pytest.MonkeyPatch):
     nowhere = dump.parent / "file"
     nowhere.write_text("")
+    (dump.parent / f"grpo-tui-{os.getuid()}").write_text("the place for temporary files is taken")
+    monkeypatch.setenv("TMPDIR", str(dump.parent))
+    monkeypatch.setattr(tempfile, "tempdir", str(dump.parent))
     for home in (nowhere, Path("/proc/nowhere")):
         monkeypatch.setenv("XDG_CACHE_HOME", str(home))
         with Opening(dump, PLAIN) as opening:
@@ -86,6 +91,24 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(dump: Path, monkeypatch:
         assert isinstance(said, str) and "cannot be written" in said and "XDG_CACHE_HOME" in said
         with pytest.raises(DumpError, match="XDG_CACHE_HOME"):
             open_dump(dump, whole=True)
+
+
+def test_a_home_that_cannot_be_written_leads_to_the_temporary_folder(dump: Path, monkeypatch: pytest.MonkeyPatch):
+    home = dump.parent / "file"
+    home.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    temporary = dump.parent / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with Opening(dump, PLAIN) as opening:
+        opened = opening.opened()
+        assert isinstance(opened, Opened) and rollouts(opened) == 1
+    assert opened.folder.is_relative_to(temporary)
+    (line,) = [line for line in told(opened.summary) if "will not be kept" in line]
+    assert str(home) in line and str(temporary) in line
+    for own in temporary.iterdir():
+        assert own.stat().st_mode & 0o077 == 0
 
 
 def test_an_index_that_is_damaged_is_made_anew(dump: Path):
