@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from transformers.cache_utils import get_layer_types_and_kwargs
 
 from ...configs.errors import GrpoTuiError
 from ..policy.prepared import decoding
 from ..policy.sight.inputs import SeeingModel
 from ..policy.unwrap import base_of, device_of
+from ..policy.versions import cache_layers
 from .attention import IMPLEMENTATION as CACHED
 from .row_cache import RowCache
 from .seen_rows import SeenPass
@@ -30,19 +30,19 @@ class Decoder:
         # An adapter's wrapper adds a call a step; its layers are in the base model already.
         self.base = base_of(model)
         config = self.base.config.get_text_config(decoder=True)
-        kinds, details = get_layer_types_and_kwargs(config)
+        layers = cache_layers(config)
         self.windows: dict[str, int | None] = {}
         """How far each kind of attention looks back; None: to the beginning."""
         self.others: list[str] = []
         """Kinds of layers that keep something else than keys and values from token to token."""
-        for kind, detail in zip(kinds, details, strict=True):
+        for kind, detail in layers:
             if kind in ("full_attention", "sliding_attention"):
                 self.windows[kind] = detail.get("sliding_window")
             elif kind not in self.others:
                 self.others.append(kind)
         self.seeing = SeeingModel.of(self.base)
         self.config = config
-        self.num_layers = len(kinds)
+        self.num_layers = len(layers)
         self._last_only = "logits_to_keep" in inspect.signature(self.base.forward).parameters
 
     @property

@@ -19,6 +19,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from .versions import enable_checkpointing
+
 _KERNELS = (
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention",
@@ -57,7 +59,7 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     A trainer's own `activation_checkpointing` argument would put the plain form in its place: it stays off.
     """
     contexts = partial(create_selective_checkpoint_contexts, _policy)
-    model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+    enable_checkpointing(model, {"use_reentrant": False, "context_fn": contexts})
     layers = decoder_layers(model)
     if len(layers) > 1:
         layers[-1].gradient_checkpointing = False

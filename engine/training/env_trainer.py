@@ -25,6 +25,7 @@ from ..policy.padded import padded_scores
 from ..policy.prepared import PreparedModel
 from ..policy.sight.inputs import SeeingModel
 from ..policy.unwrap import base_of
+from ..policy.versions import is_checkpointing
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import EnvKey, RolloutRunner, TrialEnv
 from ..rollouts.scoring import Scorer
@@ -241,7 +242,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         """
         batch = with_trl_names(inputs)
         # A packed forward that is checkpointed must still be packed in the backward pass: inside a step it is.
-        checkpointing = self.policy.base.is_activation_checkpointing and model.training
+        checkpointing = is_checkpointing(self.policy.base) and model.training
         packed = self.packed and (self.policy.in_packed_pass or not checkpointing)
         self._loss_pass = LossPass(batch, packing_of(batch, self.policy) if packed else None)
         try:

@@ -23,6 +23,7 @@ from ..policy.activations import spare_memory
 from ..policy.kl import BetaController
 from ..policy.models import load_policy, load_sight, save_policy
 from ..policy.unwrap import base_of
+from ..policy.versions import NO_CHECKPOINTING
 from ..record.step_recorder import StepRecorder
 from ..record.wandb_sink import WandbSink
 from ..rollouts.advantages import advantage_method
@@ -236,7 +237,7 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
         temperature=training.temperature,
         top_p=training.top_p,
         top_k=training.top_k,
-        activation_checkpointing=False,  # `spare_memory` switches on a better form of it
+        **NO_CHECKPOINTING,  # `spare_memory` switches on a better form of it
         seed=config.seed,
         logging_steps=1,
         save_strategy="no",  # `CheckpointSchedule` decides

@@ -25,6 +25,7 @@ from ..policy.models import load_policy, load_sight, save_policy
 from ..policy.sight.inputs import Images, SeeingModel
 from ..policy.sight.processor import Sight
 from ..policy.unwrap import base_of
+from ..policy.versions import NO_CHECKPOINTING
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
 from ..rollouts.runner import RolloutRunner, Row
@@ -200,7 +201,7 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         warmup_steps=sft.warmup_steps,
         weight_decay=sft.weight_decay,
         max_grad_norm=sft.max_grad_norm,
-        activation_checkpointing=False,  # `spare_memory` switches on a better form of it
+        **NO_CHECKPOINTING,  # `spare_memory` switches on a better form of it
         bf16=False,  # the model's own dtype decides; mixing in another would change what is measured
         use_cpu=cpu,
         seed=config.seed,

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
 from grpo_tui.engine.policy.models import load_policy, lora_config, save_adapters
 from grpo_tui.engine.policy.sources import ModelLoadError
+from grpo_tui.engine.policy.versions import is_checkpointing
 from grpo_tui.envs.agent import Message
 
 from .models import model, model_of_type, tokenizer
@@ -48,7 +49,7 @@ def logits(policy: torch.nn.Module) -> torch.Tensor:
 def test_fresh_adapters_begin_as_the_base_and_alone_are_trained(base):
     policy, tok = load_policy(config(base))
     assert isinstance(policy, PeftModel)
-    assert policy.training and not policy.get_base_model().is_activation_checkpointing
+    assert policy.training and not is_checkpointing(policy.get_base_model())
     trained = [name for name, p in policy.named_parameters() if p.requires_grad]
     assert trained and all("lora_" in name for name in trained)
     assert torch.equal(logits(policy.eval()), logits(model("qwen3")))

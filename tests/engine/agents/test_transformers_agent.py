@@ -15,6 +15,7 @@ from grpo_tui.engine.agents.acting_rows import fitting_rows
 from grpo_tui.engine.agents.cached_rows import CachedRows
 from grpo_tui.engine.agents.decoder import Decoder, UnsupportedModelError
 from grpo_tui.engine.agents.session import TransformersSession
+from grpo_tui.engine.policy.versions import enable_checkpointing
 from grpo_tui.engine.runs.live import Live, LiveBatch
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.calculator import CalculatorEnv
@@ -115,7 +116,7 @@ def test_logprobs_are_exact_with_lora_adapters_and_training_mode_is_left_as_it_w
             torch.nn.init.normal_(parameter, std=0.2)
     net.enable_adapter_layers()
     net.train()
-    net.get_base_model().activation_checkpointing_enable()
+    enable_checkpointing(net.get_base_model(), {"use_reentrant": True})
     agent = TransformersAgent(net, tokenizer(), max_turn_tokens=8)
     session, _ = play(agent, [user("What colour?"), user("x")], 2, lambda row, turn: "red")
     assert net.training

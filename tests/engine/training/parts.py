@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.grpo_config import GRPOConfig
 
+from grpo_tui.engine.policy.versions import NO_CHECKPOINTING
 from grpo_tui.engine.rollouts.advantages import advantage_method
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
 from grpo_tui.engine.training.pipeline import RolloutOptions
@@ -169,7 +170,7 @@ def arguments(folder: Any, **changes: Any) -> GRPOConfig:
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "max_grad_norm": 0.0,
-        "activation_checkpointing": False,
+        **NO_CHECKPOINTING,
         "max_completion_length": 64,
     }
     return GRPOConfig(**{**values, **changes})

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from grpo_tui.engine.policy.activations import ATTENTION, KEPT, checkpoint_activations, numbers_of_layer, spare_memory
 from grpo_tui.engine.policy.packed import PackedForward
 from grpo_tui.engine.policy.packing import pack
+from grpo_tui.engine.policy.versions import enable_checkpointing, is_checkpointing
 
 from .parts import policy
 
@@ -44,7 +45,7 @@ def gradients(model, backward_calls: AttentionCalls) -> dict[str, torch.Tensor]:
 
 def test_attention_and_the_last_layer_are_not_computed_again():
     plain, model = policy(layers=3), policy(layers=3)
-    plain.activation_checkpointing_enable({"use_reentrant": False})
+    enable_checkpointing(plain, {"use_reentrant": False})
     checkpoint_activations(model)
     runs: Counter[int] = Counter()
     for index, layer in enumerate(model.model.layers):
@@ -55,7 +56,7 @@ def test_attention_and_the_last_layer_are_not_computed_again():
     assert everything.count >= 3  # plain checkpointing runs every layer's attention again
     assert nothing.count == 0
     assert runs == {0: 2, 1: 2, 2: 1}
-    assert model.is_activation_checkpointing
+    assert is_checkpointing(model)
     for name, gradient in expected.items():
         assert torch.equal(ours[name], gradient), name
 
@@ -63,7 +64,7 @@ def test_attention_and_the_last_layer_are_not_computed_again():
 def test_the_only_layer_of_a_model_stays_checkpointed():
     model = policy(layers=1)
     checkpoint_activations(model)
-    assert model.is_activation_checkpointing
+    assert is_checkpointing(model)
 
 
 @pytest.mark.parametrize("layers", [2, 5])
@@ -101,4 +102,4 @@ def test_auto_keeps_what_is_small_enough():
     ]:
         model = policy(layers=3)
         spare_memory(model, setting, tokens)
-        assert model.is_activation_checkpointing == expected, (setting, tokens)
+        assert is_checkpointing(model) == expected, (setting, tokens)

@@ -11,6 +11,8 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from grpo_tui.engine.policy.versions import NO_CHECKPOINTING
+
 from .parts import arguments, make_trainer, playback_rows, policy, rollout, tokenizer
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
@@ -108,7 +110,7 @@ def test_accumulated_micro_batches_equal_those_of_trl(tmp_path):
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path):
-    both(tmp_path, turns=2, lora=True, beta=0.2, activation_checkpointing=True)
+    both(tmp_path, turns=2, lora=True, beta=0.2, **dict.fromkeys(NO_CHECKPOINTING, True))
 
 
 def test_sequence_level_importance_sampling_equals_that_of_trl(tmp_path):

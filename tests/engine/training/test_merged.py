@@ -7,6 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from grpo_tui.engine.policy.merged import merged_weights
+from grpo_tui.engine.policy.versions import enable_checkpointing
 
 from .parts import policy
 
@@ -25,7 +26,7 @@ def test_values_and_gradients_are_the_same(checkpointing):
     model = policy(lora=True)
     expected, wanted = outputs(model)
     if checkpointing:
-        model.get_base_model().activation_checkpointing_enable({"use_reentrant": False})
+        enable_checkpointing(model.get_base_model(), {"use_reentrant": False})
         model.enable_input_require_grads()
         model.train()
     with merged_weights(model, gradient=True) as layers:
