@@ -9,19 +9,20 @@ from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 OLD_CHECKPOINTING = not hasattr(PreTrainedModel, "activation_checkpointing_enable")
 """Before transformers 5.23 activation checkpointing was called gradient checkpointing."""
 
-NO_CHECKPOINTING: dict[str, Any] = {"gradient_checkpointing" if OLD_CHECKPOINTING else "activation_checkpointing": False}
+_NAME = "gradient_checkpointing" if OLD_CHECKPOINTING else "activation_checkpointing"
+
+NO_CHECKPOINTING: dict[str, Any] = {_NAME: False}
 """The trainer's argument that leaves checkpointing to `spare_memory`."""
 
 
 def enable_checkpointing(model: PreTrainedModel, kwargs: dict[str, Any]) -> None:
     """Switch on checkpointing for all layers of `model`. kwargs: those of `torch.utils.checkpoint.checkpoint`."""
-    enable = "gradient_checkpointing_enable" if OLD_CHECKPOINTING else "activation_checkpointing_enable"
-    getattr(model, enable)(kwargs)
+    getattr(model, f"{_NAME}_enable")(kwargs)
 
 
 def is_checkpointing(model: PreTrainedModel) -> bool:
     """Return whether `model` computes activations again in the backward pass."""
-    return getattr(model, "is_gradient_checkpointing" if OLD_CHECKPOINTING else "is_activation_checkpointing")
+    return getattr(model, f"is_{_NAME}")
 
 
 def cache_layers(config: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:
