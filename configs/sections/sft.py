@@ -31,13 +31,15 @@ class SFTConfig(Section):
     max_tokens: int = Field(default=1024, ge=8)
     """Conversations with more tokens are left out."""
     data: str | None = None
-    """A JSONL file of conversations (`messages`), instead of the environment's demonstrations."""
+    """A JSONL file of conversations (`messages`), instead of the environment's demonstrations. The opening has the
+    roles system and user; then assistant and user alternate, because observations of environments arrive as user."""
     save_every: int = Field(default=50, ge=0)
     """Steps between checkpoints; 0: by time alone. There is always one at the start, after the first step and at the
     end."""
     save_minutes: float = Field(default=5.0, ge=0)
     """Minutes after which a checkpoint is due in any case; 0: by steps alone."""
-    eval_tasks: int = Field(default=64, ge=0)
-    """Held-out tasks on which success is measured before and after; 0: not at all."""
+    eval_tasks: int | None = Field(default=None, ge=0)
+    """Held-out tasks of the environment on which success is measured before and after; 0: not at all; null: 64, or 0
+    with `sft.data`."""
     output_dir: str = "saved_models/sft_adapters"
     """A link to the adapters of the latest finished run; see `training.output_dir`."""

@@ -129,8 +129,9 @@ def read_conversations(
 ) -> list[Demonstration]:
     """Conversations of a JSONL file with one `{"messages": [{"role", "content"}, ...]}` a line.
 
-    The agent wrote the turns with role `assistant`; they alternate with the environment's. For a policy that takes
-    images (`sight`) the content of all others may be blocks, `{"type": "image", "image": "file.png"}` among them.
+    The agent wrote the turns with role `assistant`; they alternate with observations, which have the role `user`. For
+    a policy that takes images (`sight`) the content of all others may be blocks, `{"type": "image", "image":
+    "file.png"}` among them.
 
     Conversations longer than `max_tokens` are left out, and, with a line in the log, those with a picture that cannot
     be shown. Raises DemonstrationError with file and line.
@@ -181,6 +182,12 @@ def _conversation(
     turns, answers = said[first::2], said[first + 1 :: 2]
     if any((role == "assistant") != (i % 2 == 0) for i, role in enumerate(roles[first:])):
         raise DemonstrationError(f"{where}: after the opening, the assistant's turns and the answers must alternate")
+    for place, role in enumerate(roles, 1):
+        if role not in ("user", "assistant", *(("system",) if place <= first else ())):
+            raise DemonstrationError(
+                f"{where}: message {place} has the role {role!r}; the opening has the roles system and user, and what "
+                "answers the assistant has the role user, in which the observations of environments arrive"
+            )
     prompt = [Message(role=role, content=content) for role, content in zip(roles[:first], said[:first], strict=True)]
     agent = ScriptedAgent([list(map(text_of, turns))], tokenizer, template_kwargs=template_kwargs, sight=sight)
     session = agent.start([prompt])

@@ -218,9 +218,12 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
 
 
 def _held_out(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
-    """Tasks on which success is measured; none for a file of conversations, which names no environment."""
+    """Tasks on which success is measured. A file of conversations names no environment, so there its tasks count only
+    where the configuration asks for some."""
     n = config.sft.eval_tasks
-    if n == 0 or config.sft.data is not None:
+    if n is None:
+        n = 64 if config.sft.data is None else 0
+    if n == 0:
         return []
     environment = config.environment.model_copy(update={"eval_tasks": n})
     return load_rows(environment, "eval", config.seed, tokenizer, config.data)[:n]

@@ -130,6 +130,14 @@ def test_conversations_of_a_file_become_the_same_tokens(tmp_path):
             json.dumps({"messages": [{"role": r, "content": "x"} for r in ("user", "assistant", "assistant")]}),
             "must alternate",
         ),
+        (
+            json.dumps({"messages": [{"role": r, "content": "x"} for r in ("user", "assistant", "tool", "assistant")]}),
+            "message 3 has the role 'tool'; .* the role user, in which the observations of environments arrive",
+        ),
+        (
+            json.dumps({"messages": [{"role": r, "content": "x"} for r in ("developer", "user", "assistant")]}),
+            "message 1 has the role 'developer'",
+        ),
     ],
 )
 def test_a_conversation_that_cannot_be_used_is_said_with_its_line(tmp_path, line, problem):
@@ -164,6 +172,16 @@ def test_the_adapters_learn_and_are_saved_with_the_run_recorded(base, tmp_path):
         assert [step for step, _ in reader.metrics.points("success/eval_greedy")] == [0, 24]
     finally:
         reader.close()
+
+
+@pytest.mark.parametrize(("asked", "measured"), [(2, [0, 1]), (None, [])])
+def test_success_is_measured_with_a_file_of_conversations_where_tasks_are_asked_for(base, tmp_path, asked, measured):
+    messages = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    run = config(base, tmp_path, data=str(tmp_path / "talk.jsonl"), eval_tasks=asked, max_steps=1)
+    assert train(run, tmp_path)
+    with RunReader(tmp_path) as reader:
+        assert [step for step, _ in reader.metrics.points("success/eval_greedy")] == measured
 
 
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(base, tmp_path):
