@@ -10,9 +10,9 @@ from ..runs.paths import LOGS
 from ..runs.types import RunInfo
 
 _TAIL_BYTES = 1 << 16
-_REASON = re.compile(
-    r"error: |Fatal Python error|([A-Za-z_]+\.)*[A-Za-z_]*(Error|Exception|Interrupt)\b|.*\b(ERROR|CRITICAL)\b"
-)
+_REASON = re.compile(r"error: |Fatal Python error|([A-Za-z_]+\.)*[A-Za-z_]*(Error|Exception|Interrupt)\b")
+_LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S* [A-Z]+ ")
+"""A line of the process's own log. After an error that ends the process there is none."""
 
 
 def log_path(run: RunInfo, name: str | None = None) -> Path | None:
@@ -51,5 +51,10 @@ def tail_log(run: RunInfo, n: int = 20, name: str | None = None) -> list[str]:
 
 
 def last_error(run: RunInfo, name: str | None = None) -> str | None:
-    """The last line of a log that reads as an error (`ValueError: …`, `error: …`, `… ERROR …`); None without one."""
-    return next((line for line in reversed(tail_log(run, 200, name)) if _REASON.match(line)), None)
+    """The last line of a log that is the error that ended the process (`ValueError: …`, `error: …`), or None."""
+    for line in reversed(tail_log(run, 200, name)):
+        if _LOGGED.match(line):
+            return None
+        if _REASON.match(line):
+            return line
+    return None

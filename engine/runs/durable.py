@@ -37,6 +37,19 @@ def replace_file(path: Path, data: bytes | memoryview, *, wait: bool = True) -> 
         sync_folder(path.parent)
 
 
+def overwrite(path: Path, data: bytes) -> bool:
+    """Write `data` over a file in the space that it has, because a full disk has none for a new file.
+
+    False when it has less space. A reader may see a half. Raises OSError.
+    """
+    with open(path, "r+b", buffering=0) as file:
+        facts = os.fstat(file.fileno())
+        if len(data) > max(facts.st_size, getattr(facts, "st_blocks", 0) * 512):
+            return False
+        file.write(data.ljust(facts.st_size))
+    return True
+
+
 def _replace(source: Path, target: Path) -> None:
     """Rename. Windows refuses it while somebody reads the target, so try again there for up to a second."""
     for _ in range(100):

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from .durable import replace_file
+from .durable import overwrite, replace_file
 from .paths import DATABASE, PROCESSES, RUN_FILE
 from .types import ENDED, Progress, RunInfo, RunStatus
 
@@ -35,6 +35,16 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Replace a small file in one instant (`replace_file`), without waiting for the disk. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(data, default=str, indent=1).encode(), wait=False)
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Replace the status of a process, which also a full disk takes: then over the old one. Raises OSError."""
+    try:
+        write_json(path, state)
+    except OSError:
+        least = {k: v for k, v in state.items() if k not in ("in_flight", "summary")}
+        if not any(overwrite(path, json.dumps(each, default=str).encode()) for each in (state, least)):
+            raise
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -157,13 +167,15 @@ def look(run_dir: Path) -> RunInfo:
     kept = run.get("facts")
     facts = {
         **(kept if isinstance(kept, dict) else {}),
-        **{k: state[k] for k in ("summary", "dropped", "log", "in_flight") if k in state},
+        **{k: state[k] for k in ("summary", "dropped", "trouble", "log", "in_flight") if k in state},
     }
     if len(names) > 1:
         others = {name: state if name == primary else process_state(run_dir, name) for name in names}
         facts["processes"] = {
             name: {k: other.get(k) for k in ("status", "pid", "alive", "error")} for name, other in others.items()
         }
+        if troubles := [other["trouble"] for other in others.values() if other.get("trouble")]:
+            facts["trouble"] = troubles[0]
         gone = [n for n, other in others.items() if not other["alive"] and other.get("status") not in ENDED]
         if status not in ENDED and gone:
             error = error or f"the process {gone[0]!r} is gone; its log is logs/{gone[0]}.log"

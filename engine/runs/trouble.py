@@ -37,6 +37,11 @@ class Trouble:
         self._reason = UNSTORABLE
         self._quiet = False
 
+    @property
+    def sentence(self) -> str:
+        """The trouble and its consequence."""
+        return f"{self._reason}; training goes on without its record, which resumes when it can"
+
     def failed(self, reason: str, locked: bool) -> None:
         """An attempt to write failed; being locked once is no trouble yet."""
         self.attempts += 1
@@ -47,7 +52,7 @@ class Trouble:
         self._quiet = self._told_lately()
         self._told_at[reason] = time.monotonic()
         if not self._quiet:
-            self._tell(f"{reason}; training goes on without its record, which resumes when it can")
+            self._tell(self.sentence)
 
     def news(self) -> News | None:
         """What the record has to say about itself now: once for a spell of trouble, at most once a minute."""

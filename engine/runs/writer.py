@@ -27,7 +27,7 @@ from .live import Live, live_file
 from .null_writer import NullWriter, Values
 from .paths import PROCESSES, RUN_FILE
 from .sink import Sink
-from .status import ENDED, HEARTBEAT_SECONDS, identity, read_json, write_json
+from .status import ENDED, HEARTBEAT_SECONDS, identity, read_json, write_json, write_state
 from .trouble import explain
 from .types import EventKind, RunStatus, TrajectoryRecord, Use
 
@@ -94,6 +94,8 @@ class RunWriter:
         self._state: dict[str, Any] = {"process": process, **identity(), "status": "starting", "step": 0}
         self._state_written = 0.0
         self._state_dirty = True
+        self._warning: str | None = None
+        """The last thing that the record had to report while its disk refused it."""
         self._pid = os.getpid()
         self._announce()
         self._thread = threading.Thread(target=self._run, name="run-record", daemon=True)
@@ -126,6 +128,8 @@ class RunWriter:
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
         """Something that happened; `message` is one sentence for a person. Secrets in `data` are masked."""
         self._put(Event(kind, str(message), int(step), time.time(), data))
+        if kind == "record" and self._sink.trouble.now is not None:
+            self._warning, self._state_dirty = str(message), True
         if self._alerts is not None and os.getpid() == self._pid:
             self._alerts.event(kind, str(message), int(step), data)
 
@@ -294,8 +298,10 @@ class RunWriter:
             if not batch:
                 batch, cost = self._take()
             late = bool(batch) and self._state["status"] in ENDED
+            trouble = self._sink.trouble.now
             done = self._sink.write(batch)
-            self._write_state(final=late)  # what comes after the end is in the summary, too
+            news = self._sink.trouble.now != trouble  # viewers are warned at the first write that fails
+            self._write_state(final=late or news)  # what comes after the end is in the summary, too
             self._write_live()
             with self._condition:
                 if done:
@@ -370,10 +376,14 @@ class RunWriter:
         self._state_written = now
         if self._sink.trajectories is not None:
             state["trajectories"] = self._sink.trajectories
+        if self._sink.trouble.now is None:
+            self._warning = None
+        else:
+            state["trouble"] = self._warning or self._sink.trouble.sentence
         state.update(time=time.time(), dropped=self.dropped, summary=self._sink.summary.to_json())
         try:
             if self.run_dir.is_dir():  # a folder that was removed stays removed
-                write_json(self.run_dir / PROCESSES / f"{self.process}.json", state)
+                write_state(self.run_dir / PROCESSES / f"{self.process}.json", state)
         except OSError as error:
             log.debug("status not written: %s", error)
 

@@ -68,6 +68,9 @@ def _where(p: Palette, requests: Requests, now: float, width: int) -> list[Part]
     told = requests.told(None if pending is None else now - pending.request.time)
     if told:
         parts.append(Part(2, Line(p).add(told, p.warn_bold)))
+    if trouble := info.facts.get("trouble"):
+        parts.append(Part(3, Line(p).add("not recorded", p.warn_bold)))
+        parts.append(Part(11, Line(p).add(str(trouble).split(";")[0], p.warn)))
     elif requests.state == "cannot" and info.status == "running":
         parts.append(Part(9, Line(p).add("not learning", p.muted)))
     parts += _inside(p, reading, now)

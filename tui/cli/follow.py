@@ -18,7 +18,7 @@ from ...engine.launch.logs import last_error, log_path
 from ...engine.launch.stop import wait_until_gone
 from ...engine.runs.checkpoints import checkpoint_folder, checkpoints
 from ...engine.runs.live import LiveState, read_live
-from ...engine.runs.paths import RUN_FILE
+from ...engine.runs.paths import RUN_FILE, adapters_dir
 from ...engine.runs.reader import RunReader
 from ...engine.runs.summary import RATE_WINDOW, RATES
 from ...engine.runs.types import Event, RunInfo
@@ -126,7 +126,8 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
         log = log_path(run, process) or log_path(run)
         line = crash_reason(run)
         reason = f": {line}" if line else ""
-        warn(f"run {run.id} crashed at step {run.step}{reason}; its log: {log or Path(run.path) / 'logs'}")
+        saved = f"; its adapters are in {folder}" if (folder := _saved(run)) is not None else ""
+        warn(f"run {run.id} crashed at step {run.step}{reason}{saved}; its log: {log or Path(run.path) / 'logs'}")
         out(f"inspect: grpo-tui inspect {run.id} · {_way_on(run)}")
         return
     out(f"run {run.id} {run.status} at step {run.step}{took}")
@@ -140,6 +141,19 @@ def crash_reason(run: RunInfo) -> str:
     if line.startswith(VAGUE):
         line = last_error(run, "engine" if run.mode == "online" else "training") or line
     return literal(line.strip()[:300])
+
+
+def _saved(run: RunInfo) -> Path | None:
+    """The adapters of a run that ended after it had saved them."""
+    from ...configs.errors import GrpoTuiError
+    from ...engine.launch.settings import read_config
+
+    with suppress(GrpoTuiError):
+        config = read_config(Path(run.path))
+        section = config.sft if config.mode == "sft" else config.training
+        folder = adapters_dir(section.output_dir, Path(run.path).name)
+        return folder if folder.is_dir() else None
+    return None
 
 
 def _way_on(run: RunInfo) -> str:
@@ -168,7 +182,7 @@ class _Progress:
         self.total = run.total_steps
         self.process: psutil.Process | None = None
         self.lost = False
-        self.dropped = 0
+        self.trouble: object = None
         self.skip_until = run.step  # a resumed run's old lines are not told again
 
     def until_end(self) -> RunInfo | None:
@@ -183,7 +197,7 @@ class _Progress:
                 warn(f"! the folder of run {info.id} is gone; training goes on without a record")
                 return None
             self.total = info.total_steps or self.total
-            self._tell_dropped(info)
+            self._tell_trouble(info)
             self.print_new(last=not info.active)
             if not info.active:
                 return info
@@ -211,11 +225,11 @@ class _Progress:
         except psutil.Error:
             return False
 
-    def _tell_dropped(self, info: RunInfo) -> None:
-        dropped = int(info.facts.get("dropped") or 0)
-        if dropped and not self.dropped:
-            warn(f"! the record in {info.path} cannot take everything (is the disk full?); training goes on without it")
-        self.dropped = dropped
+    def _tell_trouble(self, info: RunInfo) -> None:
+        trouble = info.facts.get("trouble")
+        if trouble and trouble != self.trouble:
+            warn(f"! {literal(str(trouble))}")
+        self.trouble = trouble
 
     def _info(self) -> RunInfo:
         if self.reader is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import signal
@@ -34,6 +36,7 @@ from grpo_tui.engine.runs.masking import MASKED
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import identity, look, read_json, write_json
 from grpo_tui.engine.runs.types import RunInfo
+from grpo_tui.tui.cli.follow import crash_reason, tell_end
 
 from .conftest import until
 
@@ -106,6 +109,29 @@ def test_a_crash_is_seen_with_its_last_lines_and_its_log(start_small):
         assert reader.metrics.points("success/train") == [(s, 0.5) for s in range(1, 6)]
     # The exit code is known once the last of its threads is gone.
     until(lambda i: find_run(Path(run.path).parent, run.id).error == "the process is gone (exit code 1)", run)
+
+
+def test_a_line_of_the_log_is_no_reason_for_a_crash(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    (run_dir / "logs").mkdir(parents=True)
+    write_json(run_dir / "processes" / "training.json", {"pid": 1, "started": 1.0, "status": "running"})
+    (run_dir / "config.yaml").write_text(f"training: {{output_dir: {tmp_path / 'saved'}}}\n")
+    (tmp_path / "saved-run").mkdir()
+    handled = (
+        "2026-11-23 19:41:24,798 ERROR grpo_tui.engine.training.resumable: saving a checkpoint\n"
+        "Traceback (most recent call last):\n  …\nOSError: [Errno 28] No space left on device\n"
+    )
+    log = run_dir / "logs" / "training.log"
+    log.write_text(
+        handled + "2026-11-23 19:41:24,799 ERROR x: the checkpoint of step 12 could not be saved: No space\n"
+    )
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        tell_end(look(run_dir), out=lambda line: None)
+    assert "crashed at step 0: the process is gone" in told.getvalue() and "No space" not in told.getvalue()
+    assert f"its adapters are in {tmp_path / 'saved-run'};" in told.getvalue()
+    log.write_text(log.read_text() + "Traceback (most recent call last):\n  …\nMemoryError: too much\n")
+    assert crash_reason(look(run_dir)) == "MemoryError: too much"
 
 
 def test_a_killed_process_is_a_crash(start_small):

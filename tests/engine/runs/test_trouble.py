@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from grpo_tui.engine.runs import status
 from grpo_tui.engine.runs import writer as writer_module
 from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.status import look
 from grpo_tui.engine.runs.store import RecordStore
 from grpo_tui.engine.runs.writer import RunWriter
 
@@ -84,6 +87,35 @@ def test_a_full_disk_costs_rows_and_not_the_run(tmp_path: Path):
     said = [line for line in done.stderr.splitlines() if "training goes on" in line]
     assert 1 <= len(said) <= 3
     assert all("disk" in line for line in said)
+
+
+def test_viewers_are_warned_of_a_full_disk_at_once_and_learn_how_the_run_ended(run_dir: Path, make_record, monkeypatch):
+    writer = RunWriter(run_dir)
+    writer.status("running", step=1, total_steps=9)
+    assert writer.flush(10) and "trouble" not in look(run_dir).facts
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(status, "replace_file", full)
+    monkeypatch.setattr(RecordStore, "begin", lambda self: full())
+    for step in range(2, 10):
+        writer.metrics(step, {"a": 1.0})
+
+    def warned(sentence: str) -> None:
+        deadline = time.monotonic() + 20
+        while look(run_dir).facts.get("trouble") != sentence:
+            assert time.monotonic() < deadline, look(run_dir).facts
+            time.sleep(0.01)
+
+    warned(f"the disk of {run_dir} is full; training goes on without its record, which resumes when it can")
+    waits = "saved_models/x cannot be written; the run waits and tries again until it can be"
+    writer.event("record", waits)
+    warned(waits)
+    writer.status("finished", step=9, exit_code=0)
+    writer.close()
+    info = look(run_dir)
+    assert (info.status, info.step, info.exit_code) == ("finished", 9, 0)
 
 
 def test_a_removed_folder_is_not_made_again_and_said_once(run_dir: Path, make_record):
