@@ -11,8 +11,7 @@ from torch import Tensor
 from ..configs import metric_names as metric
 from ..envs.trajectory import Trajectory
 from .breakdown import ComponentValue, NormalizedBy, Penalty, RewardBreakdown, StepReward
-from .detectors import SAME
-from .metrics import RolloutSums, action_distribution, component_metrics
+from .metrics import batch_metrics
 from .moments import Moments
 from .normalization import Normalized, RewardNormalizer, tensor_moments
 from .result import RewardResult
@@ -75,31 +74,17 @@ def assemble(
         moments[name] = tensor_moments(raw[i][valid[i]])
     scale = torch.tensor([weights[name] for name in names], dtype=torch.float64)
     contributions = normalized * scale[:, None]
-
-    def of_rollouts(steps: Tensor) -> Tensor:  # [C, N] -> [C, B]
-        return torch.zeros(len(names), rollouts, dtype=torch.float64).index_add_(1, batch.rollout, steps)
-
-    per_rollout = of_rollouts(contributions)
-    raw_sums, normalized_sums = of_rollouts(raw), of_rollouts(normalized)
-
-    metrics: dict[str, float | Mapping[str, float]] = {}
-    for i, name in enumerate(names):
-        metrics |= component_metrics(
-            name,
-            moments[name],
-            tensor_moments(normalized[i][valid[i]]),
-            weights[name],
-            normalizer.statistics(name),
-            RolloutSums(*(float(s[i].mean()) if rollouts else 0.0 for s in (raw_sums, normalized_sums, per_rollout))),
-        )
-    shares = _advantage_shares(per_rollout, batch.group)
-    metrics |= {metric.COMPONENT_ADVANTAGE_SHARE(name): share for name, share in zip(names, shares, strict=False)}
-    totals = per_rollout.sum(dim=0)
-    metrics[metric.REWARD_MEAN] = float(totals.mean()) if rollouts else 0.0
-    metrics[metric.REWARD_STD] = float(totals.std()) if rollouts > 1 else 0.0
+    sums = contributions.sum(dim=0)
+    used = _normalized_by(by, normalizer, rollouts)
+    breakdowns = _breakdowns(batch, names, scale, raw, normalized, contributions, valid, sums, penalties, used)
+    metrics = batch_metrics(
+        batch.trajectories, breakdowns, batch.group.tolist(), dict(zip(names, scale.tolist(), strict=True))
+    )
     metrics[metric.REWARD_NONFINITE] = float(nonfinite)
-    metrics[metric.PENALTIES] = sum(len(at) for row in penalties for at in row) / max(1, rollouts)
-    metrics[metric.ACTION_SHARE.mapping] = action_distribution(batch.trajectories)
+    for name in names:
+        running = normalizer.statistics(name)
+        metrics[metric.COMPONENT_RUNNING_MEAN(name)] = running.mean
+        metrics[metric.COMPONENT_RUNNING_STD(name)] = running.std
 
     longest = max(batch.counts, default=0)
     mask = torch.arange(longest)[None] < torch.tensor(batch.counts, dtype=torch.int64)[:, None]
@@ -109,8 +94,6 @@ def assemble(
         out[mask] = flat.to(dtype)
         return out
 
-    sums = contributions.sum(dim=0)
-    used = _normalized_by(by, normalizer, rollouts)
     result = RewardResult(
         total=padded(sums, torch.float32),
         mask=mask,
@@ -120,7 +103,7 @@ def assemble(
         normalized=padded(normalized.T, torch.float64),
         contributions=padded(contributions.T, torch.float64),
         valid=padded(valid.T, torch.bool),
-        breakdowns=_breakdowns(batch, names, scale, raw, normalized, contributions, valid, sums, penalties, used),
+        breakdowns=breakdowns,
         metrics=metrics,
     )
     return result, moments
@@ -170,15 +153,3 @@ def _normalized_by(
         {name: NormalizedBy(mode, mean[i], std[i]) for name, (mode, mean, std) in columns.items()}
         for i in range(rollouts)
     ]
-
-
-def _advantage_shares(per_rollout: Tensor, group: Tensor) -> list[float]:
-    """Share of each component in the variance of the group-centred reward (`detectors.advantage_shares`), from its
-    sums over rollouts, [C, B]; nothing where there is no variance."""
-    groups = int(group.max()) + 1 if group.numel() else 0
-    sizes = torch.bincount(group, minlength=groups).double()
-    sums = torch.zeros(per_rollout.shape[0], groups, dtype=torch.float64).index_add_(1, group, per_rollout)
-    centred = per_rollout - (sums / sizes.clamp(min=1))[:, group]
-    advantage = centred.sum(dim=0)
-    variance = float(advantage.square().sum())
-    return (centred @ advantage / variance).tolist() if variance > SAME else []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from ..configs import metric_names as metric
 from ..envs.trajectory import Trajectory
-from .moments import Moments
+from .breakdown import RewardBreakdown
+from .moments import moments
 
+SAME = 1e-9
+"""A variance below this is rounding: shares of it are not given."""
 UNPARSABLE = "(unparsable)"
 UNKNOWN_TOOL = "(unknown tool)"
 
@@ -35,32 +38,70 @@ def action_distribution(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     return {name: counts[name] / steps for name in sorted(counts)} if steps else {}
 
 
-@dataclass(frozen=True)
-class RolloutSums:
-    """Means over rollouts of a component's sums over the rollout's steps: normalised × weight = contribution, and the
-    contributions of all components add up to `rewards/total/mean`."""
+def batch_metrics(
+    trajectories: Sequence[Trajectory],
+    breakdowns: Sequence[RewardBreakdown],
+    groups: Sequence[Hashable],
+    weights: Mapping[str, float] | None = None,
+) -> dict[str, float | Mapping[str, float]]:
+    """The metrics of rollouts that were scored, whether in one batch or in several.
 
-    raw: float
-    normalized: float
-    contribution: float
-
-
-def component_metrics(
-    name: str, raw: Moments, normalized: Moments, weight: float, running: Moments, sums: RolloutSums
-) -> dict[str, float]:
-    """The metrics of one component. `raw` and `normalized` are over the steps where it is defined."""
+    Raw and normalised values are over the steps where a component is defined. groups: which rollouts are compared.
+    weights: components that are named also where no step has them.
+    """
+    rows = [[(name, value) for step in b.steps for name, value in step.components.items()] for b in breakdowns]
+    count, weights = max(len(rows), 1), dict(weights or {})
+    for name, value in (found for row in rows for found in row):
+        weights.setdefault(name, value.weight or 0.0)
+    metrics: dict[str, float | Mapping[str, float]] = {}
+    sums: dict[str, list[float]] = {}
+    for name, weight in weights.items():
+        columns = [[value for other, value in row if other == name] for row in rows]
+        raw = moments(value.raw or 0.0 for column in columns for value in column)
+        normalized = moments(value.normalized or 0.0 for column in columns for value in column)
+        sums[name] = [math.fsum(value.contribution or 0.0 for value in column) for column in columns]
+        metrics |= {
+            metric.COMPONENT_RAW(name): raw.mean,
+            metric.COMPONENT_RAW_STD(name): raw.std,
+            metric.COMPONENT_NORMALIZED(name): normalized.mean,
+            metric.COMPONENT_NORMALIZED_STD(name): normalized.std,
+            metric.COMPONENT_WEIGHT(name): weight,
+            metric.COMPONENT_CONTRIBUTION(name): normalized.mean * weight,
+            metric.COMPONENT_RAW_SUM(name): math.fsum(v.raw or 0.0 for c in columns for v in c) / count,
+            metric.COMPONENT_NORMALIZED_SUM(name): math.fsum(v.normalized or 0.0 for c in columns for v in c) / count,
+            metric.COMPONENT_SUM(name): math.fsum(sums[name]) / count,
+        }
+    totals = moments(b.total or 0.0 for b in breakdowns)
+    shares = {metric.COMPONENT_ADVANTAGE_SHARE(name): share for name, share in _advantage_shares(sums, groups).items()}
     return {
-        metric.COMPONENT_RAW(name): raw.mean,
-        metric.COMPONENT_RAW_STD(name): raw.std,
-        metric.COMPONENT_NORMALIZED(name): normalized.mean,
-        metric.COMPONENT_NORMALIZED_STD(name): normalized.std,
-        metric.COMPONENT_WEIGHT(name): weight,
-        metric.COMPONENT_CONTRIBUTION(name): normalized.mean * weight,
-        metric.COMPONENT_RAW_SUM(name): sums.raw,
-        metric.COMPONENT_NORMALIZED_SUM(name): sums.normalized,
-        metric.COMPONENT_SUM(name): sums.contribution,
-        metric.COMPONENT_RUNNING_MEAN(name): running.mean,
-        metric.COMPONENT_RUNNING_STD(name): running.std,
+        **metrics,
+        **shares,
+        metric.REWARD_MEAN: totals.mean,
+        metric.REWARD_STD: math.sqrt(totals.m2 / max(totals.count - 1, 1)),
+        metric.PENALTIES: sum(len(b.penalties) for b in breakdowns) / max(1, len(breakdowns)),
+        metric.ACTION_SHARE.mapping: action_distribution(trajectories),
+    }
+
+
+def _advantage_shares(sums: Mapping[str, Sequence[float]], groups: Sequence[Hashable]) -> dict[str, float]:
+    """Share of each component in the variance of the group-centred reward (`detectors.advantage_shares`), from its
+    sums over rollouts; nothing where there is no variance."""
+    members: dict[Hashable, list[int]] = {}
+    for row, group in enumerate(groups):
+        members.setdefault(group, []).append(row)
+    centred = {
+        name: [
+            values[row] - math.fsum(values[i] for i in rows) / len(rows) for rows in members.values() for row in rows
+        ]
+        for name, values in sums.items()
+    }
+    advantage = [math.fsum(column) for column in zip(*centred.values(), strict=True)]
+    variance = math.fsum(a * a for a in advantage)
+    if variance <= SAME:
+        return {}
+    return {
+        name: math.fsum(c * a for c, a in zip(column, advantage, strict=True)) / variance
+        for name, column in centred.items()
     }
 
 

@@ -40,6 +40,13 @@ class Moments:
         return cls(int(count), float(mean), float(m2))
 
 
+def moments(values: Iterable[float]) -> Moments:
+    """Of these values, in two passes."""
+    seen = list(values)
+    mean = math.fsum(seen) / max(len(seen), 1)
+    return Moments(len(seen), mean, math.fsum((v - mean) ** 2 for v in seen))
+
+
 def merge(a: Moments, b: Moments) -> Moments:
     """The moments of both streams together; neither argument changes."""
     if not a.count or not b.count:

@@ -189,9 +189,9 @@ class RewardsConfig(Section):
     w_task: float = Field(default=1.0, ge=0)
     """Weight of the final answer's correctness (1 or 0, on the last step)."""
     w_environment: float = Field(default=1.0, ge=0)
-    """Weight of the environment's own rewards per step, on the step's own tokens. Where the last step says whether the
-    answer is correct, that counts in place of its reward. At 0 they count only where a task has no known answer: then
-    their sum is the task reward."""
+    """Weight of the environment's own rewards per step. Where the last step says whether the answer is correct, that
+    counts in place of its reward. At 0 they count only where a task has no known answer: then their sum is the task
+    reward."""
     w_curiosity: float = Field(default=0.01, ge=0)
     """Weight of the dynamics model's prediction error."""
     w_coherence: float = Field(default=0.01, ge=0)

@@ -29,7 +29,7 @@ class ReplayConfig(Section):
 
     mode: Literal["off", "ssr", "dapo"] = "ssr"
     min_group_std: float = Field(default=1e-3, ge=0)
-    """A group whose rewards have a smaller standard deviation is filtered out."""
+    """A group whose rewards have a smaller standard deviation is filtered out; not with `mode: off`."""
     signal: Literal["task", "reward"] = "task"
     """Which rewards those are: `task`, those of task and environment, so that groups which differ in shaping alone are
     filtered out, but for those that are all right where shaping decides between equals; `reward`, the whole, for tasks
@@ -66,15 +66,16 @@ class TrainingConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
 
     advantages: Advantages | OwnCode = "group"
-    """`reward`: the per-token rewards as they are; `group`: return minus the group's mean; `turn`: return from a turn
-    on, minus the group's mean at that turn; `gdpo`: each component of the reward against its own group, then the
-    weighted sum over the batch (arXiv 2601.05242); or a class of your own."""
+    """`reward`: the reward of each turn as it is, on its last token; `group`: return minus the group's mean; `turn`:
+    return from a turn on, minus the group's mean at that turn; `gdpo`: each component of the reward against its own
+    group, then the weighted sum over the batch (arXiv 2601.05242); or a class of your own."""
     compare_shaping: Literal["equals", "group"] = "equals"
     """What curiosity, coherence and penalties are compared with by `group` and `gdpo`. `equals`: each on its own, with
     the rollouts of the group that succeeded alike (all of them where no answer is known), so that it decides between
     equals and never outweighs success. `group`: with the whole group; by `group` as a part of the return."""
     scale_advantages: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the group's standard deviation, the batch's, or nothing. Not for `gdpo`."""
+    """What advantages are divided by: the group's standard deviation, the batch's, or nothing. Shaping that decides
+    between equals is always divided by its own; `gdpo` and `reward` do not ask."""
     loss_type: TRLLoss | OwnLoss | OwnCode = "dapo"
     """What is minimised: one of TRL's, `reinforce`, or a function of your own (`engine/training/losses`)."""
     importance_sampling_level: Literal["token", "sequence"] = "token"

@@ -120,7 +120,9 @@ def need(shape: Shape, config: RunConfig) -> Need:
     kept = shape.layers * 2 * shape.hidden if again else shape.layers * shape.layer
     return Need(
         both=both,
-        acting={f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * size},
+        acting={}
+        if config.rollouts.engine != "transformers"  # the servers hold the cache
+        else {f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * size},
         training={
             f"activations of {tokens:,} tokens": tokens * (kept + 2 * shape.layer) * size,
             "logits": min(tokens * shape.vocabulary, DENSE_LOGITS) * 4 * 3,

@@ -1,8 +1,7 @@
 """Every number of a recorded training computed again from the record alone, and compared with what is recorded.
 
-One file a kind of number: `rewards`, `advantages`, `replay`, `loss`, `metrics`; `ledger` is where they report. Nothing
-here imports what training computes with: it is a second implementation, in plain Python, so that a mistake of one shows
-as a difference.
+One file a kind of number: `rewards`, `advantages`, `replay`, `loss`, `metrics`; `ledger` is where they report. Inputs
+are what the record holds. Metrics of rewards come from the function that training uses (`rewards.metrics`).
 
 What cannot be computed again is taken as it is recorded and named in the report: prediction errors and similarities
 (they come from hidden states, which are not recorded), log-probs, times, memory, gradient norms.

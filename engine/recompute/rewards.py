@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from ...configs.sections.rewards import RewardsConfig
-from ...rewards.moments import Moments, merge
+from ...rewards.moments import Moments, merge, moments
 from ...rewards.penalties import Episode
 from ...rewards.penalties.rules import BUILT_IN
 from ...rewards.repetition import repeated
@@ -196,14 +196,6 @@ class Rewards:
         self.report.number(item.place, f"mean that {name} is normalised by", used.mean, mean, tolerance=1e-7, size=size)
         self.report.number(item.place, f"std that {name} is normalised by", used.std, std, tolerance=1e-7, size=size)
         return used
-
-
-def moments(values: Sequence[float]) -> Moments:
-    """Count, mean and squared deviations."""
-    if not values:
-        return Moments()
-    mean = math.fsum(values) / len(values)
-    return Moments(len(values), mean, math.fsum((v - mean) ** 2 for v in values))
 
 
 def _amounts(data: object) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from ...rewards.metrics import batch_metrics
 from ...rewards.orchestrator import RewardOrchestrator
 from .advantages.base import AdvantageMethod, Scale, TurnRewards
 from .advantages.group import GroupAdvantage
@@ -74,6 +75,14 @@ class Scorer:
             for row, (r, t) in enumerate(zip(rollouts, trajectories, strict=True))
         ]
         return rewarded, dict(result.metrics)
+
+    def metrics(self, rollouts: Sequence[Rollout]) -> Metrics:
+        """The rewards' metrics of rollouts that were scored in several batches; nothing where nothing shaped them."""
+        scored = [(r.trajectory, r.breakdown) for r in rollouts if r.trajectory is not None and r.breakdown is not None]
+        if self.orchestrator is None or not scored or len(scored) < len(rollouts):
+            return {}
+        trajectories, breakdowns = zip(*scored, strict=True)
+        return batch_metrics(trajectories, breakdowns, [t.group for t in trajectories])
 
     def advantages(self, rollouts: Sequence[Rollout]) -> list[Group]:
         """Groups of the same rollouts with `advantages` and `formula`."""

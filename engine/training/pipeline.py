@@ -133,6 +133,7 @@ class RolloutPipeline:
         groups, metrics = self.collect(request)
         if self.options.dynamic_rounds:
             groups, generated = self.resample(groups, request)
+            metrics |= self.scorer.metrics(rollouts_of(generated))
         else:
             generated = groups
         if not self.processes.main:

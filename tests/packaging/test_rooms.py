@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *PLAIN_DATA,
         "configs",
         "engine.runs",
+        "rewards.metrics",
         "rewards.moments",
         "rewards.penalties",
         "rewards.repetition",

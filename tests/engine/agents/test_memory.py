@@ -147,3 +147,13 @@ def test_presets_that_see_fit_their_gpu_and_adapters_on_the_tower_cost_more(pres
     lora = config.model.lora.model_copy(update={"vision": True})
     seeing = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
     assert need(shape, seeing).peak > found.peak
+
+
+def test_the_rollouts_of_servers_are_cached_on_the_servers():
+    shape = shape_of(qwen3(3584, 18944, 28, 28))
+    own = need(shape, load_config(None, ["model.dtype=bfloat16"]))
+    servers = ["rollouts.engine=vllm", "rollouts.servers=[http://127.0.0.1:8000]"]
+    served = need(shape, load_config(None, ["model.dtype=bfloat16", *servers]))
+    assert served.acting == {} and own.acting
+    assert served.both == own.both and served.training == own.training
+    assert served.peak == sum(own.both.values()) + sum(own.training.values())

@@ -120,6 +120,23 @@ def test_other_settings_come_out_again_too(tmp_path, settings: dict[str, Any], r
     assert report.total > 500
 
 
+def test_metrics_of_dynamic_sampling_are_of_all_its_rounds(tmp_path):
+    folder = make_run(
+        tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0,
+        replay={"mode": "dapo", "min_group_std": 0.2},
+    )  # fmt: skip
+    assert run(folder) == 0
+    with RunReader(folder) as reader:
+        report = recompute(reader, read_config(folder))
+        metrics = metrics_of(reader)
+        for step, items in steps_of(reader):
+            totals = [i.record.breakdown.total or 0.0 for i in items if i.record.breakdown is not None]
+            assert len(totals) > 3 * 4, "no further round was made"
+            assert metrics[step]["rewards/total/mean"] == pytest.approx(sum(totals) / len(totals))
+    assert [str(w) for w in report.wrong] == []
+    assert report.compared["metric rewards/raw/penalty"] == report.compared["metric success/train"] == 2
+
+
 @pytest.mark.parametrize("told", [True, False], ids=["recorded", "earlier version"])
 def test_penalties_are_those_that_were_in_force(tmp_path, told: bool):
     folder = make_run(tmp_path / "run", tmp_path / "base", max_steps=2, prompts_per_step=3, save_every=0)
