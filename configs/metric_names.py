@@ -112,7 +112,9 @@ EFFECTIVE_BATCH: Final = _metric("grpo/effective_batch", "share of the batch tha
 STALENESS: Final = _metric("rollout/staleness", "optimiser steps between sampling and learning, mean")
 ROLLOUTS_DROPPED: Final = _metric("rollout/dropped", "rollouts that were too old to learn from")
 ROLLOUTS_WAIT: Final = _metric("rollout/wait", "seconds that rollouts waited for the trainer")
-TRAINER_IDLE: Final = _metric("trainer/idle", "seconds that the trainer waited for rollouts")
+TRAINER_IDLE: Final = _metric(
+    "trainer/idle", "seconds that the trainer waited for rollouts and for servers to take a version in"
+)
 LOGPROB_MISMATCH: Final = _metric("rollout/logprob_mismatch", "log-probs of servers and trainer apart, nats, mean")
 LOGPROB_MISMATCH_P99: Final = _metric("rollout/logprob_mismatch_p99", "the same, 99th percentile")
 LOGPROB_MISMATCH_MAX: Final = _metric("rollout/logprob_mismatch_max", "the same, largest")

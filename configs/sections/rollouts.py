@@ -27,7 +27,8 @@ class RolloutsConfig(Section):
     adapter_folder_on_servers: str | None = None
     """The same folder as the servers see it; null: by the same path."""
     request_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that one turn may take before its server counts as failed."""
+    """Seconds after which a turn is looked after. Its server has failed if it writes nothing else either, or if the
+    turn takes four times as long as the server's pace makes likely. Long turns need no larger value."""
     server_wait_s: float = Field(default=300.0, gt=0)
     """Seconds to wait while no server answers; then a training saves a checkpoint and ends, and callers of
     `grpo-tui online` are told to come back later."""

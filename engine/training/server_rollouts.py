@@ -37,8 +37,9 @@ class ServerRollouts:
     """Where a pipeline's rollouts come from when servers write them.
 
     seed(step): of a step's rollouts. Metrics: `rollout/staleness` (steps, mean over rollouts),
-    `rollout/logprob_mismatch` (nats a token, mean; also `_p99` and `_max`), `trainer/idle` and `rollout/wait` (seconds
-    that the trainer waited for rollouts, and they for it), `rollout/dropped` (rollouts that were too old).
+    `rollout/logprob_mismatch` (nats a token, mean; also `_p99` and `_max`), `trainer/idle` (seconds that the trainer
+    waited for rollouts, and for servers to take a version in), `rollout/wait` (seconds that rollouts waited for the
+    trainer), `rollout/dropped` (rollouts that were too old).
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class ServerRollouts:
 
     def begin(self, step: int) -> None:
         """The policy has made `step` optimiser steps: it goes to the servers, and rollouts of later steps begin."""
-        self.ahead.version(step, self.agent.publish(step))
+        with self.waiting():
+            version = self.agent.publish(step)
+        self.ahead.version(step, version)
 
     def take(self, step: int) -> list[Rollout] | None:
         """The rollouts that were made ahead for this step; None where there are none, or too old ones."""
@@ -72,7 +75,7 @@ class ServerRollouts:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """The trainer waits inside for rollouts that are made now."""
+        """The trainer waits inside, for rollouts or for servers that take a version in."""
         began = time.perf_counter()
         try:
             yield

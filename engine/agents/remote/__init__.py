@@ -4,7 +4,8 @@
 |---|---|
 | `protocol.py` | what is sent to a server and what must come back, as data; every answer is checked |
 | `client.py` | one server over HTTP |
-| `pool.py` | all servers: who is in, where a prompt's rollouts go, what happens when one fails |
+| `pool.py` | all servers: who is in, and what happens when one fails, is busy or takes long |
+| `placement.py` | where rollouts go: to the quicker servers more of them |
 | `adapters.py` | a version of the policy as a folder: written whole, loaded, proved, taken away again |
 | `agent.py`, `session.py` | an `Agent` and its `AgentSession` on such a pool |
 | `opening.py`, `news.py` | all of these as a configuration says; what becomes of servers, for the record |

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ....configs.errors import GrpoTuiError
 from ...policy.models import save_adapters
 from ...policy.probe import Probe, probe
 from ...runs.durable import make_folder, sync_folder, sync_tree
-from .client import ServerClient
+from .client import ADMIN_TIMEOUT_S, ServerClient
 from .pool import ServerPool
 from .protocol import GenerateRequest, ServerRefusal
 
@@ -259,6 +260,7 @@ class AdapterPublisher:
             self._wanted = [*(a for a in self._wanted if a.name != adapter.name), adapter]
         try:
             await self.pool.each(self._admit)
+            self.pool.weigh_anew()
             await self.pool.take_in()
             await self.pool.wait_for_one(wait_s)
         except BaseException:
@@ -298,7 +300,10 @@ class AdapterPublisher:
             temperature=adapter.probe.temperature,
             prompt_logprobs=True,
         )
-        answer = await client.generate(request, self.pool.request_timeout_s)
+        patience_s = max(self.pool.request_timeout_s, ADMIN_TIMEOUT_S)
+        began = time.monotonic()
+        answer = await client.patiently(lambda: client.generate(request, patience_s))
+        client.proved_in_s = time.monotonic() - began
         mean = float(np.abs(np.asarray(answer.prompt_logprobs) - adapter.probe.logprobs).mean())
         if mean > self.tolerance:
             raise ServerRefusal(

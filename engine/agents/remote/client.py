@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, TypeVar
 
 from ....configs.errors import GrpoTuiError
-from .protocol import GenerateAnswer, GenerateRequest, ServerRefusal, ServerTrouble
+from .protocol import GenerateAnswer, GenerateRequest, ServerBusy, ServerRefusal, ServerTrouble
 
 if TYPE_CHECKING:
     import httpx
+
+T = TypeVar("T")
 
 ADMIN_TIMEOUT_S = 60.0
 """For what is no generation: loading an adapter, asking for a name."""
@@ -38,19 +44,51 @@ class ServerClient:
         self._free = asyncio.Condition()
         self._under_way = 0
         self._probed = False
+        self._probes_alone: bool | None = None
+        self.proved_in_s = 0.0
+        """How long it took to prove the last version; 0: none yet."""
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
 
-    async def generate(self, request: GenerateRequest, timeout_s: float) -> GenerateAnswer:
-        """Write one turn; `timeout_s` is for the whole of it, to the last byte.
+    async def generate(self, request: GenerateRequest, timeout_s: float | None = None) -> GenerateAnswer:
+        """Write one turn; `timeout_s` is for the whole of it, to the last byte (None: as long as it takes).
 
-        A request for log-probs of its prompt waits until no other is under way here, and others wait for it: vLLM's
-        LoRA on a CPU dies of such a request among others (0.32: "einsum(): subscript b has size ...").
+        On a CPU, a request for log-probs of its prompt waits until no other is under way here, and others wait for it:
+        vLLM's LoRA there dies of such a request among others (0.32: "einsum(): subscript b has size ...": the rows of
+        the prompt are looked up in a table of the requests; github.com/vllm-project/vllm, 16668 and 51594, are open).
         """
-        async with self._place(alone=request.prompt_logprobs):
+        alone = request.prompt_logprobs and await self._is_on_cpu()
+        async with self._place(alone):
             body = await self._call("POST", "/inference/v1/generate", request.to_json(), timeout_s)
         return GenerateAnswer.from_json(body, request)
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]], patience_s: float = ADMIN_TIMEOUT_S) -> T:
+        """What `ask` gives, with pauses as long as the server is busy. Raises ServerBusy after `patience_s`."""
+        until = time.monotonic() + patience_s
+        for pauses in itertools.count():
+            try:
+                return await ask()
+            except ServerBusy as busy:
+                pause = busy.pause_s(pauses)
+                if time.monotonic() + pause > until:
+                    raise
+                await asyncio.sleep(pause)
+        raise AssertionError
+
+    def forget(self) -> None:
+        """Another server may answer here from now on."""
+        self._probes_alone = None
+
+    async def _is_on_cpu(self) -> bool:
+        """Whether the server runs on a CPU: it then reports how much memory of that its cache has."""
+        if self._probes_alone is None:
+            with contextlib.suppress(ServerRefusal, ServerTrouble):
+                found = await self.patiently(lambda: self._call("GET", "/metrics"))
+                self._probes_alone = re.search(rb'cpu_kvcache_space_bytes="\d', found) is not None
+        if self._probes_alone is None:
+            self._probes_alone = "cpu" in await self.version()
+        return self._probes_alone
 
     @contextlib.asynccontextmanager
     async def _place(self, alone: bool) -> AsyncIterator[None]:
@@ -74,11 +112,11 @@ class ServerClient:
 
     async def version(self) -> str:
         """The version of vLLM that the server runs."""
-        return str(self._object(await self._call("GET", "/version"))["version"])
+        return str(self._object(await self._admin("GET", "/version"))["version"])
 
     async def models(self) -> dict[str, str]:
         """Names that are served, the base model's first, and where each lies."""
-        found = self._object(await self._call("GET", "/v1/models"))["data"]
+        found = self._object(await self._admin("GET", "/v1/models"))["data"]
         try:
             return {str(m["id"]): str(m.get("root") or "") for m in found}  # type: ignore[attr-defined]
         except (TypeError, KeyError, AttributeError):
@@ -89,21 +127,26 @@ class ServerClient:
         if (await self.models()).get(name) == folder:
             return  # names are never used twice, so it is the same
         body = json.dumps({"lora_name": name, "lora_path": folder}).encode()
-        await self._call("POST", "/v1/load_lora_adapter", body)
+        await self._admin("POST", "/v1/load_lora_adapter", body)
 
     async def unload(self, name: str) -> None:
         """Serve this name no longer; nothing when it is not served."""
         if name in await self.models():
-            await self._call("POST", "/v1/unload_lora_adapter", json.dumps({"lora_name": name}).encode())
+            await self._admin("POST", "/v1/unload_lora_adapter", json.dumps({"lora_name": name}).encode())
 
-    async def _call(self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None) -> bytes:
+    async def _admin(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        return await self.patiently(lambda: self._call(method, path, body))
+
+    async def _call(
+        self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = ADMIN_TIMEOUT_S
+    ) -> bytes:
         import httpx
 
         try:
-            async with asyncio.timeout(timeout_s or ADMIN_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 answer = await self._http.request(method, self.url + path, content=body, headers=self._headers)
         except TimeoutError:
-            raise ServerTrouble(f"it did not answer within {timeout_s or ADMIN_TIMEOUT_S:g} s") from None
+            raise ServerTrouble(f"it did not answer within {timeout_s:g} s") from None
         except httpx.InvalidURL as problem:
             raise ServerRefusal(f"rollouts.servers: {self.url} is no address of a server ({problem})") from problem
         except httpx.HTTPError as problem:
@@ -112,6 +155,9 @@ class ServerClient:
         if answer.status_code == 200:
             return answer.content
         said = _message(answer.content)
+        if answer.status_code in (429, 503):
+            wanted = _seconds(answer.headers.get("retry-after", ""))
+            raise ServerBusy(f"it is busy ({answer.status_code}: {said})", wanted)
         if answer.status_code in (401, 403):
             cure = KEY if answer.status_code == 401 else SCALE_OUT
             raise ServerRefusal(f"the server {self.url} refuses {path} ({answer.status_code}: {said}); {cure}")
@@ -143,6 +189,16 @@ def open_http(connections: int = 1024) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
     # Servers are named by address: proxies of the environment are for the world outside.
     return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
+
+
+def _seconds(retry_after: str) -> float | None:
+    """What the header `Retry-After` asks for: seconds, or a date."""
+    try:
+        if retry_after.strip().isdigit():
+            return float(retry_after)
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _message(body: bytes) -> str:

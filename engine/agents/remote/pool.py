@@ -2,25 +2,35 @@
 
 Everything here runs in one event loop on a thread of its own; trainers call `run`, and sessions of any loop `generate`.
 A server that failed is out: what it was asked is asked of another one, with the same seeds, so that the tokens are the
-same ones. A task asks it every `PROBE_S` seconds whether it serves, gives it the adapters that are in use, and compares
-what it says of a fixed text; then it is in again.
+same ones. A task asks it every `PROBE_S` seconds (less often where it keeps failing) whether it serves, gives it the
+adapters that are in use, and compares what it says of a fixed text; then it is in again. A server that is busy (429,
+503) stays in and has its pause. A turn that takes long is no failure as long as the server works.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import dataclasses
 import logging
+import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ....configs.errors import GrpoTuiError
-from .client import ServerClient, open_http
-from .protocol import GenerateAnswer, GenerateRequest, ServerRefusal, ServerTrouble
+from .client import ADMIN_TIMEOUT_S, ServerClient, open_http
+from .placement import ALIKE, Load, balance, better, spread
+from .protocol import (
+    FIRST_PAUSE_S,
+    GenerateAnswer,
+    GenerateRequest,
+    ServerBusy,
+    ServerRefusal,
+    ServerTrouble,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -31,6 +41,14 @@ T = TypeVar("T")
 NOT_ASKED = "it was not asked yet"
 PROBE_S = 2.0
 """Seconds between two attempts to take a server in again."""
+FORGIVEN, MOST_DOUBLINGS = 64, 8
+"""The pause doubles, so many times at most, with each failure of a server that wrote fewer than so many turns since."""
+SLOW_SHARE = 0.1
+"""A server with a smaller share of the rollouts than this, relative to the quickest, is called slow."""
+SIGN_TOKENS = 4
+"""Tokens by which a server shows that it works."""
+OVERDUE = 4.0
+"""A turn is given up that takes so many times as long as the server's pace makes likely."""
 ATTEMPTS = 4
 """A request that failed on so many servers in a row, each of which came back, is at fault itself."""
 
@@ -47,15 +65,25 @@ class NoServersLeft(GrpoTuiError, RuntimeError):
 @dataclass
 class Server:
     """One server of the pool. why_out: empty while it is in; refusal: set where it would not help to wait.
-    retried: somebody asks it from time to time whether it is fit again. turns, tokens: that it wrote so far."""
+    retried: somebody asks it from time to time whether it is fit again, or it has left for good. turns, tokens: that it
+    wrote so far. failures: in a row, with fewer than `FORGIVEN` turns (`since_failure`) in between. heard: when it gave
+    an answer last."""
 
     client: ServerClient
     why_out: str = NOT_ASKED
     refusal: ServerRefusal | None = None
     retried: bool = False
-    in_flight: int = 0
+    load: Load = field(default_factory=Load)
+    failures: int = 0
     turns: int = 0
     tokens: int = 0
+    since_failure: int = 0
+    heard: float = 0.0
+    busy_until: float = 0.0
+    pauses: int = 0
+    slow: bool = False
+    """Whether that was told."""
+    _pause_began: float = 0.0
 
     @property
     def up(self) -> bool:
@@ -66,6 +94,24 @@ class Server:
     def url(self) -> str:
         """The server's address."""
         return self.client.url
+
+    def pause(self, busy: ServerBusy, asked: float) -> None:
+        """It asked for a pause, when it was asked at that time: of requests that were sent together one counts."""
+        if asked >= self._pause_began:
+            self.pauses += 1
+            self._pause_began = time.monotonic()
+        self.busy_until = max(self.busy_until, time.monotonic() + busy.pause_s(self.pauses - 1))
+
+    def answered(self, asked: float, tokens: int) -> None:
+        """It wrote a turn of so many tokens that it was asked for at that time."""
+        self.heard = time.monotonic()
+        self.turns += 1
+        self.tokens += tokens
+        self.since_failure += 1
+        if asked >= self._pause_began:
+            self.pauses = 0
+        if self.since_failure >= FORGIVEN:
+            self.failures = 0
 
 
 @dataclass(frozen=True)
@@ -83,7 +129,8 @@ class Standing:
 
 
 class ServerPool:
-    """Servers at `urls`. request_timeout_s: for one turn. wait_s: how long to wait while none is in.
+    """Servers at `urls`. request_timeout_s: a turn that takes longer is looked after. wait_s: how long to wait while
+    none is in.
 
     tell: hears when a server goes out or comes back, one sentence, on the thread of the pool.
     """
@@ -150,10 +197,13 @@ class ServerPool:
         """
         return await asyncio.wrap_future(self.begin(self._generate(request, home)))
 
-    def homes(self, count: int) -> list[Home]:
-        """Places for so many prompts, spread evenly: rollouts of one stay together, where their prompt is cached."""
-        first, self._turn = self._turn, self._turn + count
-        return [Home(first + i) for i in range(count)]
+    def homes(self, prompts: int, rollouts: int) -> list[Home]:
+        """Places for so many rollouts of each prompt, prompt-major; `placement.spread` chooses servers when the first
+        one begins."""
+        self._turn += 1
+        homes: list[Home] = []
+        homes += [Home(homes, prompts, rollouts, self._turn) for _ in range(prompts * rollouts)]
+        return homes
 
     async def take_in(self) -> None:
         """Have every server that was not asked yet try to come in, and wait until each has. In the pool's loop."""
@@ -162,6 +212,14 @@ class ServerPool:
         for server in new:
             if not server.up:
                 self._keep_trying(server)
+
+    def weigh_anew(self) -> None:
+        """Give slow servers that proved a version as quickly as the others their full share. In the pool's loop."""
+        proving = [s.client.proved_in_s for s in self.servers if s.up and s.client.proved_in_s]
+        for server in self.servers:
+            if server.up and server.load.share < SLOW_SHARE and server.client.proved_in_s <= ALIKE * min(proving):
+                server.slow = False
+                server.load.forget()
 
     async def each(self, action: Callable[[ServerClient], Awaitable[None]]) -> None:
         """Do this with each server that is in; one that fails is out. In the pool's loop."""
@@ -182,7 +240,7 @@ class ServerPool:
     def states(self) -> list[dict[str, Any]]:
         """What each server does and did. On any thread."""
         return [
-            {"url": s.url, "in_flight": s.in_flight, "turns": s.turns, "tokens": s.tokens, "why_out": s.why_out}
+            {"url": s.url, "in_flight": s.load.under_way, "turns": s.turns, "tokens": s.tokens, "why_out": s.why_out}
             for s in self.servers
         ]
 
@@ -207,14 +265,16 @@ class ServerPool:
     async def _generate(self, request: GenerateRequest, home: Home) -> GenerateAnswer:
         failures: list[str] = []
         refused: set[str] = set()
+        busy_until = time.monotonic() + max(self.wait_s, self.request_timeout_s)
         while True:
             server = await self._server(home, refused)
+            asked = time.monotonic()
             try:
-                with self._flight(server):
-                    answer = await server.client.generate(request, self.request_timeout_s)
-                server.turns += 1
-                server.tokens += len(answer.token_ids)
-                return answer
+                return await self._ask(server, request)
+            except ServerBusy as problem:
+                server.pause(problem, asked)
+                if min((s.busy_until for s in self.servers if s.up), default=0.0) > busy_until:
+                    raise NoServersLeft(f"rollout servers take no request: {server.url}: {problem.reason}") from None
             except ServerTrouble as problem:
                 failures.append(f"{server.url}: {problem.reason}")
                 self._out(server, problem.reason)
@@ -227,29 +287,82 @@ class ServerPool:
                     raise
 
     async def _server(self, home: Home, refused: set[str]) -> Server:
-        """The server of `home` if it is in, else the one with the least to do, which is its home from then on."""
-        await self.wait_for_one(self.wait_s)
-        up = [s for s in self.servers if s.up and s.url not in refused] or [s for s in self.servers if s.up]
-        server = home.server
-        if server is None:
-            server = up[home.number % len(up)]
-        elif server not in up:
-            server = min(up, key=lambda s: s.in_flight)
-        home.server = server
-        return server
+        """The server at which a rollout is at home. One that is out, or far more loaded than another, is so no longer;
+        while it is busy, another writes."""
+        while True:
+            await self.wait_for_one(self.wait_s)
+            up = [s for s in self.servers if s.up and s.url not in refused] or [s for s in self.servers if s.up]
+            now = time.monotonic()
+            free = [s for s in up if s.busy_until <= now]
+            if free:
+                break
+            await asyncio.sleep(min(s.busy_until for s in up) - now + random.uniform(0.0, FIRST_PAUSE_S))
+        if home.server is None:
+            home.place(up)
+        if home.server not in up:
+            home.server = min(up, key=lambda s: s.load.crowd())
+        assert home.server is not None
+        home.server = up[better([s.load for s in up], up.index(home.server), home.rollouts)]
+        return home.server if home.server in free else min(free, key=lambda s: s.load.crowd())
 
-    @contextlib.contextmanager
-    def _flight(self, server: Server) -> Iterator[None]:
-        server.in_flight += 1
+    async def _ask(self, server: Server, request: GenerateRequest) -> GenerateAnswer:
+        """One turn, which takes as long as it takes while its server works (`_look_after`)."""
+        began, tokens = server.load.begin(), 0
+        turn = asyncio.ensure_future(server.client.generate(request))
         try:
-            yield
+            while not (await asyncio.wait({turn}, timeout=self.request_timeout_s))[0]:
+                await self._look_after(server, request, began)
+            answer = turn.result()
+            tokens = len(answer.token_ids)
+            server.answered(began, tokens)
+            return answer
         finally:
-            server.in_flight -= 1
+            turn.cancel()
+            server.load.end(began, tokens)
+            if tokens:
+                balance([s.load for s in self.servers if s.up])
+                self._note_slow_ones()
+
+    def _note_slow_ones(self) -> None:
+        paces = [s.load.pace for s in self.servers if s.up and s.load.pace]
+        for server in self.servers:
+            pace = server.load.pace or 0.0
+            if server.up and not server.slow and server.load.share < SLOW_SHARE and pace > 2 * min(paces):
+                server.slow = True
+                self._tell(
+                    f"rollout server {server.url} is slow: {pace:.2g} s a token, {min(paces):.2g} s on the quickest; "
+                    "it gets few rollouts",
+                    False,
+                )
+
+    async def _look_after(self, server: Server, request: GenerateRequest, began: float) -> None:
+        """Raises ServerTrouble where a turn that takes long will not be written: where the server writes nothing else
+        either, or at its pace would have written it long ago."""
+        asked, pace = time.monotonic(), server.load.pace or 0.0
+        if asked - server.heard > self.request_timeout_s:
+            sign = dataclasses.replace(
+                request, max_tokens=SIGN_TOKENS, request_id=f"probe-alive-{random.getrandbits(32):08x}"
+            )
+            try:
+                answer = await server.client.patiently(lambda: server.client.generate(sign, ADMIN_TIMEOUT_S))
+            except ServerTrouble as problem:
+                if server.heard < asked:
+                    raise ServerTrouble(f"a turn is not done after {asked - began:.0f} s; {problem.reason}") from None
+            else:
+                server.heard = time.monotonic()
+                pace = max(pace, (server.heard - asked) / len(answer.token_ids))
+        if asked - began > OVERDUE * request.max_tokens * pace:
+            raise ServerTrouble(
+                f"a turn of at most {request.max_tokens} tokens is not done after {asked - began:.0f} s, "
+                f"at {pace:.2g} s a token for others"
+            )
 
     def _out(self, server: Server, reason: str, refusal: ServerRefusal | None = None) -> None:
         if not server.up:
             return
         server.why_out, server.refusal = reason, refusal
+        server.failures, server.since_failure = server.failures + 1, 0
+        server.client.forget()
         self._tell(f"rollout server {server.url} is out: {reason}; its rollouts go to others until it is back", False)
         self._keep_trying(server)
 
@@ -259,9 +372,10 @@ class ServerPool:
         async def again() -> None:
             began = time.monotonic()
             while not server.up:
-                await asyncio.sleep(PROBE_S)
+                await asyncio.sleep(PROBE_S * 2 ** min(max(server.failures - 1, 0), MOST_DOUBLINGS))
                 await self._try(server)
             server.retried = False
+            server.load.forget()
             self._tell(f"rollout server {server.url} is back after {time.monotonic() - began:.0f} s", True)
 
         task = asyncio.get_running_loop().create_task(again())
@@ -300,7 +414,17 @@ def _log(sentence: str, good: bool) -> None:
 
 @dataclass
 class Home:
-    """Where the rollouts of one prompt are: chosen at the first request, and again when that server is out."""
+    """Where a rollout's turns are written. together: those of its session, `prompts` times `rollouts`; turn: the
+    session's number."""
 
-    number: int
+    together: list[Home]
+    prompts: int
+    rollouts: int
+    turn: int
     server: Server | None = None
+
+    def place(self, servers: Sequence[Server]) -> None:
+        """Choose the servers of the whole session."""
+        numbers = spread([s.load for s in servers], self.prompts, self.rollouts, self.turn)
+        for home, number in zip(self.together, numbers, strict=True):
+            home.server = servers[number]

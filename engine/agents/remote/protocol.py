@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ....configs.errors import GrpoTuiError
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0
+"""Before a server that was busy, and names no time, is asked again."""
 LOGPROB_SLACK = 1e-3
 """A log-prob above 0 by more than rounding is none."""
 
@@ -23,6 +26,20 @@ class ServerTrouble(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class ServerBusy(ServerTrouble):
+    """A server asks for a pause. retry_after_s: as long as it wants; None where it does not say."""
+
+    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+    def pause_s(self, before: int) -> float:
+        """How long to wait after so many pauses in a row, never the same for two who ask."""
+        wanted = self.retry_after_s
+        pause = min(FIRST_PAUSE_S * 2.0**before, LONGEST_PAUSE_S) if wanted is None else wanted
+        return pause * random.uniform(1.0, 1.5) + random.uniform(0.0, FIRST_PAUSE_S)
 
 
 class ServerRefusal(GrpoTuiError, RuntimeError):
@@ -121,6 +138,8 @@ class GenerateAnswer:
         if [_token(t) for t in tokens] != [_token(each["token_id"]) for each in content]:
             raise ServerTrouble("its log-probs are not those of its tokens")
         stopped = choice["finish_reason"] == "stop"
+        if stopped and not request.stop and tokens[-1] not in request.stop_token_ids:
+            raise ServerTrouble(f"it ended a turn after {len(tokens)} tokens with a token that ends none")
         if not stopped and len(tokens) != request.max_tokens:
             raise ServerTrouble(f"it stopped for length after {len(tokens)} of {request.max_tokens} tokens")
         return cls(str(name), tuple(tokens), tuple(logprobs), stopped, cls._prompt(answer, request))

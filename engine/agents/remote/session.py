@@ -20,7 +20,7 @@ from .protocol import GenerateRequest
 
 
 class RemoteSession:
-    """See `AsyncAgentSession`. Rows are prompt-major; those of a prompt go to one server as long as it is in.
+    """See `AsyncAgentSession`. Rows are prompt-major; `placement.py` chooses the server of each.
 
     A turn of a row depends on the seed of its prompt, its place among that prompt's rollouts and the turn's number, so
     a request that is made again, of another server, gives the same tokens.
@@ -47,7 +47,7 @@ class RemoteSession:
         self._settings = settings
         self._num_rollouts = num_rollouts
         self._seeds = list(seeds)
-        self._homes = pool.homes(len(prompts))
+        self._homes = pool.homes(len(prompts), num_rollouts)
         self._exhausted = np.zeros(len(self.history.length), dtype=bool)
         self._name = f"{adapter.name}-{np.random.default_rng().integers(2**32):08x}"
         self._open = True
@@ -81,7 +81,7 @@ class RemoteSession:
         )
         if self._watched is not None:
             self._watched.goes_on(row)
-        answer = await self._pool.generate(request, self._homes[prompt])
+        answer = await self._pool.generate(request, self._homes[row])
         count = len(answer.token_ids)
         self.history.append_turn(
             np.array([row]),

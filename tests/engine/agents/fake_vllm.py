@@ -96,6 +96,8 @@ class FakeVLLM:
     lora: bool = True
     raw_logprobs: bool = False
     delay_s: float = 0.0
+    on_cpu: bool = True
+    """Whether it has the bug of vLLM's LoRA on a CPU."""
     port: int = 0
     faults: deque[str] = field(default_factory=deque)
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -110,9 +112,13 @@ class FakeVLLM:
         self.may_load = threading.Event()
         """While it is not set, adapters are not loaded yet."""
         self.may_load.set()
+        self.may_write = threading.Event()
+        """While it is not set, turns are not written."""
+        self.may_write.set()
         self.app = Starlette(
             routes=[
                 Route("/version", self.version),
+                Route("/metrics", self.metrics),
                 Route("/v1/models", self.models),
                 Route("/v1/load_lora_adapter", self.load, methods=["POST"]),
                 Route("/v1/unload_lora_adapter", self.unload, methods=["POST"]),
@@ -154,6 +160,10 @@ class FakeVLLM:
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": "0.32.0"})
 
+    async def metrics(self, request: Request) -> Response:
+        kept = "1073741824" if self.on_cpu else "None"
+        return Response(f'vllm:cache_config_info{{block_size="32",cpu_kvcache_space_bytes="{kept}"}} 1.0')
+
     async def models(self, request: Request) -> Response:
         if (no := self._unauthorised(request)) is not None:
             return no
@@ -194,6 +204,10 @@ class FakeVLLM:
         fault = self.faults.popleft() if self.faults and not asked["request_id"].startswith("probe") else ""
         if asked["model"] not in ("base", *self.adapters) or fault == "404":
             return _error(404, f"The model `{asked['model']}` does not exist.")
+        if fault == "429":
+            return JSONResponse({"error": "too many requests"}, 429, {"Retry-After": "0"})
+        if fault == "503":
+            return JSONResponse({"error": "try again later"}, 503)
         if fault == "500":
             return _error(500, "EngineCore encountered an issue.")
         if fault == "garbage":
@@ -204,11 +218,19 @@ class FakeVLLM:
             asked = {**asked, "model": next(iter(self.adapters))}
         self.under_way += 1
         try:
-            if asked["sampling_params"].get("prompt_logprobs") is not None and self.under_way > 1:
+            if asked["sampling_params"].get("prompt_logprobs") is not None and self.under_way > 1 and self.on_cpu:
                 return _error(500, "EngineCore encountered an issue: einsum(): subscript b has size 5")  # as vLLM does
+            while not self.may_write.is_set() and not asked["request_id"].startswith("probe"):
+                await asyncio.sleep(0.005)
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
             tokens, logprobs, stopped = await self._write(asked)
+            if fault == "half":
+                tokens, logprobs, stopped = (
+                    tokens[: max(1, len(tokens) // 2)],
+                    logprobs[: max(1, len(tokens) // 2)],
+                    True,
+                )
         finally:
             self.under_way -= 1
         body: dict[str, Any] = {

@@ -6,6 +6,8 @@ import copy
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from grpo_tui.engine.agents.decoder import stop_ids_of
 from grpo_tui.engine.agents.remote import pool as pool_module
 from grpo_tui.engine.agents.remote.adapters import AdapterPublisher
 from grpo_tui.engine.agents.remote.agent import RemoteAgent
+from grpo_tui.engine.agents.remote.client import _seconds
 from grpo_tui.engine.agents.remote.pool import NoServersLeft, ServerPool
-from grpo_tui.engine.agents.remote.protocol import ServerRefusal
+from grpo_tui.engine.agents.remote.protocol import ServerBusy, ServerRefusal
 from grpo_tui.engine.agents.settings import AgentSettings
 from grpo_tui.engine.launch.rollout_servers import check_server, serve_commands
 from grpo_tui.envs.agent import Message
@@ -110,7 +113,7 @@ def test_a_session_on_servers_is_the_session_here(world: World, servers: list[Fa
     assert_same(session, play(TransformersAgent(world.policy, tokenizer(), **SETTINGS)))
     asked = [r for s in servers for r in s.requests if not r["request_id"].startswith("probe")]
     assert {r["model"] for r in asked} == {session.adapter.name}
-    homes = [{tuple(r["token_ids"][:6]) for r in s.requests if "probe" not in r["request_id"]} for s in servers]
+    homes = [{tuple(r["token_ids"][:6]) for r in s.requests if r["request_id"].endswith("-0")} for s in servers]
     assert homes[0] and homes[1] and not homes[0] & homes[1], "the rollouts of a prompt stay on one server"
 
 
@@ -139,6 +142,74 @@ def test_rows_of_a_failing_server_go_elsewhere_with_the_same_tokens(fault: str, 
         assert time.monotonic() < deadline, world.told
         time.sleep(0.02)
     assert_same(play(world.agent), expected)
+
+
+@pytest.mark.parametrize("busy", ["429", "503"])
+def test_a_busy_server_stays_in_and_is_asked_again(busy: str, world: World, servers: list[FakeVLLM]):
+    world.agent.publish(0)
+    expected = play(world.agent)
+    for server in servers:
+        server.fail(*[busy, ""] * 4)
+    assert_same(play(world.agent), expected)
+    assert not world.told and all(len(s.faults) < 6 for s in servers)
+
+
+def test_a_server_that_names_a_time_is_left_alone_until_then():
+    busy = [ServerBusy("it is busy", 7.0).pause_s(before) for before in (0, 3, 9) for _ in range(20)]
+    assert min(busy) >= 7.0 and len(set(busy)) == 60
+    own = [ServerBusy("it is busy").pause_s(before) for before in range(12)]
+    assert own[0] < own[4] < own[8] < 60
+    assert _seconds("3") == 3.0 and _seconds("soon") is None and _seconds("") is None
+    assert 8 < (_seconds(format_datetime(datetime.now(UTC) + timedelta(seconds=10))) or 0) < 11
+
+
+def test_a_turn_takes_as_long_as_it_takes_while_its_server_works(tmp_path: Path, servers: list[FakeVLLM]):
+    world = World(tmp_path / "adapters", servers, request_timeout_s=0.1)
+    world.agent.publish(0)
+    for server in servers:
+        server.delay_s = 0.35
+    play(world.agent, turns=1)
+    assert not world.told
+    signs = [r for s in servers for r in s.requests if r["request_id"].startswith("probe-alive")]
+    assert len(signs) > 0 and all(r["sampling_params"]["max_tokens"] == 4 for r in signs)
+    world.pool.close()
+
+
+def test_a_server_without_the_fault_proves_a_version_among_its_turns(tmp_path: Path, servers: list[FakeVLLM]):
+    world = World(tmp_path / "adapters", servers[:1])
+    server = servers[0]
+    world.agent.publish(0)
+    for step, on_cpu in ((1, True), (2, False)):
+        server.on_cpu = on_cpu
+        world.pool.servers[0].client.forget()
+        server.may_write.clear()
+        before = len(server.requests)
+        move(world.policy)
+        with ThreadPoolExecutor(2) as threads:
+            writing = threads.submit(play, world.agent, 1)
+            while server.under_way < 9:
+                time.sleep(0.005)
+            publishing = threads.submit(world.agent.publish, step)
+            while not any(f"s{step}-" in name for name in server.adapters):
+                time.sleep(0.005)
+            if on_cpu:
+                time.sleep(0.1)
+                assert not publishing.done() and len(server.requests) == before + 9, "it waits for the turns"
+            else:
+                publishing.result()
+                assert not writing.done()
+            server.may_write.set()
+            publishing.result()
+            writing.result()
+    world.pool.close()
+
+
+def test_an_answer_that_stops_where_no_turn_ends_is_not_taken(world: World, servers: list[FakeVLLM]):
+    world.agent.publish(0)
+    expected = play(world.agent)
+    servers[0].fail(*["half"] * 3)
+    assert_same(play(world.agent), expected)
+    assert any("ended a turn after" in told and servers[0].url in told for told in world.told)
 
 
 def test_an_answer_of_an_older_version_is_never_taken(world: World, servers: list[FakeVLLM]):
