@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...envs.tools import ToolSpec
+from .alphabet import Alphabet, token_text
 from .errors import RecordDamaged
 from .learning import USE_COLUMNS, Use, use_of
 from .record import Record
@@ -19,7 +20,7 @@ class Bodies:
     def __init__(self, record: Record) -> None:
         self._record = record
         self._toolsets: dict[int, tuple[ToolSpec, ...]] = {}
-        self._byte_level: bool | None = None
+        self._alphabet: Alphabet | None = None
 
     def trajectory(self, id_or_n: str | int) -> TrajectoryRecord:
         """A whole trajectory without its tokens. Raises LookupError or RecordDamaged."""
@@ -58,20 +59,33 @@ class Bodies:
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The text of token ids, without a tokenizer; an id that is not in the vocabulary becomes `<id>`."""
+        alphabet = self.alphabet
+        return [token_text(symbol, alphabet) for symbol in self.token_symbols(ids)]
+
+    def token_symbols(self, ids: Sequence[int]) -> list[str]:
+        """The same as the tokenizer writes them."""
         wanted = sorted({int(i) for i in ids})
         texts: dict[int, str] = {}
         for start in range(0, len(wanted), 500):
             part = wanted[start : start + 500]
             marks = ",".join("?" * len(part))
             texts.update(self._record.all(f"SELECT id, text FROM vocabulary WHERE id IN ({marks})", part))
-        if self._byte_level is None:
-            kind = self._record.scalar("SELECT value FROM meta WHERE key = 'vocabulary'")
-            self._byte_level = kind == "byte-level"
-        if self._byte_level:
-            from .codec import from_byte_level
-
-            texts = {i: from_byte_level(t) for i, t in texts.items()}
         return [texts.get(int(i), f"<{int(i)}>") for i in ids]
+
+    @property
+    def alphabet(self) -> Alphabet:
+        """How the vocabulary is written: as its writer stated, else as its tokens look."""
+        if self._alphabet is None:
+            stated = self._record.scalar("SELECT value FROM meta WHERE key = 'vocabulary'")
+            looks = {" [a-z]*": Alphabet.TEXT, "Ġ[a-z]*": Alphabet.BYTE_LEVEL, "▁[a-z]*": Alphabet.SENTENCEPIECE}
+            found = Alphabet.BYTE_LEVEL if stated == Alphabet.BYTE_LEVEL else None
+            for pattern, alphabet in looks.items():
+                if found is None and self._record.scalar(
+                    "SELECT 1 FROM vocabulary WHERE text GLOB ? LIMIT 1", (pattern,)
+                ):
+                    found = alphabet
+            self._alphabet = found or Alphabet.TEXT
+        return self._alphabet
 
     def number(self, id_or_n: str | int) -> int:
         """The number of a trajectory by id (the latest of that id) or number. Raises LookupError."""

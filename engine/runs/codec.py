@@ -249,24 +249,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return value
-
-
-def from_byte_level(text: str) -> str:
-    """A token of byte-level BPE as text: `Ġthe` is ` the`; bytes that are no UTF-8 of their own become `\\xNN`."""
-    try:
-        data = bytes(_BYTES[c] for c in text)
-    except KeyError:
-        return text  # a special token, written as it is
-    return data.decode("utf-8", "backslashreplace")
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins of GPT-2's byte-level BPE: printable bytes are themselves, others count up from 256."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    alphabet = {chr(b): b for b in printable}
-    others = [b for b in range(256) if b not in set(printable)]
-    alphabet.update({chr(256 + i): b for i, b in enumerate(others)})
-    return alphabet
-
-
-_BYTES = _byte_alphabet()

@@ -227,7 +227,8 @@ def places(reader: RunReader, query: Query, text: str) -> list[tuple[int, int]]:
     for row in reader.rollouts.page(query, limit=1000):
         steps = reader.bodies.trajectory(row.n).trajectory.steps
         for i, step in enumerate(steps):
-            shown = [step.thought, step.observation, step.error or "", f"{step.action}({step.arguments})"]
+            error = step.error if step.error and step.error not in step.observation else ""
+            shown = [step.thought, step.observation, error, f"{step.action}({step.arguments})"]
             found += [(row.n, i)] * sum(part.casefold().count(text) for part in shown)
     return found
 

@@ -216,7 +216,7 @@ async def test_runs_that_serve_have_columns_and_filters_of_their_own(run: Path, 
     assert writer.flush(10)
     writer.close()
     start = Trajectories(online, Query(filter="gate:open and taken_back and version:3..5"))
-    async with running(online.parent, start, size=(139, 40)) as app:
+    async with running(online.parent, start, size=(139, 60)) as app:
         heading = next(line for line in app.text.splitlines() if "policy" in line)
         assert all(name in heading for name in ("policy", "sent", "conf", "gate", "update"))
         assert "v3" in app.text and "taken back" in app.text and "1 of 1" in app.text

@@ -17,8 +17,9 @@ from grpo_tui.engine.runs.types import Call, Step, Trajectory
 from grpo_tui.tui.app.calls import calls_of, ended, shown, summary
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.kinds import chunks, kind_of, prepared
-from grpo_tui.tui.app.rollout_fields import end_fields, said, step_fields
+from grpo_tui.tui.app.rollout_fields import end_fields, step_fields
 from grpo_tui.tui.app.theme import THEMES, Palette
+from grpo_tui.tui.app.thoughts import said
 from grpo_tui.tui.app.widgets.flow import Flow, Part
 from grpo_tui.tui.app.widgets.line import Line
 from grpo_tui.tui.app.widgets.rendering import Renderer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os.path
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from ...engine.runs.types import Call, Step, Trajectory
 from .brief import arguments_text, brief
 from .kinds import by_path
+from .thoughts import said, words_as_answer
 
 _COMMAND = ("command", "cmd", "bash_command", "shell_command", "keystrokes", "script", "commands")
 _CODE = ("code", "python_code", "source_code", "cell_source")
@@ -85,12 +86,6 @@ def calls_of(step: Step) -> Sequence[Call]:
     if step.action is None or words_as_answer(step):
         return ()
     return (Call(step.action, step.arguments, result=step.observation or None, error=step.error),)
-
-
-def words_as_answer(step: Step) -> bool:
-    """Whether the call of a step was never written: an environment took all of the agent's text as its answer."""
-    said = step.arguments.get("text") if len(step.arguments) == 1 else None
-    return isinstance(said, str) and step.action is not None and not step.calls and step.text.strip() == said.strip()
 
 
 def shown(call: Call, root: str = "") -> Shown:
@@ -257,17 +252,10 @@ def failed(step: Step) -> bool:
 
 
 def summary(step: Step, root: str = "") -> str:
-    """A step in one line: its calls, or the first words of its text."""
+    """A step in one line: its calls, or the first line of its words."""
     calls = calls_of(step)
     if calls:
         return " ‖ ".join(shown(call, root).line for call in calls)
-    if step.label == "?":
-        return "? no call"
-    return next((line.strip() for line in step.text.splitlines() if line.strip()), "") if step.text else "(nothing)"
-
-
-def files(step: Step) -> Iterator[str]:
-    """The texts by which the calls of a step are filtered: its tools and their lines."""
-    for call in calls_of(step):
-        yield call.name
-        yield shown(call).line
+    thought, words = said(step)
+    lines = [line.strip() for text in (words, thought) for line in text[:2000].splitlines() if line.strip()]
+    return lines[0] if lines else "? no call" if step.label == "?" else "(nothing)"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from .widgets.group_panel import short
-
 _LEAST_SHARED = 12
 """Characters that prompts must begin with in common before their beginning is left out."""
 
@@ -34,3 +32,11 @@ def shared_beginning(prompts: Iterable[str]) -> int:
 def telling(prompt: str, shared: int) -> str:
     """A prompt from where it differs from the others."""
     return f"…{prompt[shared:]}" if shared and len(prompt) > shared else prompt
+
+
+def short(action: str | None) -> str:
+    """The first word of an action's name, for routes: `SEGMENT_OBJECT_AT` as `SEGMENT`."""
+    if action is None:
+        return "?"
+    head = action.split("_")[0]
+    return head if 2 <= len(head) <= 12 else action[:12]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engine.runs.types import Call, SeenImage, Step, Trajectory
 from ..format import duration
 from .brief import brief
-from .calls import Shown, calls_of, ended, shown, words_as_answer
-
-_TAGS = re.compile(r"<(think|thinking|thought|reasoning)>(.*?)(?:</\1>|\Z)", re.S)
-_CHANNEL = re.compile(
-    r"(?:<\|start\|>\w*)?<\|channel\|>(\w*)[^<]*<\|message\|>(.*?)(?:<\|(?:end|return|call)\|>|(?=<\|start\|>)|\Z)",
-    re.S,
-)
-_WRITTEN = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.S)
+from .calls import Shown, calls_of, ended, shown
+from .thoughts import said, written
 
 
 @dataclass(frozen=True)
@@ -50,38 +43,6 @@ def prompt_fields(trajectory: Trajectory, task: bool = False) -> list[Field]:
     return fields
 
 
-def said(step: Step) -> tuple[str, str]:
-    """Thought and words of a step. A thought is in a field of its own, in tags, or in a channel; calls that were read
-    from the text are no words."""
-    thoughts = [step.thought] if step.thought else []
-    words = "" if step.action is not None and not step.calls and not words_as_answer(step) else step.text
-    if step.thought and "<think" in step.thought:
-        thoughts = [found[2] for found in _TAGS.finditer(step.thought)] or thoughts
-    if "<|channel|>" in words:
-        found = _CHANNEL.findall(words)
-        thoughts += [text for channel, text in found if channel == "analysis"]
-        words = "\n\n".join(text for channel, text in found if channel != "analysis")
-    if "</think" in words or "<think" in words or "<reasoning>" in words or "<thought>" in words:
-        before, end, after = words.partition("</think>")
-        if end and "<think>" not in before:  # the prompt ended with <think>
-            thoughts, words = [*thoughts, before], after
-        thoughts += [found[2] for found in _TAGS.finditer(words)]
-        words = _TAGS.sub("", words)
-    if step.calls:
-        words = _WRITTEN.sub("", words)
-        if words == "\n".join(_as_text(call) for call in step.calls):
-            words = ""
-    whole = dict.fromkeys(text.strip() for text in thoughts)
-    return "\n\n".join(text for text in whole if text), words.strip("\n")
-
-
-def _as_text(call: Call) -> str:
-    """A call as importers write it where the agent wrote no words."""
-    from ...engine.imports.convert import call_text
-
-    return call_text(call)
-
-
 def step_fields(step: Step, root: str = "") -> list[Field]:
     """Thought, words, each call with its own result, errors. `root` is cut from paths."""
     thought, words = said(step)
@@ -101,16 +62,15 @@ def step_fields(step: Step, root: str = "") -> list[Field]:
     if rest and rest not in results and "\n\n".join(call.result or "" for call in calls) != rest:
         fields.append(Field("observation", rest, role="result"))
     fields += _seen_field(step.seen)
-    if step.error and not any(
-        call.error and call.error in step.error and call.result is not None for call in step.calls
-    ):
+    told = [call.error for call in calls if call.error and call.result is not None]
+    if step.error and not any(error in step.error for error in told):
         fields.append(Field("✗ error", step.error, "bad", "plain"))
     return fields
 
 
 def thought_fields(thought: str) -> list[Field]:
     """A thought and about how many tokens it has: how many exactly is not recorded of a part of a turn."""
-    note = f"≈ {max(1, len(thought) // 4):,} tokens"
+    note = f"≈ {len(thought) // 4:,} tokens" if len(thought) >= 80 else ""
     return [Field("thought", thought, "muted", role="thought", prose=True, tail=True, note=note)] if thought else []
 
 
@@ -151,7 +111,7 @@ def raw_fields(step: Step) -> list[Field]:
     fields = [Field("thought", step.thought, kind="raw")] if step.thought else []
     fields.append(Field("wrote", step.text, kind="raw"))
     for call in step.calls:
-        fields.append(Field("call", _as_text(call), "accent", "raw"))
+        fields.append(Field("call", written(call), "accent", "raw"))
         fields += [Field("result", call.result, kind="raw")] if call.result is not None else []
     if step.observation and not step.calls:
         fields.append(Field("observation", step.observation, kind="raw"))
@@ -182,7 +142,7 @@ def end_fields(t: Trajectory) -> list[Field]:
         fields.append(
             Field("no answer", f"ended by {t.stop_reason or 'a reason that was not recorded'}", "warn", "plain")
         )
-    elif t.expected is None and t.stop_reason not in ("answer", ""):
+    elif t.expected is None and t.stop_reason not in ("answer", "", "not recorded"):
         fields.append(Field("", f"ended by {t.stop_reason}", "muted", "plain"))
     if t.expected is not None and correct is not True:
         fields.append(Field("expected", t.expected, "good", "plain"))

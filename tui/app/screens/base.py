@@ -165,6 +165,8 @@ class AppScreen(Screen[Any]):
         reads, query = self.shell.reads(run), getattr(self, "list_query", EVERYTHING)
 
         def go(text: str) -> None:
+            if self.gone_to(text):
+                return
             try:
                 place = destination(text, reads, query)
             except (RecordError, LookupError) as error:
@@ -173,6 +175,10 @@ class AppScreen(Screen[Any]):
             self.shell.open(place, replace=isinstance(place, Stepper) and isinstance(self.destination, Stepper))
 
         ask(self, "Go to", "", go, hint=HINT)
+
+    def gone_to(self, text: str) -> bool:
+        """Go to a place on this screen that a text names; whether it names one."""
+        return False
 
     def action_back(self) -> None:
         """To the screen before; from the first one, to the list of runs."""

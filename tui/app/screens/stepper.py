@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ....engine.runs.alphabet import Alphabet
 from ....engine.runs.errors import RecordError
 from ....engine.runs.notes import Note
 from ....engine.runs.query import EVERYTHING, Query
+from ....engine.runs.types import TrajectoryRecord
 from ...advantage import formula_of, recomputed, recomputed_text
 from ...export import export_trajectory
-from ...format import count
+from ...format import count, fixed
 from ...plain import Whole, trajectory_text
 from ..bindings import STEP, bindings
 from ..data import Reads
 from ..destinations import Diff
+from ..outline import FILTER_HINT, Entry, OutlineOf, has_step_rewards
 from ..widgets import token_view
 from ..widgets.frame import Box
 from ..widgets.graphics import Picture
@@ -19,13 +24,17 @@ from ..widgets.group_panel import GroupPanel
 from ..widgets.image_view import ImagePane
 from ..widgets.learning_lines import Learning
 from ..widgets.line import Line
+from ..widgets.outline_panel import OutlinePanel
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic
 from ..widgets.token_view import TokenView
 from .among_rollouts import AmongRollouts
-from .stepper_plan import ImageBox, stepper_boxes
+from .stepper_plan import ImageBox, Side, is_wide, stepper_boxes
+
+LONG = 500
+"""Tokens from which a thought is a long one."""
 
 
 class StepperScreen(AmongRollouts):
@@ -41,10 +50,15 @@ class StepperScreen(AmongRollouts):
         super().__init__(reads, query, find)
         self._start = (int(ref) if isinstance(ref, str) and ref.isdigit() else ref, step)
         self._total = 0
-        self._body = "step"
+        self._planned: TrajectoryRecord | None = None
+        self._outline: OutlineOf | None = None
+        self._body = ""
+        self._pane = ""
+        """The pane that has a small screen, where it is none of the bodies."""
         self._image_wanted = True
         self._image_large = False
         self.group = GroupPanel()
+        self.steps = OutlinePanel()
         self.text = ReadingPanel("step", whole=False)
         self.conversation = ReadingPanel("conversation", whole=True)
         self.conversation.on_step = self._scrolled_to
@@ -65,25 +79,82 @@ class StepperScreen(AmongRollouts):
 
     def panes(self) -> list[Pane]:
         """Group, the bodies, image, reward."""
-        return [self.text, self.conversation, self.tokens, self.group, self.image, self.reward]
+        return [self.text, self.conversation, self.tokens, self.group, self.steps, self.image, self.reward]
 
     def plan(self, width: int, height: int) -> list[Box]:
         """See `stepper_plan.py`."""
         image = None
         if self._image_wanted and self._body == "step" and self.image.source:
             image = ImageBox(self.image.rows_for, self._image_large)
-        return stepper_boxes(width, height, self._body, image)
+        record = self.cursor.record
+        side = Side(
+            len(self.cursor.opened.group),
+            len(self.cursor.steps),
+            self.reward.rows_for,
+            record is not None and has_step_rewards(record),
+            self.shell.memory.get("stepper side", 0),
+        )
+        shown = self._pane if self._pane and not is_wide(width, height) else self._body or "step"
+        return stepper_boxes(width, height, shown, None if shown != "step" else image, side)
 
     def on_mount(self) -> None:
         """Open what was asked for."""
-        self._active = self._body
         self.picture.start()
         self._total = self.reads.now.rollouts.total()
         self.open_rollout(*self._start, find=1 if self.find else 0)
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """None: the first line holds the titles of the panes."""
-        return Line(self.palette), Line(self.palette)
+        """On a small screen the panes by name, and the rollout in short; else the titles of the panes are there."""
+        p, line, right = self.palette, Line(self.palette), Line(self.palette)
+        if is_wide(width, self.frame.size.height):
+            return line, right
+        for name in self._tabs():
+            here = name == (self._pane or self._body)
+            shown = f"step {self.step + 1}/{len(self.cursor.steps)}" if name == "step" else name
+            shown = shown if here or width >= 70 else shown[:4]
+            line.add(shown, p.key if here else p.muted, click=f"show_pane('{name}')").gap(2)
+        row = self.cursor.opened.row
+        if row is not None and row.reward is not None:
+            right.add(f"reward {fixed(row.reward)}", p.muted)
+            if row.advantage is not None and width >= 78:
+                right.add(f" A {fixed(row.advantage, signed=True)}", p.sign(row.advantage))
+        return line, right
+
+    def _tabs(self) -> list[str]:
+        """The panes that can have a small screen."""
+        tokens = ["tokens"] if self._body == "tokens" else []
+        return ["step", "conversation", *tokens, "steps", "reward", "group"]
+
+    def action_show_pane(self, name: str) -> None:
+        """A pane by name on a small screen."""
+        if name in ("step", "conversation", "tokens"):
+            self._show_body(name)
+        else:
+            self._pane = self._active = name
+            self.frame.replan()
+
+    def action_next_pane(self, by: int) -> None:
+        """The next pane takes the scroll keys; on a small screen, the screen."""
+        if is_wide(*self.frame.size):
+            super().action_next_pane(by)
+            return
+        tabs, now = self._tabs(), self._pane or self._body
+        self.action_show_pane(tabs[((tabs.index(now) if now in tabs else 0) + by) % len(tabs)])
+
+    def activate(self, name: str) -> None:
+        """Give the scroll keys to a pane, and a small screen as well."""
+        super().activate(name)
+        if not is_wide(*self.frame.size) and name in self._tabs():
+            self.action_show_pane(name)
+
+    def action_border(self, by: int) -> None:
+        """A wider or narrower text."""
+        wider = self.shell.memory.get("stepper side", 0)
+        before = self.frame.boxes[:]
+        self.shell.memory.put("stepper side", wider + by)
+        self.frame.replan()
+        if self.frame.boxes == before:
+            self.shell.memory.put("stepper side", wider)
 
     def status(self, width: int) -> Line:
         """Run, number and query at the right of the last line."""
@@ -110,6 +181,11 @@ class StepperScreen(AmongRollouts):
         """Show where the cursor stands."""
         opened, step = self.cursor.opened, self.step
         record = opened.record
+        if not self._body and record is not None:
+            usual = "step" if has_step_rewards(record) or len(record.trajectory.steps) < 2 else "conversation"
+            kept = self.shell.memory.get("stepper view", "")
+            self._body = self._active = kept if kept in ("step", "conversation") else usual
+            self.frame.replan()
         if record is not None:
             had_image = bool(self.image.source)
             self.image.put(self.reads.path, record.trajectory, step)
@@ -133,27 +209,35 @@ class StepperScreen(AmongRollouts):
         if row is not None:
             version = f" · policy v{row.policy_version}" if row.policy_version else ""
             self.group.title = f"group {row.group} · prompt {row.prompt_id}{version}"
-        self.group.put(opened.group, self.n, record, step)
+        self.group.put(opened.group, self.n)
+        if record is None or self._outline is None or self._outline.record is not record:
+            kept = self._outline.filter if self._outline is not None else ""
+            self._outline = OutlineOf(record, kept) if record is not None else None
+        self.steps.put(self._outline, step)
         formula = formula_of(record, opened.group) if record is not None else None
         learning = Learning(opened.uses, opened.validations)
         other = recomputed_text(recomputed(record, opened.group)) if record is not None else ""
         self.reward.put(record, step, formula, learning, other)
+        if record is not self._planned:  # what stands beside the text takes as many rows as it has lines
+            self._planned = record
+            self.frame.replan()
         self.frame.refresh_lines()
 
     def _show_tokens(self) -> None:
-        tokens, texts, problem = None, [], ""
+        tokens, symbols, problem, bodies = None, [], "", self.reads.now.bodies
         if self.n:
             try:
-                tokens = self.reads.now.bodies.tokens(self.n)
+                tokens = bodies.tokens(self.n)
                 if tokens is not None:
-                    texts = self.reads.now.bodies.token_texts(tokens.token_ids[: token_view.LIMIT].tolist())
+                    symbols = bodies.token_symbols(tokens.token_ids[: token_view.LIMIT].tolist())
             except (RecordError, LookupError) as error:
                 tokens, problem = None, str(error)
-        self.tokens.put(tokens, texts, self.step, problem)
+        self.tokens.put(tokens, symbols, bodies.alphabet if symbols else Alphabet.TEXT, self.step, problem)
 
     def _show_body(self, name: str) -> None:
         """Another body in the middle."""
         self._body = self._active = name
+        self._pane = ""
         if name == "tokens":
             self._show_tokens()
         elif name == "conversation":
@@ -163,8 +247,12 @@ class StepperScreen(AmongRollouts):
     # -- moving -------------------------------------------------------------------------------------------------
 
     def action_step(self, by: int) -> None:
-        """Another step of this trajectory."""
-        self._go_to(self.step + by)
+        """Another step of this trajectory, of those that are listed."""
+        listed = self._outline.listed if self._outline is not None and self._outline.filter else None
+        if listed is None:
+            self._go_to(self.step + by)
+        elif later := [at for at in listed if (at > self.step if by > 0 else at < self.step)]:
+            self._go_to(later[0] if by > 0 else later[-1])
 
     def action_first(self) -> None:
         """The first step."""
@@ -184,6 +272,54 @@ class StepperScreen(AmongRollouts):
             self.show_rollout()
         elif self.cursor.record is not None:
             self.say("No step of this trajectory was penalised.")
+
+    def gone_to(self, text: str) -> bool:
+        """A number is that of a step, where the rollout has so many."""
+        if not (text.isdecimal() and len(text) < 9 and 0 < int(text) <= len(self.cursor.steps)):
+            return False
+        self._go_to(int(text) - 1)
+        return True
+
+    def action_failed(self, by: int) -> None:
+        """The next step in which a call failed."""
+        self._go_where(by, lambda entry: entry.failed, "No call of this trajectory failed.")
+
+    def action_same_tool(self, by: int) -> None:
+        """The next step that calls the tool of this one."""
+        if self._outline is not None and self._outline.entries:
+            self._go_where(by, self._outline.same_tool(self.step), "No other step calls this tool.")
+
+    def action_thought(self) -> None:
+        """The next step with a long thought."""
+        self._go_where(1, lambda entry: entry.thought > LONG, f"No step has a thought of more than {LONG} tokens.")
+
+    def _go_where(self, by: int, holds: Callable[[Entry], bool], nothing: str) -> None:
+        if self._outline is None:
+            return
+        found = self._outline.beside(self.step, by, holds)
+        if found is None or (found == self.step and by and not holds(self._outline.entries[found])):
+            self.say(nothing)
+        else:
+            self._go_to(found)
+
+    def action_filter(self) -> None:
+        """List and visit only some steps; the list follows what is typed."""
+        if (outline := self._outline) is None:
+            return
+
+        def put(text: str) -> str:
+            outline.filter = text
+            self.steps.put(OutlineOf(outline.record, text), self.step)
+            return "" if not text or outline.listed else "no step matches"
+
+        def done(text: str) -> None:
+            put(text)
+            listed = outline.listed
+            if text and listed and self.step not in listed:
+                self._go_to(next((at for at in listed if at > self.step), listed[0]))
+            self.show_rollout()
+
+        ask(self, "Steps", outline.filter, done, check=put, hint=FILTER_HINT)
 
     def action_search(self) -> None:
         """Find in the steps of this trajectory."""
@@ -225,8 +361,11 @@ class StepperScreen(AmongRollouts):
 
     def action_raw(self) -> None:
         """The exact texts, or the rendered ones; of tokens, their symbols."""
-        for panel in (self.text, self.conversation):
-            panel.toggle_raw()
+        if self._body == "tokens":
+            self.tokens.show_raw(not self.tokens.raw)
+        else:
+            for panel in (self.text, self.conversation):
+                panel.toggle_raw()
         self.frame.refresh_lines()
 
     # -- what is shown ------------------------------------------------------------------------------------------
@@ -243,7 +382,8 @@ class StepperScreen(AmongRollouts):
 
     def action_conversation(self) -> None:
         """All steps in one scroll, or one at a time."""
-        self._show_body("step" if self._body == "conversation" else "conversation")
+        self._show_body("step" if self._body == "conversation" and not self._pane else "conversation")
+        self.shell.memory.put("stepper view", self._body)
 
     def action_prompt(self) -> None:
         """The whole prompt, or its beginning at the first step."""

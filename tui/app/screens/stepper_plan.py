@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..widgets.frame import Box, Part, split
+from ..widgets.frame import Box
 
+_WIDE = (100, 14)
+"""Columns and rows from which group, steps and reward stand beside the text; else one pane has the screen."""
+_THREE = 144
+"""Columns from which rewards of steps have a column of their own."""
+_TEXT = 72
+"""Columns of the text with both borders, at least."""
 _IMAGE_ROOM = 16
-"""Rows of the middle column under which no image is shown."""
+"""Rows of the text under which no image is shown."""
+
+
+def is_wide(width: int, height: int) -> bool:
+    """Whether several panes have room."""
+    return width >= _WIDE[0] and height >= _WIDE[1]
 
 
 @dataclass(frozen=True)
@@ -19,29 +30,53 @@ class ImageBox:
     large: bool
 
 
-def stepper_boxes(width: int, height: int, body: str, image: ImageBox | None) -> list[Box]:
-    """Three columns; under 100 cells the group becomes two lines on top; under 60 the reward goes below."""
+@dataclass(frozen=True)
+class Side:
+    """What stands beside the text. `group` and `steps`: how many there are; `reward_rows`: rows that the reward takes at a width;
+    `of_steps`: whether the reward is one of each step. `wider`: columns by which a person moved the border."""
+
+    group: int
+    steps: int
+    reward_rows: Callable[[int], int]
+    of_steps: bool
+    wider: int = 0
+
+
+def stepper_boxes(width: int, height: int, body: str, image: ImageBox | None, side: Side) -> list[Box]:
+    """The text at the right of group, steps and reward; alone under 100 columns, from the second line on: the first
+    one names all panes."""
     boxes: list[Box] = []
-    if width >= 100:
-        (gx, gw), (sx, sw), (rx, rw) = split(width, [Part(28, 0.4, 38), Part(44, 2.0), Part(36, 0.8, 56)])
-        boxes += [Box("group", gx, 0, gw, height), Box("reward", rx, 0, rw, height)]
-        top, middle = 0, height
-    elif width >= 60:
-        top = 3 if height >= 16 else 0
-        if top:
-            boxes.append(Box("group", 0, 0, width, top + 1))
-        middle = height - top
-        (sx, sw), (rx, rw) = split(width, [Part(30, 1.4), Part(36, 0.6, 42)])
-        boxes.append(Box("reward", rx, top, rw, middle))
-    else:
-        sx, sw, top = 0, width, 0
-        below = max(6, height // 3) if height >= 14 else 0
-        if below:
-            boxes.append(Box("reward", 0, height - below, width, below))
-        middle = height - below + (1 if below else 0)
+    x, text = 0, width
+    if is_wide(width, height):
+        three = side.of_steps and width >= _THREE
+        usual = 34 if three else min(46, max(38 if side.of_steps else 32, width * 3 // 10))
+        reward = min(56, max(40, width // 4)) if three else 0
+        left = max(20, min(usual + side.wider, width + 1 - _TEXT - (reward - 1 if three else 0)))
+        x, text = left - 1, width - left + 1
+        if three:
+            text -= reward - 1
+            boxes.append(Box("reward", width - reward, 0, reward, height))
+        boxes += _left(left, height, side, stacked=not three)
+    middle = height
     if image is not None and middle >= _IMAGE_ROOM:
-        rows = max(8, min(image.rows_for(sw - 2) + 2, int(middle * (0.68 if image.large else 0.5))))
-        boxes.append(Box("image", sx, top + middle - rows, sw, rows))
+        rows = max(8, min(image.rows_for(text - 2) + 2, int(middle * (0.68 if image.large else 0.5))))
+        boxes.append(Box("image", x, middle - rows, text, rows))
         middle -= rows - 1
-    boxes.append(Box(body, sx, top, sw, middle))
+    boxes.append(Box(body, x, 0, text, middle))
+    return boxes
+
+
+def _left(width: int, height: int, side: Side, stacked: bool) -> list[Box]:
+    """Group, steps and, where it is `stacked`, the reward under each other."""
+    group = min(side.group + 4, max(5, height // 3))
+    reward = 0
+    if stacked:
+        most = height - group - min(side.steps + 2, height // 4) if side.of_steps else height // 2
+        reward = max(4, min(side.reward_rows(width - 4) + 2, most))
+    boxes = [
+        Box("group", 0, 0, width, group),
+        Box("steps", 0, group - 1, width, height - group - max(0, reward - 1) + 1),
+    ]
+    if reward:
+        boxes.append(Box("reward", 0, height - reward, width, reward))
     return boxes

@@ -39,7 +39,7 @@ class Renderer:
         """A text that `kinds.prepared` made literal, in lines of at most `width` cells."""
         try:
             if kind == "markdown":
-                made = self._markdown(text, width)
+                made = self._markdown(text, width, style)
             elif kind == "ansi":
                 made = self._wrapped(self._ansi(text), width)
             elif kind not in ("raw", "plain"):
@@ -50,12 +50,12 @@ class Renderer:
             made = [Line(self.palette, part, style) for part in wrap(_without_codes(text), width, len(text))]
         return self._boxed(made)
 
-    def _line(self, segments: Sequence[Segment]) -> Line:
-        line, base = Line(self.palette), self.palette.base
+    def _line(self, segments: Sequence[Segment], style: Style | None = None) -> Line:
+        line, base = Line(self.palette), self.palette.base + style if style else self.palette.base
         for segment in segments:
             if not segment.control and segment.text:
-                style = base + segment.style if segment.style else base
-                line.add(segment.text, style + self._ground if style.bgcolor and style.bgcolor.is_default else style)
+                shown = base + segment.style if segment.style else base
+                line.add(segment.text, shown + self._ground if shown.bgcolor and shown.bgcolor.is_default else shown)
         return line
 
     def _wrapped(self, text: Text, width: int) -> list[Line]:
@@ -71,9 +71,10 @@ class Renderer:
 
     # -- kinds --------------------------------------------------------------------------------------------------
 
-    def _markdown(self, text: str, width: int) -> list[Line]:
+    def _markdown(self, text: str, width: int, style: Style) -> list[Line]:
         options = self._console.options.update(width=max(8, width))
-        made = [self._line(row) for row in self._console.render_lines(_markdown(text, self._theme), options, pad=False)]
+        rows = self._console.render_lines(_markdown(text, self._theme), options, pad=False)
+        made = [self._line(row, style) for row in rows]
         blank = [not line.plain.strip() for line in made]
         kept = [line for at, line in enumerate(made) if not blank[at] or not (at == 0 or blank[at - 1])]
         while kept and not kept[-1].plain.strip():
@@ -143,14 +144,14 @@ class Renderer:
     def _console(self) -> Console:
         p = self.palette
         names = {
-            "paragraph": p.text, "text": p.text, "em": p.text + Style(italic=True), "strong": p.strong,
-            "code": p.accent, "code_block": p.text, "block_quote": p.muted, "list": p.text, "item": p.text,
+            "em": Style(italic=True), "strong": Style(bold=True), "code": p.accent, "block_quote": p.muted,
             "item.bullet": p.accent, "item.number": p.accent, "hr": p.border, "link": p.accent, "s": p.muted,
             "link_url": p.muted + Style(underline=True), "table.border": p.border, "table.header": p.strong,
             "h1": p.key + Style(underline=True), "h2": p.key, "h3": p.strong, "h4": p.strong, "h5": p.strong,
             "h6": p.strong,
         }  # fmt: skip
-        theme = Theme({f"markdown.{name}": style for name, style in names.items()})
+        none = dict.fromkeys(("paragraph", "text", "list", "item", "code_block"), Style.null())
+        theme = Theme({f"markdown.{name}": style for name, style in (none | names).items()})
         return Console(
             file=StringIO(), width=80, color_system="truecolor", theme=theme, force_terminal=True, _environ={}
         )

@@ -9,6 +9,7 @@ from ....engine.runs.types import AdvantageFormula, Score, StepReward, Trajector
 from ...advantage import equation
 from ...format import MINUS, fixed
 from ...text import told_apart
+from ..outline import has_step_rewards
 from .learning_lines import Learning, learning_lines
 from .line import Line, wrapped
 from .pane import Pane
@@ -47,6 +48,9 @@ class RewardArithmetic(Pane):
         `recomputed`: an advantage that was not recorded, as GRPO would have it."""
         self.record, self.step, self.formula, self.recomputed = record, step, formula, recomputed
         self.learning = learning or Learning()
+        self.title = (
+            "reward of this step" if record is not None and has_step_rewards(record) else "reward of the rollout"
+        )
         self.changed(keep_scroll=False)
 
     def _reward(self) -> StepReward | None:
@@ -64,8 +68,8 @@ class RewardArithmetic(Pane):
             return []
         learned = learning_lines(p, record, self.learning, width)
         reward = self._reward()
-        if reward is None and record.unknown:
-            return self._not_recorded(record, width)
+        if not has_step_rewards(record) and record.split != "eval":
+            return self._card(record, width, learned if self.learning.uses or record.served is not None else [])
         if reward is None:
             text = "No reward was recorded for this step." if record.trajectory.steps else "The agent took no step."
             if record.split == "eval":
@@ -83,6 +87,25 @@ class RewardArithmetic(Pane):
         lines.append(Line(p))
         lines += self._trajectory(record, width)
         return [*lines, Line(p), *learned] if learned else lines
+
+    def _card(self, record: TrajectoryRecord, width: int, learned: list[Line]) -> list[Line]:
+        """All that is known of the reward of a whole rollout."""
+        p, breakdown = self.palette, record.breakdown
+        if breakdown is None:
+            return self._unknown(record, "reward", "reward", width) + self._unknown(
+                record, "advantage", "advantage", width
+            )
+        whole = breakdown.steps[-1] if breakdown.steps else None
+        lines = self._components(whole, width) if whole is not None and whole.components else []
+        for penalty in whole.penalties if whole is not None else ():
+            lines += penalty_lines(p, penalty, width)
+        lines += self._reasons(record, width)
+        lines += self._trajectory(record, width)
+        return [*lines, Line(p), *learned] if learned else lines
+
+    def rows_for(self, width: int) -> int:
+        """How many lines there are at a width."""
+        return len(self.build(width, 1_000)) if self.record is not None else 1
 
     def _components(self, reward: StepReward, width: int) -> list[Line]:
         p = self.palette
@@ -141,6 +164,8 @@ class RewardArithmetic(Pane):
         lines: list[Line] = []
         if breakdown.total is None:
             lines += self._unknown(record, "reward", "Σ the total", width)
+        elif not has_step_rewards(record):
+            lines.append(Line(p).add("reward ", p.muted).add(fixed(breakdown.total), p.strong))
         elif (len(known) == len(totals) and len(totals) > 1) or not record.unknown:
             lines += wrapped(p, summed(known, breakdown.total), width, p.text)
         else:
@@ -161,15 +186,6 @@ class RewardArithmetic(Pane):
         for text in equation(self.formula, self.step, step):
             lines += wrapped(p, text, width, p.faint)
         return lines
-
-    def _not_recorded(self, record: TrajectoryRecord, width: int) -> list[Line]:
-        """What another framework's record has no number for."""
-        p = self.palette
-        if record.breakdown is not None:
-            text = "The reward is of the whole rollout: it stands at its last step."
-            return [*wrapped(p, text, width, p.faint), Line(p), *self._trajectory(record, width)]
-        lines = self._unknown(record, "reward", "reward", width)
-        return lines + self._unknown(record, "advantage", "advantage", width)
 
     def _unknown(self, record: TrajectoryRecord, what: str, name: str, width: int) -> list[Line]:
         p = self.palette

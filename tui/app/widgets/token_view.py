@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.style import Style
 
+from ....engine.runs.alphabet import Alphabet, texts_in_order
 from ...format import fixed
-from ...text import literal
-from ...text import width as cells_of
+from ...text import literal, wrap
 from ..theme import Palette
+from .flow import Flow, Part
 from .line import Line, wrapped
 from .pane import Pane
 
@@ -25,8 +27,12 @@ _APART = (0.01, 0.1, 0.5)
 """Nats from which a token's probability is told to differ a little, clearly, and by much."""
 _ENTROPIES = (0.1, 0.7, 1.5)
 """Nats: sure, a choice of about two, open."""
-LIMIT = 8_000
-"""Tokens that are laid out; a longer trajectory is cut visibly."""
+LIMIT = 200_000
+"""Tokens that are shown; a longer trajectory is cut visibly."""
+_TOGETHER = 300
+"""Tokens of a turn that are laid out together."""
+_NAMED = 9
+"""Cells of the name of who speaks."""
 
 
 class TokenView(Pane):
@@ -39,42 +45,63 @@ class TokenView(Pane):
         self.mode = 0
         self.step = 0
         self.problem = ""
-        self._texts: list[str] = []
-        self._mask: list[bool] = []
-        self._logprobs: list[float] = []
-        self._turns: list[int] = []
-        self._advantages: list[float] | None = None
-        self._overlays: dict[str, list[float]] = {}
+        self.raw = False
+        """Whether tokens are shown as the tokenizer writes them."""
+        self._symbols: Sequence[str] = ()
+        self._alphabet = Alphabet.TEXT
+        self._texts: Sequence[str] = ()
+        self._mask: Sequence[bool | int] = ()
+        self._logprobs: Sequence[float] = ()
+        self._turns: Sequence[int] = ()
+        self._advantages: Sequence[float] | None = None
+        self._overlays: dict[str, Sequence[float]] = {}
         self._total = 0
 
     def put(
-        self, tokens: TokenArrays | StoredTokens | None, texts: Sequence[str], step: int, problem: str = ""
+        self,
+        tokens: TokenArrays | StoredTokens | None,
+        symbols: Sequence[str],
+        alphabet: Alphabet,
+        step: int,
+        problem: str = "",
     ) -> None:
-        """Arrays of length T with the texts of the first `LIMIT` tokens at least, and the step to scroll to; `problem`
-        says why there are none."""
+        """Arrays of length T with the symbols of the first `LIMIT` tokens, and the step to scroll to; `problem` says
+        why there are none."""
         self.problem = problem
         if tokens is None:
-            self._texts, self._total, self._overlays = [], 0, {}
+            self._texts, self._total, self._overlays = (), 0, {}
         else:
             self._total = len(tokens)
-            self._texts = list(texts[:LIMIT])
-            self._mask = [bool(agent) for agent in tokens.agent_mask[:LIMIT]]
-            self._logprobs = [float(logprob) for logprob in tokens.logprobs[:LIMIT]]
-            self._turns = [int(turn) for turn in tokens.turn[:LIMIT]]
-            advantages = tokens.advantages
-            self._advantages = None if advantages is None else [float(a) for a in advantages[:LIMIT]]
-            self._overlays = self._compared({k: [float(v) for v in o[:LIMIT]] for k, o in tokens.overlays.items()})
+            self._symbols, self._alphabet = symbols[:LIMIT], alphabet
+            self._texts = texts_in_order(self._symbols, alphabet)
+            self._mask = tokens.agent_mask[:LIMIT].tolist()
+            self._logprobs = tokens.logprobs[:LIMIT].tolist()
+            self._turns = tokens.turn[:LIMIT].tolist()
+            self._advantages = None if tokens.advantages is None else tokens.advantages[:LIMIT].tolist()
+            self._overlays = self._compared({k: o[:LIMIT].tolist() for k, o in tokens.overlays.items()})
             if not self._has(self.mode):
                 self.mode = 0
         self.step = step
         self.title = self._heading()
         self._built = None
         self.top = 0
-        if self.shown:
-            at = next((i for i, line in enumerate(self.lines) if line.hits and line.hits[0][2] == ("turn", step)), 0)
-            self.top = max(0, min(at - 2, self.overflow))
+        if self.shown and isinstance(self.lines, Flow):
+            flow = self.lines
+            at = next((i for i, part in enumerate(flow.parts) if part.key == (step, 1)), 0)
+            self.top = flow.settled(0, max(0, flow.starts[at] - 2), self.size.height)
         self._strips.clear()
         self.refresh()
+
+    def show_raw(self, raw: bool) -> None:
+        """The symbols of the tokenizer, or the text that they stand for."""
+        self.raw, self.title = raw, self._heading()
+        self.changed()
+
+    def scroll_line_to(self, top: int) -> None:
+        """Put line `top` first; the ends hold."""
+        if isinstance(self.lines, Flow):
+            self.lines.settled(self.top, max(0, min(top, len(self.lines))), self.size.height)
+        super().scroll_line_to(top)
 
     def next_mode(self) -> bool:
         """The next colouring; False after the last one."""
@@ -90,9 +117,9 @@ class TokenView(Pane):
         """Whether there is something to show in a mode."""
         return mode < 2 or (self._advantages is not None if mode == 2 else MODES[mode] in self._overlays)
 
-    def _compared(self, given: dict[str, list[float]]) -> dict[str, list[float]]:
+    def _compared(self, given: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
         """The colourings by name that the recorded overlays allow."""
-        found: dict[str, list[float]] = {}
+        found: dict[str, Sequence[float]] = {}
         trainer, reference = given.get("trainer"), given.get("reference")
         if trainer is not None:
             found["trainer's log-prob"] = trainer
@@ -105,44 +132,65 @@ class TokenView(Pane):
         return found
 
     def _heading(self) -> str:
-        return f"tokens by {MODES[self.mode]}"
+        return f"tokens by {MODES[self.mode]}{' · raw' if self.raw else ''}"
 
-    def build(self, width: int, height: int) -> list[Line]:
-        """Legend, then the tokens, a new line for each turn."""
+    def build(self, width: int, height: int) -> Sequence[Line]:
+        """Legend, then the tokens, a new line for each turn and for each line of its text."""
         p = self.palette
         if not self._texts:
             said = self.problem or "No tokens were recorded for this trajectory."
             return wrapped(p, said, width, p.bad if self.problem else p.faint)
-        lines = self._legend(width)
-        line = Line(p)
-        turn: int | None = None
-        agent: bool | None = None
-        for i, text in enumerate(self._texts):
-            if self._turns[i] != turn or self._mask[i] != agent:
-                if line.width:
-                    lines.append(line)
-                turn, agent = self._turns[i], self._mask[i]
-                who = "prompt" if turn < 0 else f"{turn + 1} agent" if agent else f"{turn + 1} env"
-                line = Line(p).add(who, p.key if turn == self.step else p.faint, cells=9)
-                if agent:
-                    line.hits = [(0, 9, ("turn", turn))]
+        parts = [Part(self._legend(width))]
+        size, room = len(self._texts), max(1, width - _NAMED)
+        start = begun = 0
+        for i in range(1, size + 1):
+            other = i == size or self._turns[i] != self._turns[start] or self._mask[i] != self._mask[start]
+            ends_line = self._texts[i - 1].endswith("\n")
+            if other or (i - begun >= _TOGETHER and ends_line) or i - begun >= 4 * _TOGETHER:
+                texts = self._texts[begun:i]
+                rows = sum(map(len, texts)) // room + sum("\n" in text for text in texts) + 1
+                key = (self._turns[start], int(bool(self._mask[start])), begun) if begun > start else (
+                    self._turns[start], int(bool(self._mask[start])))  # fmt: skip
+                parts.append(Part(partial(self._lines, begun, i, begun == start, width), rows, key))
+                begun = i
+            if other:
+                start = i
+        if self._total > size:
+            parts.append(Part([Line(p).add(f"✂ {self._total - size:,} more tokens", p.warn)]))
+        return Flow(parts)
+
+    def _lines(self, start: int, end: int, named: bool, width: int) -> list[Line]:
+        """Some tokens of a turn, broken between words where it can be."""
+        p, shown = self.palette, self._symbols if self.raw else self._texts
+        turn, agent = self._turns[start], self._mask[start]
+        who = "prompt" if turn < 0 else f"{turn + 1} agent" if agent else f"{turn + 1} env"
+        room = max(1, width - _NAMED)
+        lines: list[Line] = []
+        pieces: list[tuple[str, Style]] = []
+
+        def put() -> None:
+            plain = "".join(text for text, _ in pieces)
+            for part, begin in _broken(plain, room):
+                line = Line(p)
+                if named and not lines:
+                    line.add(who, p.key if turn == self.step else p.faint, cells=_NAMED)
+                    line.hits = [(0, _NAMED, ("step", turn))] if agent else []
+                lines.append(_styled(line.to(_NAMED), pieces, begin, begin + len(part)))
+            pieces.clear()
+
+        for i in range(start, end):
             style = self._style(i)
-            for piece in text.split("\n") if "\n" in text else (text,):
-                if piece is not text and piece == "":
-                    continue
-                shown = literal(piece)
-                size = cells_of(shown)
-                if line.width + size > width and line.width > 9:
-                    lines.append(line)
-                    line = Line(p).gap(9)
-                line.add(shown, style, cells=min(size, width - 9) if size > width - 9 else None)
-            if "\n" in text:
-                line.add("↵", p.faint)
-                lines.append(line)
-                line = Line(p).gap(9)
-        lines.append(line)
-        if self._total > len(self._texts):
-            lines.append(Line(p).add(f"✂ {self._total - len(self._texts):,} more tokens", p.warn))
+            breaks = self._texts[i].count("\n") if self.raw else 0
+            first, *more = [shown[i]] if self.raw else shown[i].split("\n")
+            pieces.append((literal(first), style))
+            for text in more:
+                pieces.append(("↵", p.faint))
+                put()
+                pieces.append((literal(text), style))
+            if breaks:
+                put()
+        if any(text for text, _ in pieces):
+            put()
         return lines
 
     def _style(self, i: int) -> Style:
@@ -200,6 +248,26 @@ class TokenView(Pane):
             if values:
                 line.gap(2).add(f"{fixed(min(values), signed=True)} … {fixed(max(values), signed=True)}", p.muted)
         return [line, Line(p)]
+
+
+def _broken(text: str, room: int) -> list[tuple[str, int]]:
+    """A line of text in parts of at most `room` cells, each with the character at which it begins."""
+    at, parts = 0, []
+    for part in wrap(text, room, len(text)):
+        at = max(at, text.find(part, at))
+        parts.append((part, at))
+        at += len(part)
+    return parts
+
+
+def _styled(line: Line, pieces: Sequence[tuple[str, Style]], start: int, end: int) -> Line:
+    """The line with the characters from `start` to `end` of all pieces."""
+    at = 0
+    for text, style in pieces:
+        if at < end and at + len(text) > start:
+            line.add(text[max(0, start - at) : end - at], style)
+        at += len(text)
+    return line
 
 
 def _level(logprob: float) -> int:

@@ -1,0 +1,120 @@
+"""The steps of a rollout, one line each: what is listed beside the text, gone to, and filtered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ...engine.runs.types import Step, StepReward, TrajectoryRecord
+from .calls import calls_of, ended, failed, root_of, shown, summary
+from .thoughts import said
+
+_THOUGHT = re.compile(r"thought\s*>\s*(\d{1,7})")
+FILTER_HINT = "words of a call, such as util.py · failed · penalised · thought>500 · an empty text shows all steps"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A call of a step, or its words: whether it worked, and its line."""
+
+    worked: bool | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A step as it is listed. `size`: characters of its texts; `reward`, `advantage`: of this step, None for none."""
+
+    step: Step
+    root: str
+    reward: StepReward | None = None
+    advantage: float | None = None
+
+    @cached_property
+    def branches(self) -> Sequence[Branch]:
+        """Its calls; its words where it has none."""
+        calls = calls_of(self.step)
+        if not calls:
+            return (Branch(False if self.step.label == "?" else None, summary(self.step)),)
+        return [Branch(ended(call)[0], shown(call, self.root).line) for call in calls]
+
+    @property
+    def size(self) -> int:
+        """Characters that the agent wrote and read."""
+        return len(self.step.text) + len(self.step.thought) + len(self.step.observation)
+
+    @cached_property
+    def thought(self) -> int:
+        """About how many tokens it thought."""
+        return len(said(self.step)[0]) // 4
+
+    @property
+    def failed(self) -> bool:
+        """Whether a call failed or could not be read."""
+        return failed(self.step)
+
+    @property
+    def penalised(self) -> bool:
+        """Whether a penalty was given."""
+        return self.reward is not None and bool(self.reward.penalties)
+
+
+@dataclass
+class OutlineOf:
+    """The entries of one rollout, and which of them are listed."""
+
+    record: TrajectoryRecord
+    filter: str = ""
+    entries: Sequence[Entry] = field(init=False)
+
+    def __post_init__(self) -> None:
+        record, root = self.record, root_of(self.record.trajectory)
+        rewards = {s.step: s for s in record.breakdown.steps} if has_step_rewards(record) and record.breakdown else {}
+        advantages = record.step_advantages
+        self.entries = [
+            Entry(step, root, rewards.get(step.index), advantages[at] if at < len(advantages) else None)
+            for at, step in enumerate(record.trajectory.steps)
+        ]
+
+    @property
+    def listed(self) -> Sequence[int]:
+        """Positions of the steps for which the filter holds; of all without one."""
+        holds = matcher(self.filter)
+        return [at for at, entry in enumerate(self.entries) if holds(entry)]
+
+    def beside(self, step: int, by: int, holds: Callable[[Entry], bool]) -> int | None:
+        """The next step (or the one before) for which something holds; after the last one the first."""
+        order = [*range(step + 1, len(self.entries)), *range(step + 1)]
+        order = order if by > 0 else [*reversed(order[:-1]), step]
+        return next((at for at in order if holds(self.entries[at])), None)
+
+    def same_tool(self, step: int) -> Callable[[Entry], bool]:
+        """Whether another step calls a tool that this one calls."""
+        tools = {call.name for call in calls_of(self.entries[step].step)}
+        return lambda entry: bool(tools & {call.name for call in calls_of(entry.step)})
+
+
+def has_step_rewards(record: TrajectoryRecord) -> bool:
+    """Whether steps have rewards of their own: one that stands at the last step alone is of the whole rollout."""
+    return record.breakdown is not None and len(record.breakdown.steps) > 1
+
+
+def matcher(text: str) -> Callable[[Entry], bool]:
+    """Whether an entry holds all words of a filter."""
+    words = _THOUGHT.sub("", text).casefold().split()
+    least = max((int(n) for n in _THOUGHT.findall(text)), default=-1)
+    asked = {"failed": lambda e: e.failed, "penalised": lambda e: e.penalised}
+    plain = [word for word in words if word not in asked]
+
+    def holds(entry: Entry) -> bool:
+        if not all(asked[word](entry) for word in words if word in asked) or entry.thought <= least:
+            return False
+        if not plain:
+            return True
+        names = " ".join(call.name for call in calls_of(entry.step))
+        line = " ".join([names, *(branch.text for branch in entry.branches)]).casefold()
+        return all(word in line for word in plain)
+
+    return holds

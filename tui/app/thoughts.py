@@ -1,0 +1,52 @@
+"""Thought and words of a step, wherever the agent wrote its thought: in a field, in tags, or in a channel."""
+
+from __future__ import annotations
+
+import re
+
+from ...engine.runs.types import Call, Step
+
+_TAGS = re.compile(r"<(think|thinking|thought|reasoning)>(.*?)(?:</\1>|\Z)", re.S)
+_CHANNEL = re.compile(
+    r"(?:<\|start\|>\w*)?<\|channel\|>(\w*)[^<]*<\|message\|>(.*?)(?:<\|(?:end|return|call)\|>|(?=<\|start\|>)|\Z)",
+    re.S,
+)
+_WRITTEN = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.S)
+
+
+def words_as_answer(step: Step) -> bool:
+    """Whether the call of a step was never written: an environment took all of the agent's text as its answer."""
+    said = step.arguments.get("text") if len(step.arguments) == 1 else None
+    return isinstance(said, str) and step.action is not None and not step.calls and step.text.strip() == said.strip()
+
+
+def said(step: Step) -> tuple[str, str]:
+    """Thought and words of a step. A thought is in a field of its own, in tags, or in a channel; calls that were read
+    from the text are no words."""
+    thoughts = [step.thought] if step.thought else []
+    words = "" if step.action is not None and not step.calls and not words_as_answer(step) else step.text
+    if step.thought and "<think" in step.thought:
+        thoughts = [found[2] for found in _TAGS.finditer(step.thought)] or thoughts
+    if "<|channel|>" in words:
+        found = _CHANNEL.findall(words)
+        thoughts += [text for channel, text in found if channel == "analysis"]
+        words = "\n\n".join(text for channel, text in found if channel != "analysis")
+    if "</think" in words or "<think" in words or "<reasoning>" in words or "<thought>" in words:
+        before, end, after = words.partition("</think>")
+        if end and "<think>" not in before:  # the prompt ended with <think>
+            thoughts, words = [*thoughts, before], after
+        thoughts += [found[2] for found in _TAGS.finditer(words)]
+        words = _TAGS.sub("", words)
+    if step.calls:
+        words = _WRITTEN.sub("", words)
+        if words == "\n".join(written(call) for call in step.calls):
+            words = ""
+    whole = dict.fromkeys(text.strip() for text in thoughts)
+    return "\n\n".join(text for text in whole if text), words.strip("\n")
+
+
+def written(call: Call) -> str:
+    """A call as importers write it where the agent wrote no words."""
+    from ...engine.imports.convert import call_text
+
+    return call_text(call)
