@@ -32,8 +32,8 @@ class ImageBox:
 
 @dataclass(frozen=True)
 class Side:
-    """What stands beside the text. `group` and `steps`: how many there are; `reward_rows`: rows that the reward takes at a width;
-    `of_steps`: whether the reward is one of each step. `wider`: columns by which a person moved the border."""
+    """Panes beside the text. `group` and `steps`: how many there are; `reward_rows`: rows that the reward takes at a
+    width; `of_steps`: whether the reward is one of each step. `wider`: columns by which a person moved the border."""
 
     group: int
     steps: int
