@@ -3,8 +3,8 @@
 Every rollout of every step, with token ids, mask, log-probs where TRL has them, each reward function's value and
 weight, and the advantage. A callback of transformers sees no completions; so the trainer's
 `_generate_and_score_completions` is wrapped on this instance, and what it returns is read, never changed: the training
-is the same to the bit. Where that is not to be had, other ways are taken in the order of `SOURCES`, and `attach` says
-which one is in use.
+is the same to the bit. The first batch proves that this works. Where it does not, `attach` takes the next of `SOURCES`
+and prints which one and why.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -45,7 +47,7 @@ SOURCES = {
 
 
 class Trainer(Protocol):
-    """What is read of TRL's `GRPOTrainer` (1.16)."""
+    """The parts of TRL's `GRPOTrainer` that `attach` reads (0.23 to 1.16)."""
 
     model: Any
     args: Any
@@ -65,10 +67,14 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class Attached:
-    """What `attach` made. `source`: one of `SOURCES`."""
+    """The result of `attach`."""
 
-    source: str
     reader: _Reader
+
+    @property
+    def source(self) -> str:
+        """One of `SOURCES`, or nothing when no source works for this trainer."""
+        return self.reader.source
 
     @property
     def recorder(self) -> Recorder:
@@ -91,49 +97,52 @@ def attach(trainer: Trainer, recorder: Recorder | None = None, *, source: str = 
     """
     if source and source not in SOURCES:
         raise ValueError(f"source={source!r}: right would be one of {', '.join(SOURCES)}")
-    source = _best(trainer, source)
+    there = _sources(trainer)
+    usable = [name for name in list(SOURCES)[list(SOURCES).index(source) if source else 0 :] if there[name]]
+    if not usable:
+        raise TypeError(
+            f"{type(trainer).__name__} is not a GRPOTrainer of TRL that can be recorded: it has no _logs and no reward "
+            "functions, and does not write completions (log_completions=True)"
+        )
     rank = int(trainer.accelerator.process_index)
-    reader = _Reader(trainer, source, rank, recorder, None if recorder else _described(trainer, rank, options))
-    trainer.add_callback(_Numbers(reader, _begin(trainer, reader, source, rank)))
+    reader = _Reader(trainer, usable, rank, recorder, None if recorder else _described(trainer, rank, options))
+    trainer.add_callback(_Numbers(reader))
     if reader.runs is None or not reader.runs.earlier:  # else a resumed training may continue one of them
         reader.begin()
-    return Attached(source, reader)
+    return Attached(reader)
 
 
-def _best(trainer: Any, wanted: str) -> str:
-    """The first of `SOURCES` that this trainer has, from the wanted one on. Raises TypeError."""
+def _sources(trainer: Any) -> dict[str, bool]:
+    """Return which of `SOURCES` this trainer seems to have."""
     logs = isinstance(getattr(trainer, "_logs", None), Mapping) and hasattr(trainer, "reward_func_names")
     functions = getattr(trainer, "reward_funcs", ())
-    there = {
+    return {
         "generation": logs and callable(getattr(trainer, GENERATE, None)),
         "logs": logs,
         "rewards": isinstance(functions, list) and any(map(is_function, functions)),
         "parquet": bool(getattr(getattr(trainer, "args", None), "log_completions", False)),
     }
-    order = list(SOURCES)
-    for name in order[order.index(wanted) if wanted else 0 :]:
-        if there[name]:
-            return name
-    raise TypeError(
-        f"{type(trainer).__name__} is no GRPOTrainer of TRL 1.16: it has no _logs and reward functions, and does not "
-        "write completions (log_completions=True)"
-    )
 
 
-def _begin(trainer: Any, reader: _Reader, source: str, rank: int) -> Callable[[TrainerState], None]:
-    """Start reading; what is to be done at the end of each step, and of the training."""
+def _begin(trainer: Any, reader: _Reader, source: str) -> Callable[[TrainerState], None]:
+    """Start to read from `source`. Return what is to be called at the end of each step and of the training."""
     if source == "logs":
         return reader.last_logs
     if source == "rewards":
-        calls = RewardCalls(reader, list(trainer.reward_func_names), reader.weights())
+        calls = RewardCalls(reader, _names(trainer), reader.weights())
         calls.wrap(trainer.reward_funcs)
-
         return lambda state: calls.flush()
     if source == "parquet":
         files = ParquetFiles(reader, Path(trainer.args.output_dir, "completions"))
-        return lambda state: files.look() if rank == 0 else None
+        return lambda state: files.look() if reader.rank == 0 else None
     setattr(trainer, GENERATE, reader.wrap(getattr(trainer, GENERATE)))
     return lambda state: None
+
+
+def _names(trainer: Any) -> list[str]:
+    """Return the names of the reward functions."""
+    names = getattr(trainer, "reward_func_names", None)
+    return list(names) if names else [getattr(f, "__name__", type(f).__name__) for f in trainer.reward_funcs]
 
 
 def _described(trainer: Trainer, rank: int, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,11 +162,21 @@ class _Reader:
     """Reads the batches of one trainer. Nothing of it ever raises into the training."""
 
     def __init__(
-        self, trainer: Trainer, source: str, rank: int, recorder: Recorder | None, options: Mapping[str, Any] | None
+        self,
+        trainer: Trainer,
+        sources: list[str],
+        rank: int,
+        recorder: Recorder | None,
+        options: Mapping[str, Any] | None,
     ) -> None:
         self.trainer = trainer
-        self.source = source
         self.rank = rank
+        self._sources = sources
+        """The source in use, then those to try after it."""
+        self._problem = ""
+        """Why the source before this one does not work."""
+        self._recorded = 0
+        self.step_ended = _begin(trainer, self, self.source)
         self.runs = None if options is None else Runs.of(options)
         """Where the record goes; None for a recorder of the user's."""
         self.seconds = 0.0
@@ -167,6 +186,33 @@ class _Reader:
         self._at = (0, "")
         self._rows = 0
         """How many rows of this step and split came before."""
+
+    @property
+    def source(self) -> str:
+        """The source in use; nothing when none works."""
+        return self._sources[0] if self._sources else ""
+
+    def failed(self, error: Exception) -> None:
+        """A batch could not be read. Before the first batch that could be, the next source takes over."""
+        if self._recorded or not self._sources:
+            log.warning("grpo-tui could not read a batch (%s: %s); training continues", type(error).__name__, error)
+            return
+        version = metadata.version("trl") if find_spec("trl") else "unknown"
+        self._problem = f"TRL {version} does not give {self.source!r} as expected ({type(error).__name__}: {error})"
+        del self._sources[0]
+        self.step_ended = lambda state: None
+        if self._sources:
+            try:
+                self.step_ended = _begin(self.trainer, self, self.source)
+            except Exception as problem:
+                return self.failed(problem)
+            self._print(f"grpo-tui records {SOURCES[self.source]}: {self._problem}")
+        else:
+            self._print(f"grpo-tui records no rollouts: {self._problem}")
+
+    def _print(self, line: str) -> None:
+        if self.rank == 0:
+            print(line)
 
     @property
     def recorder(self) -> Recorder:
@@ -189,7 +235,12 @@ class _Reader:
 
     def end(self) -> None:
         """End the run with the training. Another training of the same trainer is another run."""
-        self.recorder.close()
+        reason = None
+        if not self._recorded:
+            reason = f"0 rollouts recorded: {self._problem or 'the trainer generated none'}"
+            self._print(f"grpo-tui: {reason}")
+        self.recorder.close(failed=reason)
+        self._recorded = 0
         if self._options is not None:
             self.runs, self._recorder = Runs.of(self._options), None
 
@@ -201,7 +252,7 @@ class _Reader:
     def weights(self) -> dict[str, float]:
         """Each reward function's weight by its name."""
         given = [float(w) for w in self.trainer.reward_weights]
-        return dict(zip(self.trainer.reward_func_names, given, strict=True))
+        return dict(zip(_names(self.trainer), given, strict=True))
 
     def wrap(self, generate: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
         """The trainer's own method, and after it a look at what it returns."""
@@ -210,10 +261,11 @@ class _Reader:
         def generate_and_record(inputs: Any) -> dict[str, Any]:
             batch = generate(inputs)
             begun = time.perf_counter()
-            try:
-                self._batch(len(inputs), batch)
-            except Exception as error:
-                log.warning("grpo-tui could not read a batch (%s: %s); training goes on", type(error).__name__, error)
+            if self.source == "generation":
+                try:
+                    self._batch(len(inputs), batch)
+                except Exception as error:
+                    self.failed(error)
             self.seconds += time.perf_counter() - begun
             return batch
 
@@ -240,7 +292,8 @@ class _Reader:
             return list(values)[last][mine]
 
         args = self.trainer.args
-        group = args.num_generations if split == "train" else args.num_generations_eval or args.num_generations
+        evaluated = getattr(args, "num_generations_eval", None)  # since TRL 0.27
+        group = args.num_generations if split == "train" else evaluated or args.num_generations
         if (step, split) != self._at:
             self._at, self._rows = (step, split), 0
         before, self._rows = self._rows, self._rows + total
@@ -248,17 +301,26 @@ class _Reader:
         rows = _Rows(
             prompts=own(logs["prompt"]),
             completions=own(logs["completion"]),
-            rewards={name: own(logs["rewards"][name]) for name in self.trainer.reward_func_names},
+            rewards={name: own(logs["rewards"][name]) for name in _names(self.trainer)},
             weights=self.weights(),
             advantages=own(logs["advantages"]),
-            extra={name: own(values) for name, values in logs["extra"].items()},
+            extra={name: own(values) for name, values in logs.get("extra", {}).items()},  # since TRL 1.0
             tensors=tensors,
             first=before + first,
             group_size=group,
             step=step,
             split=split,
         )
+        if not self._recorded:
+            for rollout in rows.rollouts()[:1]:  # the proof that this source can be read
+                if rollout.tokens is not None:
+                    rollout.tokens()
+        self.recorded(size)
         recorder.later(lambda: recorder.rollouts(step, rows.rollouts()), size)
+
+    def recorded(self, rollouts: int) -> None:
+        """Count the rollouts that a source gave."""
+        self._recorded += rollouts
 
 
 TENSORS = (
@@ -349,9 +411,8 @@ def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
 class _Numbers(TrainerCallback):
     """Hands the trainer's numbers to the recorder, and ends the run with the training."""
 
-    def __init__(self, reader: _Reader, step_ended: Callable[[TrainerState], None]) -> None:
+    def __init__(self, reader: _Reader) -> None:
         self.reader = reader
-        self.step_ended = step_ended
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -365,9 +426,9 @@ class _Numbers(TrainerCallback):
 
     def _read(self, state: TrainerState) -> None:
         try:
-            self.step_ended(state)
+            self.reader.step_ended(state)
         except Exception as error:
-            log.warning("grpo-tui could not read a step (%s: %s); training goes on", type(error).__name__, error)
+            self.reader.failed(error)
 
     def on_log(
         self,
@@ -391,6 +452,6 @@ class _Numbers(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """The run has finished."""
-        if not isinstance(getattr(self.step_ended, "__self__", None), _Reader):  # the last logs were read already
+        if self.reader.source != "logs":  # the last logs were read already
             self._read(state)
         self.reader.end()

@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 class Reader(Protocol):
     """Where rollouts go, and what is generated now."""
 
+    def recorded(self, rollouts: int) -> None:
+        """Count rollouts."""
+        ...
+
     @property
     def recorder(self) -> Recorder:
         """The record."""
@@ -62,6 +66,7 @@ class RewardCalls:
         if batch and values:
             recorder, (step, split) = self.reader.recorder, self._position
             size = len(batch["completions"])
+            self.reader.recorded(size)
             recorder.later(lambda: recorder.rollouts(step, self._rollouts(batch, values, step, split)), size)
 
     def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,6 +139,7 @@ class ParquetFiles:
             made = [r for row in rows for r in Trl().open(row, origin) if isinstance(r, Rollout)]
             for step in sorted({r.step or 0 for r in made}):
                 self.reader.recorder.rollouts(step, [replace(r, id="") for r in made if (r.step or 0) == step])
+            self.reader.recorded(len(made))
 
 
 def is_function(function: Any) -> bool:

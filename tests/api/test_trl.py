@@ -215,5 +215,62 @@ def test_evaluations_belong_to_their_step_and_fresh_and_resumed_trainings_to_the
 
 
 def test_another_trainer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="is no GRPOTrainer"):
+    with pytest.raises(TypeError, match="is not a GRPOTrainer"):
         hook.attach(object())  # type: ignore[arg-type]
+
+
+def drop_logs(made: Any, *names: str) -> None:
+    """Make the trainer one that keeps less in `_logs`, as other versions and subclasses do."""
+    generate = made._generate_and_score_completions
+
+    def generate_without(inputs: Any) -> Any:
+        batch = generate(inputs)
+        for name in names:
+            made._logs.pop(name, None)
+        return batch
+
+    made._generate_and_score_completions = generate_without
+    log = made.log
+
+    def log_without(logs: Any, *more: Any) -> None:
+        made._logs |= {name: [] for name in names if name not in made._logs}
+        log(logs, *more)
+
+    made.log = log_without
+
+
+def test_a_trainer_without_extra_columns_is_read_whole(tmp_path: Path) -> None:
+    made = trainer(tmp_path, *small(), max_steps=1)
+    drop_logs(made, "extra")
+    attached = hook.attach(made, run="run", runs_dir=tmp_path / "runs")
+    made.train()
+    assert attached.source == "generation"
+    with RunReader(tmp_path / "runs" / "run") as reader:
+        assert reader.rollouts.total() == 8 and reader.bodies.tokens(1) is not None
+
+
+def test_the_first_batch_proves_the_source_and_the_next_one_takes_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = trainer(tmp_path, *small(), max_steps=3)
+    drop_logs(made, "advantages")
+    attached = hook.attach(made, run="run", runs_dir=tmp_path / "runs")
+    made.train()
+    out = capsys.readouterr().out
+    assert attached.source == "rewards" and "'generation'" in out and "'advantages'" in out
+    assert hook.SOURCES["rewards"] in out
+    with RunReader(tmp_path / "runs" / "run") as reader:
+        assert {r.step for r in reader.rollouts.page(limit=100)} == {2, 3}, "all but the batch that proved nothing"
+
+
+def test_a_training_of_which_nothing_can_be_read_ends_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = trainer(tmp_path, *small(), max_steps=1)
+    drop_logs(made, "advantages")
+    made.reward_funcs = tuple(made.reward_funcs)
+    attached = hook.attach(made, run="run", runs_dir=tmp_path / "runs")
+    made.train()
+    assert attached.source == ""
+    found = look(tmp_path / "runs" / "run")
+    assert found.error and found.error.startswith("0 rollouts recorded: TRL") and found.error in capsys.readouterr().out
