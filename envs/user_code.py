@@ -5,11 +5,59 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
 from ..configs.errors import GrpoTuiError
+
+_IMPORTING = ("<frozen importlib", os.path.dirname(importlib.__file__))
+"""The frames of the import system itself."""
+
+
+class _WorkingFolder:
+    """Imports from the working directory, which no process of a run has on its path: a folder `vllm` or `wandb` that
+    happens to be there is no package.
+
+    The user's code is imported: modules that the configuration names, and what code in this folder imports. before:
+    instead of an installed module of the same name, as a named file or package is, or where nothing else is found.
+    """
+
+    def __init__(self, folder: str, *, before: bool) -> None:
+        self.folder = folder
+        self.before = before
+        self.named: set[str] = set()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if path is not None or not (name in self.named or (not self.before and self._asked_from_here())):
+            return None
+        spec = PathFinder.find_spec(name, [self.folder])
+        return spec if spec is not None and (spec.has_location or not self.before) else None
+
+    def _asked_from_here(self) -> bool:
+        """Whether code of this folder imports, and not a library that is installed below it."""
+        frame = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename.startswith(_IMPORTING):
+            frame = frame.f_back
+        file = "" if frame is None else frame.f_code.co_filename
+        installed = [os.path.abspath(p) for p in sys.path if p and os.path.abspath(p) != self.folder]
+        return _is_below(file, self.folder) and not any(_is_below(file, p) for p in installed)
+
+
+def _is_below(file: str, folder: str) -> bool:
+    return file.startswith(os.path.join(folder, ""))
+
+
+@cache
+def _working_folder(folder: str) -> tuple[_WorkingFolder, _WorkingFolder]:
+    first, last = _WorkingFolder(folder, before=True), _WorkingFolder(folder, before=False)
+    sys.meta_path.insert(0, first)
+    sys.meta_path.append(last)
+    return first, last
 
 
 class UserCodeError(GrpoTuiError, ValueError):
@@ -21,12 +69,15 @@ def find_module(path: str) -> tuple[ModuleType, str]:
 
     A file is imported once, whatever is taken from it.
     """
+    finders = _working_folder(os.getcwd())
     if ".py:" in path:
         file, _, class_name = path.rpartition(":")
         return _module_of_file(Path(file).expanduser(), path), class_name
     module_name, _, class_name = path.rpartition(".")
     if not module_name:
         raise UserCodeError(f'"{path}" names no module: write "package.module.{path}" or "file.py:{path}"')
+    for finder in finders:
+        finder.named.add(module_name.partition(".")[0])
     return _module_by_name(module_name, path), class_name
 
 

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING
 from ..runs.masking import mask_command
 from ..runs.paths import LOGS, PROCESSES
 from ..runs.status import identity, read_json, write_json
+from .process_logging import safe_path
 
 if TYPE_CHECKING:
     import subprocess  # a list of runs starts nothing, and looks here too
@@ -55,6 +56,7 @@ def spawn(
         **os.environ,
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        **safe_path(),
         **(environment or {}),
     }
     with log.open("ab") as output:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from functools import cache
 from pathlib import Path
 
 from ..runs.errors import RunNotFound
@@ -11,13 +12,21 @@ from ..runs.paths import CONFIG_FILE, DATABASE, RUN_FILE
 from ..runs.status import look, read_json
 from ..runs.types import RunInfo
 from .children import reap
+from .run_index import RunIndex
 
 
 def list_runs(runs_dir: Path) -> list[RunInfo]:
-    """All runs of a folder, newest first; empty when there is no such folder. Reads a few small files of each."""
+    """All runs of a folder, newest first; empty when there is no such folder. Reads small files of those not ended."""
     reap()
-    runs = [look(runs_dir / name) for name in _names(runs_dir)]
+    index, names = _index(runs_dir.absolute()), _names(runs_dir)
+    runs = [index.look(name) for name in names]
+    index.keep(set(names))
     return sorted(runs, key=lambda r: (r.created, r.id), reverse=True)
+
+
+@cache
+def _index(runs_dir: Path) -> RunIndex:
+    return RunIndex(runs_dir)
 
 
 def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:

@@ -10,8 +10,19 @@ RENAMED = r"`(is_)?gradient_checkpointing\w*` is deprecated"
 """transformers calls it activation checkpointing by now; TRL and PEFT still read the old names."""
 
 
+SAFE_PATH = "for grpo-tui"
+
+
+def safe_path() -> dict[str, str]:
+    """The variable that keeps a process from importing packages of the working directory, where a folder of logs or
+    weights may have the name of a library. `envs.user_code` imports what the user names."""
+    return {"PYTHONSAFEPATH": os.environ.get("PYTHONSAFEPATH") or SAFE_PATH}
+
+
 def set_up_logging() -> None:
     """For the start of a process, before it imports any library that reads these variables."""
+    if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH:  # not for programs that the user's code starts
+        del os.environ["PYTHONSAFEPATH"]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     for noisy in ("httpx", "urllib3", "filelock", "datasets", "torch.distributed"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

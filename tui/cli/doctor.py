@@ -213,7 +213,7 @@ def devices() -> Iterator[Finding]:
         return
     try:
         answer = subprocess.run(
-            [sys.executable, "-c", _DEVICES], capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=True
+            [sys.executable, "-P", "-c", _DEVICES], capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=True
         )
         found = json.loads(answer.stdout.strip().splitlines()[-1])
     except (subprocess.SubprocessError, ValueError, IndexError) as error:

@@ -28,7 +28,7 @@ def ask(module: str, config: RunConfig, *arguments: str) -> Answer:
         file.write(to_yaml(config))
         file.flush()
         done = subprocess.run(
-            [sys.executable, "-m", module, file.name, *arguments], capture_output=True, text=True, check=False
+            [sys.executable, "-P", "-m", module, file.name, *arguments], capture_output=True, text=True, check=False
         )
     if done.returncode == 0:
         return Answer(done.stdout)

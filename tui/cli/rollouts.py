@@ -34,6 +34,7 @@ def serve(
 ) -> None:
     """Print and run the `vllm serve` commands that rollouts need; ends with them."""
     from ...configs import Option, presets
+    from ...engine.launch.process_logging import safe_path
     from ...engine.launch.rollout_servers import ServerCommand, serve_commands
     from .config import load
 
@@ -53,7 +54,9 @@ def serve(
         fail("vllm is not installed here; in an environment of its own: pip install 'vllm>=0.32'")
     key = os.environ.get(config.rollouts.api_key_env)
     secret = {"VLLM_API_KEY": key} if key else {}
-    processes = [subprocess.Popen(c.arguments, env={**os.environ, **secret, **c.variables}) for c in commands]
+    processes = [
+        subprocess.Popen(c.arguments, env={**os.environ, **safe_path(), **secret, **c.variables}) for c in commands
+    ]
     raise typer.Exit(_wait(processes))
 
 

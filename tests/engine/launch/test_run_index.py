@@ -1,0 +1,70 @@
+"""The list of runs looks again only at runs that may have changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.launch import find, list_runs, rename_run, run_index
+from grpo_tui.engine.runs.status import write_json
+
+
+def ended(runs_dir: Path, name: str, status: str = "finished") -> Path:
+    folder = runs_dir / name
+    write_json(folder / "run.json", {"id": name, "created": 5.0, "mode": "rft", "model": "m"})
+    state = {"status": status, "step": 3, "summary": {"success/train": {"last": 0.5}}, "ended": 9.0, "exit_code": 0}
+    write_json(folder / "processes" / "training.json", state)
+    settle(folder)
+    return folder
+
+
+def settle(folder: Path) -> None:
+    """Let a moment pass."""
+    for path in (folder, folder / "processes"):
+        changed = path.stat().st_mtime_ns - 10**10
+        os.utime(path, ns=(changed, changed))
+
+
+def test_what_has_ended_is_looked_at_once_and_again_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    look = run_index.look
+    monkeypatch.setattr(run_index, "look", lambda folder: looked.append(folder.name) or look(folder))
+    names = [f"run-{i:02}" for i in range(40)]
+    for name in names:
+        ended(tmp_path, name)
+    (tmp_path / "run-07" / "processes" / "training.json").write_text("{")  # damaged: it has no process and no end
+
+    def listed() -> set[str]:
+        """The runs that were looked at, by another command."""
+        find._index.cache_clear()
+        looked.clear()
+        before = [look(tmp_path / name) for name in sorted(names)]
+        assert sorted(list_runs(tmp_path), key=lambda run: run.id) == before
+        return set(looked)
+
+    assert listed() == set(names)
+    assert listed() == set()
+    rename_run(look(tmp_path / "run-03"), "mine")
+    ended(tmp_path, "run-04", "stopped")  # resumed and stopped again
+    shutil.rmtree(tmp_path / "run-05")
+    names.remove("run-05")
+    ended(tmp_path, "new")
+    names.append("new")
+    assert listed() == {"run-03", "run-04", "new"}
+    write_json(tmp_path / "run-06" / "processes" / "training.json", {"status": "running", "pid": os.getpid()})
+    assert "run-06" in listed() and "run-06" in listed(), "it may end in this very moment"
+
+
+def test_a_damaged_index_is_no_harm(tmp_path: Path) -> None:
+    for i in range(run_index.NEWS):
+        ended(tmp_path, f"run-{i}")
+    before = list_runs(tmp_path)
+    for damage in ("", "{", "[]", '{"version": 2, "runs": {"run-1": [1, 2, ["x"]]}}'):
+        (tmp_path / run_index.INDEX).write_text(damage)
+        find._index.cache_clear()
+        assert list_runs(tmp_path) == before
