@@ -133,13 +133,15 @@ class AdvantageFormula:
     method: `group` (the return of the rollout), `turn` (the return from each turn on), `reward` (each turn's reward as
     it is, compared with nothing) or another that training registers. scale: what the deviation is of: `group`,
     `batch`, or `none` (not divided). steps: for each turn that has an advantage of its own the terms that it is the
-    sum of; a single entry holds for all turns.
+    sum of; a single entry holds for all turns. sentence: the method's own words for people, `{size}` standing for the
+    number of returns compared; empty in older records.
     """
 
     method: str
     scale: str
     epsilon: float
     steps: tuple[tuple[AdvantageTerm, ...], ...] = ()
+    sentence: str = ""
 
     def terms(self, step: int) -> tuple[AdvantageTerm, ...]:
         """The terms of the turn at `step`."""
@@ -165,4 +167,14 @@ class AdvantageFormula:
             scale=data["scale"],
             epsilon=data["epsilon"],
             steps=tuple(tuple(AdvantageTerm(**term) for term in terms) for terms in steps),
+            sentence=data.get("sentence", ""),
         )
+
+
+def comparison(what: str, whom: str, scale: str) -> str:
+    """A sentence on a return (`what`) that was compared with others (`whom`) and divided as `scale` says."""
+    if scale == "none":
+        return f"{what}, minus the mean of {whom}"
+    if scale == "batch":
+        return f"{what}, against the mean of {whom}; ÷ the std (n − 1) of the whole batch"
+    return f"{what}, against mean and std (n − 1) of {whom}"

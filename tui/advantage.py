@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecord, TrajectoryRow
+from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecord, TrajectoryRow, comparison
 from .format import MINUS, fixed
 
 NOT_RECORDED = "How it was computed was not recorded."
@@ -33,7 +33,8 @@ def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> Adva
         terms = [AdvantageTerm(reward, mean, divisor, len(pairs)) for reward, _ in pairs]
         if all(_same(t.result(EPSILON), advantage) for t, (_, advantage) in zip(terms, pairs, strict=True)):
             term = AdvantageTerm(total, mean, divisor, len(pairs))
-            fitting.append(AdvantageFormula("group", scale, EPSILON, ((term,),)))
+            sentence = comparison("the return", "the {size} rollouts of its group", scale)
+            fitting.append(AdvantageFormula("group", scale, EPSILON, ((term,),), sentence))
     return fitting[0] if len(fitting) == 1 else None
 
 
@@ -69,11 +70,11 @@ def equation(formula: AdvantageFormula | None, step: int, advantage: float | Non
     advantage: as it is shown beside; a formula that does not come to it is not shown."""
     if formula is None:
         return [NOT_RECORDED]
-    if formula.method == "reward":
-        return ["The reward itself, on the last token of its turn: compared with nothing."]
     terms = formula.terms(step)
     if not terms:
         return ["This step has no advantage of its own."]
+    if all(t.size == 1 and t.std is None and t.mean == 0 for t in terms):
+        return [formula.sentence or "The reward itself: compared with nothing."]
     if all(t.std == 0 and t.value == t.mean for t in terms):
         if max(t.size for t in terms) == 1:
             return ["No other rollout of the group got this far: no advantage."]
@@ -108,21 +109,8 @@ def _term(term: AdvantageTerm, epsilon: float, places: int, several: bool) -> st
 def _compared(formula: AdvantageFormula, terms: Sequence[AdvantageTerm]) -> str:
     sizes = sorted({t.size for t in terms})
     size = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    if formula.method == "gdpo":
-        return f"each component against mean and std (n {MINUS} 1) of its group, by weight, over the std of the batch"
-    if formula.method == "group" and len(terms) > 1:
-        mean = f"mean and std (n {MINUS} 1)" if formula.scale == "group" else "the mean"
-        goal = f"the goal against {mean} of its group" + ", ÷ the std of the batch" * (formula.scale == "batch")
-        return f"{goal}; by weight, shaping against that of the rollouts which succeeded alike"
-    if formula.method == "turn":
-        what, whom = "the return from this step on", f"the {size} rollouts of the group that got this far"
-    else:
-        what, whom = "the return", f"the {size} rollouts of its group"
-    if formula.scale == "none":
-        return f"{what}, minus the mean of {whom}"
-    if formula.scale == "batch":
-        return f"{what}, against the mean of {whom}; ÷ the std (n {MINUS} 1) of the whole batch"
-    return f"{what}, against mean and std (n {MINUS} 1) of {whom}"
+    sentence = formula.sentence or comparison("the return", "the {size} that it was compared with", formula.scale)
+    return sentence.replace("{size}", size)
 
 
 def _tells(formula: AdvantageFormula, terms: Sequence[AdvantageTerm], advantage: float | None, places: int) -> bool:

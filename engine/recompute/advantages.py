@@ -26,7 +26,9 @@ class Advantages:
         self.filters = training.replay.mode != "off"
         self.by_task = self.filters and training.replay.signal == "task"
         if training.advantages not in METHODS:
-            report.given["returns that are compared"] = f"{training.advantages} is code of your own, which is not run"
+            report.given["returns that are compared"] = (
+                f"{training.advantages} computes them, and its code is not run here"
+            )
 
     def step(self, items: Sequence[Item], replayed: int) -> list[Item]:
         """Everything of one step; replayed: how many earlier rollouts it drew. Returns the rollouts of groups that

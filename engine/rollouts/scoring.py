@@ -13,9 +13,10 @@ from typing import Literal
 import numpy as np
 import torch
 
+from ...rewards.breakdown import AdvantageFormula
 from ...rewards.metrics import batch_metrics
 from ...rewards.orchestrator import RewardOrchestrator
-from .advantages.base import AdvantageMethod, Scale, TurnRewards
+from .advantages.base import AdvantageMethod, Compared, Scale, TurnRewards
 from .advantages.group import GroupAdvantage
 from .rollout import Group, Rollout
 from .turn_rewards import by_turn
@@ -96,13 +97,17 @@ class Scorer:
                 replace(
                     rollout,
                     advantages=self.method.per_token(values[g, i], rollout),
-                    formula=compared.formula(g, i, self.method.name, self.scale),
+                    formula=self._formula(compared, g, i),
                 )
                 for i, rollout in enumerate(members)
             ]
             groups.append(Group(tuple(done)))
         signal = self._signal(batch, groups).tolist()
         return [replace(group, signal=found) for group, found in zip(groups, signal, strict=True)]
+
+    def _formula(self, compared: Compared, group: int, index: int) -> AdvantageFormula | None:
+        formula = compared.formula(group, index, self.method.name, self.scale)
+        return None if formula is None else replace(formula, sentence=self.method.sentence(formula))
 
     def _signal(self, batch: TurnRewards, groups: Sequence[Group]) -> torch.Tensor:
         """Which groups can be learned from, bool [G]."""

@@ -134,11 +134,14 @@ def test_what_comes_with_the_package_trains_by_its_name(package: Path, tmp_path:
         PYTHONPATH=str(package),
     )
     from grpo_tui.engine.runs.reader import RunReader
+    from grpo_tui.tui.advantage import equation
 
     with RunReader(run) as reader:
         assert reader.metrics.latest()["rewards/weight/brevity"] == 0.5
         formula = reader.bodies.trajectory(1).formula
     assert formula is not None and formula.method == "halves"
+    (*_, said) = equation(formula, 0, formula.advantage(0))
+    assert said.startswith("the rewards from this step on, each counting half") or "equal" in said
 
 
 def test_a_screen_is_in_the_palette_and_opens(package: Path, tmp_path: Path):

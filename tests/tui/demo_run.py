@@ -39,6 +39,9 @@ WORDS = [
 ]
 
 
+SENTENCE = "the return, against mean and std (n − 1) of the {size} rollouts of its group"
+
+
 def draw_scene(folder: Path, name: str) -> tuple[str, str, str, tuple[int, int]]:
     """An image with one square and its mask; returns their paths, the colour, and the centre."""
     rng = random.Random(name)
@@ -194,7 +197,7 @@ def make_run(
                 records.append(
                     TrajectoryRecord(
                         trajectory, breakdown, advantage, (advantage,) * len(trajectory.steps), tokens, step,
-                        formula=AdvantageFormula("group", "group", 1e-4, ((term,),)),
+                        formula=AdvantageFormula("group", "group", 1e-4, ((term,),), SENTENCE),
                         use=Use("trained", step, 1.0, advantage),
                     )
                 )  # fmt: skip

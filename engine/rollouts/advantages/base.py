@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....rewards.breakdown import AdvantageFormula, AdvantageTerm
+from ....rewards.breakdown import AdvantageFormula, AdvantageTerm, comparison
 from ..padding import pad_rows
 from ..rollout import Rollout
 from ..turn_rewards import unshaped
@@ -123,6 +123,9 @@ class AdvantageMethod(ABC):
 
     name: str = ""
     """How the record calls it."""
+    compares: str = ""
+    """What `returns` gives, and `compared_with`: the others of the comparison; for people who read the formula."""
+    compared_with: str = "the {size} rollouts of its group"
     shaping_apart: bool = False
     """Whether shaping decides between equals, so that it may teach where the goal says nothing."""
 
@@ -130,6 +133,10 @@ class AdvantageMethod(ABC):
     def returns(self, batch: TurnRewards) -> tuple[Tensor, Tensor]:
         """What is compared within a group, float64 [G, N, S] or [G, N, 1] (one number for all turns), and where it
         counts, bool of the same shape. Rollouts that are not valid are left out afterwards."""
+
+    def sentence(self, formula: AdvantageFormula) -> str:
+        """What a formula compared, for people; it goes into the record with the formula."""
+        return comparison(self.compares or f"what {self.name} compares", self.compared_with, formula.scale)
 
     def compare(self, batch: TurnRewards, scale: Scale) -> Compared:
         """Returns beside their group's mean and what they are divided by."""

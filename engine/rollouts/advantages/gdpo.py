@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ....rewards.breakdown import AdvantageFormula
 from .base import AdvantageMethod, Scale, TurnRewards, moments
 from .parts import Among, ComparedParts, Part, components
 
@@ -31,6 +32,10 @@ class GdpoAdvantage(AdvantageMethod):
         """The sum over turns, [G, N, 1], where the reward has no components."""
         total = batch.rewards.sum(2, keepdim=True)
         return total, torch.ones_like(total, dtype=torch.bool)
+
+    def sentence(self, formula: AdvantageFormula) -> str:
+        """Of all components at once."""
+        return "each component against mean and std (n − 1) of its group, by weight, over the std of the batch"
 
     def compare(self, batch: TurnRewards, scale: Scale) -> ComparedParts:
         """Each component beside what it is compared with."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ....configs.sections.rewards import SHAPED
-from ....rewards.breakdown import GOAL
+from ....rewards.breakdown import GOAL, AdvantageFormula
 from .base import AdvantageMethod, Compared, Comparison, Scale, TurnRewards
 from .parts import Among, ComparedParts, Part, components
 
@@ -24,6 +24,7 @@ class GroupAdvantage(AdvantageMethod):
     """GRPO's: one number for a rollout, against the other rollouts of its prompt."""
 
     name = "group"
+    compares = "the return"
 
     def __init__(self, among: Among = "equals") -> None:
         self.among: Among = among
@@ -33,6 +34,14 @@ class GroupAdvantage(AdvantageMethod):
         """The sum over turns, [G, N, 1], of every rollout."""
         total = batch.rewards.sum(2, keepdim=True)
         return total, torch.ones_like(total, dtype=torch.bool)
+
+    def sentence(self, formula: AdvantageFormula) -> str:
+        """As for one return; shaping that is compared apart is named."""
+        if len(formula.terms(0)) < 2:
+            return super().sentence(formula)
+        mean = "mean and std (n − 1)" if formula.scale == "group" else "the mean"
+        goal = f"the goal against {mean} of its group" + ", ÷ the std of the batch" * (formula.scale == "batch")
+        return f"{goal}; by weight, shaping against that of the rollouts which succeeded alike"
 
     def compare(self, batch: TurnRewards, scale: Scale) -> Compared:
         """The return, or the goal and each shaping component, beside what it is compared with."""

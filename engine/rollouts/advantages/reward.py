@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....rewards.breakdown import AdvantageFormula
 from ..rollout import Rollout
 from .base import AdvantageMethod, Comparison, Scale, TurnRewards, last_of_turn, spread
 
@@ -21,6 +22,10 @@ class RewardAdvantage(AdvantageMethod):
     def returns(self, batch: TurnRewards) -> tuple[Tensor, Tensor]:
         """The rewards themselves, [G, N, S]."""
         return batch.rewards, batch.happened
+
+    def sentence(self, formula: AdvantageFormula) -> str:
+        """Nothing is compared."""
+        return "The reward itself, on the last token of its turn: compared with nothing."
 
     def compare(self, batch: TurnRewards, scale: Scale) -> Comparison:
         """Compared with nothing, divided by nothing."""

@@ -16,6 +16,8 @@ class TurnAdvantage(AdvantageMethod):
     """The return from a turn on, against the rollouts of the group that got as far as that turn."""
 
     name = "turn"
+    compares = "the return from this step on"
+    compared_with = "the {size} rollouts of the group that got this far"
 
     def returns(self, batch: TurnRewards) -> tuple[Tensor, Tensor]:
         """Rewards to go, [G, N, S], on the turns that happened."""

@@ -16,8 +16,10 @@ from grpo_tui.configs.sections.training import Advantages
 from grpo_tui.engine.rollouts.advantages import METHODS, AdvantageError, advantage_method
 from grpo_tui.engine.rollouts.advantages.base import EPSILON, TurnRewards, last_of_turn
 from grpo_tui.engine.rollouts.rollout import Rollout
+from grpo_tui.engine.rollouts.scoring import Scorer
 from grpo_tui.envs.trajectory import Trajectory
-from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
+from grpo_tui.rewards.breakdown import AdvantageFormula, ComponentValue, RewardBreakdown, StepReward
+from grpo_tui.tui.advantage import equation
 
 GROUP = 4
 
@@ -158,6 +160,29 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
     compared = method.compare(turn_rewards(rewards, torch.ones_like(rewards, dtype=torch.bool)), "none")
     found = compared.advantages()
     assert found[0, :, 0].tolist() == [-1.0, 1.0, -1.0, 1.0]
+    formula = compared.formula(0, 0, method.name, "none")
+    assert formula is not None
+    assert method.sentence(formula) == "what last turn compares, minus the mean of the {size} rollouts of its group"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("group", "the return, against mean and std (n − 1) of the 4 rollouts of its group"),
+        ("turn", "the return from this step on, against mean and std (n − 1) of the 4 rollouts of the group that got"),
+        ("reward", "The reward itself, on the last token of its turn: compared with nothing."),
+        ("gdpo", "each component against mean and std (n − 1) of its group, by weight, over the std of the batch"),
+    ],
+)
+def test_a_method_brings_the_sentence_that_the_screens_show(name, sentence):
+    rows = [
+        dataclasses.replace(rollout([0], [True], index=i), turn_rewards=np.array([2.0**i], np.float32))
+        for i in range(4)
+    ]
+    (group,) = Scorer(4, method=advantage_method(name)).advantages(rows)
+    formula = group.rollouts[3].formula
+    assert formula is not None and AdvantageFormula.from_json(formula.to_json()) == formula
+    assert equation(formula, 0, formula.advantage(0))[-1].startswith(sentence)
 
 
 @pytest.mark.parametrize(
