@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any, Protocol, cast, get_args
 
 from ..configs.sections.environment import MCP
-from .base import StepResult
+from .base import Picture, StepResult
+from .content import IMAGE_SIGN
 from .loading import EnvLoadError
 from .tools import Argument, ArgumentType, ToolSpec
-from .user_code import UserCodeError, find_module, one_line
+from .user_code import UserCodeError, find_object, one_line
 
 ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
 """What a turn without a call counts as; no policy has to write it."""
@@ -50,8 +53,62 @@ class FunctionTool:
         except Exception as problem:
             text = one_line(problem)
             return StepResult(f"error: {text[:MAX_RESULT]}", error=text)
-        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-        return StepResult(text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]} … ({len(text)} characters)")
+        try:
+            text, images = _shown(result)
+        except (TypeError, ValueError, RecursionError) as problem:
+            error = f"the tool returned a value that cannot be written as JSON: {one_line(problem)}"
+            return StepResult(f"error: {error}", error=error)
+        text = text if len(text) <= MAX_RESULT else f"{text[:MAX_RESULT]} … ({len(text)} characters)"
+        return StepResult(text, images=images)
+
+
+def _shown(result: object) -> tuple[str, tuple[Picture, ...]]:
+    """A result as the policy reads it, and the images in it."""
+    images: list[Picture] = []
+    parts = result if isinstance(result, (list, tuple)) and any(map(_is_image, result)) else [result]
+    texts = [
+        part if isinstance(part, str) else json.dumps(part, ensure_ascii=False, default=partial(_plain, images))
+        for part in parts
+        if not (_is_image(part) and images.append(_picture(part)) is None)
+    ]
+    return "\n".join(texts), tuple(images)
+
+
+def _is_image(value: object) -> bool:
+    """Whether it is an image of Pillow, which tools without images do not need."""
+    return hasattr(value, "getbands") and hasattr(value, "convert")
+
+
+def _picture(image: Any) -> Picture:
+    import numpy as np
+
+    pixels = np.asarray(image.convert("RGB"))
+    name = hashlib.blake2b(pixels.tobytes() + repr(pixels.shape).encode(), digest_size=8).hexdigest()
+    return Picture(f"tool-{name}", lambda: pixels)
+
+
+def _plain(images: list[Picture], value: Any) -> object:
+    """An object that JSON does not know as its data, never as its address; images go into `images`."""
+    if _is_image(value):
+        images.append(_picture(value))
+        return IMAGE_SIGN
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in fields(value)}
+    for method in ("model_dump", "tolist", "isoformat"):  # pydantic; numpy and torch; dates
+        if callable(found := getattr(value, method, None)) and not isinstance(value, type):
+            return found()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value).decode("utf-8", "replace")
+    if isinstance(value, type) or callable(value):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+        named = {name: each for name, each in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+        return named or type(value).__qualname__
+    return str(value)
 
 
 class Tool(Protocol):
@@ -92,13 +149,12 @@ def load_tools(paths: Sequence[str]) -> tuple[Tool, ...]:
 def load_tool(path: str) -> FunctionTool:
     """One function as a tool. Raises EnvLoadError with what its declaration lacks."""
     try:
-        module, name = find_module(path)
+        module, function = find_object(path)
     except UserCodeError as problem:
         raise EnvLoadError(f"environment.tools: {problem}") from problem
-    function = getattr(module, name, None)
     if not callable(function) or inspect.isclass(function):
         where = path.rpartition(":")[0] or module.__name__
-        raise EnvLoadError(f'environment.tools: "{path}": {where} has no function {name}')
+        raise EnvLoadError(f'environment.tools: "{path}": {where} has no function {path.rpartition(":")[2]}')
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise EnvLoadError(f'tool "{path}": a policy cannot give `{parameter}`; declare each argument by name')

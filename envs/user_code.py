@@ -78,7 +78,23 @@ def find_module(path: str) -> tuple[ModuleType, str]:
         raise UserCodeError(f'"{path}" names no module: write "package.module.{path}" or "file.py:{path}"')
     for finder in finders:
         finder.named.add(module_name.partition(".")[0])
-    return _module_by_name(module_name, path), class_name
+    try:
+        return _module_by_name(module_name, path), class_name
+    except UserCodeError:
+        parent, _, name = module_name.rpartition(".")
+        if not hasattr(sys.modules.get(parent), name):
+            raise
+        return sys.modules[parent], f"{name}.{class_name}"  # an object of that module
+
+
+def find_object(path: str) -> tuple[ModuleType, object | None]:
+    """The module that `path` names and the object in it, also an attribute of one (`file.py:notes.search`); None where
+    the module has no such object. Raises UserCodeError."""
+    module, names = find_module(path)
+    found: object | None = module
+    for name in names.split("."):
+        found = getattr(found, name, None)
+    return module, found
 
 
 def find_class(path: str) -> type:

@@ -13,13 +13,15 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal, TypeVar, cast
 
 from ..configs.errors import GrpoTuiError
-from ..configs.sections.environment import function_name
+from ..configs.sections.environment import function_name, is_reward_model
 from ..envs import background
 from ..envs.trajectory import Score
-from ..envs.user_code import UserCodeError, find_module, one_line
+from ..envs.user_code import UserCodeError, find_object, one_line
+from .reward_model import RewardModel
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ Function = Callable[..., object]
 OnError = Literal["stop", "skip"]
 T = TypeVar("T")
 
-BUILT_IN = ("prompts", "completions", "completion_ids", "log_extra", "trainer_state")
+BUILT_IN = ("prompts", "completions", "completion_ids", "log_extra", "log_metric", "trainer_state")
 """What every function is given, besides the columns of the data."""
 RESERVED = frozenset({"task", "environment", "curiosity", "coherence", "penalty"})
 """Components that a reward function cannot be called."""
@@ -54,7 +56,8 @@ class Completions:
     """What B rollouts said, as reward functions get it; all sequences have B entries.
 
     completion_ids: token ids of everything after the prompt. columns: the data's columns by name; a row that lacks one
-    has None. rows: what each is called in an error, such as `row 3 of gsm8k.jsonl`.
+    has None. rows: the name of each in an error, such as `row 3 of gsm8k.jsonl`. state: the trainer's (transformers'
+    `TrainerState`), where there is a trainer.
     """
 
     prompts: Sequence[Prompt]
@@ -63,6 +66,7 @@ class Completions:
     columns: Mapping[str, Sequence[object]]
     rows: Sequence[str]
     step: int = 0
+    state: object | None = None
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -72,8 +76,30 @@ class Completions:
         at = slice(index, index + 1)
         columns = {name: values[at] for name, values in self.columns.items()}
         return Completions(
-            self.prompts[at], self.completions[at], self.completion_ids[at], columns, self.rows[at], self.step
+            self.prompts[at],
+            self.completions[at],
+            self.completion_ids[at],
+            columns,
+            self.rows[at],
+            self.step,
+            self.state,
         )
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Columns and numbers that functions log in one batch, as TRL collects them."""
+
+    extra: dict[str, list[object]] = field(default_factory=dict)
+    numbers: dict[str, list[float]] = field(default_factory=dict)
+
+    def log_extra(self, column: str, values: Sequence[object]) -> None:
+        """Add a column, with one value a completion."""
+        self.extra.setdefault(column, []).extend(values)
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Add a number; the metric of the step is the mean of all."""
+        self.numbers.setdefault(name, []).append(float(value))
 
 
 @dataclass
@@ -98,25 +124,28 @@ class RewardFunction:
     def check_columns(self, columns: Iterable[str]) -> None:
         """Raise RewardFunctionError when it needs a column that the data does not have."""
         known = list(columns)
+        if "environments" in self.needs and "environments" not in known:
+            raise RewardFunctionError(
+                f"{self.said} needs `environments`, which TRL gives with its `environment_factory` alone; here "
+                "`completions` hold the calls and their answers, and an environment pays rewards in its steps"
+            )
         for name in self.needs:
             if name not in BUILT_IN and name not in known:
                 raise RewardFunctionError(
                     f"{self.said} needs `{name}`, but the data has no such column; it has {', '.join(known) or 'none'}"
                 )
 
-    def arguments(self, asked: Completions, extra: dict[str, list[object]]) -> dict[str, object]:
+    def arguments(self, asked: Completions, logged: Logged) -> dict[str, object]:
         """The keyword arguments of a call; a function without `**kwargs` gets those that it names."""
-
-        def log_extra(column: str, values: Sequence[object]) -> None:
-            extra[column] = list(values)
 
         given: dict[str, object] = {
             **{name: list(values) for name, values in asked.columns.items()},
             "prompts": list(asked.prompts),
             "completions": list(asked.completions),
             "completion_ids": [list(ids) for ids in asked.completion_ids],
-            "log_extra": log_extra,
-            "trainer_state": TrainerState(asked.step),
+            "log_extra": logged.log_extra,
+            "log_metric": logged.log_metric,
+            "trainer_state": asked.state or TrainerState(asked.step),
         }
         return given if self.accepts is None else {k: v for k, v in given.items() if k in self.accepts}
 
@@ -124,10 +153,12 @@ class RewardFunction:
 @dataclass(frozen=True)
 class Scores:
     """The scores of B rollouts. by_row: for each rollout one score of each function, in their order. extra: columns
-    that functions logged (`log_extra`), each with B entries."""
+    that functions logged (`log_extra`), each with B entries. metrics: means of numbers that they logged
+    (`log_metric`)."""
 
     by_row: list[tuple[Score, ...]]
     extra: dict[str, list[object]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,12 +180,12 @@ class RewardFunctions:
 
     def score(self, asked: Completions) -> Scores:
         """Call every function once. Raises RewardFunctionError where `on_error` is `stop`."""
-        extra: dict[str, list[object]] = {}
+        logged = Logged()
         returned: dict[str, object] = {}
         waiting: dict[str, Coroutine[object, object, object]] = {}
         for function in self.functions if len(asked) else ():
             try:
-                result = function.call(**function.arguments(asked, extra))
+                result = function.call(**function.arguments(asked, logged))
             except (Exception, SystemExit) as problem:  # the user's code
                 result = self._failed(function, asked, problem)
             if inspect.isawaitable(result):
@@ -169,14 +200,15 @@ class RewardFunctions:
                 returned[path] = result
         columns = [self._checked(f, returned.get(f.path, []), asked) for f in self.functions]
         by_row = [tuple(column[i] for column in columns) for i in range(len(asked))]
-        return Scores(by_row, {name: values for name, values in extra.items() if len(values) == len(asked)})
+        extra = {name: values for name, values in logged.extra.items() if len(values) == len(asked)}
+        return Scores(by_row, extra, {name: fmean(values) for name, values in logged.numbers.items()})
 
     def _failed(self, function: RewardFunction, asked: Completions, problem: BaseException) -> list[None]:
         """No scores, or the error. The row is found by asking for one at a time."""
         where = ""
         for index in range(min(len(asked), TRIES)):
             try:
-                result = function.call(**function.arguments(asked.only(index), {}))
+                result = function.call(**function.arguments(asked.only(index), Logged()))
                 if inspect.isawaitable(result):
                     (result,) = _together([_awaited(result)])
                     if isinstance(result, Exception):
@@ -227,14 +259,17 @@ class RewardFunctions:
 
 
 def load_function(path: str, weight: float = 1.0) -> RewardFunction:
-    """The function at `file.py:name` or `package.module.name`. Raises RewardFunctionError."""
-    try:
-        module, name = find_module(path)
-    except UserCodeError as problem:
-        raise RewardFunctionError(f"environment.reward_funcs: {problem}") from problem
+    """The function at `file.py:name` or `package.module.name`, or the reward model of a folder or a hub id. Raises
+    RewardFunctionError."""
+    name = function_name(path)
     if name in RESERVED:
         raise RewardFunctionError(f"reward function {path}: {name} is the name of a component already; rename it")
-    found = getattr(module, name, None)
+    if is_reward_model(path):
+        return _reward_model(path, weight, name)
+    try:
+        module, found = find_object(path)
+    except UserCodeError as problem:
+        raise RewardFunctionError(f"environment.reward_funcs: {problem}") from problem
     if found is None:
         own = [n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__]
         if not own:  # a package that imports its functions when they are asked for
@@ -270,10 +305,21 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
         weight,
         cast("Function", found),
         function_name(path),
-        inspect.iscoroutinefunction(found),
+        inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__),
         None if anything else frozenset(taken),
         tuple(p.name for p in named if p.default is p.empty),
     )
+
+
+def _reward_model(path: str, weight: float, name: str) -> RewardFunction:
+    try:
+        model = RewardModel(path)
+    except (OSError, ValueError) as problem:
+        reason = str(problem).strip().splitlines()[0]
+        raise RewardFunctionError(
+            f'environment.reward_funcs: "{path}" is no reward model: {reason}; a function is file.py:name'
+        ) from problem
+    return RewardFunction(path, weight, model, name, False, None, ())
 
 
 async def _awaited(result: Awaitable[object]) -> object:

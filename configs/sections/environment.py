@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any, Literal
 
@@ -9,7 +10,8 @@ from pydantic import Field, field_validator
 
 from .base import Section
 
-_FUNCTION = re.compile(r"(?:[^:]+\.py:[A-Za-z_]\w*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)")
+_NAME = r"[A-Za-z_]\w*"
+_FUNCTION = re.compile(rf"(?:[^:]+\.py:{_NAME}(?:\.{_NAME})*|{_NAME}(?:\.{_NAME})+)")
 
 
 MCP = "mcp:"
@@ -34,8 +36,9 @@ class EnvironmentConfig(Section):
     eval_tasks: int = Field(default=128, ge=0)
     """How many held-out tasks success is measured on."""
     reward_funcs: dict[str, float] = Field(default_factory=dict)
-    """Reward functions with TRL's signature and their weights, such as `rewards.py:accuracy: 1.0`. Each is a component
-    of the reward by its own name; the first also says what counts as a success (`success_score`)."""
+    """Reward functions with TRL's signature and their weights, such as `rewards.py:accuracy: 1.0`, and reward models (a
+    classifier with one label: a folder, or a hub id with a slash). Each is a component of the reward by its own name;
+    the first also says what counts as a success (`success_score`)."""
     tools: list[str] = Field(default_factory=list)
     """What the policy may call in a dataset's tasks: Python functions such as `tools.py:search`, which type hints and
     docstring declare, and MCP servers, by a command (`mcp:python server.py`) or an address
@@ -80,7 +83,8 @@ class EnvironmentConfig(Section):
     def _functions(cls, value: dict[str, float]) -> dict[str, float]:
         names: dict[str, str] = {}
         for path in value:
-            check_function(path)
+            if not is_reward_model(path):
+                check_function(path)
             name = function_name(path)
             if name in names:
                 raise ValueError(
@@ -91,9 +95,14 @@ class EnvironmentConfig(Section):
         return value
 
 
+def is_reward_model(path: str) -> bool:
+    """Whether a reward is a model, by its folder or hub id, and not a function."""
+    return not _FUNCTION.fullmatch(path) and not path.endswith(".py") and ("/" in path or os.path.isdir(path))
+
+
 def function_name(path: str) -> str:
-    """The name of the function in `file.py:name` or `package.module.name`."""
-    return re.split(r"[.:]", path)[-1]
+    """The name of the function in `file.py:name` or `package.module.name`, or of a model."""
+    return os.path.basename(os.path.normpath(path)) if is_reward_model(path) else re.split(r"[.:]", path)[-1]
 
 
 def weighted_function(text: Any) -> tuple[str, float]:

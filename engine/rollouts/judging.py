@@ -5,12 +5,15 @@ This is part of how rollouts come to be, for training and evaluation alike: each
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 from transformers import PreTrainedTokenizerBase
 
+from ...configs import metric_names as metric
 from ...configs.sections import EnvironmentConfig
 from ...envs.trajectory import Trajectory
 from ...rewards.functions import Completions, Conversation, Prompt, RewardFunctions
@@ -46,12 +49,23 @@ class Judge:
     functions: RewardFunctions
     success_score: float = 1.0
     special_tokens: tuple[str, ...] = ()
+    state: Callable[[], object | None] = lambda: None
+    """The trainer's state as it is now, which functions get as `trainer_state`."""
+    logged: dict[str, list[float]] = field(default_factory=dict, compare=False)
+    """Numbers that functions logged (`log_metric`) since `take_metrics`."""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raise RewardFunctionError when a function needs a column that some row does not have."""
         for columns in {tuple(_columns(row.task_data)) for row in rows}:
             self.functions.check_columns(columns)
+
+    def take_metrics(self, prefix: str = "") -> dict[str, float]:
+        """Means of the numbers that functions logged since the last call, under TRL's names."""
+        with self._one_at_a_time:
+            means = {metric.TRL(f"{prefix}{name}"): fmean(values) for name, values in self.logged.items()}
+            self.logged.clear()
+        return means
 
     def __call__(self, rollouts: Sequence[Rollout], rows: Sequence[Row], step: int = 0) -> list[Rollout]:
         """The same rollouts with scores; one that its environment failed has none. rows: the row of each.
@@ -60,8 +74,13 @@ class Judge:
         """
         asked = [i for i, r in enumerate(rollouts) if r.trajectory is not None and _ended(r.trajectory)]
         completions = completions_of([rollouts[i] for i in asked], [rows[i] for i in asked], step, self.special_tokens)
+        if (state := copy.copy(self.state())) is not None:
+            state.global_step = step  # type: ignore[attr-defined] - rollouts may be made ahead
+            completions = replace(completions, state=state)
         with self._one_at_a_time:  # functions are the user's own: nobody says that they may run side by side
             scores = self.functions.score(completions)
+            for name, value in scores.metrics.items():
+                self.logged.setdefault(name, []).append(value)
         first = self.functions.functions[0].name if self.functions.functions else ""
         done = list(rollouts)
         for place, i in enumerate(asked):

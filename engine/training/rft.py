@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,8 @@ def build_trainer(
         recorder.event("alert", unread, detector="native_calls", grade="warning")
         logger.warning(unread)
     check_images(rows, trainer.runner.environment, agent, training.max_trajectory_tokens)
-    trainer.runner.judge = judge
+    if judge is not None:
+        trainer.runner.judge = replace(judge, state=lambda: trainer.state)
     trainer.keep_checkpoints = training.keep_checkpoints
     trainer.state_parts.append(
         StatePart(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.envs.dataset import DatasetEnv
 from grpo_tui.envs.function_tools import load_tool
 from grpo_tui.envs.loading import EnvLoadError, make_env
@@ -15,7 +16,10 @@ from .scripts import ByteAgent
 
 SOURCE = '''
 import asyncio
+import dataclasses
 from typing import Literal
+
+from PIL import Image
 
 def add(a: int, b: float = 0.0, names: list[str] | None = None) -> float:
     """
@@ -75,6 +79,56 @@ def many(*numbers: int) -> int:
     return 1
 
 number = 3
+
+class Notes:
+    def __init__(self):
+        self.held = []
+
+    def keep(self, text: str) -> int:
+        """
+        Keeps a note.
+
+        Args:
+            text: The note.
+        """
+        self.held.append(text)
+        return len(self.held)
+
+notes = Notes()
+kept = notes.keep
+
+class Place:
+    def __init__(self, name):
+        self.name, self._secret, self.near = name, 1, [Point(1, {2})]
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    seen: set
+
+def visit(name: str) -> object:
+    """
+    Visits a place.
+
+    Args:
+        name: The place.
+    """
+    if name == "loop":
+        place = Place("loop")
+        place.near = place
+        return place
+    return Place(name)
+
+def draw(size: int, caption: str = "") -> object:
+    """
+    Draws.
+
+    Args:
+        size: Pixels.
+        caption: Words beside it.
+    """
+    image = Image.new("RGB", (size, size + 1), (9, 8, 7))
+    return {"caption": caption, "image": image} if size > 9 else [caption, image] if caption else image
 '''
 TASK = {"messages": [{"role": "user", "content": "what is 2 + 3?"}]}
 
@@ -151,6 +205,39 @@ def test_what_a_tool_raises_and_wrong_arguments_are_told_to_the_policy(file: str
         "error: invalid JSON at character 2 of the call: Expecting property name enclosed in double quotes",
     ]
     assert done.answer == "five"
+
+
+@pytest.mark.parametrize("path", ["notes.keep", "kept"])
+def test_a_bound_method_is_a_tool(file: str, path: str):
+    env = DatasetEnv(tools=check_tools([f"{file}:{path}"]))
+    done = run(env, '{"name": "keep", "arguments": {"text": "a"}}', "done")
+    assert [t.name for t in done.tools] == ["keep", "ANSWER"] and done.steps[0].observation == "1"
+
+
+def check_tools(paths: list[str]) -> list[str]:
+    return EnvironmentConfig(tools=paths).tools
+
+
+def test_plain_objects_are_read_as_their_data(file: str):
+    tool = load_tool(f"{file}:visit")
+    assert tool.run({"name": "home"}).observation == '{"name": "home", "near": [{"x": 1, "seen": [2]}]}'
+    assert "cannot be written as JSON" in str(tool.run({"name": "loop"}).error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [({"size": 4}, ""), ({"size": 4, "caption": "a"}, "a"), ({"size": 12}, '{"caption": "", "image": "[image]"}')],
+)
+def test_images_of_a_tool_are_shown(file: str, arguments: dict, text: str):
+    result = load_tool(f"{file}:draw").run(arguments)
+    (image,) = result.images
+    assert result.observation == text
+    assert image.load().shape == (arguments["size"] + 1, arguments["size"], 3) and image.load()[0, 0].tolist() == [
+        9,
+        8,
+        7,
+    ]
+    assert image.name == load_tool(f"{file}:draw").run(arguments).images[0].name
 
 
 def test_a_tool_that_hangs_costs_its_own_rollout(file: str):

@@ -11,6 +11,7 @@ import typer
 
 from .common import ExitCode, RunsDir, SetOption, fail, on_terminal, say
 from .config import ConfigArgument, chosen_lines, load
+from .processes import ask
 
 if TYPE_CHECKING:
     from ...configs import Option, RunConfig
@@ -113,6 +114,8 @@ def train(
         say(literal(line))
     if quick:
         _shorten(settings)
+    if old is None and settings.mode == "rft" and (problem := _problem_of_code(settings)):
+        fail(literal(problem), ExitCode.USAGE)
     if dry_run:
         from .dry_run import dry_run as try_out
 
@@ -136,6 +139,15 @@ def train(
     except LaunchError as error:
         fail(str(error), ExitCode.USAGE)
     watch(home, run, headless=headless)
+
+
+def _problem_of_code(settings: RunConfig) -> str:
+    """Why the tools or reward functions cannot be used, found before a run is made; empty where they can."""
+    from ...engine.launch.trainer import missing
+
+    if not (settings.environment.reward_funcs or settings.environment.tools) or missing():
+        return ""
+    return ask("grpo_tui.engine.training.check_code", settings).problem
 
 
 def _recorded(

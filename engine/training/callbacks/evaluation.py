@@ -13,6 +13,7 @@ from ....configs import metric_names as metric
 from ...policy.prepared import acting
 from ...record.step_recorder import StepRecorder
 from ...rollouts.evaluation import Evaluation, evaluate
+from ...rollouts.judging import Judge
 from ...rollouts.runner import RolloutRunner, Row
 from ...rollouts.versions import VersionedAgent
 from ..phases import StepClock
@@ -84,7 +85,9 @@ class HeldOutEvaluation(AfterStep):
 
     def _record(self, step: int, greedy: Evaluation, sampled: Evaluation, seconds: float) -> None:
         success = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
-        self._recorder.values(step, {**success, metric.EVALUATE_SECONDS: seconds})
+        judge = self._runner.judge
+        logged = judge.take_metrics("eval_") if isinstance(judge, Judge) else {}
+        self._recorder.values(step, {**success, **logged, metric.EVALUATE_SECONDS: seconds})
         self._recorder.trajectories(step, greedy.rollouts, "eval")
         self._recorder.event(
             "eval",

@@ -12,6 +12,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from ....configs import metric_names as metric
 from ...policy.kl import BetaController
 from ...record.step_recorder import NAMES, StepRecorder, memory_metrics
+from ...rollouts.judging import Judge
 from ...runs.types import LossTerms
 from ..env_trainer import GRPOEnvTrainer
 from ..phases import StepClock
@@ -95,7 +96,9 @@ class GRPORecording(StepRecording):
         """See `StepRecorder.step`. Beta is the one that the step was made with."""
         made = self._trainer.rollouts
         phases = self._trainer.phases.take()
-        measured = {**made.metrics, **phases, metric.BETA: self._trainer.beta, **times, **self._target}
+        judge = self._trainer.runner.judge
+        logged = judge.take_metrics() if isinstance(judge, Judge) else {}
+        measured = {**made.metrics, **logged, **phases, metric.BETA: self._trainer.beta, **times, **self._target}
         return self._recorder.step(step, logs, measured, made.generated, made.replayed, self._loss)
 
 

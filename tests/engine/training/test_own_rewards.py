@@ -9,19 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from datasets import Dataset
+from transformers import Qwen3Config, Qwen3ForSequenceClassification
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from grpo_tui.configs import RunConfig
 from grpo_tui.engine.record.step_recorder import StepRecorder
-from grpo_tui.engine.rollouts.judging import completions_of, special_texts
+from grpo_tui.engine.rollouts.judging import Judge, completions_of, special_texts
 from grpo_tui.engine.rollouts.rollout import rollouts_of
 from grpo_tui.engine.rollouts.runner import parse_row
 from grpo_tui.engine.runs.writer import NullWriter
 from grpo_tui.engine.training.pipeline import Request
 from grpo_tui.engine.training.rft import build_trainer
+from grpo_tui.envs.user_code import find_object
 from grpo_tui.rewards.functions import load_function
 
 from .parts import policy, tokenizer
@@ -149,6 +152,61 @@ def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(
         np.testing.assert_allclose(np.array(scores, dtype=float), logged, atol=1e-6)
         assert f"rewards/raw/{name}" in metrics
     assert "rewards/raw/task" not in metrics
+
+
+SPY = """
+seen = {}
+
+def everything(**kwargs):
+    seen.update(kwargs)
+    kwargs["log_extra"]("first", [c[0]["content"][:1] for c in kwargs["completions"]])
+    kwargs["log_metric"]("mean_length", sum(map(len, kwargs["completion_ids"])) / len(kwargs["completion_ids"]))
+    kwargs["log_metric"]("mean_length", 0.0)
+    return [float(kwargs["trainer_state"].max_steps)] * len(kwargs["prompts"])
+"""
+
+
+def test_functions_and_models_are_called_as_trl_calls_them(tmp_path: Path):
+    """The same completions through TRL's own caller: names and values of all arguments, scores, logs."""
+    torch.manual_seed(0)
+    classifier = Qwen3ForSequenceClassification(Qwen3Config(**{**policy(seed=1).config.to_dict(), "num_labels": 1}))
+    classifier.save_pretrained(tmp_path / "clf")
+    tokenizer().save_pretrained(tmp_path / "clf")
+    (tmp_path / "spy.py").write_text(SPY)
+    config = configured(
+        tmp_path, {}, environment={"reward_funcs": [f"{tmp_path}/spy.py:everything", f"{tmp_path}/clf"]}
+    )
+    trainer, _ = build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
+    trainer.state.max_steps = 2
+    rows = [dict(trainer.pipeline.dataset[i]) for i in PICKED for _ in range(4)]
+    ours = rollouts_of(trainer.pipeline.collect(Request(rows, step=0, reference=False))[0])
+    parsed = [parse_row(r) for r in rows]
+    said = completions_of(ours, parsed, special_tokens=special_texts(tokenizer()))
+    spy = find_object(f"{tmp_path}/spy.py:seen")[1]
+    assert isinstance(spy, dict)
+    given = dict(spy)
+    stock = GRPOTrainer(
+        policy(seed=1),
+        [load_function(f"{tmp_path}/spy.py:everything").call, str(tmp_path / "clf")],  # type: ignore[arg-type]
+        args=GRPOConfig(output_dir=str(tmp_path / "trl"), use_cpu=True, bf16=False, report_to="none", max_steps=2),
+        train_dataset=Dataset.from_list(ROWS),
+        processing_class=tokenizer(),
+    )
+    stock.state.max_steps = 2
+    inputs = [ROWS[i] for i in PICKED for _ in range(4)]
+    theirs = stock._calculate_rewards(inputs, list(said.prompts), list(said.completions), list(said.completion_ids))
+    assert set(spy) <= set(given), "each argument of TRL's is there"
+    for name in set(spy) - {"log_extra", "log_metric", "trainer_state"}:
+        assert given[name] == spy[name], name
+    assert type(given["trainer_state"]) is type(spy["trainer_state"])
+    scores = [[s.value for s in r.trajectory.steps[-1].scores] for r in ours if r.trajectory]
+    np.testing.assert_allclose(np.array(scores, dtype=float), theirs.numpy(), rtol=1e-4, atol=1e-5)
+    assert len({round(float(x), 4) for x in theirs[:, 1]}) > 1
+    assert [r.trajectory.extra["first"] for r in ours if r.trajectory] == list(stock._pending_extra_logs["first"])
+    judge = trainer.runner.judge
+    assert isinstance(judge, Judge)
+    logged = stock._pending_metrics["mean_length"]
+    assert judge.take_metrics() == {"trl/mean_length": pytest.approx(sum(logged) / len(logged))}
 
 
 def test_a_function_that_raises_ends_the_run_with_one_sentence_or_goes_on_without(tmp_path: Path):

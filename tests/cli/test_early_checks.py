@@ -1,0 +1,47 @@
+"""`grpo-tui train` finds wrong reward functions, columns and tools before it makes a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.tui.cli.main import run
+
+FUNCTIONS = """
+def good(completions, **kwargs):
+    return [0.0 for c in completions]
+
+def by_answer(completions, answer):
+    return [0.0 for c in completions]
+
+def by_environment(completions, environments):
+    return [0.0 for c in completions]
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--reward", "mine.py:god"], "there is no god; did you mean good?"),
+        (["--reward", "mine.py:by_answer"], "needs `answer`, but the data has no such column; it has level"),
+        (
+            ["--reward", "mine.py:by_environment"],
+            "needs `environments`, which TRL gives with its `environment_factory`",
+        ),
+        (["--reward", "./nowhere"], '"./nowhere" is no reward model'),
+        (["--reward", "mine.py:good", "--set", "environment.tools=[mine.py:look]"], "mine.py has no function look"),
+    ],
+)
+def test_what_does_not_exist_is_found_before_a_run_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FUNCTIONS)
+    (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": "2 + 2?", "level": 1}) + "\n")
+    code = run(["train", "--dataset", "data.jsonl", "--headless", "--runs-dir", str(tmp_path / "runs"), *options])
+    assert code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert said in lines[-1] and "Traceback" not in "".join(lines)
+    assert not (tmp_path / "runs").exists()
