@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .functions import Prompt
+from typing import Any
 
 ROWS = 16
 """Completions in one forward pass."""
@@ -30,7 +27,7 @@ class RewardModel:
             raise ValueError(f"{path} is a {names[0] or 'model without an architecture'}, not a sequence classifier")
         self._loaded: tuple[Any, Any] | None = None
 
-    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Prompt], **columns: object) -> list[float]:
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: object) -> list[float]:
         """One score a completion."""
         import torch
 

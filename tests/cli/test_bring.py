@@ -65,7 +65,7 @@ def test_what_can_be_known_at_once_is_said_before_anything_starts(
 
 def test_what_the_users_code_lacks_is_said_by_the_dry_run(cli: Cli, folder: Path):
     answer = cli("train", "--dataset", "data.jsonl", "--reward", "rewards.py:wants", *SMALL, "--dry-run")
-    assert answer.returncode == 1
+    assert answer.returncode == 2
     assert "needs `solution`, but the data has no such column; it has" in answer.stderr
     assert answer.stderr.count("\n") == 1
 
