@@ -30,6 +30,7 @@ class AgentTurn:
     `stop_reason`: `stop` (end-of-turn token or stop string), `turn_limit`, `token_limit` (of the trajectory), `refused`
     (the agent cannot go on with this conversation; `problem` says why).
     `policy_version`: optimiser steps that the policy which wrote it had made; None where the agent does not know.
+    `server`: address of the inference server that wrote it; empty: none did.
     """
 
     text: str
@@ -37,6 +38,7 @@ class AgentTurn:
     stop_reason: str = "stop"
     problem: str = ""
     policy_version: int | None = None
+    server: str = ""
 
 
 @runtime_checkable

@@ -100,7 +100,8 @@ class Step:
     as in this program's environments; in others' records it is mostly an answer. `scores` are those of reward
     functions; those of a whole rollout are on its last step. `seen` are the images that a policy that sees was shown
     with the answer, and looks at from its next turn on. `policy_version` is the number of optimiser steps that the
-    policy had made which wrote the turn; None where it is not known.
+    policy had made which wrote the turn; None where it is not known. `server` is the address of the inference server
+    that wrote it, empty where none did.
     """
 
     index: int
@@ -123,6 +124,7 @@ class Step:
     scores: tuple[Score, ...] = ()
     seen: tuple[SeenImage, ...] = ()
     policy_version: int | None = None
+    server: str = ""
 
     @property
     def unreadable(self) -> bool:

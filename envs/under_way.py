@@ -81,6 +81,7 @@ class RolloutUnderWay:
             token_span=turn.token_span,
             seconds=outcome.seconds,
             policy_version=turn.policy_version,
+            server=turn.server,
             thought=call.thought,
             action=call.name,
             arguments=call.arguments,

@@ -29,6 +29,10 @@ class VersionedAgent(Agent, Protocol):
         """This version can act as long as one is inside, whichever come after it."""
         ...
 
+    def dismiss(self, server: str, reason: str) -> bool:
+        """A server writes no more for this agent, unless it is the last one; whether that is so."""
+        ...
+
     def acting_as(self, version: Any) -> AbstractContextManager[None]:
         """This version acts in the sessions that the calling thread starts inside."""
         ...

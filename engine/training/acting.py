@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...configs.schema import RunConfig
 from ..agents.remote.agent import RemoteAgent
-from ..agents.remote.opening import open_remote_agent
+from ..agents.remote.opening import open_remote_agent, tolerance_of
 from ..agents.settings import AgentSettings
 from ..agents.sight_check import check_sight
 from ..agents.transformers_agent import TransformersAgent
@@ -58,4 +58,10 @@ def make_agent(
 def server_options(config: RunConfig) -> ServerOptions:
     """What the pipeline has to know of servers."""
     rollouts = config.rollouts
-    return ServerOptions(rollouts.max_staleness, rollouts.correction, rollouts.correction_cap, rollouts.max_mismatch)
+    return ServerOptions(
+        rollouts.max_staleness,
+        rollouts.correction,
+        rollouts.correction_cap,
+        rollouts.max_mismatch,
+        tolerance_of(config),
+    )

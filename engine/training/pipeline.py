@@ -165,7 +165,9 @@ class RolloutPipeline:
         mine = self.rollouts(request, round_)
         measured: Metrics = {}
         if self.servers is not None:
-            mine, measured = self.servers.correct(mine, self._under_present_policy(mine), request.step)
+            while (found := self.servers.correct(mine, self._under_present_policy(mine), request.step)) is None:
+                mine = self.rollouts(request, round_)
+            mine, measured = found
         mine = self.complete(mine, request.reference)
         everyone = self.processes.gather(mine)
         if not self.processes.main:

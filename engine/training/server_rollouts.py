@@ -16,6 +16,7 @@ from ..rollouts.correction import Correction, corrected, mismatch
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics
+from ..rollouts.server_evidence import ServerEvidence
 from ..rollouts.versions import Version, VersionedAgent
 
 
@@ -31,6 +32,8 @@ class ServerOptions:
     correction: Correction = "token_truncate"
     correction_cap: float = 3.0
     max_mismatch: float = 0.1
+    tolerance: float = 0.05
+    """See `probe_tolerance`."""
 
 
 class ServerRollouts:
@@ -39,7 +42,7 @@ class ServerRollouts:
     seed(step): of a step's rollouts. Metrics: `rollout/staleness` (steps, mean over rollouts),
     `rollout/logprob_mismatch` (nats a token, mean; also `_p99` and `_max`), `trainer/idle` (seconds that the trainer
     waited for rollouts, and for servers to take a version in), `rollout/wait` (seconds that rollouts waited for the
-    trainer), `rollout/dropped` (rollouts that were too old).
+    trainer), `rollout/dropped` (rollouts that were too old, or of a batch to which a server that left had written).
     """
 
     def __init__(
@@ -52,6 +55,9 @@ class ServerRollouts:
             self._make, options.max_staleness, agent.holding
         )
         self._seed = seed
+        self._evidence = ServerEvidence(options.max_mismatch, 3 * options.tolerance)
+        self._suspected: set[str] = set()
+        self._dismissed: set[str] = set()
         self._idle_runners: list[RolloutRunner] = []
         self._times = {metric.TRAINER_IDLE: 0.0, metric.ROLLOUTS_WAIT: 0.0, metric.ROLLOUTS_DROPPED: 0.0}
 
@@ -84,12 +90,22 @@ class ServerRollouts:
 
     def correct(
         self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int
-    ) -> tuple[list[Rollout], Metrics]:
-        """Rollouts with their weights (`correction.corrected`), and how far apart the policies are.
+    ) -> tuple[list[Rollout], Metrics] | None:
+        """Rollouts with their weights (`correction.corrected`), and how far apart the policies are. None where a server
+        that wrote some of them has left the pool (`ServerEvidence`): they are to be made again.
 
         sampled: as their environments gave them; present: with log-probs of the policy as it is. Raises MismatchError.
         """
         sampled = [now if made.logprobs is None else made for made, now in zip(sampled, present, strict=True)]
+        for suspicion in self._evidence.add(sampled, present, step):
+            if suspicion.server in self._suspected:
+                continue
+            self._suspected.add(suspicion.server)
+            if self.agent.dismiss(suspicion.server, suspicion.reason):
+                self._dismissed.add(suspicion.server)
+        if any(turn.server in self._dismissed for r in sampled if r.trajectory for turn in r.trajectory.steps):
+            self._times[metric.ROLLOUTS_DROPPED] += len(sampled)
+            return None
         fresh = [i for i, r in enumerate(sampled) if r.policy_version == step]
         apart = mismatch([sampled[i] for i in fresh], [present[i] for i in fresh])
         if len(apart) and apart.mean() > self.options.max_mismatch:

@@ -85,6 +85,10 @@ class RemoteAgent(ChatAgent):
         """The policy as it is now, after `step` optimiser steps, is what acts from here on."""
         return self.publisher.publish(self.model, step)
 
+    def dismiss(self, server: str, reason: str) -> bool:
+        """A server writes no more for this run, unless it is the last one; whether that is so."""
+        return self.pool.leave(server, reason)
+
     def start(
         self,
         prompts: Sequence[Sequence[Message]],

@@ -67,14 +67,19 @@ def open_remote_agent(
         request_timeout_s=rollouts.request_timeout_s if request_timeout_s is None else request_timeout_s,
         wait_s=rollouts.server_wait_s if wait_s is None else wait_s,
     )
-    usual = FLOAT32_TOLERANCE if config.model.dtype == "float32" else HALF_TOLERANCE
     publisher = AdapterPublisher(
         name or run_dir.name,
         folder,
         rollouts.adapter_folder_on_servers or str(folder.absolute()),
         pool,
         chat.prompt(PROBE)[:PROBE_TOKENS],
-        rollouts.probe_tolerance or usual,
+        tolerance_of(config),
         counted=counted,
     )
     return RemoteAgent(model, chat, settings, pool, publisher, native_calls=config.model.native_calls)
+
+
+def tolerance_of(config: RunConfig) -> float:
+    """Nats a token, in the mean, by which a server's log-probs may differ from the trainer's."""
+    usual = FLOAT32_TOLERANCE if config.model.dtype == "float32" else HALF_TOLERANCE
+    return config.rollouts.probe_tolerance or usual

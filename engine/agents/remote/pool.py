@@ -81,6 +81,7 @@ class Server:
     heard: float = 0.0
     busy_until: float = 0.0
     pauses: int = 0
+    left: bool = False
     slow: bool = False
     """Whether that was told."""
     _pause_began: float = 0.0
@@ -207,11 +208,28 @@ class ServerPool:
 
     async def take_in(self) -> None:
         """Have every server that was not asked yet try to come in, and wait until each has. In the pool's loop."""
-        new = [s for s in self.servers if not s.up and not s.retried]
+        new = [s for s in self.servers if not s.up and not s.retried and not s.left]
         await asyncio.gather(*(self._try(s) for s in new))
         for server in new:
             if not server.up:
+                if any(s.up for s in self.servers):
+                    self._tell(f"rollout server {server.url} is not taken in: {server.why_out}", False)
                 self._keep_trying(server)
+
+    def leave(self, url: str, reason: str) -> bool:
+        """Take a server out for good, unless it is the last one that is in; whether it was taken out. On any thread."""
+
+        async def leave() -> bool:
+            server = next(s for s in self.servers if s.url == url)
+            others = any(s.up for s in self.servers if s is not server)
+            if others:
+                server.why_out, server.left = reason, True
+                self._tell(f"rollout server {url} leaves the pool: {reason}; restart it, and then the run", False)
+            else:
+                self._tell(f"rollout server {url} is the last one and stays: {reason}", False)
+            return others
+
+        return self.run(leave())
 
     def weigh_anew(self) -> None:
         """Give slow servers that proved a version as quickly as the others their full share. In the pool's loop."""
@@ -315,7 +333,7 @@ class ServerPool:
             answer = turn.result()
             tokens = len(answer.token_ids)
             server.answered(began, tokens)
-            return answer
+            return dataclasses.replace(answer, server=server.url)
         finally:
             turn.cancel()
             server.load.end(began, tokens)
@@ -371,10 +389,12 @@ class ServerPool:
 
         async def again() -> None:
             began = time.monotonic()
-            while not server.up:
+            while not server.up and not server.left:
                 await asyncio.sleep(PROBE_S * 2 ** min(max(server.failures - 1, 0), MOST_DOUBLINGS))
                 await self._try(server)
             server.retried = False
+            if server.left:
+                return
             server.load.forget()
             self._tell(f"rollout server {server.url} is back after {time.monotonic() - began:.0f} s", True)
 
@@ -390,6 +410,8 @@ class ServerPool:
         except (ServerTrouble, ServerRefusal) as problem:
             server.why_out = str(problem)
             server.refusal = problem if isinstance(problem, ServerRefusal) else None
+            return
+        if server.left:
             return
         server.why_out, server.refusal = "", None
         async with self._changed:

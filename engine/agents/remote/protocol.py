@@ -101,7 +101,7 @@ class GenerateRequest:
 class GenerateAnswer:
     """What was written: n tokens with their log-probs (nats), and whether the turn ended by itself.
 
-    prompt_logprobs: of each token of the prompt but the first, where they were asked for.
+    prompt_logprobs: of each token of the prompt but the first, where they were asked for. server: who wrote it.
     """
 
     model: str
@@ -109,6 +109,7 @@ class GenerateAnswer:
     logprobs: tuple[float, ...]
     stopped: bool
     prompt_logprobs: tuple[float, ...] = ()
+    server: str = ""
 
     @classmethod
     def from_json(cls, body: bytes, request: GenerateRequest) -> GenerateAnswer:

@@ -93,7 +93,8 @@ class RemoteSession:
         text = self._chat.decode(answer.token_ids)
         if self._watched is not None:
             self._watched.wrote(row, count, text)
-        return AgentTurn(text, (start, start + count), reason, policy_version=self.adapter.step)
+        version = self.adapter.step
+        return AgentTurn(text, (start, start + count), reason, policy_version=version, server=answer.server)
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
         """Append what the environment answered, with what the chat template puts around it.

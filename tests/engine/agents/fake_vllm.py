@@ -96,6 +96,10 @@ class FakeVLLM:
     lora: bool = True
     raw_logprobs: bool = False
     delay_s: float = 0.0
+    bias: float = 0.0
+    """Added to the log-probs of turns."""
+    keeps_first: bool = False
+    """Turns are written by the first version that it got."""
     on_cpu: bool = True
     """Whether it has the bug of vLLM's LoRA on a CPU."""
     port: int = 0
@@ -108,6 +112,7 @@ class FakeVLLM:
 
     def __post_init__(self) -> None:
         self.model: Any = None
+        self.first = ""
         self.lock = threading.Lock()
         self.may_load = threading.Event()
         """While it is not set, adapters are not loaded yet."""
@@ -185,6 +190,7 @@ class FakeVLLM:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(self._load, name, folder)
         self.adapters[name] = folder
+        self.first = self.first or name
         return Response(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
@@ -224,7 +230,12 @@ class FakeVLLM:
                 await asyncio.sleep(0.005)
             if self.delay_s:
                 await asyncio.sleep(self.delay_s)
-            tokens, logprobs, stopped = await self._write(asked)
+            if self.keeps_first and not asked["request_id"].startswith("probe"):
+                tokens, logprobs, stopped = await self._write({**asked, "model": self.first})
+            else:
+                tokens, logprobs, stopped = await self._write(asked)
+            if not asked["request_id"].startswith("probe"):
+                logprobs = [p + self.bias for p in logprobs]
             if fault == "half":
                 tokens, logprobs, stopped = (
                     tokens[: max(1, len(tokens) // 2)],

@@ -118,3 +118,23 @@ def test_a_run_whose_servers_are_gone_saves_its_step_says_so_and_goes_on_later(
     assert run(folder, resume=True) == 0
     assert recorded_steps(folder) == [1, 2, 3, 4]
     server.stop()
+
+
+@pytest.mark.parametrize("fault", ["bias", "keeps_first", "half"])
+def test_a_bad_server_leaves_the_pool_is_named_and_teaches_nothing(tmp_path: Path, fault: str):
+    made = configured(tmp_path / "made", tmp_path / "base")
+    servers = [server_of(made, tmp_path / "base") for _ in range(2)]
+    bad = servers[1]
+    bad.bias, bad.keeps_first = -0.08 * (fault == "bias"), fault == "keeps_first"
+    bad.fail(*["half"] * 10_000 * (fault == "half"))
+    folder = configured(tmp_path / fault, tmp_path / "base", [s.url for s in servers], steps=4)
+    assert run(folder) == 0
+    for server in servers:
+        server.stop()
+    with RunReader(folder) as record:
+        said = [e.message for e in record.events(limit=1000) if bad.url in e.message]
+        assert any(("it ended a turn after" if fault == "half" else "leaves the pool") in text for text in said), said
+        assert not any(servers[0].url in e.message for e in record.events(limit=1000) if e.kind == "alert")
+        rows = [row for row in record.rollouts.page(limit=1000) if row.split == "train" and (row.step or 0) > 2]
+        wrote = {s.server for row in rows for s in record.bodies.trajectory(row.id).trajectory.steps}
+        assert wrote == {servers[0].url}

@@ -1,0 +1,211 @@
+"""Whether one of several servers writes something else than the others: another policy, other log-probs, shorter turns.
+
+Rollouts of a prompt go to a server for no reason that lies in the prompt, so that under honest servers the numbers of
+the prompts are exchangeable. Each step, the first turns of each server's prompts are ranked among those of the others,
+within one version of the policy (a later turn may go to a server because of what was written before). The p-value of
+the rank sum is exact whatever the distribution, ties are broken at random. It becomes an e-value, whose mean under
+honest servers is at most 1, and these are multiplied until their product falls below 1, where it begins anew (the
+CUSUM e-detector of Shin, Ramdas and Rinaldo, "E-detectors", 2023). A server is suspected when a product exceeds
+1 / `ALPHA`. By Ville's inequality chance does that in T steps, for S servers and the four tests of each, with a
+probability of at most 4 S T `ALPHA`, 0.0003 for 8 servers and 10,000 steps. The difference must also be large enough
+to matter.
+
+Two further tests (with which it is 6 S T `ALPHA`) need few prompts. Where tokens are drawn from the distribution μ
+whose log-probs are reported, E[π / μ] = 1 for any policy π: the product of π / μ over a server's tokens is an e-value,
+and grows where the server reports too little. Where it reports too much μ / π grows, whose mean under rounding alone is
+below exp(`SLACK` × `max_mismatch`) a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from .rollout import Rollout
+
+ALPHA = 1e-9
+MOST_PROMPTS = 20
+"""Of each side that are ranked, drawn at random: as many as the exact distribution is quick for."""
+TIMES_APART, SHORTER, SLACK = 3.0, 0.7, 0.25
+"""What matters: so many times the mismatch of the others; turns of so much of the others' length; so much of
+`max_mismatch` as a bias."""
+
+Numbers = dict[str, float]
+"""Of a prompt on a server: `apart` mean |log π − log μ| a token, `bias` mean log π − log μ (nats), `length` tokens."""
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A server, and a sentence's end on what it does otherwise than the others."""
+
+    server: str
+    reason: str
+
+
+@dataclass
+class _Evidence:
+    """The product for one test of one server, and the means since it began."""
+
+    log: float = 0.0
+    prompts: int = 0
+    mine: float = 0.0
+    others: float = 0.0
+
+    def add(self, mine: np.ndarray, others: np.ndarray, log_e: float) -> None:
+        if self.log <= 0.0:
+            self.log, self.prompts, self.mine, self.others = 0.0, 0, 0.0, 0.0
+        self.log += log_e
+        self.prompts += len(mine)
+        self.mine += float(mine.sum())
+        self.others += float(others.mean()) * len(mine)
+
+    @property
+    def means(self) -> tuple[float, float]:
+        return self.mine / self.prompts, self.others / self.prompts
+
+
+@dataclass
+class ServerEvidence:
+    """What is known of the servers of a run so far.
+
+    max_mismatch: `rollouts.max_mismatch`, nats a token; rounding: a mean mismatch beyond which rounding does not reach.
+    """
+
+    max_mismatch: float
+    rounding: float = math.inf
+    seed: int = 0
+    _evidence: dict[tuple[str, str, int], _Evidence] = field(default_factory=lambda: defaultdict(_Evidence))
+
+    def __post_init__(self) -> None:
+        self._rng = np.random.default_rng(self.seed)
+
+    def add(self, sampled: Sequence[Rollout], present: Sequence[Rollout], step: int) -> list[Suspicion]:
+        """Servers that are suspected with the rollouts of this step, as `correction.corrected` takes them."""
+        found: dict[str, str] = {}
+        for version in {r.policy_version for r in sampled}:
+            pairs = [(s, p) for s, p in zip(sampled, present, strict=True) if s.policy_version == version]
+            for server, differences in _tokens(pairs).items():
+                found |= self._test_ratio(server, differences, fresh=version == step)
+            prompts = _prompts(pairs)
+            if len(prompts) < 2:
+                continue
+            if version == step:
+                found |= self._far_off(prompts)
+            for server in prompts:
+                for name, sign in (("apart", 1), ("bias", 1), ("bias", -1), ("length", -1)):
+                    reason = self._test(prompts, server, name, sign)
+                    if reason:
+                        found.setdefault(server, reason)
+        return [Suspicion(server, reason) for server, reason in found.items()]
+
+    def _far_off(self, prompts: Mapping[str, Sequence[Numbers]]) -> dict[str, str]:
+        """Those beyond `max_mismatch`, where others are not."""
+        means = {server: float(np.mean([p["apart"] for p in found])) for server, found in prompts.items()}
+        most = min(self.max_mismatch, self.rounding)
+        good = [mean for mean in means.values() if mean <= most]
+        return {
+            server: f"its log-probs differ from the trainer's by {mean:.2g} nats a token, those of others by "
+            f"{max(good):.2g}, and {most:g} are allowed"
+            for server, mean in means.items()
+            if good and mean > most
+        }
+
+    def _test_ratio(self, server: str, differences: np.ndarray, fresh: bool) -> dict[str, str]:
+        """The two tests of log π − log μ of all tokens [n] of a step, of the present policy for the second one."""
+        allowed = SLACK * self.max_mismatch
+        for sign, log_e in ((1, differences.sum()), (-1, -(differences + allowed).sum()))[: 1 + fresh]:
+            evidence = self._evidence[server, "ratio", sign]
+            evidence.add(differences, np.zeros(1), float(log_e))
+            bias = evidence.means[0]
+            if evidence.log > -math.log(ALPHA) and sign * bias > allowed:
+                return {
+                    server: f"the log-probs that it reports are {-bias:+.2g} nats a token from those of the trainer"
+                }
+        return {}
+
+    def _test(self, prompts: Mapping[str, Sequence[Numbers]], server: str, name: str, sign: int) -> str:
+        """Add what a step shows; why the server is suspected, empty while it is not."""
+        mine = self._some([p[name] for p in prompts[server]])
+        others = self._some([p[name] for s, found in prompts.items() if s != server for p in found])
+        evidence = self._evidence[server, name, sign]
+        evidence.add(mine, others, log_e_value(p_value(sign * mine, sign * others, self._rng), len(mine), len(others)))
+        if evidence.log < -math.log(ALPHA):
+            return ""
+        here, there = evidence.means
+        if name == "apart" and here > TIMES_APART * there and here - there > self.max_mismatch / 100:
+            return f"its log-probs differ from the trainer's by {here:.2g} nats a token, those of others by {there:.2g}"
+        if name == "bias" and abs(here - there) > self.max_mismatch / 4:
+            return (
+                f"its log-probs are {here - there:+.2g} nats a token from the trainer's, compared with those of others"
+            )
+        if name == "length" and here < SHORTER * there:
+            return f"its first turns have {here:.0f} tokens in the mean, those of others {there:.0f}"
+        return ""
+
+    def _some(self, values: Sequence[float]) -> np.ndarray:
+        return self._rng.permutation(np.asarray(values, np.float64))[:MOST_PROMPTS]
+
+
+def _tokens(pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, np.ndarray]:
+    """By server: log π − log μ of all the tokens that it wrote, float64 [n]."""
+    found: dict[str, list[np.ndarray]] = defaultdict(list)
+    for made, now in pairs:
+        if made.trajectory is None or made.logprobs is None or now.logprobs is None:
+            continue
+        differences = now.logprobs.astype(np.float64) - made.logprobs
+        for number, turn in enumerate(made.trajectory.steps):
+            if turn.server:
+                found[turn.server].append(differences[made.agent_mask & (made.turn_ids == number)])
+    return {server: every for server, each in found.items() if len(every := np.concatenate(each))}
+
+
+def _prompts(pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, list[Numbers]]:
+    """By server: the numbers of each prompt, means over the first turns that it wrote for that."""
+    turns: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
+    for made, now in pairs:
+        server = made.trajectory.steps[0].server if made.trajectory is not None and made.trajectory.steps else ""
+        first = made.agent_mask & (made.turn_ids == 0)
+        if server and first.any() and made.logprobs is not None and now.logprobs is not None:
+            turns[server, made.group].append((now.logprobs.astype(np.float64) - made.logprobs)[first])
+    found: dict[str, list[Numbers]] = defaultdict(list)
+    for (server, _), each in turns.items():
+        every = np.concatenate(each)
+        found[server].append(
+            {"apart": float(np.abs(every).mean()), "bias": float(every.mean()), "length": len(every) / len(each)}
+        )
+    return found
+
+
+def p_value(mine: np.ndarray, others: np.ndarray, rng: np.random.Generator) -> float:
+    """P(the rank sum of `mine` is as large as it is, or larger), exact under exchangeability."""
+    every = np.concatenate([mine, others])
+    order = np.lexsort((rng.random(len(every)), every))
+    ranks = np.empty(len(every), np.int64)
+    ranks[order] = np.arange(len(every))
+    above = int(ranks[: len(mine)].sum()) - len(mine) * (len(mine) - 1) // 2  # Mann and Whitney's U
+    ways = _ways(len(mine), len(others))
+    return sum(ways[above:]) / sum(ways)
+
+
+@lru_cache(maxsize=1024)
+def _ways(m: int, n: int) -> tuple[int, ...]:
+    """In how many ways m of m + n ranks give each U from 0 to m n: the Gaussian binomial coefficient."""
+    ways = [1] + [0] * (m * n)
+    for i in range(1, m + 1):
+        for u in range(m * n, n + i - 1, -1):
+            ways[u] -= ways[u - n - i]
+        for u in range(i, m * n + 1):
+            ways[u] += ways[u - i]
+    return tuple(ways)
+
+
+def log_e_value(p: float, m: int, n: int) -> float:
+    """The log of an e-value: half of a bet on p ** -0.5 and half of one on a complete separation, never all of it."""
+    least = 1 / math.comb(m + n, m)
+    separated = 0.5 + (0.5 / least if p <= least * (1 + 1e-9) else 0.0)
+    return math.log(0.5 * separated + 0.25 / math.sqrt(p))

@@ -1,0 +1,98 @@
+"""A server that writes something else than the others is found, and honest ones never are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from grpo_tui.engine.rollouts.rollout import Rollout
+from grpo_tui.engine.rollouts.server_evidence import ServerEvidence, _ways, log_e_value, p_value
+from grpo_tui.envs.trajectory import Step, Trajectory
+
+GROUPS, SIZE = 8, 4
+
+
+def test_the_distribution_of_the_rank_sum_is_that_of_all_orders():
+    for m, n in ((1, 1), (2, 3), (4, 4), (1, 6)):
+        counted = [0] * (m * n + 1)
+        for chosen in itertools.combinations(range(m + n), m):
+            counted[sum(chosen) - m * (m - 1) // 2] += 1
+        assert list(_ways(m, n)) == counted
+    rng = np.random.default_rng(0)
+    assert p_value(np.array([3.0, 4.0]), np.array([1.0, 2.0]), rng) == pytest.approx(1 / 6)
+    assert p_value(np.array([1.0, 2.0]), np.array([3.0, 4.0]), rng) == 1.0
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (4, 4), (2, 9), (20, 20)])
+def test_the_mean_of_the_e_value_is_at_most_one(m: int, n: int):
+    ways = _ways(m, n)
+    tails = np.cumsum(ways[::-1], dtype=object)[::-1] / sum(ways)
+    mean = sum(w / sum(ways) * math.exp(log_e_value(float(p), m, n)) for w, p in zip(ways, tails, strict=True))
+    assert mean <= 1 + 1e-9
+
+
+def step_of(
+    rng: np.random.Generator, step: int, noise: float, groups: int = GROUPS, shift: float = 0.0, old: float = 0.0,
+    half: bool = False,
+) -> tuple[list[Rollout], list[Rollout]]:  # fmt: skip
+    """Rollouts of two servers, of which the second may be a bad one, and the trainer's log-probs of them. Prompts
+    differ in the length of their turns and in the size of the rounding, as real ones do."""
+    sampled, present = [], []
+    for group in range(groups):
+        bad = group % 2
+        length, rounding = rng.lognormal(3.5, 0.6), noise * rng.lognormal(0.0, 0.5)
+        for index in range(SIZE):
+            n = max(2, int(rng.poisson(length) * (0.5 if half and bad else 1)))
+            true = -rng.exponential(1.0, n) - 0.1
+            error = (
+                rounding * rng.standard_normal(n)
+                - rounding**2 / 2
+                + (old * rng.standard_normal(n) - old**2 / 2 if bad else 0.0)
+            )
+            mask = np.array([False] + [True] * n)
+            turn = Step(0, "", server="http://bad" if bad else "http://good", policy_version=step)
+            facts = {
+                "token_ids": np.zeros(n + 1, np.int64), "agent_mask": mask, "group": group, "index": index,
+                "turn_ids": np.array([-1] + [0] * n, np.int16), "rewards": np.zeros(n + 1, np.float32),
+                "final_reward": 0.0, "policy_version": step,
+                "trajectory": Trajectory("", "", "", "", index, "", (turn,)),
+            }  # fmt: skip
+            written = np.concatenate([[0.0], true + (shift if bad else 0.0)]).astype(np.float32)
+            sampled.append(Rollout(logprobs=written, **facts))
+            present.append(Rollout(logprobs=np.concatenate([[0.0], true + error]).astype(np.float32), **facts))
+    return sampled, present
+
+
+def first_suspicion(seed: int, steps: int, *, noise: float = 0.01, rounding: float = math.inf, **how: object) -> int:
+    """The first step at which a server is suspected, which must be the bad one; `steps` where none is."""
+    rng, evidence = np.random.default_rng(seed), ServerEvidence(0.1, rounding)
+    for step in range(steps):
+        found = evidence.add(*step_of(rng, step, noise, **how), step)  # type: ignore[arg-type]
+        if found:
+            assert [f.server for f in found] == ["http://bad"], found
+            return step
+    return steps
+
+
+def test_honest_servers_are_never_suspected():
+    for seed, (noise, groups) in enumerate(((1e-5, 8), (0.01, 8), (0.02, 2), (0.05, 16))):
+        assert first_suspicion(seed, 120, noise=noise, groups=groups) == 120
+
+
+@pytest.mark.parametrize(
+    ("how", "within"),
+    [
+        ({"shift": -0.08}, 3),
+        ({"shift": 0.08}, 5),
+        ({"shift": -0.08, "groups": 2}, 8),
+        ({"old": 0.06}, 15),
+        ({"half": True, "groups": 24}, 25),
+        ({"old": 0.01, "noise": 1e-5, "rounding": 3e-3, "groups": 2}, 1),
+    ],
+)
+def test_a_bad_server_is_found(how: dict, within: int):
+    for seed in range(3):
+        assert first_suspicion(seed, within + 1, **how) < within
