@@ -17,7 +17,8 @@ from accelerate.utils import is_peft_model
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
-from trl.trainer.utils import add_fused_lm_head, use_adapter
+from trl.trainer import utils
+from trl.trainer.utils import use_adapter
 
 from ..policy.prepared import PreparedModel, TokenScores
 from ..rollouts.rollout import Rollout
@@ -30,9 +31,10 @@ def copy_of_policy(model: nn.Module, beta: float) -> nn.Module | None:
 
 
 def with_scoring_head(reference: nn.Module, temperature: float) -> None:
-    """Freeze a reference and give it TRL's scoring head, which TRL's loss expects of one."""
+    """Freeze a reference and give it the scoring head that the loss of TRL expects since 1.15."""
     reference.requires_grad_(False).eval()
-    add_fused_lm_head(cast("PreTrainedModel", reference), temperature=temperature)
+    if hasattr(utils, "add_fused_lm_head"):
+        utils.add_fused_lm_head(cast("PreTrainedModel", reference), temperature=temperature)
 
 
 class FrozenPass:
