@@ -69,8 +69,11 @@ def _precision(config: RunConfig) -> Iterator[Problem]:
             f"{m.quantization} needs a CUDA GPU, and model.device is {m.device}",
             "null, or device: cuda",
         )
-    if m.device == "cpu" and m.dtype == "float16":
-        yield Problem("model.dtype", "float16 does not train on a CPU", "float32, or bfloat16 on a CPU that has it")
+    for key in ("weights", "compute", "sampling"):
+        if m.device == "cpu" and getattr(m, key) == "float16":
+            yield Problem(
+                f"model.{key}", "a CPU computes float16 about ten times slower than float32", "float32 or bfloat16"
+            )
 
 
 def _folders(config: RunConfig) -> Iterator[Problem]:

@@ -119,6 +119,11 @@ LOGPROB_MISMATCH: Final = _metric("rollout/logprob_mismatch", "log-probs of serv
 LOGPROB_MISMATCH_P99: Final = _metric("rollout/logprob_mismatch_p99", "the same, 99th percentile")
 LOGPROB_MISMATCH_MAX: Final = _metric("rollout/logprob_mismatch_max", "the same, largest")
 
+# The sampler against the trainer, on the first pass over a step's rollouts.
+SAMPLER_KL: Final = _metric("sampler/kl", "KL(sampler ‖ trainer) of one policy, nats per token")
+SAMPLER_CLIPPED: Final = _metric("sampler/clipped", "share of tokens outside the clip range before any update")
+SAMPLER_RATIO: Final = _metric("sampler/largest_ratio", "largest |log ratio| of a rollout before any update, nats")
+
 # The update.
 LOSS: Final = _metric("train/loss", "what was minimised")
 RL_LOSS: Final = _metric("train/rl_loss", "the loss without its KL term")

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .model_facts import ModelFacts, device_of, facts_of
+from .model_facts import ModelFacts, device_of, facts_of, half_precision
 from .sections.base import Section
 from .yaml_source import parse_yaml
 
@@ -33,6 +33,9 @@ SFT_LORA, SFT_WHOLE = 2e-4, 2e-5
 """Learning rates of supervised fine-tuning; TRL's default is 2e-5, and ten times as much for LoRA."""
 FAR = 10.0
 """A learning rate that differs from the usual one by more than this factor is worth a warning."""
+
+SMALL_MODEL = 30e6
+"""Parameters below which half precision gains nothing."""
 
 SHORTEST_RUN, LONGEST_RUN = 30, 500
 """Steps of a run without `training.max_steps`: one pass over the data within these bounds."""
@@ -118,9 +121,14 @@ def lengths(setting: Setting) -> Iterator[Choice]:
 
 
 def precision(setting: Setting) -> Iterator[Choice]:
-    """The number format of the model."""
-    gpu = setting.device == "cuda"
-    yield Choice("model.dtype", "bfloat16" if gpu else "float32", "on a GPU" if gpu else f"on {setting.device}")
+    """What weights are kept in, and what is computed and sampled in; `engine/policy/precision.py` has the reasons."""
+    computed, why = half_precision(setting.device)
+    if setting.facts.parameters is not None and setting.facts.parameters < SMALL_MODEL:
+        computed, why = "float32", f"{setting.size} are as fast in float32"
+    kept, reason = (computed, why) if setting.lora else ("float32", "updates of all weights are too small for less")
+    yield Choice("model.weights", kept, reason)
+    yield Choice("model.compute", computed, why)
+    yield Choice("model.sampling", computed, why)
 
 
 def online_rates(setting: Setting) -> Iterator[Choice]:
@@ -212,7 +220,8 @@ def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _is_set(given: Mapping[str, Any], key: str) -> bool:
     name, _, inner = key.partition(".")
-    return inner in _section(given, name)
+    section = _section(given, name)
+    return inner in section or ("dtype" in section and inner in ("weights", "compute", "sampling"))
 
 
 @cache

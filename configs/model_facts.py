@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import struct
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -127,3 +128,32 @@ def device_of(setting: str) -> str:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1") and Path("/dev/nvidiactl").exists():
         return "cuda"
     return "mps" if (platform.system(), platform.machine()) == ("Darwin", "arm64") else "cpu"
+
+
+@cache
+def half_precision(device: str) -> tuple[str, str]:
+    """The number format of fast products on this kind of device, and the reason."""
+    if device == "mps":
+        return "float32", "on mps"
+    if device == "cpu":
+        try:
+            known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        except OSError:
+            known = ""
+        if "avx512_bf16" in known or "amx_bf16" in known:
+            return "bfloat16", "this CPU multiplies bfloat16 fast"
+        return "float32", "this CPU has no fast bfloat16"
+    capability = _capability()
+    if capability is not None and capability < 8:
+        return "float16", "this GPU has no bfloat16; the loss is scaled"
+    return "bfloat16", "on a GPU"
+
+
+def _capability() -> float | None:
+    """The lowest compute capability of the GPUs, by nvidia-smi."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        return min(map(float, found.split()), default=None)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from .base import Section
+
+NumberFormat = Literal["float32", "bfloat16", "float16"]
 
 
 class LoraSection(Section):
@@ -34,7 +37,13 @@ class ModelConfig(Section):
     sft_adapters: str | None = "builtin:tiny-sft"
     """Where reinforcement fine-tuning starts: a folder of adapters, `builtin:tiny-sft`, or null for the bare base.
     `saved_models/sft_adapters` is a link to those of the latest `--mode sft`."""
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    weights: NumberFormat = "float32"
+    """The number format of weights that are kept: frozen ones under adapters, which are float32 themselves, or all of
+    them with `lora: null`, where anything but float32 loses most updates."""
+    compute: NumberFormat = "float32"
+    """The number format of products in training; sums that small changes have to survive stay in float32."""
+    sampling: NumberFormat = "float32"
+    """The number format of products in rollouts of this process and in evaluation."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     chat_template: str | None = None
     """`chatml`, or a file with a Jinja template, for a base model without one; null: the tokenizer's own."""
@@ -58,6 +67,17 @@ class ModelConfig(Section):
     """For a model that takes images: larger pictures are scaled down to so many pixels, and cost fewer tokens."""
     max_images: int | None = Field(default=None, ge=1)
     """For a model that takes images: a conversation that would have more ends, as one with too many tokens does."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_setting(cls, data: Any) -> Any:
+        """Until 0.4 `dtype` set all three; full fine-tuning then keeps its weights in float32."""
+        if not isinstance(data, Mapping) or "dtype" not in data:
+            return data
+        rest = {key: value for key, value in data.items() if key != "dtype"}
+        one = "bfloat16" if data["dtype"] == "auto" else data["dtype"]
+        kept = "float32" if data.get("lora", True) is None else one
+        return {**rest, "weights": kept, "compute": one, "sampling": one}
 
     @property
     def native_calls(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from ..policy.precision import computed_in
 from ..policy.prepared import inference
 from ..policy.sources import first_line
 from ..policy.windows import short_windows
@@ -77,7 +78,7 @@ begin alike), for rows of at most so many tokens; with the rows' images, for a m
 
 def fitting_rows(decoder: Decoder) -> RowsOf:
     """The fastest form with which this model acts as its own forward pass says. Raises UnsupportedModelError."""
-    allowed = TOLERANCE.get(decoder.base.dtype, COARSE)  # type: ignore[arg-type]
+    allowed = TOLERANCE.get(computed_in(decoder.base), COARSE)
     reasons = []
     for form in (CachedRows, PaddedRows):
         try:

@@ -27,6 +27,7 @@ def cached_attention(
     """
     if kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    query = query.to(value.dtype)
     n, heads, tokens, _ = query.shape
     shared = key.shape[1]
     if tokens == 1:  # heads that share keys are as good as further queries: the keys are read once

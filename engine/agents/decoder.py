@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...configs.errors import GrpoTuiError
+from ..policy.precision import computed_in
 from ..policy.prepared import decoding
 from ..policy.sight.inputs import SeeingModel
 from ..policy.unwrap import base_of, device_of
@@ -107,9 +108,8 @@ class Decoder:
             mask = mask & (keys > positions.clamp_min(0)[..., None] - window)[:, None]
         if self.config._attn_implementation == "sdpa":
             return mask
-        dtype = self.base.dtype  # type: ignore[assignment]
-        least = torch.finfo(dtype).min  # type: ignore[arg-type]
-        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, least)  # type: ignore[arg-type]
+        dtype = computed_in(self.base)
+        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 def stop_ids_of(model: torch.nn.Module) -> tuple[int, ...]:

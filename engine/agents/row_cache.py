@@ -97,7 +97,8 @@ class RowLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate, once the shapes are known. Zeros: what is masked out must still be finite."""
         rows, slots = self.cache.rows, self.cache.stride
-        self.keys = key_states.new_zeros(rows, key_states.shape[1], slots, key_states.shape[3])
+        # Keys that were rotated in float32 are kept in the format of the values.
+        self.keys = value_states.new_zeros(rows, key_states.shape[1], slots, key_states.shape[3])
         self.values = value_states.new_zeros(rows, value_states.shape[1], slots, value_states.shape[3])
         self.is_initialized = True
 
@@ -112,7 +113,9 @@ class RowLayer(CacheLayerMixin):
     def _write(self, storage: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
         assert storage is not None
         cache = self.cache
-        storage.view(-1, storage.shape[-1]).index_copy_(0, cache.index(storage.shape[1]), states.flatten(0, 2))
+        storage.view(-1, storage.shape[-1]).index_copy_(
+            0, cache.index(storage.shape[1]), states.flatten(0, 2).to(storage.dtype)
+        )
         return storage[: cache.active, :, : cache.kv_length]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

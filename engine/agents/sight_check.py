@@ -14,6 +14,7 @@ import torch
 
 from ...envs.agent import Message
 from ...envs.content import ImageBlock, Picture, TextBlock
+from ..policy.precision import computed_in
 from ..policy.prepared import inference
 from ..policy.sight.inputs import SeeingModel
 from ..policy.sight.processor import ModelImage, SightError, stack_inputs
@@ -47,7 +48,7 @@ def check_sight(agent: TransformersAgent) -> None:
     session.close()
     mask = arrays.agent_mask[1:]
     off = float(np.abs(arrays.logprobs[1:] - expected)[mask].max(initial=0.0))
-    allowed = TOLERANCE.get(seeing.model.dtype, COARSE)  # type: ignore[arg-type]
+    allowed = TOLERANCE.get(computed_in(seeing.model), COARSE)
     if not off <= allowed:
         raise SightError(
             f"{type(seeing.model).__name__} gives other log-probs when it acts on a cache than in one pass over the "

@@ -50,7 +50,7 @@ def serve_commands(
         f"--max-lora-rank={rank}",
         f"--max-loras={versions}",
         f"--max-cpu-loras={2 * versions}",
-        f"--dtype={config.model.dtype}",
+        f"--dtype={config.model.sampling}",
         f"--max-model-len={length}",
         "--logprobs-mode=processed_logprobs",
         "--enable-scale-out",

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from .precision import computed_in
 from .versions import enable_checkpointing
 
 _KERNELS = (
@@ -38,7 +39,7 @@ KEPT = 1 << 30
 def spare_memory(model: PreTrainedModel, setting: bool | Literal["auto"], tokens: int) -> None:
     """Switch gradient checkpointing on as `model.gradient_checkpointing` says. tokens: those of a micro-batch."""
     text = model.config.get_text_config(decoder=True)
-    if runs_again(setting, tokens * text.num_hidden_layers * numbers_of_layer(text) * model.dtype.itemsize):
+    if runs_again(setting, tokens * text.num_hidden_layers * numbers_of_layer(text) * computed_in(model).itemsize):
         checkpoint_activations(model)
 
 

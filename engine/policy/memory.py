@@ -22,6 +22,7 @@ ADAPTER_BYTES = 16
 """Bytes of a parameter of an adapter: itself, its gradient and Adam's two moments, all in float32."""
 FULL_BYTES = 12
 """Bytes that training adds to a weight of the model itself: its gradient and Adam's moments, at most in float32."""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 OVERHEAD = GIB
 """What the CUDA context, kernels and the allocator take besides."""
 
@@ -93,11 +94,13 @@ def shape_of(config: PreTrainedConfig) -> Shape:
 
 def need(shape: Shape, config: RunConfig) -> Need:
     """What `config` needs of one device for a model of this shape."""
+    from ...configs.model_facts import device_of
     from .activations import runs_again
     from .token_scores import DENSE_LOGITS
+    from .vocabulary_head import TILE
 
     model, training = config.model, config.training
-    size = 4 if model.dtype == "float32" else 2
+    size, computed, sampled = (BYTES[name] for name in (model.weights, model.compute, model.sampling))
     rows = training.prompts_per_step * training.num_generations
     length = training.max_trajectory_tokens
     micro = training.micro_batch_size or max(1, training.micro_batch_tokens // length)
@@ -111,23 +114,27 @@ def need(shape: Shape, config: RunConfig) -> Need:
         trained = f"adapters of rank {model.lora.r}, their gradients and optimiser"
         state, reference = adapters * ADAPTER_BYTES, adapters * 4
     both: dict[str, float] = {
-        f"weights ({shape.parameters / 1e6:,.0f} million in {model.dtype})": weights,
+        f"weights ({shape.parameters / 1e6:,.0f} million in {model.weights})": weights,
         trained: state,
     }
     if training.beta > 0 or training.beta_mode == "auto":
         both["the frozen reference"] = reference
-    again = runs_again(model.gradient_checkpointing, tokens * shape.layers * shape.layer * size)
+    again = runs_again(model.gradient_checkpointing, tokens * shape.layers * shape.layer * computed)
     kept = shape.layers * 2 * shape.hidden if again else shape.layers * shape.layer
-    return Need(
-        both=both,
-        acting={}
-        if config.rollouts.engine != "transformers"  # the servers hold the cache
-        else {f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * size},
-        training={
-            f"activations of {tokens:,} tokens": tokens * (kept + 2 * shape.layer) * size,
-            "logits": min(tokens * shape.vocabulary, DENSE_LOGITS) * 4 * 3,
-        },
-    )
+    acting: dict[str, float] = {f"cache of {rows} rollouts of {length} tokens": rows * length * shape.cached * sampled}
+    backward: dict[str, float] = {
+        f"activations of {tokens:,} tokens": tokens * (kept + 2 * shape.layer) * computed,
+        "logits": min(tokens * shape.vocabulary * 12, DENSE_LOGITS * 12) if computed == 4 else TILE * computed,
+    }
+    if size > sampled:
+        acting[f"copy of the weights in {model.sampling}"] = shape.parameters * sampled
+    if size > computed:
+        backward[f"copy of the weights in {model.compute}"] = shape.parameters * computed
+    if sampled < 4 and device_of(model.device) == "cpu":
+        acting["vocabulary head in float32"] = shape.hidden * shape.vocabulary * 4
+    if config.rollouts.engine != "transformers":
+        acting = {}  # the servers hold the cache
+    return Need(both=both, acting=acting, training=backward)
 
 
 def told(config: RunConfig) -> Iterator[str]:

@@ -35,6 +35,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from ...configs.sections.model import LoraSection, ModelConfig
 from ..runs.checksums import CHECKSUMS, find_damage
+from .precision import set_arithmetic
 from .sight import loading
 from .sight.inputs import SeeingModel
 from .sight.kinds import apart_from_language, takes_images
@@ -72,6 +73,7 @@ def load_policy(
             raise ModelLoadError(f"model.lora does not fit {config.base}: {first_line(error)}") from error
     if config.quantization is None:  # one in 4 bits was loaded where it stays
         model.to(_device(config))  # type: ignore[arg-type]
+    set_arithmetic(model, config)
     if not trainable:
         model.requires_grad_(False)
         return model.eval(), tokenizer
@@ -82,7 +84,7 @@ def load_policy(
 
 
 def load_base(config: ModelConfig) -> PreTrainedModel:
-    """The bare base model, in float32 or as `config.dtype` says, on the CPU; in 4 bits on its GPU.
+    """The bare base model, in the format of `config.weights`, on the CPU; in 4 bits on its GPU.
 
     Raises ModelLoadError.
     """
@@ -96,7 +98,7 @@ def load_base(config: ModelConfig) -> PreTrainedModel:
         model = kind.from_pretrained(
             source,
             revision=revision,
-            dtype=config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
+            dtype=getattr(torch, config.compute if quantized else config.weights),
             attn_implementation=config.attn_implementation,
             use_safetensors=True,  # nothing is unpickled
             **quantized,
@@ -136,12 +138,11 @@ def _quantized(config: ModelConfig) -> dict[str, Any]:
         raise ModelLoadError(
             f"model.quantization: {config.quantization} needs bitsandbytes; pip install 'grpo-tui[qlora]'"
         )
-    computed = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     four_bits = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=computed,
+        bnb_4bit_compute_dtype=getattr(torch, config.compute),
     )
     return {"quantization_config": four_bits, "device_map": {"": device}}
 

@@ -25,6 +25,7 @@ from .activations import decoder_layers
 from .packing import Packing, pack
 from .padded import padded_forward
 from .patches import patched
+from .precision import computed_in
 from .sight.inputs import SeeingModel
 from .token_scores import score_tokens
 from .windows import short_windows
@@ -65,7 +66,8 @@ def packed_attention(
     if other := [name for name, given in kwargs.items() if given is not None and name not in WITHOUT_EFFECT]:
         raise ValueError(f"packed attention has no {', '.join(other)}")
     layout = packing.layout.within(sliding_window)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, d]
+    # Rotated in float32 for a policy in half precision; the products are in the format of the values.
+    q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))  # [N, heads, d]
     groups = q.shape[1] // k.shape[1]
     native = groups > 1 and q.device.type == "cpu"  # on other devices not every kernel knows of shared keys
 
@@ -130,7 +132,9 @@ class PackedForward:
         states = self.states(packing)
         head: Any = self.model.get_output_embeddings()
         chosen = states.index_select(0, packing.before)
-        scores = score_tokens(chosen, head.weight, head.bias, packing.target, self.temperature, entropy_grad)
+        scores = score_tokens(
+            chosen, head.weight, head.bias, packing.target, self.temperature, entropy_grad, computed_in(self.model)
+        )
         return PackedOutput(*scores, states)
 
     def states(self, packing: Packing) -> Tensor:
@@ -217,5 +221,5 @@ def _agrees(packed: PackedForward, tokens: int) -> bool:
         return False
     finally:
         model.train(training)
-    tolerance = 1e-4 if ours.dtype == torch.float32 and next(model.parameters()).dtype == torch.float32 else 0.1
+    tolerance = 1e-4 if computed_in(model) == torch.float32 else 0.1
     return (ours - plain).abs().max().item() < min(tolerance, effect / 4)

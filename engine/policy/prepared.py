@@ -4,6 +4,7 @@ In this order, and taken off in the reverse one:
 
 | | change | what is replaced | for how long |
 |---|---|---|---|
+| 0 | number formats (`precision`) | `forward` of the layers that keep sums in float32 | from loading on |
 | 1 | fast norms (`norms`) | `forward` of every plain RMSNorm | from preparing to `restore` |
 | 2 | packed forward (`packed`) | `forward` of the causal language model | from preparing to `restore` |
 | 3 | merged adapters (`merged`) | `forward` of every plain LoRA layer | a block |
@@ -34,6 +35,7 @@ from .packed import PackedForward
 from .packing import Packing, pack
 from .padded import padded_forward
 from .patches import patched
+from .precision import sampling_arithmetic
 from .sight.inputs import Images
 from .token_scores import turn_embeddings
 from .unwrap import base_of, device_of
@@ -182,7 +184,7 @@ def inference(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def acting(model: nn.Module) -> Iterator[None]:
     """`model` as it acts in rollouts and evaluation: `inference`, with adapters that multiply once."""
-    with inference(model), merged_weights(model):
+    with inference(model), sampling_arithmetic(model), merged_weights(model):
         yield
 
 

@@ -12,26 +12,28 @@ from torch.nn import functional as F
 
 from ...rewards.embedding import segment_means
 from .packing import Packing
+from .vocabulary_head import TokenLogProbs
 
 DENSE_LOGITS = 1 << 26
-"""Up to so many logits (tokens x vocabulary) at once; above, the projection goes in chunks (and twice)."""
-CHUNK = 32768
+"""Up to so many logits (tokens x vocabulary) in float32 are made at once; more go through `vocabulary_head`."""
 
 
 def score_tokens(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, entropy_grad: bool = False
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    temperature: float,
+    entropy_grad: bool = False,
+    computed: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob of each target token and the entropy of its distribution: hidden [M, H], weight [V, H] → [M], [M].
 
     The entropy carries a gradient only when asked to: it is a number to look at unless there is an entropy bonus.
+    computed: the format of the products; results are float32.
     """
-    if hidden.shape[0] * weight.shape[0] > DENSE_LOGITS:
-        from trl.kernels import ChunkedLogProbFunction  # here: TRL takes seconds to import, and serving does without
-
-        logprobs, entropy, *_ = ChunkedLogProbFunction.apply(  # type: ignore[misc]
-            hidden, weight, bias, target, temperature, CHUNK, None, 1.0, ("log_probs", "entropy")
-        )
-        return logprobs, entropy if entropy_grad else entropy.detach()
+    if hidden.shape[0] * weight.shape[0] > DENSE_LOGITS or computed != torch.float32:
+        return TokenLogProbs.apply(hidden, weight, bias, target, temperature, computed, entropy_grad)  # type: ignore[return-value]
     logits = F.linear(hidden, weight, bias).float()
     if temperature != 1.0:
         logits = logits / temperature

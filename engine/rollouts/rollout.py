@@ -38,10 +38,11 @@ class Rollout:
     prompt; an observation belongs to the turn that it answers. rewards: float32 [T], the environment's own.
     group: which prompt of the batch; index: which rollout of that prompt. final_reward: the environment's sum.
 
-    logprobs: float32 [T], nats, of the policy that sampled each agent token (None: not known). ref_logprobs:
-    float32 [T], nats, under the reference. embeddings: float32 [S, D], the reference's last hidden states averaged
-    over each turn's agent tokens. turn_rewards: float32 [S], shaped. advantages: float32 [T]; formula: how they came
-    about.
+    logprobs: float32 [T], nats, of the policy that sampled each agent token (None: not known). trained_logprobs:
+    float32 [T], nats, of the same policy in the trained pass, where that computes in half precision (else None).
+    ref_logprobs: float32 [T], nats, under the reference. embeddings: float32 [S, D], the reference's last hidden states
+    averaged over each turn's agent tokens. turn_rewards: float32 [S], shaped. advantages: float32 [T]; formula: where
+    they come from.
 
     importance: float32 [T], what the loss multiplies the advantages by (`correction`; None: by 1).
 
@@ -59,6 +60,7 @@ class Rollout:
     index: int
     final_reward: float = 0.0
     logprobs: np.ndarray | None = None
+    trained_logprobs: np.ndarray | None = None
     ref_logprobs: np.ndarray | None = None
     embeddings: np.ndarray | None = None
     trajectory: Trajectory | None = None
@@ -119,11 +121,12 @@ class Rollout:
     @property
     def log_ratios(self) -> np.ndarray | None:
         """log π − log π_ref of each agent token that has something before it, float32; None without a reference."""
-        if self.logprobs is None or self.ref_logprobs is None:
+        own = self.logprobs if self.trained_logprobs is None else self.trained_logprobs
+        if own is None or self.ref_logprobs is None:
             return None
         mask = self.agent_mask.copy()
         mask[:1] = False
-        return (self.logprobs - self.ref_logprobs)[mask]
+        return (own - self.ref_logprobs)[mask]
 
     @property
     def scorable(self) -> bool:
@@ -162,6 +165,7 @@ class Rollout:
             logprobs=self.logprobs if self.logprobs is not None else np.zeros(len(self), np.float32),
             turn=self.turn_ids,
             advantages=self.advantages,
+            overlays={} if self.trained_logprobs is None else {"trainer": self.trained_logprobs},
         )
 
 

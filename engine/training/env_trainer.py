@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,8 +34,9 @@ from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names,
 from .frozen import FrozenPass, copy_of_policy, with_scoring_head
 from .losses.base import Loss, LossInputs, sum_over_tokens
 from .losses.terms import Clipping, LossTermsOfStep
+from .mismatch import Mismatch
 from .phases import PhaseClock
-from .pipeline import Request, RolloutOptions, RolloutPipeline, StepRollouts
+from .pipeline import Request, RolloutOptions, RolloutPipeline, StepRollouts, kl_of_rollouts
 from .processes import Processes
 from .resumable import ResumableTrainer, StatePart
 from .trl_logs import completion_logs, completion_metrics
@@ -144,8 +145,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         uncorrected = servers is not None and servers.options.correction == "none"
         self._comparable = not uncorrected and not unchanged.drops_out(self.policy.base)
         self._unchanged_until: int | None = None
-        self._acted_and_learned: list[Tensor] = []
-        """See `unchanged.divergence`, of each micro-batch until the policy changes first."""
+        self.mismatch = Mismatch(self.epsilon_low, self.epsilon_high)
         self.loss_terms = LossTermsOfStep(
             Clipping(
                 "" if loss is not None else self.loss_type,
@@ -166,6 +166,8 @@ class GRPOEnvTrainer(ResumableTrainer):
         `make_batch`, with TRL's names for them, too.
         """
         training = self.model.training
+        if training:
+            self.mismatch = Mismatch(self.epsilon_low, self.epsilon_high)
         request = Request(inputs, self.state.global_step, reference=self.beta != 0.0)
         self.rollouts = self.pipeline.train(request) if training else self.pipeline.evaluate(request)
         if self.accelerator.is_main_process:
@@ -220,18 +222,18 @@ class GRPOEnvTrainer(ResumableTrainer):
             self._unchanged_until = self.state.global_step
         with self.phases("backward", without="logprobs"), self._packed_pass(self.packed):
             loss = super().training_step(model, inputs, num_items_in_batch)
-        if self._acted_and_learned and self.accelerator.sync_gradients:
+        first = self.state.global_step == self._unchanged_until and self._comparable
+        if first and self.accelerator.sync_gradients:
             self._check_unchanged()
         return loss
 
     def _check_unchanged(self) -> None:
         """Stop a run whose loss is about another policy than the one that acted. Raises ChangedPolicyError."""
-        found: Any = self.accelerator.reduce(torch.stack(self._acted_and_learned).sum(0))
-        self._acted_and_learned = []
+        sums = torch.tensor([self.mismatch.kl, self.mismatch.tokens], device=self.accelerator.device)
+        found: Any = self.accelerator.reduce(sums)
         kl = float(found[0] / found[1].clamp(min=1))
         self._metrics["train"]["kl_unchanged"].append(kl)
-        half = self.policy.base.dtype != torch.float32 or self.accelerator.mixed_precision != "no"
-        unchanged.check(kl, half)
+        unchanged.check(kl, half=self.pipeline.rounds or self.accelerator.mixed_precision != "no")
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -254,6 +256,9 @@ class GRPOEnvTrainer(ResumableTrainer):
         finally:
             self._loss_pass = None
         if self.rollouts.kl is not None and self.beta != 0.0:
+            if self.mismatch.trained and self.accelerator.num_processes == 1:
+                generated = self.mismatch.known(self.rollouts.generated)
+                self.rollouts = replace(self.rollouts, generated=generated, kl=kl_of_rollouts(generated))
             self._metrics["train" if self.model.training else "eval"]["kl"] = [self.rollouts.kl]
         return loss
 
@@ -325,12 +330,22 @@ class GRPOEnvTrainer(ResumableTrainer):
                 logprobs = nn.functional.pad(logprobs, (1, 0))
                 entropy = None if entropy is None else nn.functional.pad(entropy, (1, 0))
         if loss_pass is not None:
-            if self.model.training and self.state.global_step == self._unchanged_until and self._comparable:
-                self._acted_and_learned.append(unchanged.divergence(loss_pass.batch, logprobs))
+            # Later passes over the same rollouts are of a policy that has been updated.
+            first = self._step % (self.args.steps_per_generation * self.num_iterations) < self.args.steps_per_generation
+            if self.model.training and first:
+                self._compare_with_sampler(loss_pass.batch, logprobs.detach())
             without_kl_of_replayed(loss_pass.batch, logprobs)
             if self.model.training and entropy is not None:
                 self.loss_terms.add(loss_pass.batch, logprobs.detach(), entropy.detach())
         return logprobs, entropy, aux
+
+    def _compare_with_sampler(self, batch: Batch, logprobs: Tensor) -> None:
+        """Measure the difference; in half precision correct it where the policy is still the one that sampled."""
+        self.mismatch.add(batch, logprobs)
+        one_update = self.args.steps_per_generation <= self.args.gradient_accumulation_steps
+        if self.pipeline.rounds and self.pipeline.servers is None and self.num_iterations == 1 and one_update:
+            options = self.pipeline.options.servers
+            self.mismatch.on_policy(batch, logprobs, options.correction, options.correction_cap)
 
     def _log_rollouts(self, mode: str) -> None:
         """TRL's own metrics and tables, which it fills where it generates itself."""

@@ -60,6 +60,11 @@ class FrozenPass:
             done[i] = replace(done[i], logprobs=logprobs)
         return done
 
+    def trained(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """The same rollouts with `trained_logprobs`, for those that the trained pass leaves out."""
+        scores = self._score(self.policy, rollouts)
+        return [replace(r, trained_logprobs=p) for r, p in zip(rollouts, scores.logprobs, strict=True)]
+
     def reference(self, rollouts: Sequence[Rollout], *, embeddings: bool) -> list[Rollout]:
         """The same rollouts with `ref_logprobs` and, if asked, `embeddings`."""
         if self.reference_copy is not None:

@@ -19,6 +19,7 @@ from datasets import Dataset
 from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
 from ...envs.seeds import seed_of
+from ..policy.precision import Arithmetic
 from ..policy.prepared import PreparedModel, acting, inference
 from ..rollouts.advantages import advantage_method
 from ..rollouts.advantages.base import AdvantageMethod
@@ -114,6 +115,8 @@ class RolloutPipeline:
         self.options = options
         self.replay = replay
         self.seed = seed
+        self.rounds = Arithmetic.of(policy.model) is not None
+        """Whether sampler and trainer round differently, so that the KL needs the trainer's log-probs."""
         self.servers: ServerRollouts | None = None
         if isinstance(runner.agent, VersionedAgent):
             if processes.number > 1:
@@ -150,7 +153,13 @@ class RolloutPipeline:
             metric.REPLAY_SHARE: sum(r.replayed for r in batch) / max(len(batch), 1),
             metric.EFFECTIVE_BATCH: float(np.mean([bool(np.any(r.advantages)) for r in batch])),
         }
-        return self._shared(batch, mark(generated, batch, filters), metrics, request)
+        marked = mark(generated, batch, filters)
+        if self.rounds and request.reference:
+            left = [i for i, r in enumerate(marked) if r.selected != "trained" and r.trained_logprobs is None]
+            with self.phases("logprobs"), inference(self.policy.model):
+                for i, rollout in zip(left, self.frozen.trained([marked[i] for i in left]), strict=True):
+                    marked[i] = rollout
+        return self._shared(batch, marked, metrics, request)
 
     def evaluate(self, request: Request) -> StepRollouts:
         """Rollouts to measure a loss on: scored, none left out."""
@@ -214,6 +223,8 @@ class RolloutPipeline:
                 done = self.frozen.behaviour(done)
             if reference or self.scorer.needs_embeddings:
                 done = self.frozen.reference(done, embeddings=self.scorer.needs_embeddings)
+            if self.rounds and reference and self.processes.number > 1:  # the trained pass is spread over processes
+                done = self.frozen.trained(done)
         return done
 
     def resample(self, groups: list[Group], request: Request) -> tuple[list[Group], list[Group]]:

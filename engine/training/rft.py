@@ -246,8 +246,8 @@ def grpo_config(config: RunConfig, run_dir: Path, world: int, rows_of_data: int)
         report_to="none",
         disable_tqdm=True,
         use_cpu=use_cpu,
-        bf16=config.model.dtype == "bfloat16",
-        fp16=config.model.dtype == "float16",
+        bf16=config.model.quantization is not None and config.model.compute == "bfloat16",
+        fp16=config.model.compute == "float16",  # scales the loss; else the model computes as it was loaded to
         remove_unused_columns=False,
         log_completions=False,
     )

@@ -112,7 +112,7 @@ class ServerRollouts:
             raise MismatchError(
                 f"the log-probs of the servers differ from the trainer's by {apart.mean():.2g} nats a token in the "
                 f"mean, and rollouts.max_mismatch allows {self.options.max_mismatch:g}: serve the model in the "
-                "precision of model.dtype, and ask `grpo-tui doctor --server URL` what it lacks"
+                "precision of model.compute, and ask `grpo-tui doctor --server URL` what it lacks"
             )
         every = mismatch(sampled, present)
         metrics: Metrics = {

@@ -202,7 +202,8 @@ def _arguments(config: RunConfig, run_dir: Path) -> TRLConfig:
         weight_decay=sft.weight_decay,
         max_grad_norm=sft.max_grad_norm,
         **NO_CHECKPOINTING,  # `spare_memory` switches on a better form of it
-        bf16=False,  # the model's own dtype decides; mixing in another would change what is measured
+        bf16=False,  # the model computes as it was loaded to (`policy.precision`)
+        fp16=config.model.compute == "float16",
         use_cpu=cpu,
         seed=config.seed,
         logging_steps=1,

@@ -147,7 +147,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
         ("training: {max_turn_tokens: 600, max_trajectory_tokens: 512}\n", "training.max_turn_tokens"),
         ("training: {micro_batch_size: 48}\n", "training.micro_batch_size"),
         ("model: {base: Qwen/Qwen3-0.6B, sft_adapters: builtin:tiny-sft}\n", "model.sft_adapters"),
-        ("model: {device: cpu, dtype: float16}\n", "model.dtype"),
+        ("model: {device: cpu, compute: float16}\n", "model.compute"),
         ("online: {queue: 'redis://host:6379/0'}\n", "online.shared_files"),
         ("training: {output_dir: ./a}\nsft: {output_dir: a}\n", "training.output_dir"),
         ("data: {source: d.csv}\nenvironment: {reward_funcs: {'r.py:a': 0.0}}\n", "environment.reward_funcs"),

@@ -309,7 +309,7 @@ class AdapterPublisher:
             raise ServerRefusal(
                 f"what the server {client.url} serves as {adapter.name} is another policy, or in another precision: "
                 f"its log-probs differ by {mean:.2g} nats a token from the trainer's, and {self.tolerance:g} are "
-                "allowed (rollouts.probe_tolerance); serve model.base in the precision of model.dtype"
+                "allowed (rollouts.probe_tolerance); serve model.base in the precision of model.compute"
             )
         drawn, logprob = answer.token_ids[0], answer.logprobs[0]
         expected = adapter.probe.next_logprobs

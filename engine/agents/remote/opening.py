@@ -81,5 +81,5 @@ def open_remote_agent(
 
 def tolerance_of(config: RunConfig) -> float:
     """Nats a token, in the mean, by which a server's log-probs may differ from the trainer's."""
-    usual = FLOAT32_TOLERANCE if config.model.dtype == "float32" else HALF_TOLERANCE
+    usual = FLOAT32_TOLERANCE if config.model.compute == "float32" else HALF_TOLERANCE
     return config.rollouts.probe_tolerance or usual

@@ -98,7 +98,9 @@ class GRPORecording(StepRecording):
         phases = self._trainer.phases.take()
         judge = self._trainer.runner.judge
         logged = judge.take_metrics() if isinstance(judge, Judge) else {}
-        measured = {**made.metrics, **logged, **phases, metric.BETA: self._trainer.beta, **times, **self._target}
+        mismatch = self._trainer.mismatch.metrics()
+        trained = {**phases, metric.BETA: self._trainer.beta, **times, **self._target}
+        measured = {**made.metrics, **mismatch, **logged, **trained}
         return self._recorder.step(step, logs, measured, made.generated, made.replayed, self._loss)
 
 

@@ -73,7 +73,8 @@ def loss_terms(
     if "ref_per_token_logps" in batch:
         kl = kl_k3(logprobs, batch["ref_per_token_logps"]) * (ratio if how.corrected_kl else 1.0)
     free = mask & ~low & ~high
-    columns = torch.stack([torch.where(free, ratio, 0.0), policy, kl, entropy]).double().cpu().numpy()
+    counted = torch.where(free, ratio, 0.0) * batch.get("sampler_weights", 1.0)
+    columns = torch.stack([counted, policy, kl, entropy]).double().cpu().numpy()
     flags = torch.stack([mask, low, high]).cpu().numpy()
     known = how.loss_type in CLIPPED_LOSSES
     # With weights, sums of a turn say nothing of each token's share: the term could not be computed again.

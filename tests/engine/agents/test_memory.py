@@ -121,7 +121,8 @@ def test_parameters_are_counted_as_published(name: str):
 
 def test_the_parts_follow_the_settings():
     shape = shape_of(PUBLISHED["Qwen3-0.6B"][0])
-    model = {"base": "x/y", "dtype": "bfloat16", "device": "cuda"}
+    half = dict.fromkeys(("weights", "compute", "sampling"), "bfloat16")
+    model = {"base": "x/y", **half, "device": "cuda"}
     base = {"model": model, "training": {"max_trajectory_tokens": 2048}}
     config = RunConfig.model_validate(base)
     found = need(shape, config)
@@ -130,10 +131,14 @@ def test_the_parts_follow_the_settings():
     assert sum(found.acting.values()) == 28 * 8 * 128 * 2 * 2 * 2048 * 128
     more = config.model_copy(update={"training": config.training.model_copy(update={"num_generations": 16})})
     assert sum(need(shape, more).acting.values()) == 2 * sum(found.acting.values())
-    full = need(shape, config.model_copy(update={"model": config.model.model_copy(update={"dtype": "float32"})}))
+    plain = config.model.model_copy(update=dict.fromkeys(half, "float32"))
+    full = need(shape, config.model_copy(update={"model": plain}))
     assert full.peak > found.peak
     whole = RunConfig.model_validate({**base, "model": {**base["model"], "lora": None}})
     assert need(shape, whole).both["gradients and optimiser of all weights"] == 12 * shape.parameters
+    kept = whole.model_copy(update={"model": whole.model.model_copy(update={"weights": "float32"})})
+    # Master weights in float32, and a copy of them in bfloat16 in either phase.
+    assert need(shape, kept).peak - need(shape, whole).peak == pytest.approx((2 + 2 + 2) * shape.parameters)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +156,9 @@ def test_presets_that_see_fit_their_gpu_and_adapters_on_the_tower_cost_more(pres
 
 def test_the_rollouts_of_servers_are_cached_on_the_servers():
     shape = shape_of(qwen3(3584, 18944, 28, 28))
-    own = need(shape, load_config(None, ["model.dtype=bfloat16"]))
+    own = need(shape, load_config(None, ["model.weights=bfloat16", "model.sampling=bfloat16"]))
     servers = ["rollouts.engine=vllm", "rollouts.servers=[http://127.0.0.1:8000]"]
-    served = need(shape, load_config(None, ["model.dtype=bfloat16", *servers]))
+    served = need(shape, load_config(None, ["model.weights=bfloat16", "model.sampling=bfloat16", *servers]))
     assert served.acting == {} and own.acting
     assert served.both == own.both and served.training == own.training
     assert served.peak == sum(own.both.values()) + sum(own.training.values())

@@ -1,0 +1,173 @@
+"""The number formats of a policy: kept in one, computed in another, sampled in a third.
+
+bfloat16 has 8 significant bits. Rounding a sum to it loses every change of less than 1/512 of the sum, so the sums
+that small changes have to survive stay in float32, and only products are computed in half precision:
+
+- **adapters**: y = x Wᵀ + s (x Aᵀ) Bᵀ is accumulated in float32 and rounded once. peft rounds x Wᵀ first and adds the
+  adapter to the rounded value, where a change below half a unit of the last place always disappears; merging into
+  bfloat16 weights loses it in the same way. On SmolLM2, with adapters that moved the policy by 0.129 nats, peft
+  delivers 0.089, merging 0.061, and one rounding 0.133 (docs/benchmarks.md).
+- **the residual stream and norms**: float32 from the embeddings to the last norm.
+- **logits**: float32. A logit of 20 in bfloat16 is off by up to 0.06.
+
+A policy in float32 alone is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import Linear as LoraLinear
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from ...configs.sections.model import ModelConfig
+from .patches import patched
+from .unwrap import base_of
+
+
+class Arithmetic:
+    """In which format a model computes at present: `compute`, or `sampling` inside `acting`. Layers share it."""
+
+    def __init__(self, compute: torch.dtype, sampling: torch.dtype) -> None:
+        self.now = compute
+        self.sampling = sampling
+
+    @staticmethod
+    def of(model: nn.Module) -> Arithmetic | None:
+        """The one of a model; None for a model that computes as it was loaded."""
+        return getattr(base_of(model), "arithmetic", None)
+
+
+def computed_in(model: nn.Module) -> torch.dtype:
+    """The format that the products of this model are computed in."""
+    arithmetic = Arithmetic.of(model)
+    return base_of(model).dtype if arithmetic is None else arithmetic.now  # type: ignore[return-value]
+
+
+def set_arithmetic(model: nn.Module, config: ModelConfig) -> None:
+    """Let a loaded model, adapters included, compute as `config` says. Copies of it do so, too."""
+    formats = config.weights, config.compute, config.sampling
+    if set(formats) == {"float32"} or config.quantization is not None:
+        return
+    base: PreTrainedModel = base_of(model)  # type: ignore[assignment]
+    compute, sampling = getattr(torch, config.compute), getattr(torch, config.sampling)
+    arithmetic = base.arithmetic = Arithmetic(compute, sampling)  # type: ignore[assignment]
+    for module in base.modules():
+        if not isinstance(module, nn.Linear):
+            for parameter in module.parameters(recurse=False):
+                if parameter.dim() == 1:  # of norms
+                    parameter.data = parameter.data.float()
+        if type(module) is LoraLinear and type(module.base_layer) is nn.Linear:
+            module.arithmetic = arithmetic  # type: ignore[assignment]
+            module.forward = types.MethodType(_lora_linear, module)
+    # Bound methods, not closures: a deep copy of the model gets its own.
+    body: nn.Module = base.base_model
+    body.arithmetic = arithmetic  # type: ignore[assignment]
+    body.forward = types.MethodType(_body, body)
+    tokens = base.get_input_embeddings()
+    tokens.forward = types.MethodType(_float_embedding, tokens)
+    head = base.get_output_embeddings()
+    if type(head) is nn.Linear:
+        head.arithmetic = arithmetic  # type: ignore[assignment]
+        head.forward = types.MethodType(_float_logits, head)
+
+
+@contextlib.contextmanager
+def sampling_arithmetic(model: nn.Module) -> Iterator[None]:
+    """`model` computes as it samples inside, without gradients: what every token needs is converted once."""
+    arithmetic = Arithmetic.of(model)
+    if arithmetic is None:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patched(arithmetic, "now", arithmetic.sampling))
+        head = base_of(model).get_output_embeddings()  # type: ignore[operator]
+        for module in base_of(model).modules():
+            if type(module) is LoraLinear and hasattr(module, "arithmetic"):
+                stack.enter_context(patched(module, "converted", _parts(module)))
+            elif type(module) is nn.Linear and module is not head and module.weight.dtype != arithmetic.now:
+                copy = module.weight.to(arithmetic.now), _to(module.bias, arithmetic.now)
+                stack.enter_context(patched(module, "forward", _with_weight(*copy)))
+        if type(head) is nn.Linear and head.weight.device.type == "cpu":
+            stack.enter_context(patched(head, "converted", head.weight.to(arithmetic.now).float()))
+        yield
+
+
+def float_product(x: Tensor, weight: Tensor, computed: torch.dtype) -> Tensor:
+    """x Wᵀ with factors in `computed` and everything else in float32: x [..., H], W [V, H] → float32 [..., V].
+
+    weight: in any format; in float32 its values may be more precise than `computed`.
+    """
+    x = x.to(computed)
+    if x.device.type == "cuda" and computed != torch.float32 and not torch.is_grad_enabled():
+        product = torch.mm(x.flatten(0, -2), weight.to(computed).t(), out_dtype=torch.float32)
+        return product.view(*x.shape[:-1], -1)
+    if computed != torch.bfloat16 or x.device.type != "cpu":
+        return F.linear(x.float(), weight.float())
+    products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, products.fp32_precision = products.fp32_precision, "bf16"
+    try:
+        return F.linear(x.float(), weight.float())
+    finally:
+        products.fp32_precision = before
+
+
+def _body(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The layers: products in half precision, also those that are not of an `nn.Linear`."""
+    now, device = self.arithmetic.now, next(self.parameters()).device.type
+    with torch.autocast(device, dtype=now, enabled=now != torch.float32):
+        return type(self).forward(self, *args, **kwargs)
+
+
+def _float_embedding(self: Any, token_ids: Tensor) -> Tensor:
+    return type(self).forward(self, token_ids).float()
+
+
+def _float_logits(self: Any, hidden: Tensor) -> Tensor:
+    weight = getattr(self, "converted", None)
+    if weight is None:
+        weight = self.weight.to(self.arithmetic.now)
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = float_product(hidden, weight, self.arithmetic.now)
+    return logits if self.bias is None else logits + self.bias.float()
+
+
+def _lora_linear(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """x Wᵀ + b + Σ s (x Aᵀ) Bᵀ, rounded once: x [..., in] → [..., out] in the present format."""
+    names = [] if self.disable_adapters else [n for n in self.active_adapters if n in self.lora_A]
+    if self.merged or any(n in self.lora_variant or self.lora_bias.get(n, False) for n in names):
+        return type(self).forward(self, x, *args, **kwargs)
+    weight, bias, parts = getattr(self, "converted", None) or _parts(self)
+    flat = x.to(weight.dtype).flatten(0, -2)
+    y = bias
+    for name in names:
+        a, b = parts[name]
+        thin = F.linear(self.lora_dropout[name](flat), a)
+        y = F.linear(thin, b, y) if y is None or y.dim() == 1 else torch.addmm(y, thin, b.t())
+    y = F.linear(flat, weight, y) if y is None or y.dim() == 1 else torch.addmm(y, flat, weight.t())
+    return y.view(*x.shape[:-1], -1)
+
+
+def _parts(layer: Any) -> tuple[Tensor, Tensor | None, dict[str, tuple[Tensor, Tensor]]]:
+    """W, b, and A and s B of each active adapter, in the present format."""
+    now, base = layer.arithmetic.now, layer.base_layer
+    names = [n for n in layer.active_adapters if n in layer.lora_A]
+    parts = {n: (layer.lora_A[n].weight.to(now), (layer.lora_B[n].weight * layer.scaling[n]).to(now)) for n in names}
+    return base.weight.to(now), _to(base.bias, now), parts
+
+
+def _with_weight(weight: Tensor, bias: Tensor | None) -> Any:
+    def forward(x: Tensor) -> Tensor:
+        return F.linear(x.to(weight.dtype), weight, bias)
+
+    return forward
+
+
+def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.to(dtype)

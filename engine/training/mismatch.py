@@ -1,0 +1,95 @@
+"""The sampler against the trainer, on the first pass over a step's rollouts.
+
+μ: the log-probs that the sampler wrote down; π: those of the trained pass, of one policy. They differ by rounding, by
+stale weights, or by another number format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...configs import metric_names as metric
+from ..rollouts.correction import Correction
+from ..rollouts.rollout import Rollout
+from .batch import Batch
+
+
+@dataclass
+class Mismatch:
+    """Sums over the micro-batches of a step. low, high: how far the ratio may leave 1 before it is clipped."""
+
+    low: float
+    high: float
+    kl: float = 0.0
+    outside: float = 0.0
+    tokens: float = 0.0
+    largest: float = 0.0
+    trained: dict[Any, np.ndarray] = field(default_factory=dict)
+    """log π of rollouts by `_name`, float32 [T]; only where it takes the place of log μ in the loss."""
+
+    def add(self, batch: Mapping[str, Any], logprobs: Tensor) -> None:
+        """Count one micro-batch. batch: tensors [B, T] with the sampler's log-probs; logprobs: the trainer's [B, T]."""
+        mask = fresh(batch)
+        difference = torch.where(mask, logprobs - batch["old_per_token_logps"], 0.0)
+        ratio = difference.exp()
+        outside = (ratio < 1 - self.low) | (ratio > 1 + self.high)
+        kl = (difference.double().expm1() - difference).clamp(max=1e6)  # k3, which is never negative
+        sums = torch.stack([kl.sum(), outside.sum(), mask.sum()]).tolist()
+        self.kl, self.outside, self.tokens = self.kl + sums[0], self.outside + sums[1], self.tokens + sums[2]
+        self.largest = max(self.largest, float(difference.sum(1).abs().max()))
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers of the step; none without fresh rollouts."""
+        if not self.tokens:
+            return {}
+        return {
+            metric.SAMPLER_KL: self.kl / self.tokens,
+            metric.SAMPLER_CLIPPED: self.outside / self.tokens,
+            metric.SAMPLER_RATIO: self.largest,
+        }
+
+    def on_policy(self, batch: Batch, logprobs: Tensor, how: Correction, cap: float) -> None:
+        """Let the loss compare with the trained pass itself, and weight advantages by π / μ (`rollouts.correction`).
+
+        logprobs: [B, T], of the trained pass. TRL's loss reads both from the batch once it has the policy's log-probs.
+        """
+        mask, now = fresh(batch), logprobs.detach()
+        difference = torch.where(mask, now - batch["old_per_token_logps"], 0.0)
+        weights = torch.ones_like(difference)
+        if how == "token_truncate":
+            weights = difference.exp().clamp(max=cap)
+        elif how == "sequence_mask":
+            whole = difference.sum(1, keepdim=True).exp()
+            weights = torch.where(mask, torch.where(whole > cap, 0.0, whole), 1.0)
+        batch["advantages"] = batch["advantages"] * weights
+        batch["sampler_weights"] = weights
+        batch["old_per_token_logps"] = torch.where(mask, now, batch["old_per_token_logps"])
+        rows = now.float().cpu().numpy()
+        for row, rollout in zip(rows, batch.get("rollouts", ()), strict="rollouts" in batch):
+            if not rollout.replayed:
+                self.trained[_name(rollout)] = row[: len(rollout)].copy()
+
+    def known(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """The same with the trainer's log-probs where they are known."""
+        return [
+            replace(r, trained_logprobs=self.trained[_name(r)]) if _name(r) in self.trained else r for r in rollouts
+        ]
+
+
+def _name(rollout: Rollout) -> Any:
+    """The rollout's id; its place in the step where its environment gave none."""
+    return rollout.key or (rollout.group, rollout.index)
+
+
+def fresh(batch: Mapping[str, Any]) -> Tensor:
+    """The agent's tokens of rows that were sampled for this step, bool [B, T]."""
+    mask = (batch["attention_mask"] * batch["agent_token_mask"]).bool()
+    if "rollouts" not in batch:
+        return mask
+    return mask & torch.tensor([not r.replayed for r in batch["rollouts"]], device=mask.device)[:, None]
