@@ -179,7 +179,7 @@ class _Popen(subprocess.Popen[Any]):
 def _program(words: Sequence[Any]) -> list[str]:
     """`-m MODULE …`, `-c CODE …` or `FILE …`, of the words after `python`."""
     found = [os.fspath(word) for word in words]
-    return found[1:] if found[0] == "-u" else found
+    return found[1:] if found[0] in ("-u", "-P") else found
 
 
 @contextlib.contextmanager
@@ -332,7 +332,12 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
         faulthandler.enable()
     kind, *words = _program(request["args"])
     first = request["cwd"] if kind == "-m" else str(Path(kind).resolve().parent)
-    sys.path[:] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path[1:]]
+    safe = "-P" in request["args"] or os.environ.get("PYTHONSAFEPATH")
+    sys.path[:] = [
+        *([] if safe else [first]),
+        *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)),
+        *sys.path[1:],
+    ]
     if kind == "-m":
         sys.argv = words
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
