@@ -13,6 +13,31 @@ from .expectations import describe, field_at, section_of, walk
 from .problems import Problem
 from .yaml_source import Path, Source
 
+ELSEWHERE = {
+    "num_train_epochs": "training.max_steps",
+    "per_device_train_batch_size": "training.prompts_per_step and training.micro_batch_size",
+    "gradient_accumulation_steps": "training.prompts_per_step and training.micro_batch_size",
+    "lr": "training.learning_rate",
+    "lr_scheduler_type": "training.lr_scheduler",
+    "max_completion_length": "training.max_turn_tokens",
+    "max_new_tokens": "training.max_turn_tokens",
+    "max_prompt_length": "training.max_trajectory_tokens",
+    "max_length": "training.max_trajectory_tokens",
+    "scale_rewards": "training.scale_advantages",
+    "eval_steps": "training.eval_every",
+    "save_steps": "training.save_every",
+    "save_total_limit": "training.keep_checkpoints",
+    "use_vllm": "rollouts.engine: vllm",
+    "vllm_server_base_url": "rollouts.servers",
+    "model_name_or_path": "model.base",
+    "torch_dtype": "model.dtype",
+    "lora_r": "model.lora.r",
+    "rank": "model.lora.r",
+    "lora_alpha": "model.lora.alpha",
+    "bf16": "model.dtype: bfloat16",
+    "report_to": "logging.wandb",
+}
+"""What TRL and transformers call settings that have another name here."""
 _MAX_SHOWN = 60
 _NOTHING = object()
 
@@ -82,11 +107,14 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def _nearest_key(path: Path, schema: type[BaseModel]) -> str:
-    """`nearest: training.learning_rate`: first among the keys beside the wrong one, then by name anywhere."""
+    """The nearest valid key, among those beside the wrong one and then anywhere; what another library's key is called
+    here; or else the keys that there are. A key that is only a little alike is not suggested."""
     wrong, parent = str(path[-1]), path[:-1]
     parent_field = field_at(schema, parent)
     section = section_of(parent_field.annotation) if parent_field else schema
     beside = list(section.model_fields) if section else []
+    if wrong.lower() in ELSEWHERE:
+        return f"here it is called {ELSEWHERE[wrong.lower()]}"
     near = difflib.get_close_matches(wrong, beside, n=1, cutoff=0.7)
     if near:
         return "nearest valid key: " + ".".join(str(p) for p in (*parent, near[0]))
@@ -96,10 +124,8 @@ def _nearest_key(path: Path, schema: type[BaseModel]) -> str:
     elsewhere = difflib.get_close_matches(wrong, list(everywhere), n=1, cutoff=0.7)
     if elsewhere:
         return "nearest valid key: " + " or ".join(everywhere[elsewhere[0]])
-    loose = difflib.get_close_matches(wrong, beside, n=1, cutoff=0.0)
     where = f"`{'.'.join(str(p) for p in parent)}`" if parent else "the top level"
-    nearest = f"nearest valid key: {'.'.join(str(p) for p in (*parent, loose[0]))}; " if loose else ""
-    return f"{nearest}keys of {where}: {', '.join(beside)}"
+    return f"keys of {where}: {', '.join(beside)}"
 
 
 def _shown(value: Any) -> str:

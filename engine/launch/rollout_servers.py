@@ -33,9 +33,9 @@ class ServerCommand:
 
 
 def serve_commands(
-    config: RunConfig, gpus: Sequence[str], host: str = "127.0.0.1", port: int = 8000
+    config: RunConfig, gpus: Sequence[str], host: str = "127.0.0.1", port: int = 8000, tensor_parallel: int = 1
 ) -> list[ServerCommand]:
-    """One server for each GPU (one in all where none is named), on ports from `port` on."""
+    """One server for each `tensor_parallel` GPUs (one in all where none is named), on ports from `port` on."""
     lora = config.model.lora
     rank = next((r for r in RANKS if lora is not None and r >= lora.r), RANKS[-1])
     # Of the steps that are under way, and the next one; of `online` the one that answers, the next one, and one that a
@@ -56,8 +56,11 @@ def serve_commands(
         "--enable-scale-out",
         f"--host={host}",
     ]
+    if tensor_parallel > 1:
+        arguments.append(f"--tensor-parallel-size={tensor_parallel}")
+    devices = [",".join(gpus[i : i + tensor_parallel]) for i in range(0, len(gpus), tensor_parallel)]
     made = []
-    for number, gpu in enumerate(gpus or [""]):
+    for number, gpu in enumerate(devices or [""]):
         variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         if gpu:
             variables["CUDA_VISIBLE_DEVICES"] = gpu

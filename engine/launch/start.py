@@ -58,6 +58,7 @@ def start_run(
     all output. Raises LaunchError (the trainer is not installed, too), RunNotFound.
     """
     trainer.require("serving" if config.mode == "online" else "training")
+    trainer.check_processes(config, num_processes, accelerate_config)
     made = resume is None
     run_dir = _made(runs_dir, run_id) if resume is None else Path(find_run(runs_dir, resume).path)
     with _alone(run_dir):

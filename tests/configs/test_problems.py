@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.configs import ConfigError, Problem, load_config
+from grpo_tui.configs.expectations import walk
+from grpo_tui.configs.explain import ELSEWHERE
+from grpo_tui.configs.schema import RunConfig
 
 
 def problems_of(tmp_path: Path, text: str, *overrides: str) -> dict[str, Problem]:
@@ -192,3 +195,15 @@ def test_files_that_are_named_but_missing_are_refused_when_a_run_is_about_to_sta
         "model.sft_adapters",
         "environment.class_path",
     ]
+
+
+def test_a_key_of_trl_has_its_name_here_and_one_that_is_like_none_gets_no_guess(tmp_path: Path):
+    found = problems_of(
+        tmp_path, "training: {optim: adamw, per_device_train_batch_size: 4, max_completion_length: 9}\n"
+    )
+    assert "nearest" not in found["training.optim"].right and "learning_rate" in found["training.optim"].right
+    assert "training.micro_batch_size" in found["training.per_device_train_batch_size"].right
+    assert found["training.max_completion_length"].right == "here it is called training.max_turn_tokens"
+    known = {".".join(path) for path, _ in walk(RunConfig)}
+    names = {name for text in ELSEWHERE.values() for name in text.replace(":", " ").split() if "." in name}
+    assert names <= known, names - known

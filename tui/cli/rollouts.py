@@ -27,6 +27,7 @@ def rollouts() -> None:
 def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, a folder, a preset or a configuration.")],
     gpus: Annotated[str, typer.Option("--gpus", metavar="0,1", help="A server for each of these GPUs.")] = "",
+    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", min=1, help="So many GPUs share a server.")] = 1,
     host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="The first server's port; the next ones follow.")] = 8000,
     only_print: Annotated[bool, typer.Option("--print", help="Print the commands and run nothing.")] = False,
@@ -39,11 +40,20 @@ def serve(
     from .config import load
 
     known = model.removesuffix(".yaml") in presets() or model.endswith((".yaml", ".yml"))
-    config = load(model, set_) if known else load(None, set_, options={"model.base": Option("MODEL", model)})
+    # What trains on the servers says itself that it does.
+    options = {
+        "rollouts.engine": Option("serve", "vllm"),
+        "rollouts.servers": Option("serve", [f"http://{host}:{port}"]),
+    }
+    if not known:
+        options["model.base"] = Option("MODEL", model)
+    config = load(model if known else None, set_, options=options)
     if config.model.lora is None:
         fail("model.lora is null: servers get adapters only; give it r, alpha, …", ExitCode.USAGE)
-    wanted = [g for g in gpus.split(",") if g.strip()]
-    commands: Sequence[ServerCommand] = serve_commands(config, [g.strip() for g in wanted], host, port)
+    wanted = [g.strip() for g in gpus.split(",") if g.strip()]
+    if len(wanted) % tensor_parallel:
+        fail(f"--gpus names {len(wanted)}, which --tensor-parallel {tensor_parallel} does not divide", ExitCode.USAGE)
+    commands: Sequence[ServerCommand] = serve_commands(config, wanted, host, port, tensor_parallel)
     for command in commands:
         say(shlex.join([*(f"{k}={v}" for k, v in command.variables.items()), *command.arguments]))
     urls = ", ".join(c.url for c in commands)

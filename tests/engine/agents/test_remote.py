@@ -352,6 +352,9 @@ def test_the_command_that_is_printed_has_what_doctor_asks_for():
     assert {"--max-lora-rank=16", "--max-loras=4", "--host=127.0.0.1", "--port=8001"} <= set(second.arguments)
     assert second.variables == {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "CUDA_VISIBLE_DEVICES": "3"}
     assert second.url == "http://127.0.0.1:8001"
+    pairs = serve_commands(config, ["0", "1", "2", "3"], tensor_parallel=2)
+    assert [c.variables["CUDA_VISIBLE_DEVICES"] for c in pairs] == ["0,1", "2,3"]
+    assert all("--tensor-parallel-size=2" in c.arguments for c in pairs)
 
 
 def test_a_server_of_another_policy_is_not_taken_in(tmp_path: Path):
