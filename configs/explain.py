@@ -30,11 +30,11 @@ ELSEWHERE = {
     "use_vllm": "rollouts.engine: vllm",
     "vllm_server_base_url": "rollouts.servers",
     "model_name_or_path": "model.base",
-    "torch_dtype": "model.dtype",
+    "torch_dtype": "model.weights, model.compute and model.sampling",
     "lora_r": "model.lora.r",
     "rank": "model.lora.r",
     "lora_alpha": "model.lora.alpha",
-    "bf16": "model.dtype: bfloat16",
+    "bf16": "model.compute: bfloat16",
     "report_to": "logging.wandb",
 }
 """What TRL and transformers call settings that have another name here."""

@@ -205,5 +205,7 @@ def test_a_key_of_trl_has_its_name_here_and_one_that_is_like_none_gets_no_guess(
     assert "training.micro_batch_size" in found["training.per_device_train_batch_size"].right
     assert found["training.max_completion_length"].right == "here it is called training.max_turn_tokens"
     known = {".".join(path) for path, _ in walk(RunConfig)}
-    names = {name for text in ELSEWHERE.values() for name in text.replace(":", " ").split() if "." in name}
+    names = {
+        name for text in ELSEWHERE.values() for name in text.replace(":", " ").replace(",", " ").split() if "." in name
+    }
     assert names <= known, names - known
