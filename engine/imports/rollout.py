@@ -62,6 +62,9 @@ class Rollout:
     more turns is known better (spans of a conversation that goes on). `group`: empty where the writer
     names none; then rollouts of one prompt in one step make a group. `tokens` makes the arrays when they are asked for.
     `unknown` says why something is not known of this rollout, where that is not what the format says of all of its own.
+
+    A plain text as prompt is a message of the user, one as completion a message of the assistant. Raises TypeError for
+    anything else that is no sequence of messages.
     """
 
     prompt: tuple[Message, ...] = ()
@@ -93,6 +96,16 @@ class Rollout:
     tools: tuple[Mapping[str, Any], ...] = ()
     seconds: float = 0.0
     unknown: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, role in (("prompt", "user"), ("completion", "assistant")):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                object.__setattr__(self, name, (Message(role, given),))
+            elif not isinstance(given, Sequence) or (given and not isinstance(given[0], Message)):
+                wrong = type(given[0] if isinstance(given, Sequence) else given).__name__
+                right = 'a text, or messages such as [Message("user", "What is 5 + 1?")]'
+                raise TypeError(f"{name} of a Rollout holds a {wrong}; right would be {right}")
 
 
 @dataclass(frozen=True)

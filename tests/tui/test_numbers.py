@@ -271,7 +271,7 @@ def test_numbers_of_the_stepper_are_whole_at_every_width(
     neighbours, arithmetic = GroupPanel(), RewardArithmetic()
     for pane in (neighbours, arithmetic):
         framed(pane)
-    neighbours.put(group, group[0].n, record, 0)
+    neighbours.put(group, group[0].n)
     arithmetic.put(record, 0, None, Learning([Use("applied", 7, advantage, total, facts={"kl": total})]))
     for pane in (neighbours, arithmetic):
         for line in pane.build(width, height):

@@ -15,6 +15,7 @@ from benchmarks import coding_rollouts as made
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.runs.types import Call, Step, Trajectory
 from grpo_tui.tui.app.calls import calls_of, ended, shown, summary
+from grpo_tui.tui.app.comparison import align, rows
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.kinds import chunks, kind_of, prepared
 from grpo_tui.tui.app.rollout_fields import end_fields, step_fields
@@ -229,3 +230,59 @@ async def test_raw_shows_what_was_recorded(kinds: Path) -> None:
         assert "never cleared" in app.text and "**never" not in app.text.split("thought")[1]
         text = await app.press("r")
         assert "**never cleared**" in text and "<think>" in text and '"timeout": 30' in text and "␛[31m" in text
+
+
+def test_the_comparison_folds_what_is_equal_and_marks_words_of_the_lines_that_differ() -> None:
+    same = [f"line {i}" for i in range(40)]
+    found = rows("\n".join([*same, "x = 1  # set", *same]), "\n".join([*same, "x = 2  # set", *same]))
+    assert [row.equal for row in found] == [39, 0, 0, 0, 39]
+    assert found[2].left == [("x", False), ("=", False), ("1", True), ("", False), ("#", False), ("set", False)]
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=9), st.lists(st.sampled_from("abc"), max_size=9))
+def test_the_rows_of_a_comparison_hold_both_texts(left: list[str], right: list[str]) -> None:
+    a, b = "\n".join(left), "\n".join(right)
+    found = rows(a, b)
+    if a != b and not any(row.equal for row in found):
+        for text, side in ((a, [row.left for row in found]), (b, [row.right for row in found])):
+            lines = [" ".join(word for word, _ in pieces) for pieces in side if pieces is not None]
+            assert lines == text.split("\n") or (not text and not lines)
+
+
+def test_steps_are_aligned_by_the_file_that_they_edit() -> None:
+    def edit(at: int, path: str, new: str) -> Step:
+        arguments = {"path": path, "old_str": "a", "new_str": new}
+        return Step(at, "", action="edit", arguments=arguments, calls=(Call("edit", arguments),), needs_call=False)
+
+    left = [edit(0, "a.py", "x"), edit(1, "b.py", "y")]
+    right = [edit(0, "b.py", "z"), edit(1, "c.py", "y")]
+    assert [(p.left, p.right) for p in align(left, right)] == [(0, None), (1, 0), (None, 1)]
+
+
+async def test_of_a_300_step_rollout_what_matters_is_a_few_keys_away(tmp_path: Path) -> None:
+    file = made.write(tmp_path / "agents.jsonl", {f"a{i}": list(made.agent(300, i, 2_000)) for i in range(2)})
+    run = open_dump(file, whole=True).folder
+    async with running(run.parent, Stepper(run, "a0"), size=(120, 36)) as app:
+        text = await app.press("x")
+        assert app.screen.step == 98 and "✗ $ pytest -q" in text, "the first test command that failed"
+        await app.press("g", "f")
+        text = await app.type("util")
+        assert "122 ✓ edit app/util.py" in text and "1 of 301 steps" in text, "shown as it is typed"
+        assert (await app.press("enter")) and app.screen.step == 121
+        await app.press("f", *["backspace"] * 4, "enter", "colon")
+        await app.type("120")
+        await app.press("enter")
+        assert app.screen.step == 119 and "conversation · step 120 of 301" in app.text
+        await app.press("asterisk")
+        assert app.screen._outline.entries[app.screen.step].branches[0].text.startswith(("$", "$ git"))
+        text = await app.press("d")
+        assert "reward 0.00" in text and "reward 0.25" in text and "They part at" in text
+
+
+@pytest.mark.parametrize("size", [(80, 24), (100, 14), (110, 30), (120, 36), (150, 45), (240, 70)])
+async def test_the_text_gets_its_width(kinds: Path, size: tuple[int, int]) -> None:
+    async with running(kinds.parent, Stepper(kinds, "kinds"), size=size) as app:
+        for keys in ((), ("greater_than_sign",) * 12, ("less_than_sign",) * 24):
+            await app.press(*keys)
+            least = 70 if size[0] >= 100 else size[0] - 2 - 2 * (size[0] >= 80)
+            assert app.screen.conversation.size.width + 2 >= least, keys

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from ...engine.runs.types import Step, TrajectoryRecord
 from .brief import arguments_text
-from .calls import summary
+from .calls import calls_of, shown, summary
 
-_WORDS = 400
-"""Words of a field that are compared; beyond, the texts are shown unmarked."""
-_CHARACTERS = 40_000
+Pieces = list[tuple[str, bool]]
+"""A line in words, each with whether it is only on its side."""
+_WORDS = 200
+"""Words of a line that are compared; a longer one is marked whole."""
+_CHARACTERS = 4_000
+_LINES = 1_200
+"""Lines of two texts that are compared."""
+_FOLDED = 3
+"""Equal lines that are shown; more are folded."""
 _ALIKE = 200
 """Characters of each argument by which calls are told apart before they are compared."""
 _ALIGNED = 2_000
@@ -29,24 +35,38 @@ class Pair:
 
 
 def align(left: Sequence[Step], right: Sequence[Step]) -> list[Pair]:
-    """An edit script over the actions: first over whole calls, then, between those, over the tools' names."""
+    """An edit script over the steps: first over whole calls; between those over calls and the argument that matters,
+    such as a file; between those over the names of the tools."""
     if max(len(left), len(right)) > _ALIGNED:
         return [Pair(*pair) for pair in zip_longest(range(len(left)), range(len(right)))]
     calls = _numbered([*left, *right])
-    pairs: list[Pair] = []
-    for i1, i2, j1, j2, same in _blocks(calls[: len(left)], calls[len(left) :]):
+    keys: list[tuple[Hashable, ...]] = [
+        (step.action or "?", _aim(step), number) for step, number in zip((*left, *right), calls, strict=True)
+    ]
+    return list(_aligned(keys[: len(left)], keys[len(left) :], 0, 0, 3))
+
+
+def _aligned(
+    a: Sequence[tuple[Hashable, ...]], b: Sequence[tuple[Hashable, ...]], i: int, j: int, exact: int
+) -> Iterator[Pair]:
+    """Pairs of steps of which the first `exact` parts of their keys are the same, and of what lies between them."""
+    for i1, i2, j1, j2, same in _blocks([key[:exact] for key in a], [key[:exact] for key in b]):
         if same:
-            pairs += [Pair(i, j) for i, j in zip(range(i1, i2), range(j1, j2), strict=True)]
-            continue
-        names = [[s.action or "?" for s in steps] for steps in (left[i1:i2], right[j1:j2])]
-        for a1, a2, b1, b2, alike in _blocks(names[0], names[1]):
-            beside = zip_longest(range(i1 + a1, i1 + a2), range(j1 + b1, j1 + b2))
-            if alike or min(a2 - a1, b2 - b1) > 0:
-                pairs += [Pair(i, j) for i, j in beside]
-            else:
-                pairs += [Pair(i, None) for i in range(i1 + a1, i1 + a2)]
-                pairs += [Pair(None, j) for j in range(j1 + b1, j1 + b2)]
-    return pairs
+            yield from (Pair(i + x, j + y) for x, y in zip(range(i1, i2), range(j1, j2), strict=True))
+        elif exact > 1:
+            yield from _aligned(a[i1:i2], b[j1:j2], i + i1, j + j1, exact - 1)
+        elif min(i2 - i1, j2 - j1) > 0:
+            beside = zip_longest(range(i + i1, i + i2), range(j + j1, j + j2))
+            yield from (Pair(x, y) for x, y in beside)
+        else:
+            yield from (Pair(x, None) for x in range(i + i1, i + i2))
+            yield from (Pair(None, y) for y in range(j + j1, j + j2))
+
+
+def _aim(step: Step) -> str:
+    """The call with the argument that matters, without the others."""
+    made = [shown(call) for call in calls_of(step)]
+    return " ".join(f"{call.head} {call.text[:_ALIKE]}" for call in made)
 
 
 def _numbered(steps: Sequence[Step]) -> list[int]:
@@ -124,13 +144,48 @@ def _same(a: Step, b: Step) -> bool:
     return said and _same_call(a, b) and a.thought == b.thought and a.observation == b.observation
 
 
-def marks(left: str, right: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+@dataclass(frozen=True)
+class Row:
+    """A line of two texts beside each other, each as pieces with whether they are only there; None where one has no
+    line. `equal`: so many lines that are the same stand here."""
+
+    left: Pieces | None = None
+    right: Pieces | None = None
+    equal: int = 0
+
+
+def rows(left: str, right: str) -> list[Row]:
+    """Two texts that differ as lines beside each other; what is equal is folded, up to a line around a difference."""
+    if not left or not right:
+        return [Row(*([[(x, False)], None] if left else [None, [(x, False)]])) for x in (left or right).split("\n")]
+    a, b = left.split("\n"), right.split("\n")
+    if len(a) + len(b) > _LINES:
+        return [
+            Row([(x, True)] if x is not None else None, [(y, True)] if y is not None else None)
+            for x, y in zip_longest(a, b)
+        ]
+    made: list[Row] = []
+    for i1, i2, j1, j2, same in _blocks(a, b):
+        if same:
+            kept = [Row([(x, False)], [(x, False)]) for x in a[i1:i2]]
+            if len(kept) > _FOLDED:
+                first, last = (kept[:1] if made else []), (kept[-1:] if i2 < len(a) or j2 < len(b) else [])
+                kept = [*first, Row(equal=len(kept) - len(first) - len(last)), *last]
+            made += kept
+            continue
+        for x, y in zip_longest(a[i1:i2], b[j1:j2]):
+            one, other = marks(x, y) if x is not None and y is not None else ([(x or "", True)], [(y or "", True)])
+            made.append(Row(one if x is not None else None, other if y is not None else None))
+    return made
+
+
+def marks(left: str, right: str) -> tuple[Pieces, Pieces]:
     """Words of both texts, each with whether it is only there."""
-    if len(left) + len(right) > _CHARACTERS or left == right:
+    if left == right:
         return [(left, False)], [(right, False)]
     a, b = left.split(" "), right.split(" ")
-    if len(a) > _WORDS or len(b) > _WORDS:
-        return [(left, False)], [(right, False)]
+    if len(left) + len(right) > _CHARACTERS or len(a) > _WORDS or len(b) > _WORDS:
+        return [(left, True)], [(right, True)]
     out_a: list[tuple[str, bool]] = []
     out_b: list[tuple[str, bool]] = []
     for tag, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():

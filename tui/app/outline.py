@@ -51,6 +51,11 @@ class Entry:
         return len(said(self.step)[0]) // 4
 
     @property
+    def rows(self) -> int:
+        """How many branches there are."""
+        return max(1, len(calls_of(self.step)))
+
+    @cached_property
     def failed(self) -> bool:
         """Whether a call failed or could not be read."""
         return failed(self.step)
@@ -81,6 +86,8 @@ class OutlineOf:
     @property
     def listed(self) -> Sequence[int]:
         """Positions of the steps for which the filter holds; of all without one."""
+        if not self.filter:
+            return range(len(self.entries))
         holds = matcher(self.filter)
         return [at for at, entry in enumerate(self.entries) if holds(entry)]
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 
 from rich.style import Style
 
 from ....engine.runs.types import Step, TrajectoryRecord
+from ...advantage import equation
 from ...format import fixed, mark
 from ...text import width as cells_of
 from ...text import wrap
-from ..calls import summary
-from ..comparison import Comparison, Pair, marks
+from ..calls import calls_of, shown
+from ..comparison import Comparison, Pair, Pieces, rows
 from ..theme import Palette
+from ..thoughts import said
+from .flow import Flow, Part
 from .line import Line, wrapped
 from .pane import Pane
 
 _FIELD = 6_000
 """Characters of a field that are shown at most."""
-_SHOWN = 120_000
-"""About how many characters are laid out; where there are more, each field is cut visibly and equally."""
 _NAMES = ("thought", "call", "answered", "reward")
-_MARKED = 1_000_000
-"""Pairs of words that are compared in all; fields beyond are shown unmarked."""
 
 
 class DiffPane(Pane):
@@ -37,9 +37,8 @@ class DiffPane(Pane):
         self.note = ""
         self.at = 0
         """The pair under the mark."""
-        self._starts: list[int] = []
-        self._limit = _FIELD
-        self._to_mark = 0
+        self._heads: dict[int, Part] = {}
+        """The pairs that differ, as they are laid out."""
         self._width = 0
 
     def put(self, compared: Comparison | None, note: str = "") -> None:
@@ -47,6 +46,8 @@ class DiffPane(Pane):
         self.compared, self.note = compared, note
         self.at = next(iter(self.differing()), 0)
         self.changed(keep_scroll=False)
+        if self.shown:
+            self.on_placed()
 
     def differing(self) -> Sequence[int]:
         """Pairs of which call, thought or observation differ."""
@@ -58,41 +59,76 @@ class DiffPane(Pane):
         if not later:
             return False
         before, self.at = self.at, later[0] if by > 0 else later[-1]
-        lines = self.lines
-        if isinstance(lines, list) and self.compared is not None:
-            for i in {before, self.at}:  # the texts stay as they were laid out
-                lines[self._starts[i]] = self._head(i, self.compared.pairs[i], True)
+        flow = self.lines
+        if isinstance(flow, Flow):
+            for i in {before, self.at}:
+                self._heads[i].lines = None  # its mark is another one now
             self._strips.clear()
             self.refresh()
-            self.scroll_line_to(self._starts[self.at])
+            self.scroll_line_to(flow.start(self._heads[self.at]))
         return True
 
-    def build(self, width: int, height: int) -> list[Line]:
-        """Where they part, then pair under pair."""
+    def build(self, width: int, height: int) -> Sequence[Line]:
+        """Rewards and where they part, then pair under pair; pairs that are equal are counted."""
         p, compared = self.palette, self.compared
+        self._heads = {}
         if compared is None:
             return wrapped(p, self.note, width, p.faint)
         sides = compared.left, compared.right
         half = max(4, (width - 3) // 2)
-        fields = [self._fields(compared, pair) for pair in compared.pairs]
-        size = sum(min(len(text), _FIELD) for pair in fields for both in pair.values() for text in both)
-        if size > _SHOWN:
-            self._limit = max(200, _SHOWN // sum(2 * len(pair) for pair in fields))
-        else:
-            self._limit = _FIELD
-        self._to_mark, self._width = _MARKED, width
+        self._width = width
         tops = [self._top(r, n, half) for r, n in zip(sides, compared.numbers, strict=True)]
-        lines = [self._beside(tops[0], tops[1], half)]
-        lines += wrapped(p, compared.parting, width, p.warn)
-        differing = set(compared.differing)
-        self._starts = []
-        for i, pair in enumerate(compared.pairs):
-            self._starts.append(len(lines))
-            lines.append(self._head(i, pair, i in differing))
-            for name, (left, right) in fields[i].items():
-                lines += self._rows(left, right, half, name)
-        lines.append(Line(p).add("─" * width, p.border))
-        lines.append(self._beside(self._bottom(sides[0], half), self._bottom(sides[1], half), half))
+        top = [self._beside(tops[0], tops[1], half), *self._rewards(sides, half)]
+        parts = [Part([*top, *wrapped(p, compared.parting, width, p.warn)])]
+        after = 0
+        for i in [*compared.differing, len(compared.pairs)]:
+            if i > after:
+                parts.append(Part([self._equal(after, i - 1)]))
+            if i < len(compared.pairs):
+                self._heads[i] = Part(partial(self._pair, compared, i, half), 8)
+                parts.append(self._heads[i])
+            after = i + 1
+        bottoms = [self._bottom(side, half) for side in sides]
+        return Flow([*parts, Part([Line(p).add("─" * width, p.border), self._beside(bottoms[0], bottoms[1], half)])])
+
+    def _pair(self, compared: Comparison, i: int, half: int) -> list[Line]:
+        pair = compared.pairs[i]
+        lines = [self._head(i, pair)]
+        for name, (left, right) in self._fields(compared, pair).items():
+            lines += self._rows(left, right, half, name)
+        return lines
+
+    def on_placed(self) -> None:
+        """The marked pair is in view."""
+        flow = self.lines
+        if isinstance(flow, Flow) and self.at in self._heads:
+            begin = flow.start(self._heads[self.at])
+            self.top = flow.settled(0, begin - 2 if begin > self.size.height - 4 else 0, self.size.height)
+            self._strips.clear()
+            self.refresh()
+
+    def scroll_line_to(self, top: int) -> None:
+        """Put line `top` first; the ends hold."""
+        if isinstance(self.lines, Flow):
+            top = self.lines.settled(self.top, max(0, min(top, len(self.lines))), self.size.height)
+        super().scroll_line_to(top)
+
+    def _rewards(self, sides: Sequence[TrajectoryRecord], half: int) -> list[Line]:
+        """The components of both rewards, the arithmetic of both advantages: why one is the smaller."""
+        p = self.palette
+        sums = [_sums(record) for record in sides]
+        lines = []
+        for name in dict.fromkeys(name for known in sums for name in known):
+            made = []
+            for known, other in (sums, reversed(sums)):
+                value, apart = known.get(name), known.get(name) != other.get(name)
+                line = Line(p).add(f"  {name} ", p.muted, cells=min(16, half - 8))
+                made.append(line.whole(fixed(value, signed=True), p.strong if apart else p.faint, half - line.width))
+            lines.append(self._beside(made[0], made[1], half))
+        arithmetic = [equation(r.formula, 0, r.advantage)[:-1] if r.formula is not None else [] for r in sides]
+        for texts in zip_longest(*arithmetic, fillvalue=""):
+            cells = [Line(p).add(f"  A {text}" if text else "", p.faint, cells=half) for text in texts]
+            lines.append(self._beside(cells[0], cells[1], half))
         return lines
 
     @staticmethod
@@ -103,11 +139,16 @@ class DiffPane(Pane):
         both = {name: (_field(compared.left, a, name), _field(compared.right, b, name)) for name in _NAMES}
         return {name: texts for name, texts in both.items() if any(texts)}
 
-    def _head(self, i: int, pair: Pair, differs: bool) -> Line:
+    def _equal(self, first: int, last: int) -> Line:
+        p = self.palette
+        several = f"steps {first + 1} to {last + 1} are" if last > first else f"step {first + 1} is"
+        line = Line(p).add(f" = {several} equal ", p.faint)
+        return line.add("─" * max(0, self._width - line.width), p.border)
+
+    def _head(self, i: int, pair: Pair) -> Line:
         p = self.palette
         here = i == self.at
-        line = Line(p).add("▸" if here else " ", p.accent)
-        line.add("≠" if differs else "=", p.warn_bold if differs else p.faint)
+        line = Line(p).add("▸" if here else " ", p.accent).add("≠", p.warn_bold)
         left, right = ("–" if n is None else str(n + 1) for n in (pair.left, pair.right))
         name = f"step {left}" if left == right else f"step {left} │ {right}"
         line.add(f" {name} ", p.title if here else p.muted)
@@ -133,16 +174,28 @@ class DiffPane(Pane):
         return Line(p).add(text, p.outcome(t.correct), cells=width)
 
     def _rows(self, left: str, right: str, half: int, name: str) -> list[Line]:
+        """Two texts beside each other; equal ones in a line."""
         p = self.palette
         style = {"call": p.accent, "reward": p.muted}.get(name, p.text)
-        marked_left, marked_right = [(left, False)], [(right, False)]
-        pairs = (left.count(" ") + 1) * (right.count(" ") + 1) if left != right else 0
-        if pairs <= self._to_mark:
-            self._to_mark -= pairs
-            marked_left, marked_right = marks(left, right)
-        a = _wrapped(p, left, marked_left, half - 1, style, self._limit)
-        b = _wrapped(p, right, marked_right, half - 1, style, self._limit)
-        return [self._beside(x or Line(p), y or Line(p), half) for x, y in zip_longest(a, b)]
+        if left == right:
+            count = left.count("\n") + 1
+            first = Line(p).add(" = ", p.faint).add(left.partition("\n")[0], p.faint, cells=max(1, half - 3))
+            if name == "reward" or (count == 1 and name == "call"):
+                return [first] * (name == "call")
+            return [Line(p).add(f" = {name}: {count:,} equal line{'s' * (count > 1)}", p.faint, cells=self._width)]
+        lines = []
+        cuts = [text if len(text) <= _FIELD else text[:_FIELD] for text in (left, right)]
+        for row in rows(*cuts):
+            if row.equal:
+                lines.append(Line(p).add(f"   ⋯ {row.equal:,} equal lines", p.faint, cells=self._width))
+                continue
+            a, b = (_wrapped(p, pieces or [], half - 1, style) for pieces in (row.left, row.right))
+            lines += [self._beside(x or Line(p), y or Line(p), half) for x, y in zip_longest(a, b)]
+        more = [len(text) - len(kept) for text, kept in zip((left, right), cuts, strict=True)]
+        if any(more):
+            notes = [Line(p).add(f"✂ {n:,} more characters" if n else "", p.faint, cells=half) for n in more]
+            lines.append(self._beside(notes[0], notes[1], half))
+        return lines
 
     def _beside(self, left: Line, right: Line, half: int) -> Line:
         p = self.palette
@@ -154,9 +207,9 @@ def _field(record: TrajectoryRecord, step: Step | None, name: str) -> str:
     if step is None:
         return ""
     if name == "thought":
-        return step.thought
+        return said(step)[0]
     if name == "call":
-        return summary(step) if step.action else step.text
+        return call_text(step)
     if name == "answered":
         return step.observation
     rewards = record.breakdown.steps if record.breakdown is not None else ()
@@ -168,25 +221,34 @@ def _field(record: TrajectoryRecord, step: Step | None, name: str) -> str:
     return f"reward {fixed(reward.total, signed=True)}{rules}"
 
 
-def _wrapped(
-    palette: Palette, text: str, words: list[tuple[str, bool]], width: int, style: Style, limit: int
-) -> list[Line]:
-    if len(words) <= 1:
-        changed = bool(words and words[0][1])
-        shown = style + _CHANGED if changed else style
-        return wrapped(palette, text, width, shown, limit)
+def call_text(step: Step) -> str:
+    """The calls of a step with their arguments, or its words."""
+    made = [shown(call) for call in calls_of(step)]
+    texts = [[f"{call.head} {call.text}".strip(), call.note, *(a.text for a in call.arguments)] for call in made]
+    return "\n".join(text for call in texts for text in call if text) or said(step)[1]
+
+
+def _sums(record: TrajectoryRecord) -> dict[str, float]:
+    """What each component adds to the reward of a rollout."""
+    sums: dict[str, float] = {}
+    for step in record.breakdown.steps if record.breakdown is not None else ():
+        for name, value in step.components.items():
+            if value.contribution is not None:
+                sums[name] = sums.get(name, 0.0) + value.contribution
+    return {name: round(value, 6) for name, value in sums.items()}
+
+
+def _wrapped(palette: Palette, words: Pieces, width: int, style: Style) -> list[Line]:
+    """A line in words, those marked that are only on its side."""
     lines: list[Line] = [Line(palette)]
     for word, changed in words:
-        for index, part in enumerate(word.split("\n")):
-            if index:
+        for piece in wrap(word, width, len(word)):
+            size = cells_of(piece)
+            if lines[-1].width and lines[-1].width + 1 + size > width:
                 lines.append(Line(palette))
-            for piece in wrap(part, width, 2000):
-                size = cells_of(piece)
-                if lines[-1].width and lines[-1].width + 1 + size > width:
-                    lines.append(Line(palette))
-                elif lines[-1].width:
-                    lines[-1].gap()
-                lines[-1].add(piece, style + _CHANGED if changed else style)
+            elif lines[-1].width:
+                lines[-1].gap()
+            lines[-1].add(piece, style + _CHANGED if changed else style)
     return lines
 
 

@@ -13,11 +13,12 @@ from typing import overload
 
 from .line import Line
 
-Make = Callable[[], Sequence[Line]]
+Make = Callable[[], "Sequence[Line] | Sequence[Part]"]
 
 
 class Part:
-    """Some lines that are laid out together. `key` says what they are of."""
+    """Some lines that are laid out together, or parts that stand in its place once it is looked at. `key` says what
+    they are of."""
 
     __slots__ = ("key", "lines", "make", "rows")
 
@@ -67,36 +68,41 @@ class Flow(Sequence[Line]):
         """The part that holds a line, as far as it is known."""
         return bisect_right(self.starts, index) - 1
 
-    def laid_out(self, at: int) -> int:
-        """Lay out a part; by how many lines it is longer than was thought."""
+    def laid_out(self, at: int) -> bool:
+        """Lay out a part; whether that moved what comes after it."""
         part = self.parts[at]
         if part.lines is not None or part.make is None:
-            return 0
-        part.lines = part.make()
-        more = len(part.lines) - part.rows
-        if more:
-            part.rows += more
+            return False
+        made, before = part.make(), part.rows
+        if made and isinstance(made[0], Part):
+            self.parts[at : at + 1] = made  # type: ignore[assignment]
             self._starts = None
-        return more
+            return True
+        part.lines = made  # type: ignore[assignment]
+        part.rows = len(made)
+        if part.rows != before:
+            self._starts = None
+        return part.rows != before
+
+    def start(self, part: Part) -> int:
+        """The first line of a part."""
+        return self.starts[self.parts.index(part)]
 
     def settled(self, old: int, top: int, height: int) -> int:
         """The line to put first so that what is at `top` now is seen there, once all that is then on screen is laid
         out; `old` is the line that was first."""
         to_end = top >= len(self) - height
-        for _ in range(64):
-            before = len(self)
-            top = max(0, before - height) if to_end else top
-            at = self.part_at(max(0, min(top, before - 1)))
-            offset = top - self.starts[at]
-            more = self.laid_out(at)
-            if more and top < old:  # coming from below: the part's last lines come first
-                top += more
-            elif more and offset >= self.parts[at].rows:
-                top = self.starts[at]
-            for index in range(top, min(top + height, len(self))):
-                if index < len(self):
-                    self[index]
-            top = max(0, min(top, len(self) - height))
-            if len(self) == before and not more:
+        for _ in range(200):
+            size = len(self)
+            top = max(0, min(size - height, 10**9 if to_end else top))
+            at = self.part_at(top)
+            before = self.starts[at] if at < len(self.parts) else 0
+            if at < len(self.parts) and self.laid_out(at):
+                if top < old:  # coming from below: the part's last lines come first
+                    top += len(self) - size
+                elif at < len(self.parts):
+                    top = min(top, before + max(0, len(self) - size + self.parts[at].rows - 1))
+                continue
+            if not any(self.laid_out(i) for i in range(at, self.part_at(min(top + height, len(self)) - 1) + 1)):
                 break
-        return top
+        return max(0, min(top, len(self) - height))

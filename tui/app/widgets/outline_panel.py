@@ -61,7 +61,7 @@ class OutlinePanel(Pane):
         parts = []
         for at in self.of.listed:
             entry = self.of.entries[at]
-            parts.append(Part(partial(self._lines, at, entry, digits, width), len(entry.branches), (at,)))
+            parts.append(Part(partial(self._lines, at, entry, digits, width), entry.rows, (at,)))
         if not parts and self.of.filter:
             parts.append(Part([Line(self.palette).add("no step matches", self.palette.faint, cells=width)], key=(-1,)))
         return Flow(parts)

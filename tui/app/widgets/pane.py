@@ -48,6 +48,8 @@ class Pane:
 
     pad: ClassVar[int] = 1
     """Blank cells between the text and the borders left and right."""
+    long = False
+    """Whether there are always more lines than fit, so that they are built once, beside a scrollbar."""
     title = ""
     """What stands in the frame's line above the pane."""
 
@@ -136,8 +138,8 @@ class Pane:
         width, height = self.size
         if self._built is None or self._built_for != (width, height):
             self._strips.clear()
-            self._built = self.build(width, height)
-            if len(self._built) > height and width > 4:
+            self._built = self.build(width - self.long, height)
+            if len(self._built) > height and width > 4 and not self.long:
                 self._built = self.build(width - 1, height)
             self._built_for = (width, height)
             self.top = max(0, min(self.top, len(self._built) - height))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from rich.segment import Segment
 
@@ -14,7 +15,7 @@ from ..calls import root_of, summary
 from ..needles import spans
 from ..rollout_fields import Field, end_fields, prompt_fields, raw_fields, step_fields
 from ..rollout_search import Match
-from .flow import Flow
+from .flow import Flow, Part
 from .line import Line, wrapped
 from .pane import Pane
 from .rendering import Renderer
@@ -22,6 +23,8 @@ from .text_layout import END, PROMPT, Key, TextLayout
 
 _CONVERSATION = {"prompt": 6, "thought": 3, "argument": 8, "result": 6, "call": 4, "words": 40, "text": 12}
 """Lines to which texts fold in the conversation."""
+_STEP = 14
+"""About how many lines a step takes there."""
 
 
 class ReadingPanel(Pane):
@@ -31,7 +34,7 @@ class ReadingPanel(Pane):
     def __init__(self, name: str, whole: bool) -> None:
         super().__init__(name)
         self.title = name
-        self.whole = whole
+        self.whole = self.long = whole
         self.record: TrajectoryRecord | None = None
         self.step = 0
         self.find: Sequence[str] = ()
@@ -46,7 +49,7 @@ class ReadingPanel(Pane):
         self._all = False
         self._chosen: Key | None = None
         self._fields: dict[int, list[Field]] = {}
-        self._starts: list[int] = []
+        self._heads: list[Part] = []
         """The first part of each step."""
         self._laid: TextLayout | None = None
         self._root = ""
@@ -87,10 +90,7 @@ class ReadingPanel(Pane):
         """The text that `enter` opens: the one that was chosen, else the first that folds on screen."""
         if not self.shown or not self.lines or self._laid is None:
             return None
-        starts = self._flow.starts
-        seen = [
-            k for k, at in self._laid.folding.items() if self.top <= starts[at + 1] - 1 < self.top + self.size.height
-        ]
+        seen = [key for _, key in self._notes_between(self.top, self.top + self.size.height)]
         if self._chosen not in seen:
             self._choose(next(iter(seen), None))
         return self._chosen
@@ -100,25 +100,34 @@ class ReadingPanel(Pane):
         if before == key or self._laid is None:
             return
         for changed in (before, key):
-            at = self._laid.folding.get(changed) if changed is not None else None
-            if at is not None:
-                self._flow.parts[at].lines = None  # its note is another one now
+            part = self._laid.folding.get(changed) if changed is not None else None
+            if part is not None:
+                part.lines = None  # its note is another one now
         self._strips.clear()
         self.refresh()
 
     def choose(self, by: int) -> bool:
         """Choose the next text that folds, or the one before; whether there is one."""
-        now = self.chosen
-        keys = list(self._laid.folding) if self._laid is not None else []
+        now, notes = self.chosen, self._notes_between(0, len(self._flow))
+        keys = [key for _, key in notes]
         at = keys.index(now) + by if now in keys else 0 if by > 0 else len(keys) - 1
         if not 0 <= at < len(keys):
             return False
         self._choose(keys[at])
-        assert self._laid is not None
-        line = self._flow.starts[self._laid.folding[keys[at]] + 1] - 1
-        if not self.top <= line < self.top + self.size.height:
-            self.scroll_line_to(line - self.size.height // 2)
+        if not self.top <= notes[at][0] < self.top + self.size.height:
+            self.scroll_line_to(notes[at][0] - self.size.height // 2)
         return True
+
+    def _notes_between(self, top: int, bottom: int) -> list[tuple[int, Key]]:
+        """Lines on which texts are said to fold, as far as they are laid out, with the texts."""
+        flow, found = self._flow, []
+        folding = {id(part): key for key, part in (self._laid.folding if self._laid is not None else {}).items()}
+        starts = flow.starts
+        for at in range(max(0, flow.part_at(top)), min(len(flow.parts), flow.part_at(max(0, bottom - 1)) + 1)):
+            key = folding.get(id(flow.parts[at]))
+            if key is not None and top < starts[at + 1] <= bottom:
+                found.append((starts[at + 1] - 1, key))
+        return found
 
     def toggle(self, key: Key | None = None) -> bool:
         """Open a text or fold it again, by default the chosen one; whether there is one."""
@@ -157,9 +166,11 @@ class ReadingPanel(Pane):
             place, offset = flow.parts[at].key, self.top - flow.starts[at]
         self._built = None
         flow = self._flow
-        at = next((i for i, part in enumerate(flow.parts) if place and part.key[:2] == place[:2]), None)
-        if at is not None:
-            self._go(flow.starts[at] + (offset if flow.parts[at].key == place else 0))
+        if place:
+            self._expand(place[0])
+            at = next((i for i, part in enumerate(flow.parts) if part.key[:2] == place[:2]), None)
+            if at is not None:
+                self._go(flow.starts[at] + (offset if flow.parts[at].key == place else 0))
         self._chosen = key
         self._strips.clear()
         self.refresh()
@@ -191,8 +202,15 @@ class ReadingPanel(Pane):
             return
         if self.match is not None:
             self._go(self._line_of(self.match) - self.size.height // 3)
-        elif self.whole and self.step < len(self._starts):
-            self._go(self._flow.starts[self._starts[self.step]] if self.step else 0)
+        elif self.whole and self.step < len(self._heads):
+            self._go(self._flow.start(self._heads[self.step]) if self.step else 0)
+
+    def _expand(self, step: int) -> None:
+        """Lay out the texts of a step as parts."""
+        flow = self._flow
+        at = next((i for i, part in enumerate(flow.parts) if part.key == (step, -2)), None)
+        if at is not None:
+            flow.laid_out(at)
 
     def _go(self, top: int) -> None:
         self.top = self._flow.settled(0, max(0, top), self.size.height)
@@ -209,8 +227,8 @@ class ReadingPanel(Pane):
             return
         self._strips.clear()
         self.refresh()
-        if self.whole and self._starts:
-            at = max(0, bisect_right(self._starts, flow.part_at(self.top + self.size.height // 4)) - 1)
+        if self.whole and self._heads:
+            at = max(0, min(flow.parts[flow.part_at(self.top + self.size.height // 4)].key[0], len(self._heads) - 1))
             if at != self.step:
                 self.step = at
                 self.title = self._heading()
@@ -229,17 +247,18 @@ class ReadingPanel(Pane):
     def _line_of(self, match: Match) -> int:
         """The line of a match: in the part of its text that holds it, the one with as many finds before it."""
         key, flow = self._key_of(match), self._flow
+        self._expand(key[0])
         if self._laid is None or key not in self._laid.places:
             return 0
-        first, begins = self._laid.places[key]
+        parts, begins = self._laid.places[key]
         index = max(0, bisect_right(begins, match.start) - 1)
-        flow.laid_out(first + index)
+        part = parts[index]
+        flow.laid_out(flow.parts.index(part))
         text = self._of_step(key[0])[key[1]].text
         before = len(spans(text[begins[index] : match.start], self.find))
         found = self.palette.base + self.palette.found
-        lines = flow.parts[first + index].lines or ()
-        holding = [i for i, line in enumerate(lines) if any(s.style == found for s in line.segments)]
-        return flow.starts[first + index] + (holding[min(before, len(holding) - 1)] if holding else 0)
+        holding = [i for i, line in enumerate(part.lines or ()) if any(s.style == found for s in line.segments)]
+        return flow.start(part) + (holding[min(before, len(holding) - 1)] if holding else 0)
 
     # -- laying out ---------------------------------------------------------------------------------------------
 
@@ -278,7 +297,7 @@ class ReadingPanel(Pane):
         lay = self._laid = TextLayout(
             renderer, width, folds, self.find, self._is_open, lambda key: key == self._chosen, spaced=not self.whole
         )
-        self._starts = []
+        self._heads = []
         lay.line(*wrapped(p, self.problem, width, p.bad))
         lay.line(*(wrapped(p, f"✎ {self.note}", width, p.accent) if self.note else []))
         if self.record is not None:
@@ -298,15 +317,20 @@ class ReadingPanel(Pane):
             lay.line(Line(p).add("The agent took no step.", p.warn))
         shown = range(len(steps)) if self.whole else [min(self.step, len(steps) - 1)] if steps else []
         for at in shown:
-            self._starts.append(len(lay.parts))
             if self.whole:
                 head = Line(p).add(f"─ {at + 1} ", p.title)
-                lay.line(head.add("─" * max(0, lay.width - head.width), p.border))
-            lay.put(at, self._of_step(at))
-            if notes := self._notes(steps[at]):
-                lay.line(Line(p).add(" · ".join(notes), p.faint, cells=lay.width))
+                lay.line(head.add("─" * max(0, lay.width - head.width), p.border), at=at)
+                self._heads.append(lay.parts[-1])
+                lay.later(at, _STEP, partial(self._lay_step, lay, at, steps[at]))
+            else:
+                self._lay_step(lay, at, steps[at])
         if not shown or shown[-1] == len(steps) - 1:
             lay.put(END, self._of_step(END))
+
+    def _lay_step(self, lay: TextLayout, at: int, step: Step) -> None:
+        lay.put(at, self._of_step(at))
+        if notes := self._notes(step):
+            lay.line(Line(self.palette).add(" · ".join(notes), self.palette.faint, cells=lay.width), at=at)
 
     def _notes(self, step: Step) -> list[str]:
         """How long a step took, what ended it, and a remark on its image."""

@@ -73,7 +73,7 @@ class Renderer:
 
     def _markdown(self, text: str, width: int, style: Style) -> list[Line]:
         options = self._console.options.update(width=max(8, width))
-        rows = self._console.render_lines(_markdown(text, self._theme), options, pad=False)
+        rows = self._console.render_lines(self._markdown_type(text), options, pad=False)
         made = [self._line(row, style) for row in rows]
         blank = [not line.plain.strip() for line in made]
         kept = [line for at, line in enumerate(made) if not blank[at] or not (at == 0 or blank[at - 1])]
@@ -133,6 +133,10 @@ class Renderer:
             if spans:
                 lines[index] = marked(line, spans, self.palette.found)
         return lines
+
+    @cached_property
+    def _markdown_type(self) -> Any:
+        return _markdown_type(self._theme)
 
     # -- what rich needs ----------------------------------------------------------------------------------------
 
@@ -206,33 +210,29 @@ def _parser() -> Any:
     return parser.disable(["html_block", "html_inline", "entity", "escape", "image", "autolink", "reference", "link"])
 
 
-def _markdown(text: str, theme: Any) -> Any:
-    """A text as rich renders it, its fences in the colours of `theme`."""
+def _markdown_type(theme: Any) -> Any:
+    """rich's Markdown with plain headings, and fences in the colours of `theme` without a frame."""
     from rich.markdown import CodeBlock, Heading, Markdown
     from rich.syntax import Syntax
 
     class Code(CodeBlock):
-        """A fence without frame and background."""
-
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
             code = str(self.text).rstrip()
             yield Syntax(code, self.lexer_name, theme=theme, word_wrap=True, background_color="default")
 
     class Head(Heading):
-        """A heading at the left."""
-
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
             yield self.text
 
     class Plain(Markdown):
-        """With these two."""
-
         elements: ClassVar = {**Markdown.elements, "fence": Code, "code_block": Code, "heading_open": Head}
 
-    made = Plain("", hyperlinks=False)
-    made.markup, made.parsed = text, _parser().parse(text)
-    for token in made.parsed:
-        for child in token.children or ():
-            if child.type == "softbreak":
-                child.type = "hardbreak"  # a line that the writer broke stays broken
-    return made
+        def __init__(self, text: str) -> None:
+            super().__init__("", hyperlinks=False)
+            self.markup, self.parsed = text, _parser().parse(text)
+            for token in self.parsed:
+                for child in token.children or ():
+                    if child.type == "softbreak":
+                        child.type = "hardbreak"  # a line that the writer broke stays broken
+
+    return Plain

@@ -31,7 +31,7 @@ class TextLayout:
     `is_chosen`: the text that `enter` opens.
 
     parts: what was laid out. folding: for each text that folds, the part with its note. places: for each text its
-    first part, and the characters at which its parts begin.
+    parts, and the characters at which they begin.
     """
 
     renderer: Renderer
@@ -43,8 +43,8 @@ class TextLayout:
     spaced: bool = False
     """Whether blank lines stand between thought, words and calls."""
     parts: list[Part] = field(default_factory=list)
-    folding: dict[Key, int] = field(default_factory=dict)
-    places: dict[Key, tuple[int, Sequence[int]]] = field(default_factory=dict)
+    folding: dict[Key, Part] = field(default_factory=dict)
+    places: dict[Key, tuple[Sequence[Part], Sequence[int]]] = field(default_factory=dict)
 
     @property
     def palette(self) -> Palette:
@@ -55,12 +55,25 @@ class TextLayout:
         """The texts of a step under each other."""
         for index, given in enumerate(fields):
             if self.spaced and index and given.role in ("call", "words"):
-                self.line(Line(self.palette))
+                self.line(Line(self.palette), at=at)
             self._put((at, index), given)
 
-    def line(self, *lines: Line) -> None:
+    def line(self, *lines: Line, at: int = PROMPT) -> None:
         """Lines that are made already."""
-        self.parts.append(Part(lines))
+        self.parts.append(Part(lines, key=(at, -1)))
+
+    def later(self, at: int, rows: int, lay: Callable[[], None]) -> None:
+        """What `lay` puts, once a step is looked at; `rows`: about how many lines."""
+
+        def put() -> Sequence[Part]:
+            before, self.parts = self.parts, []
+            try:
+                lay()
+                return self.parts or [Part([], key=(at, -1))]
+            finally:
+                self.parts = before
+
+        self.parts.append(Part(put, rows, (at, -2)))
 
     def _put(self, key: Key, given: Field) -> None:
         text = given.text.replace("\r\n", "\n").strip("\n")
@@ -68,20 +81,23 @@ class TextLayout:
         room = max(1, self.width - self._left(given, text))
         folds = _rows(text, room) > fold + _SPARE
         if folds and not self.is_open(key):
-            self.folding[key], self.places[key] = len(self.parts), (len(self.parts), (0,))
-            self.parts.append(Part(partial(self._folded, key, given, text, fold), fold + 2, key))
+            part = Part(partial(self._folded, key, given, text, fold), fold + 2, key)
+            self.folding[key], self.places[key] = part, ([part], (0,))
+            self.parts.append(part)
             return
         kind = _kind(given, text)
         if kind == "json" and len(text) > CHUNK:
             text = prepared(text, kind)
         pieces = list(chunks(text, kind))
-        self.places[key] = len(self.parts), list(accumulate((len(p) + 1 for p in pieces[:-1]), initial=0))
+        made = []
         for index, piece in enumerate(pieces):
             first, last = index == 0, folds and index == len(pieces) - 1
             make = partial(self._piece, key, given, piece, kind, first, last)
-            self.parts.append(Part(make, _rows(piece, room) + first + last, (*key, index)))
+            made.append(Part(make, _rows(piece, room) + first + last, (*key, index)))
+        self.places[key] = made, list(accumulate((len(p) + 1 for p in pieces[:-1]), initial=0))
+        self.parts += made
         if folds:
-            self.folding[key] = len(self.parts) - 1
+            self.folding[key] = made[-1]
 
     def _beside(self, given: Field, text: str) -> bool:
         """Whether a text begins in the line of its name."""
@@ -104,11 +120,7 @@ class TextLayout:
             text = prepared(text, kind)
         count = text.count("\n") + 1
         note = f"{count:,} lines" if count > fold else f"{len(text):,} characters"
-        room = 4 * fold * max(20, self.width)
-        part = text[-room:] if given.tail else text[:room]
-        pieces = list(chunks(part, kind))
-        piece = pieces[-1] if given.tail else pieces[0]
-        lines = self._body(given, piece, kind, text)
+        lines = self._body(given, _end(text, kind, fold, self.width, given.tail), kind, text)
         lines = lines[-fold:] if given.tail else lines[:fold]
         while given.tail and not lines[0].plain.strip() and len(lines) > 1:
             del lines[0]
@@ -200,6 +212,17 @@ class TextLayout:
             ]
             made.append(marked(line, found, self.palette.found) if found else line)
         return made
+
+
+def _end(text: str, kind: str, fold: int, width: int, tail: bool) -> str:
+    """As much of the beginning (or of the end) of a text as `fold` lines of it need."""
+    room = (fold + 2) * max(20, width) * (2 if kind == "markdown" else 1)
+    part = text[-room:] if tail else text[:room]
+    lines = part.split("\n")
+    most = 2 * fold + 2 if kind == "markdown" else fold + 1
+    part = "\n".join(lines[-most:] if tail else lines[:most])
+    pieces = list(chunks(part, kind))
+    return pieces[-1] if tail else pieces[0]
 
 
 def _from(line: Line, cells: int) -> Line:
