@@ -104,7 +104,7 @@ class ServerEvidence:
         return [Suspicion(server, reason) for server, reason in found.items()]
 
     def _far_off(self, prompts: Mapping[str, Sequence[Numbers]]) -> dict[str, str]:
-        """Those beyond `max_mismatch`, where others are not."""
+        """Those beyond `max_mismatch` or what rounding explains, where others are not by far."""
         means = {server: float(np.mean([p["apart"] for p in found])) for server, found in prompts.items()}
         most = min(self.max_mismatch, self.rounding)
         good = [mean for mean in means.values() if mean <= most]
@@ -112,7 +112,7 @@ class ServerEvidence:
             server: f"its log-probs differ from the trainer's by {mean:.2g} nats a token, those of others by "
             f"{max(good):.2g}, and {most:g} are allowed"
             for server, mean in means.items()
-            if good and mean > most
+            if good and mean > max(most, TIMES_APART * max(good))
         }
 
     def _test_ratio(self, server: str, differences: np.ndarray, fresh: bool) -> dict[str, str]:

@@ -82,6 +82,11 @@ def test_honest_servers_are_never_suspected():
         assert first_suspicion(seed, 120, noise=noise, groups=groups) == 120
 
 
+def test_rounding_that_is_just_as_large_as_allowed_is_no_reason():
+    for seed in range(4):
+        assert first_suspicion(seed, 60, noise=0.01, rounding=0.009, groups=2) == 60
+
+
 @pytest.mark.parametrize(
     ("how", "within"),
     [
