@@ -31,9 +31,9 @@ from .rollout import Rollout
 ALPHA = 1e-9
 MOST_PROMPTS = 20
 """Of each side that are ranked, drawn at random: as many as the exact distribution is quick for."""
-TIMES_APART, SHORTER, SLACK = 3.0, 0.7, 0.25
+TIMES_APART, SHORTER, SLACK, FAR = 3.0, 0.7, 0.25, 10.0
 """What matters: so many times the mismatch of the others; turns of so much of the others' length; so much of
-`max_mismatch` as a bias."""
+`max_mismatch` as a bias; so many times the mismatch of the best, for one step alone."""
 
 Numbers = dict[str, float]
 """Of a prompt on a server: `apart` mean |log π − log μ| a token, `bias` mean log π − log μ (nats), `length` tokens."""
@@ -104,16 +104,17 @@ class ServerEvidence:
         return [Suspicion(server, reason) for server, reason in found.items()]
 
     def _far_off(self, prompts: Mapping[str, Sequence[Numbers]]) -> dict[str, str]:
-        """Those beyond `max_mismatch` or what rounding explains, where others are not by far."""
+        """Those beyond what rounding explains where others are far within it, or beyond `max_mismatch` and far from
+        the others. Honest servers at the limit are neither, even with one prompt each."""
         means = {server: float(np.mean([p["apart"] for p in found])) for server, found in prompts.items()}
-        most = min(self.max_mismatch, self.rounding)
-        good = [mean for mean in means.values() if mean <= most]
-        return {
-            server: f"its log-probs differ from the trainer's by {mean:.2g} nats a token, those of others by "
-            f"{max(good):.2g}, and {most:g} are allowed"
-            for server, mean in means.items()
-            if good and mean > max(most, TIMES_APART * max(good))
-        }
+        found, others = {}, min(means.values())
+        for server, mean in means.items():
+            odd = mean > self.rounding and FAR * others < self.rounding
+            if odd or mean > max(self.max_mismatch, FAR * others):
+                found[server] = (
+                    f"its log-probs differ from the trainer's by {mean:.2g} nats a token, the best's by {others:.2g}"
+                )
+        return found
 
     def _test_ratio(self, server: str, differences: np.ndarray, fresh: bool) -> dict[str, str]:
         """The two tests of log π − log μ of all tokens [n] of a step, of the present policy for the second one."""
