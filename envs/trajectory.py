@@ -16,6 +16,8 @@ from .tools import ToolSpec
 if TYPE_CHECKING:  # the viewer opens in a third of a second: numpy is loaded when arrays are
     import numpy as np
 
+TEXT = "(text)"
+"""The label of a turn that is words alone."""
 _CANONICAL = json.JSONEncoder(sort_keys=True, default=str)
 
 
@@ -132,9 +134,19 @@ class Step:
         return self.parse_error is not None or (self.action is None and self.needs_call)
 
     @property
+    def is_text(self) -> bool:
+        """Whether the call was never written: an environment took all of the agent's text as its answer."""
+        said = self.arguments.get("text") if len(self.arguments) == 1 else None
+        return (
+            isinstance(said, str) and self.action is not None and not self.calls and self.text.strip() == said.strip()
+        )
+
+    @property
     def label(self) -> str:
-        """The tool's name for lists; `"?"` where no call could be parsed, `"(text)"` for words with no call meant."""
-        return self.action or ("(text)" if self.parse_error is None and not self.needs_call else "?")
+        """The tool's name for lists; `TEXT` for words with no call meant, `"?"` where no call could be parsed."""
+        if self.is_text:
+            return TEXT
+        return self.action or (TEXT if self.parse_error is None and not self.needs_call else "?")
 
     @property
     def action_key(self) -> str:
@@ -193,6 +205,13 @@ class Trajectory:
     def actions(self) -> tuple[str, ...]:
         """Tool names in order; `"?"` for a turn in which no call could be parsed."""
         return tuple(s.label for s in self.steps)
+
+    @property
+    def own_reward(self) -> float | None:
+        """The reward without shaping: that of the reward functions where they judge, else the environment's."""
+        if not self.judged_by:
+            return self.env_reward
+        return sum(s.value * s.weight for step in self.steps for s in step.scores if s.value is not None)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary without `tools` (the record stores those once per environment)."""

@@ -30,6 +30,8 @@ def action_distribution(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         for name in names:
             counts[name] += 0
         for step in trajectory.steps:
+            if step.is_text and not names:
+                continue  # where nothing can be called, text is no choice
             steps += 1
             if step.action is None:
                 counts[UNPARSABLE] += 1

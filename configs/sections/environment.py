@@ -43,9 +43,9 @@ class EnvironmentConfig(Section):
     """What the policy may call in a dataset's tasks: Python functions such as `tools.py:search`, which type hints and
     docstring declare, and MCP servers, by a command (`mcp:python server.py`) or an address
     (`mcp:http://127.0.0.1:9000/mcp`). A turn without a call is then the answer."""
-    success_score: float = 1.0
+    success_score: float | None = None
     """The score of the first reward function from which an answer counts as right, where the environment itself does
-    not know."""
+    not know. null: 1, as long as that function gives nothing but 0 and 1; a graded reward then has no success."""
     reward_errors: Literal["stop", "skip"] = "stop"
     """What a reward function does that raises, or returns what is no score: end the run, or give no score this time."""
     turn_timeout_s: float = Field(default=30.0, gt=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .rollout import Rollout
 from .runner import RolloutRunner, Row
@@ -12,9 +13,11 @@ from .runner import RolloutRunner, Row
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Success of one way of choosing tokens: which tasks were answered rightly, and the rollouts of this process."""
+    """Success of one way of choosing tokens: which tasks were answered rightly (None: a graded reward, which has no
+    success), the reward of each, and the rollouts of this process."""
 
-    outcomes: list[bool]
+    outcomes: list[bool | None]
+    rewards: list[float]
     rollouts: list[Rollout]
 
     @property
@@ -23,9 +26,19 @@ class Evaluation:
         return len(self.outcomes)
 
     @property
+    def graded(self) -> bool:
+        """Whether there is a reward and no success."""
+        return None in self.outcomes
+
+    @property
     def success(self) -> float:
         """The share that was answered rightly, in [0, 1]."""
-        return sum(self.outcomes) / max(self.n, 1)
+        return sum(map(bool, self.outcomes)) / max(self.n, 1)
+
+    @property
+    def reward(self) -> float:
+        """The mean reward, without shaping."""
+        return sum(self.rewards) / max(len(self.rewards), 1)
 
 
 def evaluate(
@@ -38,7 +51,7 @@ def evaluate(
     first: int = 0,
     process_index: int = 0,
     num_processes: int = 1,
-    gather: Callable[[list[bool]], list[bool]] | None = None,
+    gather: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Evaluation:
     """One rollout of each task at `temperature` (0: greedy), spread over processes.
 
@@ -64,12 +77,21 @@ def evaluate(
             if mine
             else []
         )
-    outcomes = [_right(r) for r in rollouts]
+    outcomes, rewards = [_right(r) for r in rollouts], [_reward(r) for r in rollouts]
     if gather is not None:
-        outcomes = gather(outcomes)
-    return Evaluation(outcomes, rollouts)
+        outcomes, rewards = gather(outcomes), gather(rewards)
+    return Evaluation(outcomes, rewards, rollouts)
 
 
-def _right(rollout: Rollout) -> bool:
-    known = rollout.trajectory.correct if rollout.trajectory is not None else None
-    return bool(known) if known is not None else rollout.final_reward > 0
+def _right(rollout: Rollout) -> bool | None:
+    trajectory = rollout.trajectory
+    if trajectory is None:
+        return rollout.final_reward > 0
+    if trajectory.correct is None and trajectory.judged_by:
+        return None
+    return rollout.final_reward > 0 if trajectory.correct is None else trajectory.correct
+
+
+def _reward(rollout: Rollout) -> float:
+    own = rollout.trajectory.own_reward if rollout.trajectory is not None else None
+    return rollout.final_reward if own is None else own

@@ -44,16 +44,19 @@ def make_judge(config: EnvironmentConfig, rows: Sequence[Row], special_tokens: S
 @dataclass(frozen=True)
 class Judge:
     """The reward functions of a run. success_score: the score of the first one from which an answer counts as right,
-    where the environment does not know. special_tokens: texts that are left out of completions."""
+    where the environment does not know; None: 1, until that function has given another score than 0 and 1. Such a
+    graded reward has no success. special_tokens: texts that are left out of completions."""
 
     functions: RewardFunctions
-    success_score: float = 1.0
+    success_score: float | None = None
     special_tokens: tuple[str, ...] = ()
     state: Callable[[], object | None] = lambda: None
     """The trainer's state as it is now, which functions get as `trainer_state`."""
     logged: dict[str, list[float]] = field(default_factory=dict, compare=False)
     """Numbers that functions logged (`log_metric`) since `take_metrics`."""
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, compare=False)
+
+    _graded: threading.Event = field(default_factory=threading.Event, compare=False)
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raise RewardFunctionError when a function needs a column that some row does not have."""
@@ -82,6 +85,8 @@ class Judge:
             for name, value in scores.metrics.items():
                 self.logged.setdefault(name, []).append(value)
         first = self.functions.functions[0].name if self.functions.functions else ""
+        if self.success_score is None and any(given and given[0].value not in (None, 0, 1) for given in scores.by_row):
+            self._graded.set()
         done = list(rollouts)
         for place, i in enumerate(asked):
             trajectory = rollouts[i].trajectory
@@ -94,8 +99,8 @@ class Judge:
                 extra={**trajectory.extra, **{name: values[place] for name, values in scores.extra.items()}},
             )
             if trajectory.correct is None and given:
-                value = given[0].value
-                correct = None if value is None else value >= self.success_score
+                value, least = given[0].value, 1.0 if self.success_score is None else self.success_score
+                correct = None if value is None or self._graded.is_set() else value >= least
                 changed = replace(changed, correct=correct, judged_by=first)
             done[i] = replace(rollouts[i], trajectory=changed)
         return done

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...envs.tools import ToolSpec
+from ...envs.trajectory import TEXT, Trajectory
 from . import codec
 from .schema import FLAG_AGREES, FLAG_DISAGREES, FLAG_ERROR, FLAG_NAN, FLAG_SENT, FLAG_UNPARSED
 from .types import TrajectoryRecord
@@ -56,13 +57,13 @@ def listed(step: int | None, record: TrajectoryRecord) -> Listed:
         env=trajectory.env,
         split=record.split,
         stop=trajectory.stop_reason,
-        reward=trajectory.env_reward if breakdown is None else breakdown.total,
+        reward=trajectory.own_reward if breakdown is None else breakdown.total,
         advantage=record.advantage,
         correct=trajectory.correct,
         labels=[s.label for s in trajectory.steps],
         flags=_flags(record),
         head=trajectory.prompt,
-        answer=trajectory.answer,
+        answer=_said(trajectory),
         tokens=record.token_count if record.tokens is None else len(record.tokens),
         version=record.policy_version,
         rules=[p.rule for p in breakdown.penalties] if breakdown is not None else (),
@@ -72,6 +73,13 @@ def listed(step: int | None, record: TrajectoryRecord) -> Listed:
         gate=None if served is None else served.gate,
         confidence=None if served is None else served.confidence,
     )
+
+
+def _said(trajectory: Trajectory) -> str | None:
+    """The answer; of a rollout that wrote nothing but text and has none, such as one that was cut, that text."""
+    if trajectory.answer is None and trajectory.steps and all(s.label == TEXT for s in trajectory.steps):
+        return trajectory.steps[-1].text
+    return trajectory.answer
 
 
 def _flags(record: TrajectoryRecord) -> int:

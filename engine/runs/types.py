@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ...envs.tools import ToolSpec as ToolSpec
+from ...envs.trajectory import TEXT as TEXT
 from ...envs.trajectory import Call as Call
 from ...envs.trajectory import Message as Message
 from ...envs.trajectory import Overlay as Overlay
@@ -195,3 +196,8 @@ class TrajectoryRow:
     confidence: float | None = None
     sent: bool | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str | None:
+        """The answer of a rollout that called no tool; None for any other."""
+        return self.answer if self.actions and set(self.actions) <= {TEXT} else None

@@ -23,7 +23,7 @@ BUILT_IN: dict[str, Callable[[RewardsConfig, int], RewardComponent]] = {
     "environment": lambda config, seed: EnvironmentReward(config),
     "curiosity": CuriosityReward,
     "coherence": lambda config, seed: CoherenceReward(config),
-    "penalty": lambda config, seed: PenaltyReward(),
+    "penalty": lambda config, seed: PenaltyReward(config),
 }
 """Those with a section of their own in the configuration, made from it and a seed."""
 

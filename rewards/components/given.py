@@ -39,8 +39,8 @@ class TaskReward(RewardComponent):
 
 
 class EnvironmentReward(RewardComponent):
-    """The environment's own reward of each step, but not of a last step whose correctness is known: there `task` says
-    what the step is worth, and most environments say the same once more."""
+    """The environment's own reward of each step, but not of a last step whose correctness is known or that reward
+    functions judge: most environments would say the same once more."""
 
     def __init__(self, config: RewardsConfig) -> None:
         self.counts = config.w_environment > 0
@@ -49,7 +49,11 @@ class EnvironmentReward(RewardComponent):
     def compute(self, batch: RewardInputs) -> Values | None:
         """Nothing without a weight, or before the environment gave a first reward: what does not count is not shown."""
         judged = torch.tensor(
-            [c is not None for t, c in zip(batch.trajectories, batch.correctness, strict=True) for _ in t.steps],
+            [
+                c is not None or bool(t.judged_by)
+                for t, c in zip(batch.trajectories, batch.correctness, strict=True)
+                for _ in t.steps
+            ],
             dtype=torch.bool,
         )
         defined = ~(batch.last & judged)
@@ -69,7 +73,17 @@ class EnvironmentReward(RewardComponent):
 class PenaltyReward(RewardComponent):
     """The sum of the amounts of each step's penalties, at most 0."""
 
-    def compute(self, batch: RewardInputs) -> Values:
-        """Defined everywhere: a step without penalties has 0."""
+    def __init__(self, config: RewardsConfig) -> None:
+        self.has_own_rules = bool(config.penalty_rules)
+
+    def compute(self, batch: RewardInputs) -> Values | None:
+        """Defined everywhere: a step without penalties has 0. Nothing where no tool can be called and nothing was
+        penalised: what cannot change is not shown."""
+        if (
+            not self.has_own_rules
+            and not any(t.tools for t in batch.trajectories)
+            and not any(map(any, batch.penalties))
+        ):
+            return None
         amounts = [sum(p.amount for p in at) for row in batch.penalties for at in row]
         return torch.tensor(amounts, dtype=torch.float64), torch.ones_like(batch.last)

@@ -319,3 +319,26 @@ async def test_groups_are_shown_before_they_are_counted(run: Path, monkeypatch: 
             if "of 80" in await app.press():
                 break
         assert "3 of 80" in app.text
+
+
+async def test_answers_in_words_stand_where_routes_would(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "words"
+    writer = RunWriter(run)
+    texts = ["The capital is Paris.", "It is Rome, cut off in the mid"]
+    records = [
+        TrajectoryRecord(
+            Trajectory(
+                id=f"t{i}", env="dataset", prompt_id="p", group="g", rollout=i, prompt="Capital of France?",
+                steps=(Step(0, text, action="ANSWER", arguments={"text": text}),), stop_reason="answer",
+                answer=text if i == 0 else None, judged_by="rw", env_reward=0.0,
+            )
+        )
+        for i, text in enumerate(texts)
+    ]  # fmt: skip
+    writer.trajectories(1, records)
+    writer.close()
+    async with running(run.parent, Trajectories(run), size=(120, 30)) as app:
+        head = next(line for line in app.text.splitlines() if "reward" in line and "turns" in line)
+        assert "answer" in head and "route" not in head
+        assert "The capital is Paris." in app.text and "It is Rome, cut off" in app.text
+        assert "ANSWER" not in app.text and "✗" not in app.text

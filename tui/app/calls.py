@@ -13,7 +13,7 @@ from typing import Any
 from ...engine.runs.types import Call, Step, Trajectory
 from .brief import arguments_text, brief
 from .kinds import by_path
-from .thoughts import said, words_as_answer
+from .thoughts import said
 
 _COMMAND = ("command", "cmd", "bash_command", "shell_command", "keystrokes", "script", "commands")
 _CODE = ("code", "python_code", "source_code", "cell_source")
@@ -83,7 +83,7 @@ def calls_of(step: Step) -> Sequence[Call]:
     """The calls of a step, each with its own result. Plain text that an environment took as the answer is no call."""
     if step.calls:
         return step.calls
-    if step.action is None or words_as_answer(step):
+    if step.action is None or step.is_text:
         return ()
     return (Call(step.action, step.arguments, result=step.observation or None, error=step.error),)
 

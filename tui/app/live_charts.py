@@ -37,8 +37,15 @@ _COMMON = (
 )
 _RFT = (
     ChartOf(
-        "Reward of a rollout, mean ± std, and success",
-        (metric.REWARD_MEAN, metric.SUCCESS_TRAIN, metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED),
+        "Reward of a rollout, mean ± std",
+        (
+            metric.REWARD_MEAN,
+            metric.SUCCESS_TRAIN,
+            metric.SUCCESS_GREEDY,
+            metric.SUCCESS_SAMPLED,
+            metric.REWARD_GREEDY,
+            metric.REWARD_SAMPLED,
+        ),
     ),
     ChartOf("Components, their part of a rollout's reward", (metric.COMPONENT_SUM.every,)),
     ChartOf("Components, raw, a step", (metric.COMPONENT_RAW.every,), panels=True),
@@ -92,6 +99,8 @@ _LABELS = {
     metric.SUCCESS_TRAIN: "success",
     metric.SUCCESS_GREEDY: "held-out greedy",
     metric.SUCCESS_SAMPLED: "held-out sampled",
+    metric.REWARD_GREEDY: "held-out greedy",
+    metric.REWARD_SAMPLED: "held-out sampled",
     metric.ONLINE_SUCCESS: "vote",
     metric.ONLINE_SUCCESS_INITIAL: "first rollout alone",
     metric.VALIDATION_EMA: "validation, published",
@@ -102,7 +111,10 @@ _LABELS = {
     metric.KL_REVERSE: "KL of the last update",
     metric.KL_TARGET: "target",
 }
-MEASURED_AT_TIMES = (metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED, metric.VALIDATION_EMA, metric.VALIDATION_LIVE)
+MEASURED_AT_TIMES = (
+    metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED, metric.REWARD_GREEDY, metric.REWARD_SAMPLED,
+    metric.VALIDATION_EMA, metric.VALIDATION_LIVE,
+)  # fmt: skip
 """Metrics of few steps: their points are drawn, too."""
 _SHARES = (
     metric.ONLINE_SUCCESS, metric.ONLINE_SUCCESS_INITIAL, metric.GATE_RATE, metric.FLIP_RATE,

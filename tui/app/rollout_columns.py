@@ -18,6 +18,8 @@ def rollout_columns(
 ) -> Sequence[Column]:
     """Columns for a run of `recorded` trajectories; prompts are shown from where those of the rows `around` differ."""
     shared = shared_beginning(row.prompt for row in around)
+    spoken = [row.words is not None for row in around]
+    title = "answer" if spoken and all(spoken) else "route or answer" if any(spoken) else "route"
 
     def ended(row: TrajectoryRow) -> tuple[str, Style]:
         return row.stop_reason, p.muted if row.stop_reason == "answer" else p.warn
@@ -31,15 +33,26 @@ def rollout_columns(
         *(_extra(p, name, place) for place, name in enumerate(extras)),
         Column("turns", "turns", 6, lambda r: (whole(r.turns, 6), p.text), ">", drop=5),
         Column("tokens", "tokens", 7, lambda r: (whole(r.tokens, 7), p.muted), ">", drop=6),
-        Column(
-            "penalties", "pen", 4, lambda r: (f"✗{whole(r.penalties, 3)}" if r.penalties else "", p.warn), ">", drop=2
-        ),
+        *(() if title == "answer" and not any(row.penalties for row in around) else (_penalties(p),)),
         *(_learning(p) if any(row.gate for row in around) else ()),
         Column("", "group", 9, lambda r: (r.group, p.muted), drop=8),
         Column("", "split", 5, lambda r: (r.split, p.faint), drop=9),
         *((Column("", "ended by", 10, ended, drop=7),) if any(row.stop_reason for row in around) else ()),
-        Column("", "route", 22, lambda r: (route(r.actions), p.text), grow=2.0, drop=0),
+        Column(
+            "",
+            title,
+            22,
+            lambda r: (route(r.actions) if r.words is None else " ".join(r.words.split()), p.text),
+            grow=2.0,
+            drop=0,
+        ),
         Column("", "prompt", 16, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=4),
+    )
+
+
+def _penalties(p: Palette) -> Column:
+    return Column(
+        "penalties", "pen", 4, lambda r: (f"✗{whole(r.penalties, 3)}" if r.penalties else "", p.warn), ">", drop=2
     )
 
 

@@ -14,17 +14,11 @@ _CHANNEL = re.compile(
 _WRITTEN = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.S)
 
 
-def words_as_answer(step: Step) -> bool:
-    """Whether the call of a step was never written: an environment took all of the agent's text as its answer."""
-    said = step.arguments.get("text") if len(step.arguments) == 1 else None
-    return isinstance(said, str) and step.action is not None and not step.calls and step.text.strip() == said.strip()
-
-
 def said(step: Step) -> tuple[str, str]:
     """Thought and words of a step. A thought is in a field of its own, in tags, or in a channel; calls that were read
     from the text are no words."""
     thoughts = [step.thought] if step.thought else []
-    words = "" if step.action is not None and not step.calls and not words_as_answer(step) else step.text
+    words = "" if step.action is not None and not step.calls and not step.is_text else step.text
     if step.thought and "<think" in step.thought:
         thoughts = [found[2] for found in _TAGS.finditer(step.thought)] or thoughts
     if "<|channel|>" in words:

@@ -184,7 +184,7 @@ def _row_text(row: TrajectoryRow) -> str:
     from ..format import mark, number
     from ..text import line
 
-    actions = " ▸ ".join(row.actions)
+    actions = " ▸ ".join(row.actions) if row.words is None else row.words
     step = "–" if row.step is None else row.step
     return (
         f"{row.n:>8} {line(row.id, 36)} step {step:>5} {mark(row.correct)} reward {number(row.reward):>6} "

@@ -139,7 +139,8 @@ class Validator:
             parameter.data.copy_(tensors[prefix + name])
 
     def _outcomes(self, first: int) -> list[bool]:
-        return evaluate(self.runner, self.rows[first : first + PORTION], first=first, temperature=0.0).outcomes
+        portion = self.rows[first : first + PORTION]
+        return [bool(o) for o in evaluate(self.runner, portion, first=first, temperature=0.0).outcomes]
 
     def _labels(self, first: int) -> tuple[list[str | None], list[bool | None]]:
         rows = self.canary[first : first + max(PORTION // self.samples, 1)]

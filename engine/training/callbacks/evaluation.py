@@ -21,6 +21,11 @@ from ..resumable import Resumable
 from .base import AfterStep, Logs
 from .progress import StepProgress
 
+GRADED = (
+    "the first reward function gives graded scores, so held-out reward is measured and not success; "
+    "environment.success_score sets the score from which an answer counts as right"
+)
+
 
 class HeldOutEvaluation(AfterStep):
     """Evaluates `rows` greedily and at temperature 1, every process its share; with no rows it does nothing.
@@ -50,6 +55,7 @@ class HeldOutEvaluation(AfterStep):
         self.seed = seed
         self.evaluated_at = -1
         """The last step whose evaluation is recorded."""
+        self._told_graded = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -84,20 +90,24 @@ class HeldOutEvaluation(AfterStep):
         self._clock.forget(seconds)
 
     def _record(self, step: int, greedy: Evaluation, sampled: Evaluation, seconds: float) -> None:
-        success = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
+        graded = greedy.graded or sampled.graded
+        if graded:
+            measured = {metric.REWARD_GREEDY: greedy.reward, metric.REWARD_SAMPLED: sampled.reward}
+            told = {"reward_greedy": greedy.reward, "reward_sampled": sampled.reward}
+            said = f"held-out reward {greedy.reward:.2f} greedy, {sampled.reward:.2f}"
+        else:
+            measured = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
+            told = {"greedy": greedy.success, "sampled": sampled.success}
+            said = f"held-out success {greedy.success:.0%} greedy, {sampled.success:.0%}"
         judge = self._runner.judge
         logged = judge.take_metrics("eval_") if isinstance(judge, Judge) else {}
-        self._recorder.values(step, {**success, **logged, metric.EVALUATE_SECONDS: seconds})
+        self._recorder.values(step, {**measured, **logged, metric.EVALUATE_SECONDS: seconds})
         self._recorder.trajectories(step, greedy.rollouts, "eval")
-        self._recorder.event(
-            "eval",
-            f"held-out success {greedy.success:.0%} greedy, {sampled.success:.0%} at temperature 1 ({greedy.n} tasks)",
-            step=step,
-            split="eval",
-            greedy=greedy.success,
-            sampled=sampled.success,
-            n=greedy.n,
-        )
+        tasks = f"{said} at temperature 1 ({greedy.n} tasks)"
+        self._recorder.event("eval", tasks, step=step, split="eval", n=greedy.n, **told)
+        if graded and not self._told_graded:
+            self._told_graded = True
+            self._recorder.event("note", GRADED, step=step, detector="graded_reward", grade="hint")
 
     def _at_temperature(self, step: int, temperature: float) -> Evaluation:
         self._progress.held_out = f"held-out tasks, {f'temperature {temperature:g}' if temperature else 'greedy'}"

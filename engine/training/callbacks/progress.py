@@ -77,8 +77,11 @@ class StepProgress(TrainerCallback):
     def made(self, rollouts: Sequence[Rollout]) -> None:
         """See `RolloutWatch`. The reward is that of the environment and of the reward functions, without shaping."""
         if (live := self.live) is not None and live.batch is not None:
-            correct = [None if r.trajectory is None else r.trajectory.correct for r in rollouts]
-            live.batch.judged([_reward(r) for r in rollouts], correct)
+            ended = [
+                r.trajectory if r.trajectory is not None and r.trajectory.error is None else None for r in rollouts
+            ]
+            rewards = [None if t is None else t.own_reward for t in ended]
+            live.batch.judged(rewards, [None if t is None else t.correct for t in ended])
 
     def scored(self, done: int, total: int) -> None:
         """So many rollouts have their log-probs."""
@@ -100,14 +103,3 @@ class StepProgress(TrainerCallback):
 
     def _tell(self, phase: str, done: int = 0, total: int = 0) -> None:
         self._recorder.guard("progress", lambda: self._recorder.writer.progress(phase, done, total))
-
-
-def _reward(rollout: Rollout) -> float | None:
-    trajectory = rollout.trajectory
-    if trajectory is None or trajectory.error is not None:
-        return None
-    given = [
-        score.value * score.weight for step in trajectory.steps for score in step.scores if score.value is not None
-    ]
-    own = 0.0 if trajectory.judged_by else trajectory.env_reward or 0.0
-    return own + sum(given)

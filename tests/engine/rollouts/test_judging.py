@@ -11,12 +11,14 @@ import pytest
 
 from grpo_tui.configs.sections import EnvironmentConfig
 from grpo_tui.configs.sections.rewards import DiagnosisConfig, RewardsConfig
+from grpo_tui.engine.rollouts.evaluation import evaluate
 from grpo_tui.engine.rollouts.judging import completions_of, make_judge
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.rewards.batches import batch_of
 from grpo_tui.rewards.detectors import DETECTORS
 from grpo_tui.rewards.functions import RewardFunctionError
+from grpo_tui.rewards.metrics import action_distribution
 from grpo_tui.rewards.orchestrator import RewardOrchestrator
 from tests.envs.scripts import ByteAgent
 
@@ -149,3 +151,52 @@ def test_a_missing_column_is_said_before_a_rollout_is_made(tmp_path: Path):
     with pytest.raises(RewardFunctionError, match="needs `solution`"):
         make_judge(EnvironmentConfig(reward_funcs={f"{tmp_path / 'mine.py'}:needs": 1.0}), [row])
     assert make_judge(EnvironmentConfig(), [row]) is None
+
+
+def judged_by(tmp_path: Path, body: str, **config: Any):
+    """Three rollouts without tools, judged by a function of this body; the text is `c[-1]["content"]`."""
+    (tmp_path / "graded.py").write_text(
+        f"def score(completions, **kwargs):\n    return [{body} for c in completions]\n"
+    )
+    said = ["yes", "perhaps", "no"]
+    task = {"messages": [{"role": "user", "content": "?"}], "columns": {}, "row": 1, "plain": False}
+    row = Row("grpo_tui.envs.dataset.DatasetEnv", {}, task)
+    judge = make_judge(EnvironmentConfig(reward_funcs={f"{tmp_path / 'graded.py'}:score": 1.0}, **config), [row])
+    runner = RolloutRunner(ByteAgent(lambda i, turn, seen: said[i % 3]), None, 3)
+    runner.judge = judge
+    return runner, row
+
+
+def trajectories(made) -> list[Trajectory]:
+    return [r.trajectory for r in made if r.trajectory is not None]
+
+
+def test_a_graded_reward_has_no_success_unless_the_user_defines_it(tmp_path: Path):
+    graded = "{'yes': 0.98, 'no': 0.0}.get(c[-1]['content'], 0.5)"
+    runner, row = judged_by(tmp_path, graded)
+    made = trajectories(runner.run([row]))
+    assert [t.correct for t in made] == [None, None, None]
+    assert [t.own_reward for t in made] == [0.98, 0.5, 0.0]
+    found = evaluate(runner, [row], temperature=0.0)
+    assert found.graded and found.reward == 0.98
+    orchestrator = RewardOrchestrator.from_config(RewardsConfig(w_curiosity=0, w_coherence=0))
+    metrics = orchestrator.calculate_total_reward(made, [t.correct for t in made]).metrics
+    assert metrics["rewards/raw/score"] == pytest.approx(1.48 / 3)
+    assert "rewards/raw/penalty" not in metrics, "nothing can be penalised"
+
+    runner, row = judged_by(tmp_path, graded, success_score=0.9)
+    assert [t.correct for t in trajectories(runner.run([row]))] == [True, False, False]
+    assert evaluate(runner, [row], temperature=0.0).success == 1.0
+
+
+def test_scores_of_0_and_1_say_what_is_right_until_another_one_comes(tmp_path: Path):
+    runner, row = judged_by(tmp_path, "float(c[-1]['content'] == 'yes')")
+    assert [t.correct for t in trajectories(runner.run([row]))] == [True, False, False]
+    assert evaluate(runner, [row], temperature=0.0).success == 1.0
+
+
+def test_plain_text_is_no_call_of_a_tool(tmp_path: Path):
+    runner, row = judged_by(tmp_path, "1.0")
+    made = trajectories(runner.run([row]))
+    assert [t.actions for t in made] == [("(text)",)] * 3
+    assert action_distribution(made) == {}

@@ -141,7 +141,7 @@ class Chart(Pane):
             if start > end + 1 and start >= 0:
                 cells[start : start + len(text)] = text
                 end = start + len(text)
-        if suffix and end + len(suffix) + 1 <= plot:
+        if suffix and max(end, 0) + len(suffix) + 1 <= plot:
             cells[plot - len(suffix) :] = suffix
         # numbers stand in the axis line itself: no row is spent on them
         for part in _runs("".join(cells)):

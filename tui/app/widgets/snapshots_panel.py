@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ....configs import metric_names as metric
 from ....engine.runs.types import Event
-from ...format import ago, percent
+from ...format import ago, number, percent
 from ..live_data import Kind
 from .line import Line
 from .pane import Pane
@@ -78,9 +78,11 @@ class SnapshotsPanel(Pane):
             if not line.offer(Line(p).add(f"eval {event.step} ", p.muted), width):
                 return None
             for name in names:
-                value = data.get(name)
-                if isinstance(value, (int, float)):
-                    line.offer(Line(p).add(said[name], p.faint).add(percent(value), p.strong).gap(), width)
+                value, reward = data.get(name), data.get(f"reward_{name}")  # of a graded reward there is no success
+                shown = percent(value) if isinstance(value, (int, float)) else ""
+                shown = number(float(reward)) if isinstance(reward, (int, float)) else shown
+                if shown:
+                    line.offer(Line(p).add(said[name], p.faint).add(shown, p.strong).gap(), width)
             return line
         if event.kind == "checkpoint":
             line = Line(p)
