@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual import events
+from textual.command import CommandList
 
 from grpo_tui.tui.app.bindings import EVERYWHERE, TABLE, bindings, helps, hints
 from grpo_tui.tui.app.comparison import marks
@@ -147,6 +149,32 @@ async def test_the_command_palette_holds_the_keys_of_the_screen_and_the_themes(r
         await app.pilot.pause(0.5)
         await app.press("enter")
         assert app.app.theme == "grpo-light-safe"
+
+
+@pytest.mark.parametrize("view", [Trajectories, lambda run: Stepper(run, 1)])
+async def test_the_command_palette_begins_with_what_the_screen_is_for_and_repeats_nothing(run: Path, view: Any) -> None:
+    async with running(run.parent, view(run), size=(160, 40)) as app:
+        commands = list(app.app.get_system_commands(app.screen))
+        only_here = [row for row in TABLE if row.screens == (app.screen.view,) and row.help]
+        assert all(commands[i].title.endswith(f"({row.shown})") for i, row in enumerate(only_here))
+        for command in commands:
+            title = command.title.rpartition("  (")[0] or command.title
+            assert not command.help.casefold().startswith(title.casefold())
+        await app.press("ctrl+p")
+        await app.pilot.pause(0.5)
+        box = app.app.screen.query_one(CommandList)
+        assert box.region.width <= 80
+        assert str(box.get_option_at_index(0).prompt).startswith(commands[0].title)  # type: ignore[attr-defined]
+
+
+def test_texts_with_nothing_in_common_have_no_marks() -> None:
+    left, right = (
+        "I look at the left part of the scene first",
+        "Nothing there matters because answers come from counting",
+    )
+    assert marks(left, right) == ([(left, False)], [(right, False)])
+    changed = [w for w, only in marks(f"{left} again", left)[0] if only]
+    assert changed == ["again"]
 
 
 async def test_the_command_palette_shows_what_it_finds_where_there_are_few_lines(run: Path) -> None:

@@ -17,9 +17,10 @@ from typing import ClassVar
 from textual.app import SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
-from textual.command import CommandList, CommandPalette
+from textual.command import CommandList, CommandPalette, DiscoveryHit, Hits
 from textual.filter import LineFilter, Monochrome, NoColor
 from textual.screen import Screen
+from textual.system_commands import SystemCommandsProvider
 
 from ...engine.runs.errors import RecordError
 from ..text import line, literal
@@ -39,6 +40,7 @@ class GrpoApp(OwnOutputApp):
     TITLE = "grpo-tui"
     CSS_PATH = "app.tcss"
     ENABLE_COMMAND_PALETTE = True
+    COMMANDS = {lambda: InOrder}  # noqa: RUF012 - Textual declares it, and as no ClassVar
     COMMAND_PALETTE_BINDING = "ctrl+p"
     ESCAPE_TO_MINIMIZE = False
     AUTO_FOCUS = ""
@@ -152,17 +154,20 @@ class GrpoApp(OwnOutputApp):
         self.action_repaint()
 
     def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
-        """The command palette: the key table of the screen, further screens of its run, then the themes."""
+        """The command palette: keys of this screen alone, other keys, further screens of its run, then the themes."""
         view = getattr(screen, "view", "")
-        for row in helps(view):
-            title = (row.label or row.help.split(",")[0]).capitalize()
-            yield SystemCommand(f"{title}  ({row.shown})", row.help, _runner(self, screen, row.action))
+        for row in sorted(helps(view), key=lambda row: len(row.screens)):
+            title, _, more = row.help.partition(", ")
+            if row.label and not title.casefold().startswith(row.label.casefold()):
+                title, more = row.label, row.help
+            title = title[:1].upper() + title[1:]
+            yield SystemCommand(f"{title}  ({row.shown})", more, _runner(self, screen, row.action))
         run = getattr(getattr(screen, "destination", None), "run", None)
         if run is not None:
             for title in FURTHER:
-                yield SystemCommand(title, f"Open the screen {title}", partial(self.open, Further(title, run)))
+                yield SystemCommand(title, "", partial(self.open, Further(title, run)))
         for name in THEMES:
-            yield SystemCommand(f"Theme {name}", f"Use the theme {name}", partial(setattr, self, "theme", name))
+            yield SystemCommand(f"Theme {name}", "", partial(setattr, self, "theme", name))
 
     def action_command_palette(self) -> None:
         """Everything by name."""
@@ -191,6 +196,15 @@ class GrpoApp(OwnOutputApp):
         self.memory.save()
 
 
+class InOrder(SystemCommandsProvider):
+    """The commands in the order in which the app gives them, where Textual sorts them by name."""
+
+    async def discover(self) -> Hits:
+        """See `Provider.discover`."""
+        for title, more, callback, _ in self.app.get_system_commands(self.screen):
+            yield DiscoveryHit(title, callback, help=more)
+
+
 class OncePalette(CommandPalette):
     """A palette that is left once, and whose choice is run once, however often enter is pressed meanwhile.
 
@@ -199,6 +213,7 @@ class OncePalette(CommandPalette):
 
     VERTICAL_BREAKPOINTS = [(0, "-short"), (16, "-tall")]  # noqa: RUF012 - Textual declares it, and as no ClassVar
     DEFAULT_CSS = """
+    OncePalette > Vertical { width: 100%; max-width: 80; }
     OncePalette.-short > Vertical { margin-top: 0; }
     OncePalette.-short #--input, OncePalette.-short #--input.--list-visible { border: none; }
     OncePalette.-short CommandInput, OncePalette.-short CommandInput:focus { border: none; height: 1; }

@@ -20,6 +20,10 @@ _LINES = 1_200
 """Lines of two texts that are compared."""
 _FOLDED = 3
 """Equal lines that are shown; more are folded."""
+_FEW_WORDS = 6
+"""Texts of so few words are marked in any case."""
+_COMMON = 0.3
+"""The share of the shorter text that both have in common, from which on differences are worth a mark."""
 _ALIKE = 200
 """Characters of each argument by which calls are told apart before they are compared."""
 _ALIGNED = 2_000
@@ -165,7 +169,9 @@ def rows(left: str, right: str) -> list[Row]:
             for x, y in zip_longest(a, b)
         ]
     made: list[Row] = []
-    for i1, i2, j1, j2, same in _blocks(a, b):
+    blocks = _blocks(a, b)
+    alike = any(same for *_, same in blocks)  # else all lines differ, and marks show nothing
+    for i1, i2, j1, j2, same in blocks:
         if same:
             kept = [Row([(x, False)], [(x, False)]) for x in a[i1:i2]]
             if len(kept) > _FOLDED:
@@ -174,7 +180,7 @@ def rows(left: str, right: str) -> list[Row]:
             made += kept
             continue
         for x, y in zip_longest(a[i1:i2], b[j1:j2]):
-            one, other = marks(x, y) if x is not None and y is not None else ([(x or "", True)], [(y or "", True)])
+            one, other = marks(x, y) if x is not None and y is not None else ([(x or "", alike)], [(y or "", alike)])
             made.append(Row(one if x is not None else None, other if y is not None else None))
     return made
 
@@ -186,9 +192,13 @@ def marks(left: str, right: str) -> tuple[Pieces, Pieces]:
     a, b = left.split(" "), right.split(" ")
     if len(left) + len(right) > _CHARACTERS or len(a) > _WORDS or len(b) > _WORDS:
         return [(left, True)], [(right, True)]
+    script = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    common = sum(len("".join(a[i:j])) for tag, i, j, _, _ in script if tag == "equal")
+    if min(len(a), len(b)) > _FEW_WORDS and common < _COMMON * min(len(left), len(right)):
+        return [(left, False)], [(right, False)]  # where all is different, marks show nothing
     out_a: list[tuple[str, bool]] = []
     out_b: list[tuple[str, bool]] = []
-    for tag, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+    for tag, i, j, k, m in script:
         changed = tag != "equal"
         out_a += [(w, changed) for w in a[i:j]]
         out_b += [(w, changed) for w in b[k:m]]
