@@ -189,7 +189,7 @@ def _train_stock(config: Any, folder: Path, rows: list[dict[str, Any]]) -> dict[
     from grpo_tui.engine.training.rft import grpo_config
 
     model, tokenizer = load_policy(config.model, trainable=True)
-    args = grpo_config(config, folder, 1)
+    args = grpo_config(config, folder, 1, len(rows))
     args.bf16, args.max_completion_length = True, config.training.max_turn_tokens
     seen: list[dict[str, float]] = []
     kept: list[Any] = []
@@ -209,7 +209,7 @@ def _train_stock(config: Any, folder: Path, rows: list[dict[str, Any]]) -> dict[
 
     trainer = Stock(
         model=model,
-        reward_funcs=larger,
+        reward_funcs=larger,  # type: ignore[arg-type]
         args=args,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,

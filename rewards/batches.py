@@ -81,6 +81,8 @@ CALLS = Need("calls of tools", lambda r: bool(r.actions))
 LENGTHS = Need("tokens or turns of the agent", lambda r: bool(r.tokens) or r.turns is not None)
 ENTROPY = Need(f"the metric {metric.ENTROPY}", metric=metric.ENTROPY)
 MISMATCH = Need(f"the metric {metric.LOGPROB_MISMATCH}", metric=metric.LOGPROB_MISMATCH)
+SAMPLER = Need(f"the metric {metric.SAMPLER_KL}", metric=metric.SAMPLER_KL)
+KL = Need(f"the metric {metric.KL_MEAN}", metric=metric.KL_MEAN)
 
 
 def having(batch: Batch, needs: Sequence[Need]) -> Batch | None:

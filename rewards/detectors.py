@@ -24,6 +24,8 @@ SOLVED = 0.8
 """Success from which on a policy may become certain: it has found answers that are right."""
 SLIP = 0.1
 """Success that such a policy may lose by chance within a window."""
+ROUNDING = 1e-5
+"""KL in nats a token between sampler and trainer that no training notices."""
 TROUBLE_SHARE = 0.1
 """Share of rollouts with an unreadable call, or with an error, that is reported."""
 
@@ -226,6 +228,25 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     )
     ids = _ids(latest.rollouts, limits)
     return [Finding("logprob_mismatch", message, apart, limits.logprob_mismatch, ids)]
+
+
+@_detector("sampler_mismatch", need.SAMPLER, need.KL)
+def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """The sampler differs from the trainer by a relevant share of what the policy has learned."""
+    latest = batches[-limits.window // 2 :]
+    if len(latest) < limits.window // 2:
+        return []
+    apart = fmean(b.metrics[metric.SAMPLER_KL] for b in latest)
+    learned = fmean(abs(b.metrics[metric.KL_MEAN]) for b in latest)
+    if not apart > max(limits.sampler_share * learned, ROUNDING):
+        return []
+    message = (
+        "the policy that samples is not the one that is trained: sample with the trainer's weights and number format "
+        f"(model.compute, model.sampling), or raise the learning rate if it is small. Their KL is {apart:.2g} nats a "
+        f"token, and the policy has moved {learned:.2g} from its reference."
+    )
+    ids = _ids(batches[-1].rollouts, limits)
+    return [Finding("sampler_mismatch", message, apart / max(learned, SAME), limits.sampler_share, ids)]
 
 
 @_detector("length_collapse", need.LENGTHS)

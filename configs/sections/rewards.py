@@ -175,6 +175,8 @@ class DiagnosisConfig(Section):
     """Tokens per trajectory below this fraction of their highest value in the window are a collapse."""
     logprob_mismatch: float = Field(default=0.05, gt=0)
     """Rollouts of servers whose log-probs differ from the trainer's by more nats a token, in the mean, are reported."""
+    sampler_share: float = Field(default=0.5, gt=0)
+    """KL between sampler and trainer, as a share of the KL to the reference, above which it is reported."""
     no_variance_share: float = Field(default=0.6, gt=0, le=1)
     """Share of groups whose rollouts all got one reward, above which (and rising) it is reported."""
     evidence: int = Field(default=5, ge=1)

@@ -47,7 +47,14 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
 
 def _metrics(reader: RunReader) -> dict[int | None, dict[str, float]]:
     """By step, in order, what detectors read: a few metrics by name, and of all others those that are not finite."""
-    wanted = {metric.ENTROPY, metric.LOGPROB_MISMATCH, metric.STALENESS, metric.REWARD_NONFINITE}
+    wanted = {
+        metric.ENTROPY,
+        metric.LOGPROB_MISMATCH,
+        metric.STALENESS,
+        metric.REWARD_NONFINITE,
+        metric.SAMPLER_KL,
+        metric.KL_MEAN,
+    }
     found: dict[int, dict[str, float]] = defaultdict(dict)
     for name in reader.metrics.names():
         for step, value in reader.metrics.points(name):

@@ -58,12 +58,17 @@ def corrected(sampled: Sequence[Rollout], present: Sequence[Rollout], how: Corre
     return done
 
 
-def mismatch(sampled: Sequence[Rollout], present: Sequence[Rollout]) -> np.ndarray:
-    """|log π − log μ| of all the agent's tokens, float64 [n], nats."""
-    parts = [np.zeros(0)]
+def log_ratios(sampled: Sequence[Rollout], present: Sequence[Rollout]) -> list[np.ndarray]:
+    """log π − log μ of the agent's tokens of each rollout, float64 [n], nats."""
+    parts = []
     for made, now in zip(sampled, present, strict=True):
         assert made.logprobs is not None and now.logprobs is not None
         counted = made.agent_mask.copy()
         counted[:1] = False
-        parts.append(np.abs(now.logprobs.astype(np.float64) - made.logprobs)[counted])
-    return np.concatenate(parts)
+        parts.append((now.logprobs.astype(np.float64) - made.logprobs)[counted])
+    return parts
+
+
+def mismatch(sampled: Sequence[Rollout], present: Sequence[Rollout]) -> np.ndarray:
+    """|log π − log μ| of all the agent's tokens, float64 [n], nats."""
+    return np.abs(np.concatenate([np.zeros(0), *log_ratios(sampled, present)]))

@@ -26,6 +26,10 @@ REMEDIES: Mapping[str, str] = {
         "Lower `rollouts.max_staleness` or the learning rate; where nothing is behind, serve the model in the "
         "trainer's precision (`grpo-tui doctor --server URL`)."
     ),
+    "sampler_mismatch": (
+        "Sample with the trainer's weights and number format (`model.compute`, `model.sampling`); the token view's "
+        "overlay `mismatch` shows where they differ. Where the policy has hardly moved, raise the learning rate."
+    ),
     "length_collapse": (
         "Look whether short answers are rewarded or long ones cut: a length penalty, a token limit, or a loss that is "
         "averaged over sequences."

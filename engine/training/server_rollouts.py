@@ -12,7 +12,7 @@ import numpy as np
 from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
 from ..rollouts.ahead import RolloutsAhead
-from ..rollouts.correction import Correction, corrected, mismatch
+from ..rollouts.correction import Correction, corrected, log_ratios, mismatch
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics
@@ -114,7 +114,8 @@ class ServerRollouts:
                 f"mean, and rollouts.max_mismatch allows {self.options.max_mismatch:g}: serve the model in the "
                 "precision of model.compute, and ask `grpo-tui doctor --server URL` what it lacks"
             )
-        every = mismatch(sampled, present)
+        ratios = log_ratios(sampled, present)
+        every = np.abs(np.concatenate([np.zeros(0), *ratios]))
         metrics: Metrics = {
             metric.STALENESS: float(np.mean([step - r.policy_version for r in sampled])) if sampled else 0.0
         }
@@ -123,6 +124,8 @@ class ServerRollouts:
                 metric.LOGPROB_MISMATCH: float(every.mean()),
                 metric.LOGPROB_MISMATCH_P99: float(np.percentile(every, 99)),
                 metric.LOGPROB_MISMATCH_MAX: float(every.max()),
+                metric.SAMPLER_KL: float(np.mean(np.concatenate([np.expm1(r) - r for r in ratios]))),
+                metric.SAMPLER_RATIO: max(abs(float(r.sum())) for r in ratios),
             }
         how, cap = self.options.correction, self.options.correction_cap
         return corrected(sampled, present, how, cap), metrics

@@ -51,7 +51,8 @@ def find(detector: str, batches: Sequence[Batch]) -> list[Finding]:
     return DETECTORS[detector](batches, WINDOW)
 
 
-HEALTHY = [batch(s, train__entropy=1.0, rollout__logprob_mismatch=0.001) for s in range(10)]
+RUNS_WELL = {"train__entropy": 1.0, "rollout__logprob_mismatch": 0.001, "sampler__kl": 3e-4}
+HEALTHY = [batch(s, **RUNS_WELL, kl__mean=0.001 * s) for s in range(10)]
 
 
 @pytest.mark.parametrize("detector", sorted(DETECTORS))
@@ -197,6 +198,15 @@ def test_a_hint_does_not_hide_a_warning():
     assert [f.grade for f in found] == ["warning"]
 
 
+def test_a_sampler_that_differs_by_as_much_as_was_learned_is_reported():
+    run = [batch(s, sampler__kl=2e-3, kl__mean=2.5e-3) for s in range(10)]
+    assert find("sampler_mismatch", run[:4]) == [], "too early to know what is learned"
+    [finding] = find("sampler_mismatch", run)
+    assert "model.sampling" in finding.message and finding.value == pytest.approx(0.8)
+    exact = [batch(s, sampler__kl=1e-9, kl__mean=1e-10) for s in range(10)]
+    assert find("sampler_mismatch", exact) == [], "rounding of float32"
+
+
 def test_shares_are_judged_in_a_full_window_or_at_the_end():
     flat = [batch(s, task=lambda i: 0.0) for s in range(12)]
     live = Diagnosis(WINDOW)
@@ -215,6 +225,7 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "reward_without_success": "rewards and which rollouts are correct",
         "entropy_collapse": "the metric train/entropy",
         "logprob_mismatch": "the metric rollout/logprob_mismatch",
+        "sampler_mismatch": "the metric sampler/kl and the metric kl/mean",
         "length_collapse": "tokens or turns of the agent",
         "groups_without_variance": "rewards",
     }

@@ -60,6 +60,7 @@ _RFT = (
         "Log-probs of servers and trainer apart, nats",
         (metric.LOGPROB_MISMATCH, metric.LOGPROB_MISMATCH_P99, metric.LOGPROB_MISMATCH_MAX),
     ),
+    ChartOf("Sampler against trainer", (metric.SAMPLER_KL, metric.SAMPLER_CLIPPED, metric.SAMPLER_RATIO), panels=True),
     *_COMMON,
 )
 _SFT = (

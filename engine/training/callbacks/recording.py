@@ -100,7 +100,7 @@ class GRPORecording(StepRecording):
         logged = judge.take_metrics() if isinstance(judge, Judge) else {}
         mismatch = self._trainer.mismatch.metrics()
         trained = {**phases, metric.BETA: self._trainer.beta, **times, **self._target}
-        measured = {**made.metrics, **mismatch, **logged, **trained}
+        measured = {**mismatch, **made.metrics, **logged, **trained}
         return self._recorder.step(step, logs, measured, made.generated, made.replayed, self._loss)
 
 

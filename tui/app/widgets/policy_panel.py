@@ -28,6 +28,7 @@ ROWS: Mapping[Kind, tuple[Row, ...]] = {
     "rft": (
         (metric.STALENESS, "steps behind", number),
         (metric.LOGPROB_MISMATCH, "mismatch", number),
+        (metric.SAMPLER_KL, "sampler KL", number),
         (metric.ENTROPY, "entropy", number),
         (metric.GRAD_NORM, "grad norm", number),
         (metric.CLIP_FRACTION, "clipped", percent),
