@@ -25,16 +25,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from grpo_tui.configs import metric_names as metric
 from grpo_tui.engine.imports.convert import record_of
 from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.tables import GENERIC
+from grpo_tui.engine.imports.given import checked, misspelt, step_of
 from grpo_tui.engine.imports.rollout import Rollout
 from grpo_tui.engine.launch.alerts import alert_sender
 from grpo_tui.engine.runs.masking import mask
 from grpo_tui.engine.runs.paths import RUN_FILE, new_run_id
 from grpo_tui.engine.runs.paths import runs_dir as resolve_runs_dir
-from grpo_tui.engine.runs.status import read_json, write_json
-from grpo_tui.engine.runs.types import SCHEMA_VERSION, EventKind, TrajectoryRecord
+from grpo_tui.engine.runs.status import look, process_names, read_json, write_json
+from grpo_tui.engine.runs.types import ENDED, SCHEMA_VERSION, EventKind, TrajectoryRecord
 from grpo_tui.engine.runs.writer import PATIENCE_SECONDS, RunWriter
 
 log = logging.getLogger(__name__)
@@ -56,12 +58,14 @@ RolloutLike = Rollout | Mapping[str, Any]
 class Recorder:
     """The record of one run of somebody's own trainer.
 
-    run: the run's name, or a path to its folder; by default a new name under `runs_dir`. A folder that already holds a
-    run is continued. process: several processes of one training give each its own name, such as `rank1`; the first one
-    (`training`) says how the run stands. resume_from_step: what a continued run recorded after this step is removed
-    before anything is added. config and environment variables that name secrets are masked.
+    run: the run's name, or a path to its folder; by default a new name under `runs_dir`. Where a run of this name
+    exists, the record is a new run `NAME-2`, `NAME-3`, …; `resume` continues the newest of them. resume_from_step
+    continues the newest that reached this step, and removes the rows behind it. process: several processes of one
+    training give each its own name, such as `rank1`; the first one (`training`) begins the run and reports its status,
+    the others join it. config and environment variables that name secrets are masked.
 
-    Nothing here raises into the training, except for a run's name that cannot be a folder (ValueError, at once).
+    Wrong arguments raise at once: ValueError for a run's name that cannot be a folder, TypeError for a step or a reward
+    that is no number. Nothing else raises into the training.
     """
 
     def __init__(
@@ -75,9 +79,16 @@ class Recorder:
         total_steps: int | None = None,
         config: Mapping[str, Any] | None = None,
         process: str = "training",
+        resume: bool = False,
         resume_from_step: int | None = None,
     ) -> None:
-        self.run_dir = run_folder(run, runs_dir)
+        named = run_folder(run, runs_dir)
+        if resume or resume_from_step is not None:
+            runs = runs_named(named)
+            reached = [folder for folder in runs if look(folder).step >= (resume_from_step or 0)]
+            self.run_dir = next(iter(reached or runs), named)
+        else:
+            self.run_dir = next_run(named, joins=process != "training")
         self.total_steps = total_steps
         self._unread = 0
         self._told = False
@@ -90,6 +101,12 @@ class Recorder:
         self._process = process
         self._step = resume_from_step or 0
         self._count = 0
+        self._misspelt: set[str] = set()
+        self._rewards: list[float] = []
+        """Rewards of the step `_mean_of`."""
+        self._mean_of = self._step
+        self._own_means = False
+        """Whether the training records means of rewards itself."""
         self._room = threading.Condition()
         self._waiting = 0
         self._work: queue.SimpleQueue[tuple[Callable[[], None], int] | None] = queue.SimpleQueue()
@@ -105,8 +122,12 @@ class Recorder:
     # ---------------------------------------------------------------------------------------------- what is recorded
 
     def rollouts(self, step: int, rollouts: Iterable[RolloutLike]) -> None:
-        """The rollouts of a step. What a rollout does not say stays unknown: no number is invented."""
-        given = list(rollouts)
+        """Record the rollouts of a step. Values that are not given stay unknown.
+
+        Raises TypeError for a step or a number that is none.
+        """
+        step = step_of(step)
+        given = [checked(rollout) for rollout in rollouts]
         if threading.current_thread() is self._thread:  # from work given to `later`: the end may wait behind it
             self._store(step, given)
         else:
@@ -114,13 +135,15 @@ class Recorder:
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Numbers of a step. Names as in docs/recording.md have a place of their own on the dashboard; all can be
-        charted."""
-        self._at(step)
-        self._guarded(lambda: self._writer.metrics(step, values))
+        charted. Raises TypeError for a step that is no number."""
+        at = step_of(step)
+        self._own_means = self._own_means or metric.REWARD_MEAN in values
+        self._at(at)
+        self._guarded(lambda: self._writer.metrics(at, values))
 
     def event(self, kind: EventKind, message: str, *, step: int | None = None, **data: Any) -> None:
         """Something that happened (`alert`, `note`, `eval`, `checkpoint`, …), in one sentence for a person."""
-        at = self._step if step is None else step
+        at = self._step if step is None else step_of(step)
         self._guarded(lambda: self._writer.event(kind, message, step=at, **data))
 
     def vocabulary(self, tokens: Sequence[str], *, byte_level: bool = False) -> None:
@@ -170,6 +193,7 @@ class Recorder:
             while self._thread.is_alive() and count != self._count:
                 count = self._count
                 self._thread.join(PATIENCE_SECONDS)
+        self._guarded(self._write_mean)
         status = "crashed" if failed else "finished"
         self._guarded(lambda: self._writer.status(status, step=self._step, error=failed))
         self._guarded(self._writer.close)
@@ -189,6 +213,7 @@ class Recorder:
         made = []
         for index, rollout in enumerate(given):
             if isinstance(rollout, Mapping):
+                self._warn_of_keys(rollout)
                 rollout = replace(GENERIC.rollout(rollout, Origin(self.run_dir, self.run_dir)), step=step)
             self._count += 1
             named = f"{self._process}-{step}-{self._count}"
@@ -199,6 +224,9 @@ class Recorder:
 
     def _store(self, step: int, given: Sequence[RolloutLike]) -> None:
         self._at(step)
+        if step != self._mean_of:
+            self._write_mean()
+            self._mean_of = step
         for first in range(0, len(given), AT_ONCE):
             records: list[TrajectoryRecord] = []
             for rollout in given[first : first + AT_ONCE]:
@@ -207,6 +235,22 @@ class Recorder:
                 except Exception as error:
                     self._lost(1, f"a rollout cannot be read ({type(error).__name__}: {error})")
             self._writer.trajectories(step, records)
+            rewards = [r.trajectory.env_reward for r in records if r.split == "train"]
+            self._rewards += [reward for reward in rewards if reward is not None]
+
+    def _write_mean(self) -> None:
+        """Record the mean reward of the step that ends, where the training does not record it. One process of several
+        knows only its own rollouts, so then nothing is recorded."""
+        if self._rewards and not self._own_means and process_names(self.run_dir) == [self._process]:
+            self._writer.metrics(self._mean_of, {metric.REWARD_MEAN: sum(self._rewards) / len(self._rewards)})
+        self._rewards = []
+
+    def _warn_of_keys(self, rollout: Mapping[str, Any]) -> None:
+        """Name keys that look like known ones, each once."""
+        new = {key: near for key, near in misspelt(rollout).items() if key not in self._misspelt}
+        for key, near in new.items():
+            self._misspelt.add(key)
+            log.warning("grpo-tui records the key %r as the column extra.%s; did you mean %r?", key, key, near)
 
     def _at(self, step: int) -> None:
         if step > self._step:
@@ -270,3 +314,21 @@ def run_folder(run: str | os.PathLike[str] | None, runs_dir: str | os.PathLike[s
     if not named.strip() or named in (".", "..") or "\0" in named:
         raise ValueError(f"{named!r} cannot be the name of a run; right would be a name such as my-run, or a path")
     return Path(named).expanduser().absolute() if os.sep in named else home / named
+
+
+def runs_named(first: Path) -> list[Path]:
+    """The runs of one name, `NAME`, `NAME-2`, `NAME-3`, …, the newest first."""
+    found, folder = [], first
+    while (folder / RUN_FILE).exists():
+        found.insert(0, folder)
+        folder = first.with_name(f"{first.name}-{len(found) + 1}")
+    return found
+
+
+def next_run(first: Path, *, joins: bool = False) -> Path:
+    """The folder of a new run of this name. joins: a further process of a training takes the newest run if it has not
+    ended. The first process takes the newest run if only others have begun it."""
+    runs = runs_named(first)
+    if runs and (look(runs[0]).status not in ENDED if joins else not read_json(runs[0] / RUN_FILE).get("mode")):
+        return runs[0]
+    return first.with_name(f"{first.name}-{len(runs) + 1}") if runs else first

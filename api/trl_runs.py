@@ -10,7 +10,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from grpo_tui.engine.runs.status import look
-from grpo_tui.recorder import Recorder, run_folder
+from grpo_tui.recorder import Recorder, next_run, run_folder, runs_named
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,8 @@ class Runs:
     def of(options: Mapping[str, Any]) -> Runs:
         """Find them. All processes of a training call this at the same point and get the same answer."""
         first = run_folder(options["run"], options.get("runs_dir"))
-        fresh, earlier, number = first, [], 1
-        while fresh.exists():
-            earlier.insert(0, (fresh, look(fresh).step))
-            number += 1
-            fresh = first.with_name(f"{first.name}-{number}")
+        earlier = [(folder, look(folder).step) for folder in runs_named(first)]
+        fresh = next_run(first)
         answer = [Runs(options, fresh, earlier)]
         return broadcast_object_list(answer, from_process=0)[0]
 
@@ -45,4 +42,4 @@ class Runs:
         if not reached:
             return Recorder(**{**self.options, "run": self.fresh})
         first = self.options["process"] == "training"  # it removes the rows of the others, too
-        return Recorder(**{**self.options, "run": reached[0]}, resume_from_step=step if first else None)
+        return Recorder(**{**self.options, "run": reached[0]}, resume=True, resume_from_step=step if first else None)

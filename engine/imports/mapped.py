@@ -119,10 +119,12 @@ class Mapped:
             prompt = (Message("system", system), *prompt)
         components, extra = self._columns(document, plan)
         reward, correct = get("reward"), get("correct")
-        if isinstance(reward, Mapping):
-            total_key = next((k for k in _TOTALS if k in reward), None)
-            components = {**scores({k: v for k, v in reward.items() if k != total_key}), **components}
-            reward = reward if total_key is None else reward[total_key]
+        for each in (at(document, path) for path in plan.roles.get("reward", ())):
+            if isinstance(each, Mapping):  # `rewards: {name: value}`, also beside a `reward`
+                total_key = next((k for k in _TOTALS if k in each and (reward is each or each[k] == reward)), None)
+                components = {**scores({k: v for k, v in each.items() if k != total_key}), **components}
+                if reward is each:
+                    reward = None if total_key is None else each[total_key]
         group, index = text(get("group")) or "", whole(get("index"))
         if group and self.group_of is not None:
             group, position = self.group_of(group)
@@ -157,7 +159,7 @@ class Mapped:
             answer=text(get("answer")),
             expected=text(get("expected")),
             correct=None if read["correct"] is None else bool(read["correct"]),
-            stop=text(get("stop")) or "",
+            stop=_stop_reason(get("stop")),
             error=error_text(get("error")),
             token_count=whole(get("token_count")),
             policy_version=whole(get("policy_version")),
@@ -229,6 +231,12 @@ class Mapped:
         return components, extra
 
 
+def _stop_reason(value: object) -> str:
+    """Why a generation ended: a text, or an object with its `type`. A list is a request's stop sequences."""
+    value = value.get("type") if isinstance(value, Mapping) else value
+    return value if isinstance(value, str) else ""
+
+
 @dataclass(frozen=True)
 class _Plan:
     """What the keys of a document are: for each role the paths that may hold it, and the keys that nobody names, each
@@ -256,7 +264,8 @@ class _Plan:
                 left.update((path, given) for path in self.roles[role] if at(document, path) is given)
         for role in self.several:
             for path in self.roles[role]:
-                if (given := at(document, path)) is not None and given != found[role]:
+                given = at(document, path)
+                if given is not None and given != found[role] and not (role == "reward" and isinstance(given, Mapping)):
                     left[path] = given
         return left
 

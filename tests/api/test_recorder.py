@@ -6,8 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from grpo_tui import Message, Recorder, Rollout, Score
@@ -15,6 +19,7 @@ from grpo_tui import recorder as recorder_module
 from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import look
+from grpo_tui.tui.cli.run_table import facts
 
 QUESTION = "What is 2 + 2?"
 
@@ -68,7 +73,7 @@ def test_nothing_of_the_record_reaches_the_loop(tmp_path: Path, caplog: pytest.L
         record.metrics(1, {"a": float("nan")})
     assert "training goes on" in caplog.text
     with Recorder("mine", runs_dir=tmp_path) as record:
-        record.rollouts(1, [{"reward": object()}, 5, rollout(1, 1.0)])  # type: ignore[list-item]
+        record.rollouts(1, [rollout(1, 1.0)])
         record.metrics(1, {"a": object()})
     with RunReader(tmp_path / "mine") as reader:
         assert reader.rollouts.total() >= 1
@@ -170,3 +175,94 @@ def test_rollouts_in_flight_are_seen_while_they_are(tmp_path: Path) -> None:
         flying = in_flight(look(tmp_path / "mine").facts)
         assert flying is not None and flying.p95 is not None and flying.median is not None
         assert 0 <= flying.median <= flying.p95 < 60
+
+
+class Tensor:
+    """What one element of a tensor is to a caller: `float()` takes it."""
+
+    def __float__(self) -> float:
+        return 0.5
+
+
+NUMBERS = [np.float32(0.5), np.float64(0.5), np.array(0.5), Decimal("0.5"), Fraction(1, 2), Tensor(), 0.5]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=lambda v: type(v).__name__)
+def test_numbers_of_every_type_are_recorded(tmp_path: Path, value: Any) -> None:
+    given = {"prompt": QUESTION, "reward": value, "advantage": value, "rewards": {"exact": value}}
+    as_object = Rollout(reward=value, advantage=value, components={"exact": Score(value, value)})
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        record.rollouts(np.int64(1), [{**given, "reward_style": value}, as_object])  # type: ignore[arg-type]
+    with RunReader(tmp_path / "mine") as reader:
+        assert [(r.reward, r.advantage, r.step) for r in reader.rollouts.page()] == [(0.5, 0.5, 1)] * 2
+        for n in (1, 2):
+            breakdown = reader.bodies.trajectory(n).breakdown
+            assert breakdown is not None and breakdown.total == 0.5
+            assert breakdown.steps[-1].components["exact"].raw == 0.5
+        first = reader.bodies.trajectory(1).breakdown
+        assert first is not None and first.steps[-1].components["style"].raw == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"reward": "high"}, "reward='high'"),
+        ({"advantage": object()}, "advantage="),
+        ({"reward": 1, "rewards": {"style": "good"}}, "rewards"),
+        ({"reward": {"style": "good"}}, "style"),
+        (Rollout(reward="high"), "reward='high'"),  # type: ignore[arg-type]
+        (5, "5 is no rollout"),
+    ],
+)
+def test_what_is_no_number_raises_where_it_is_given(tmp_path: Path, given: Any, named: str) -> None:
+    with Recorder("mine", runs_dir=tmp_path) as record, pytest.raises(TypeError, match=named):
+        record.rollouts(1, [given])
+    with Recorder("mine", runs_dir=tmp_path) as record, pytest.raises(TypeError, match="step=None is no training step"):
+        record.rollouts(None, [])  # type: ignore[arg-type]
+
+
+def test_a_misspelt_key_is_named_once_and_stop_is_a_stop_reason(tmp_path: Path, caplog) -> None:
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        given = {"prompt": QUESTION, "completion": "4", "rewrad": 1.0, "difficulty": 3, "stop": "length"}
+        record.rollouts(1, [given, given])
+    assert caplog.text.count("did you mean 'reward'?") == 1 and "difficulty" not in caplog.text
+    with RunReader(tmp_path / "mine") as reader:
+        assert reader.bodies.trajectory(1).trajectory.stop_reason == "length"
+
+
+def test_the_list_of_runs_shows_the_reward(tmp_path: Path) -> None:
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        for step in (1, 2):
+            for half in (0.0, 1.0):
+                record.rollouts(step, [{"prompt": "p", "completion": "c", "reward": half + step}])
+            record.rollouts(step, [{"prompt": "p", "completion": "c", "reward": 99, "split": "eval"}])
+    with Recorder("own", runs_dir=tmp_path) as record:
+        record.rollouts(1, [{"prompt": "p", "completion": "c", "reward": 5}])
+        record.metrics(1, {"rewards/total/mean": 7.0})
+    assert facts(look(tmp_path / "mine"))["reward"] == 2.5
+    assert facts(look(tmp_path / "own"))["reward"] == 7.0
+
+
+def test_a_name_used_again_is_a_new_run_unless_it_is_resumed(tmp_path: Path) -> None:
+    def record_once(process: str = "training", **options: Any) -> str:
+        with Recorder("mine", runs_dir=tmp_path, process=process, **options) as record:
+            record.rollouts(1, [{"id": "a", "prompt": "p", "completion": "c", "reward": 1}])
+        return record.run_dir.name
+
+    assert [record_once(), record_once(), record_once()] == ["mine", "mine-2", "mine-3"]
+    assert record_once(resume=True) == "mine-3" and record_once(resume_from_step=1) == "mine-3"
+    assert record_once(process="rank1") == "mine-4", "the newest has ended: this rank is the first of the next"
+    assert record_once() == "mine-4"
+    with Recorder("mine", runs_dir=tmp_path):
+        assert record_once(process="rank1") == "mine-5"
+
+
+def test_prompt_and_completion_of_a_rollout_may_be_texts(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "Be short."}, {"role": "user", "content": QUESTION}]
+    with Recorder("mine", runs_dir=tmp_path) as record:
+        record.rollouts(1, [Rollout(prompt=QUESTION, completion="Four."), Rollout(prompt=chat)])  # type: ignore[arg-type]
+    assert record.dropped == 0
+    with RunReader(tmp_path / "mine") as reader:
+        shown = reader.bodies.trajectory(1).trajectory
+        assert [(m.role, m.text) for m in shown.messages] == [("user", QUESTION)] and shown.steps[0].text == "Four."
+        assert [m.role for m in reader.bodies.trajectory(2).trajectory.messages] == ["system", "user"]

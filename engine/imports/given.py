@@ -1,0 +1,156 @@
+"""Rollouts as the caller of a recorder hands them over: mappings or objects, with numbers of any type.
+
+Everything here runs where the caller calls, so that a wrong value raises there and names its key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .formats.tables import GENERIC
+from .messages import completion, conversation
+from .rollout import Message, Rollout, Score, number
+
+_NUMBERS = ("reward", "advantage", "seconds", "token_count", "index", "policy_version")
+"""Roles whose values are numbers."""
+_KNOWN = {key.partition(".")[0] for keys in GENERIC.keys.values() for key in keys} | set(GENERIC.keys)
+
+
+def step_of(step: Any) -> int:
+    """A training step as an integer. Raises TypeError for anything else."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        pass
+    if not isinstance(step, str):
+        try:
+            value = float(step)
+            if value == int(value):
+                return int(value)
+        except (TypeError, ValueError, OverflowError):
+            pass
+    raise TypeError(f"step={step!r} is no training step; right would be a whole number such as 1")
+
+
+def checked(rollout: object) -> Rollout | Mapping[str, Any]:
+    """A rollout with plain numbers and messages. Raises TypeError that names the key of a wrong value."""
+    if isinstance(rollout, Rollout):
+        return _of_object(rollout)
+    if not isinstance(rollout, Mapping):
+        right = "right would be a mapping such as {'prompt': …, 'completion': …}, or a Rollout"
+        raise TypeError(f"{_short(rollout)} is no rollout; {right}")
+    found = {str(key): value for key, value in rollout.items()}
+    for role in _NUMBERS:
+        for key in GENERIC.keys.get(role, ()):
+            if key in found:
+                found[key] = _number_or_several(key, found[key])
+    for key in GENERIC.keys["components"]:
+        if isinstance(found.get(key), Mapping):
+            found[key] = _components(key, found[key])
+    for key, value in found.items():
+        if key.startswith(GENERIC.prefixes) or key not in _KNOWN:
+            found[key] = _plain(value)
+    return found
+
+
+def misspelt(rollout: Mapping[str, Any]) -> dict[str, str]:
+    """Keys that become columns although they are nearly a known key, each with that key."""
+    own = [key for key in rollout if key not in _KNOWN and not key.startswith(GENERIC.prefixes)]
+    near = {key: difflib.get_close_matches(key, _KNOWN - rollout.keys(), 1, 0.8) for key in own}
+    return {key: found[0] for key, found in near.items() if found}
+
+
+def _of_object(rollout: Rollout) -> Rollout:
+    changed: dict[str, Any] = {name: _messages(name, getattr(rollout, name)) for name in ("prompt", "completion")}
+    for name in ("reward", "advantage"):
+        changed[name] = _number(name, getattr(rollout, name))
+    for name in ("token_count", "index", "policy_version", "step"):
+        value = getattr(rollout, name)
+        changed[name] = value if value is None else step_of(value) if name == "step" else _whole(name, value)
+    changed["seconds"] = _number("seconds", rollout.seconds) or 0.0
+    scores = {name: s if isinstance(s, Score) else Score(s) for name, s in rollout.components.items()}
+    changed["components"] = {
+        name: Score(_number(f"components[{name!r}]", s.value), _number(f"weight of {name!r}", s.weight))
+        for name, s in scores.items()
+    }
+    changed["extra"] = {name: _plain(value) for name, value in rollout.extra.items()}
+    return replace(rollout, **changed)
+
+
+def _messages(name: str, given: Any) -> tuple[Message, ...]:
+    """Messages of a `Rollout`: also a text, or messages as mappings."""
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        return (Message("user" if name == "prompt" else "assistant", given),)
+    if isinstance(given, Mapping) or any(not isinstance(m, Message) for m in given):
+        return (conversation if name == "prompt" else completion)(given)
+    return tuple(
+        replace(m, reward=_number("reward of a message", m.reward), advantage=_number("advantage", m.advantage))
+        if m.reward is not None or m.advantage is not None
+        else m
+        for m in given
+    )
+
+
+def _number(key: str, value: Any) -> float | None:
+    """Anything that `float()` takes; None stays None. Raises TypeError for anything else."""
+    if value is None or type(value) is float:
+        return value
+    if isinstance(value, int):
+        return number(value)
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several elements
+        raise TypeError(f"{key}={_short(value)} is no number; right would be a number, or None") from error
+
+
+def _whole(key: str, value: Any) -> int:
+    found = _number(key, value)
+    if found is None or found != found or found in (float("inf"), float("-inf")) or found != int(found):
+        raise TypeError(f"{key}={_short(value)} is no whole number")
+    return int(found)
+
+
+def _number_or_several(key: str, value: Any) -> Any:
+    """A number, one for each component, or one for each token or turn."""
+    if isinstance(value, Mapping):
+        return _components(key, value)
+    if isinstance(value, (list, tuple)):
+        return [_number(key, each) for each in value]
+    size = getattr(value, "shape", ())
+    if size and hasattr(value, "tolist"):
+        return value.tolist()
+    return _number(key, value)
+
+
+def _components(key: str, values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {
+        str(name): {k: _number(f"{key}[{name!r}]", v) for k, v in given.items()}
+        if isinstance(given, Mapping)
+        else _number(f"{key}[{name!r}]", given)
+        for name, given in values.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A column's value: numbers of numpy, torch and `decimal` as floats, anything else as it is."""
+    if value is None or isinstance(value, (str, bool, int, float, bytes, Mapping, list, tuple)):
+        return value
+    if getattr(value, "shape", ()) and hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "item"):  # keeps whole numbers and truth values apart
+        return value.item()
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) < 60 else f"{shown[:57]}…"
