@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import grpo_tui.tui.cli.inspect  # noqa: F401 - its name in `sys.modules`
+from grpo_tui.engine.runs.query import Query
 from grpo_tui.tui.cli.main import run
 
 PEERS = Path(__file__).parents[1] / "engine" / "imports" / "peer_dumps"
@@ -124,3 +127,34 @@ def test_a_note_is_written_listed_exported_and_filtered(
     assert run(["note", str(dump), "999", "x"]) == 3
     capsys.readouterr()
     assert run(["note", str(dump)]) == 0 and capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--filter", "reward>0"], {"query": Query("reward>0")}),
+        (["--search", "cat"], {"query": Query(search="cat")}),
+        (["--at", "2/3"], {"trajectory": 2, "step": 2}),
+        (["--live"], {}),
+        ([], {"query": Query()}),
+    ],
+)
+def test_a_dump_opens_on_a_terminal_where_the_options_name(
+    options: list[str], shown: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    dump = tmp_path / "two.jsonl"
+    dump.write_text("".join(json.dumps({"prompt": "p", "completion": "c", "reward": i}) + "\n" for i in range(2)))
+    opened: list[Any] = []
+    monkeypatch.setattr(sys.modules["grpo_tui.tui.cli.inspect"], "on_terminal", lambda: True)
+    monkeypatch.setattr("grpo_tui.tui.app.app.run_app", lambda runs, start, greeting="": opened.append(start))
+    assert run(["inspect", str(dump), *options]) == 0
+    (start,) = opened
+    assert type(start).__name__ == ("Stepper" if "step" in shown else "Trajectories" if shown else "Live")
+    assert {name: getattr(start, name) for name in shown} == shown
+
+
+@pytest.mark.parametrize("options", [["--filter", "reward>"], ["--at", "9"]])
+def test_options_that_cannot_be_met_end_the_command(options: list[str], tmp_path: Path, monkeypatch):
+    (tmp_path / "one.jsonl").write_text('{"prompt": "p", "completion": "c", "reward": 1}\n')
+    monkeypatch.setattr(sys.modules["grpo_tui.tui.cli.inspect"], "on_terminal", lambda: True)
+    assert run(["inspect", str(tmp_path / "one.jsonl"), *options]) != 0

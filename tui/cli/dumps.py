@@ -45,8 +45,13 @@ def opened_dump(
         fail(literal(str(error)))
     except PermissionError as error:
         fail(f"{reference} cannot be read: {error.strerror}")
-    with open_reader(opened.folder) as reader:
-        return reader.info(), opened
+    return info_of(opened.folder), opened
+
+
+def info_of(folder: Path) -> RunInfo:
+    """The facts of a dump whose index is in this folder."""
+    with open_reader(folder) as reader:
+        return reader.info()
 
 
 def options_of(maps: Sequence[str], importers: Sequence[str]) -> Options:

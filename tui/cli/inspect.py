@@ -74,9 +74,13 @@ def inspect(
         from .dumps import opened_dump, told
 
         if not plain:
+            from ...engine.runs.query import Query
             from .open_dump import open_dumped
 
-            open_dumped(home, run, maps or (), importers or ())
+            if at is not None:  # its rollout may be the last one
+                opened_dump(run, maps or (), importers or (), whole=True)
+            query = Query(filter_ or "", search or "")
+            open_dumped(home, run, maps or (), importers or (), lambda info: _start(info, at, live, query))
             return
         texts = bool(search) or any(f"{key}:" in (filter_ or "") for key in TEXTS)
         info, dump = opened_dump(run, maps or (), importers or (), whole=True, searchable=texts)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...engine.imports.behind import Opened, Opening
 from .own_importers import own_importers
+
+if TYPE_CHECKING:
+    from ...engine.runs.types import RunInfo
+    from ..app.destinations import Destination
 
 PLAIN = {"keys": {}, "importers": []}
 """`Options.to_json()` of a dump that nothing is said about; asking `Options` would load what reads files."""
 
 
-def open_dumped(runs_dir: Path, reference: str, maps: Sequence[str] = (), importers: Sequence[str] = ()) -> None:
-    """Open the app when the first rows are there; the process that reads them goes on behind it and follows what grows.
-    What cannot be opened ends the command with one line."""
+def open_dumped(
+    runs_dir: Path,
+    reference: str,
+    maps: Sequence[str] = (),
+    importers: Sequence[str] = (),
+    start: Callable[[RunInfo], Destination | None] | None = None,
+) -> None:
+    """Open the app when the first rows are there; the process that reads them continues and follows what grows.
+    start: where the app opens, in place of the list. A dump that cannot be opened ends the command with one line."""
     options = PLAIN
     if maps or importers or own_importers():
         from .dumps import options_of
@@ -25,14 +36,15 @@ def open_dumped(runs_dir: Path, reference: str, maps: Sequence[str] = (), import
         from ..app.destinations import Trajectories
         from ..text import literal
         from .common import fail
-        from .dumps import opened_dump
+        from .dumps import info_of, opened_dump
 
         dump = opening.opened()
         if isinstance(dump, str):
             fail(literal(dump))
         if dump is None:
             dump = opened_dump(reference, maps, importers, whole=False)[1]
-        run_app(runs_dir, Trajectories(dump.folder), greeting="\n".join(greeting(dump)))
+        first = start(info_of(dump.folder)) if start is not None else None
+        run_app(runs_dir, first or Trajectories(dump.folder), greeting="\n".join(greeting(dump)))
 
 
 def greeting(dump: Opened) -> list[str]:
