@@ -16,7 +16,7 @@ from .calls import ToolCall, parse_call
 from .content import Picture as Picture
 from .explain import explain_calls
 from .tools import ToolSpec
-from .trajectory import Call, Overlay, Score, StepContext
+from .trajectory import Call, Display, Overlay, Score, StepContext
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +44,7 @@ class StepResult:
     is for a call that the tool could not carry out; the rollout goes on. `calls` are all calls of the turn with their
     results, where it had several. `images` are pictures that the step made: a policy that sees is shown them with the
     observation. `mask` and `overlay` are what to draw on the picture `on_image` (default: the task's first).
+    `display` are views for people, such as a board: the policy does not see them.
     """
 
     observation: str
@@ -58,6 +59,7 @@ class StepResult:
     on_image: Picture | None = None
     error: str | None = None
     calls: tuple[Call, ...] = ()
+    display: tuple[Display, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 from .base import Picture, StepResult, Verdict
 from .calls import ToolCall
 from .guard import describe
-from .trajectory import Overlay, StepContext
+from .trajectory import DISPLAYS, Display, Overlay, StepContext
 
 
 def checked_call(call: Any) -> ToolCall:
@@ -77,6 +77,8 @@ def checked_result(result: Any) -> StepResult:
             raise TypeError(f"{name} is {describe(picture)}, not a Picture")
     if result.overlay is not None and not isinstance(result.overlay, Overlay):
         raise TypeError(f"overlay is {describe(result.overlay)}, not an Overlay")
+    if any(not isinstance(d, Display) or d.kind not in DISPLAYS for d in result.display):
+        raise TypeError(f"display must hold Display of a kind among {', '.join(DISPLAYS)}")
     if type(result.reward) is float and type(result.done) is bool and type(result.correct) in (bool, type(None)):
         return result
     return replace(

@@ -19,6 +19,7 @@ from .calls import ToolCall
 from .multi_turn import MultiTurnEnv
 from .seeds import split_seeds
 from .tools import Argument, ToolSpec
+from .trajectory import Display
 from .user_code import one_line
 
 LIBRARIES = ("textarena", "gymnasium")
@@ -36,6 +37,10 @@ class Game(Protocol):
 
     def act(self, action: str | int) -> tuple[str, float, bool]:
         """What the player reads next, the reward, and whether the game has ended."""
+        ...
+
+    def board(self) -> str:
+        """A view of the game for people, which may have colours; empty for none."""
         ...
 
 
@@ -91,7 +96,9 @@ class TextGameEnv(MultiTurnEnv):
         text, reward, done = state.game.act(action)
         state.total += reward
         correct = None if self.success_score is None or not done else state.total >= self.success_score
-        return StepResult(text, reward, done, str(action) if done else None, correct)
+        board = state.game.board()
+        display = (Display("ansi", board),) if board and board not in text else ()
+        return StepResult(text, reward, done, str(action) if done else None, correct, display=display)
 
     def _start(self, seed: int) -> Game:
         made = TextArenaGame if self.library == "textarena" else GymnasiumGame
@@ -146,6 +153,14 @@ class TextArenaGame:
         before, self._read = self._read, str(text)
         return (self._read.removeprefix(before) or self._read).strip(), 0.0, False
 
+    def board(self) -> str:
+        """See `Game`."""
+        drawn = getattr(self._env, "get_board_str", None)
+        try:
+            return str(drawn() or "") if callable(drawn) else ""
+        except Exception:  # games raise what they like, and a view is not worth a rollout
+            return ""
+
     @contextmanager
     def _own_random(self) -> Iterator[None]:
         with self._turn:
@@ -179,3 +194,12 @@ class GymnasiumGame:
         made = action if isinstance(action, str) else action + self._first
         observation, reward, terminated, truncated, _ = self._env.step(made)
         return str(observation), float(reward), bool(terminated or truncated)
+
+    def board(self) -> str:
+        """See `Game`."""
+        if getattr(self._env, "render_mode", None) != "ansi":
+            return ""
+        try:
+            return str(self._env.render() or "")
+        except Exception:  # environments raise what they like, and a view is not worth a rollout
+            return ""

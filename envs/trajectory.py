@@ -80,6 +80,31 @@ class SeenImage:
 
 
 @dataclass(frozen=True)
+class Display:
+    """A view of a step that an environment brings for people: a board, a table, a frame. It is data, and never run.
+
+    kind: `markdown` (tables, too), `ansi` (text with SGR colours), `text`, or `image`. content: the text, or the path
+    of the image inside the run's folder.
+    """
+
+    kind: str
+    content: str
+    title: str = ""
+
+    @classmethod
+    def table(cls, rows: Sequence[Sequence[object]], title: str = "") -> Display:
+        """Rows of cells, of which the first one is the head."""
+        lines = [
+            "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows
+        ]
+        return cls("markdown", "\n".join([*lines[:1], "|" + "---|" * len(rows[0] if rows else ()), *lines[1:]]), title)
+
+
+DISPLAYS = ("markdown", "ansi", "text", "image")
+"""Kinds of `Display`."""
+
+
+@dataclass(frozen=True)
 class Score:
     """What one reward function, or one function of an environment's rubric, gave: a component of the reward by its
     name. `value` is None where it does not apply; `why` is its own explanation, if it gave one."""
@@ -103,7 +128,7 @@ class Step:
     functions; those of a whole rollout are on its last step. `seen` are the images that a policy that sees was shown
     with the answer, and looks at from its next turn on. `policy_version` is the number of optimiser steps that the
     policy had made which wrote the turn; None where it is not known. `server` is the address of the inference server
-    that wrote it, empty where none did.
+    that wrote it, empty where none did. `display` are views of the environment for people.
     """
 
     index: int
@@ -127,6 +152,7 @@ class Step:
     seen: tuple[SeenImage, ...] = ()
     policy_version: int | None = None
     server: str = ""
+    display: tuple[Display, ...] = ()
 
     @property
     def unreadable(self) -> bool:
@@ -275,6 +301,7 @@ def _step(data: Mapping[str, Any]) -> Step:
     kept["calls"] = tuple(Call(**c) for c in data.get("calls", ()))
     kept["scores"] = tuple(Score(**s) for s in data.get("scores", ()))
     kept["seen"] = tuple(SeenImage(**s) for s in data.get("seen", ()))
+    kept["display"] = tuple(Display(**d) for d in data.get("display", ()))
     return Step(**kept)
 
 

@@ -105,6 +105,7 @@ class RolloutUnderWay:
                 reward=float(result.reward),
                 error=None if call.name is None else result.error,
                 calls=result.calls,
+                display=tuple(result.display),
             )
         )
         if turn.stop_reason == "token_limit":

@@ -220,6 +220,7 @@ def _step(index: int, said: Message, answers: Sequence[Message]) -> Step:
         seconds=said.seconds,
         calls=calls,
         needs_call=False,
+        display=tuple(view for message in (said, *answers) for view in message.display),
     )
 
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...envs.trajectory import DISPLAYS
 from .calls import call, error_of, error_text, with_text_calls
-from .rollout import Call, Message, listed, number, parsed, text
+from .rollout import Call, Display, Message, listed, number, parsed, text
 from .templates import ROLES, flat, joined, stripped_completion, stripped_prompt
 
 _RESULTS = ("tool_result", "tool_call_response")
@@ -61,8 +62,23 @@ def message(data: Mapping[str, Any]) -> Message:
         if not isinstance(data.get("function"), Mapping)
         else "",
         error=error_of(error) or errors,
+        display=displays(data["display"]) if "display" in data else (),
     )
     return with_text_calls(made) if made.is_agent and not made.calls else made
+
+
+def displays(value: object) -> tuple[Display, ...]:
+    """Views that an environment brings: texts of Markdown, or objects such as `{"kind": "ansi", "content": …}`."""
+    found = []
+    for item in [value] if isinstance(value, (str, Mapping)) else listed(value):
+        view = item if isinstance(item, Mapping) else {"content": item}
+        kind, content = view.get("kind") or view.get("type") or "markdown", view.get("content", view.get("text"))
+        rows = view.get("rows")
+        if kind == "table" and isinstance(rows, list) and all(isinstance(row, list) for row in rows):
+            found.append(Display.table(rows, str(view.get("title") or "")))
+        elif isinstance(content, str):
+            found.append(Display(kind if kind in DISPLAYS else "text", content, str(view.get("title") or "")))
+    return tuple(found)
 
 
 def completion(value: object) -> tuple[Message, ...]:

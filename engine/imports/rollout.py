@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from ...envs.trajectory import Call as Call
+from ...envs.trajectory import Display as Display
 from ..runs.types import StoredTokens
 
 AGENT_ROLES = ("assistant", "gpt", "agent", "model", "ai")
@@ -25,7 +26,7 @@ AGENT_ROLES = ("assistant", "gpt", "agent", "model", "ai")
 @dataclass(frozen=True)
 class Message:
     """One message of a conversation. `call_id` and `name` say which call a tool's message answers; `reward` and
-    `advantage` are those of this turn; `agent_turn` is False for a message of an agent that is part of the prompt."""
+    `advantage` are those of this turn; `display` are views that the environment brings for people."""
 
     role: str
     text: str
@@ -38,6 +39,7 @@ class Message:
     advantage: float | None = None
     stop: str = ""
     seconds: float = 0.0
+    display: tuple[Display, ...] = ()
 
     @property
     def is_agent(self) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import coding_rollouts as made
+from grpo_tui import Recorder, Rollout
 from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.imports.readers import open_reader
+from grpo_tui.engine.imports.tokens import Tokens
+from grpo_tui.engine.runs.alphabet import SAME_CHARACTER, Alphabet, texts_in_order
+from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import Call, Step, Trajectory
+from grpo_tui.envs.text_games import GymnasiumGame
+from grpo_tui.envs.trajectory import Display
 from grpo_tui.tui.app.calls import calls_of, ended, shown, summary
 from grpo_tui.tui.app.comparison import align, rows
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.app.kinds import chunks, kind_of, prepared
+from grpo_tui.tui.app.printed import html, markdown, text_lines
 from grpo_tui.tui.app.rollout_fields import end_fields, step_fields
 from grpo_tui.tui.app.theme import THEMES, Palette
 from grpo_tui.tui.app.thoughts import said
@@ -26,7 +37,7 @@ from grpo_tui.tui.app.widgets.line import Line
 from grpo_tui.tui.app.widgets.rendering import Renderer
 
 from .drive import running
-from .test_hostile import NASTY
+from .test_hostile import NASTY, nasty_record
 from .test_text import steers_the_terminal
 
 PALETTE = Palette(THEMES["grpo-dark"])
@@ -286,3 +297,123 @@ async def test_the_text_gets_its_width(kinds: Path, size: tuple[int, int]) -> No
             await app.press(*keys)
             least = 70 if size[0] >= 100 else size[0] - 2 - 2 * (size[0] >= 80)
             assert app.screen.conversation.size.width + 2 >= least, keys
+
+
+def test_a_rollout_is_printed_as_the_stepper_renders_it(kinds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_reader(kinds) as reader:
+        record = reader.bodies.trajectory("kinds")
+    text = "\n".join(text_lines(record))
+    assert "✗ $ for f in *.py; do" in text and "exit 1" in text and "**" not in text and "\x1b" not in text
+    assert "\x1b[1;38;2;" in "\n".join(text_lines(record, 1, color=True))
+    page, document = html(record), markdown(record)
+    assert "1 failed</span>" in page and "406 lines</span>" in page
+    assert "```diff\n-        self.values" in document and "**✗ $**" in document and document.count("## Step ") == 9
+
+
+def test_a_hostile_rollout_is_safe_in_every_printed_form() -> None:
+    record = nasty_record()
+    for text in ("\n".join(text_lines(record, 0)), markdown(record), html(record)):
+        assert steers_the_terminal(text.replace("\n", "")) == []
+    assert "<script" not in html(record)
+    step = replace(record.trajectory.steps[0], thought="<script>x</script> `<b>`", text="<img src=x>")
+    other = replace(record, trajectory=replace(record.trajectory, steps=(step,)))
+    assert "<script" not in markdown(other) and "`<b>`" in markdown(other) and "<script" not in html(other)
+
+
+def test_inspect_prints_one_step_in_a_pipe(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from grpo_tui.tui.entry import main; main()", "inspect"]
+    command.append(str(made.write_kinds(tmp_path)))
+    shown = subprocess.run([*command, "--at", "1/3", "--text"], capture_output=True, text=True, check=True)
+    assert "✓ edit app/util.py" in shown.stdout and "─ 2 ─" not in shown.stdout
+    missing = subprocess.run([*command, "--at", "1/99", "--text"], capture_output=True, text=True)
+    assert missing.returncode == 3 and "has 9 steps, and no step 99" in missing.stderr
+
+
+BOARD = Display("ansi", " X | O \n---+---\n \x1b[31mX\x1b[0m |  \x1b[2J", "board")
+
+
+def test_views_of_an_environment_are_recorded_and_rendered(tmp_path: Path) -> None:
+    views = (BOARD, Display.table([["player", "score"], ["a|b", 3]]), Display("image", "images/frame.png"))
+    message = {"role": "tool", "content": "moved", "display": [
+        {"kind": "ansi", "content": BOARD.content, "title": "board"},
+        {"kind": "table", "rows": [["player", "score"], ["a|b", 3]]},
+        {"kind": "image", "content": "images/frame.png"},
+    ]}  # fmt: skip
+    with Recorder(tmp_path / "run") as record:
+        record.rollouts(
+            1, [{"messages": [made.turn("", made.call("move", "1", to=3)), {**message, "tool_call_id": "1"}]}]
+        )
+    with RunReader(tmp_path / "run") as reader:
+        recorded = reader.bodies.trajectory(1)
+    assert recorded.trajectory.steps[0].display == views
+    text = "\n".join(text_lines(recorded))
+    assert "board" in text and "---+---" in text and "␛[2J" in text and "\x1b" not in text
+    assert re.search(r"player +score", text) and "a|b" in text, text
+
+
+def test_a_game_shows_its_board() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    game = GymnasiumGame.__new__(GymnasiumGame)
+    game._env = gymnasium.make("FrozenLake-v1", render_mode="ansi", is_slippery=False)
+    game._env.reset(seed=0)
+    assert "\x1b[41mS\x1b[0m" in game.board()
+
+
+@pytest.mark.parametrize("kind", list(Alphabet))
+def test_tokens_are_shown_as_the_text_that_they_stand_for(kind: Alphabet) -> None:
+    symbols = {
+        Alphabet.BYTE_LEVEL: ["What", "Ġis", "Ċ", "æ", "Ĺ", "¥", "ÃŁ", "<|im_end|>"],
+        Alphabet.SENTENCEPIECE: ["What", "▁is", "<0x0A>", "<0xE6>", "<0x97>", "<0xA5>", "ß", "<|im_end|>"],
+        Alphabet.TEXT: ["What", " is", "\n", "日", "", "", "ß", "<|im_end|>"],
+    }[kind]
+    texts = texts_in_order(symbols, kind)
+    assert "".join(texts).replace(SAME_CHARACTER, "") == "What is\n日ß<|im_end|>"
+    assert kind is Alphabet.TEXT or texts[3:6] == ["日", SAME_CHARACTER, SAME_CHARACTER]
+
+
+@given(st.text(max_size=30))
+def test_any_text_comes_back_from_single_bytes(text: str) -> None:
+    symbols = [f"<0x{byte:02X}>" for byte in text.encode("utf-8", "replace")]
+    back = "".join(texts_in_order(symbols, Alphabet.SENTENCEPIECE)).replace(SAME_CHARACTER, "")
+    assert back == text.encode("utf-8", "replace").decode().replace(SAME_CHARACTER, "")
+
+
+@pytest.mark.parametrize(
+    ("symbols", "kind"),
+    [
+        (["a", "Ġthe", "Ċ"], Alphabet.BYTE_LEVEL),
+        (["▁the", "<0x0A>"], Alphabet.SENTENCEPIECE),
+        ([" the", "Ġa"], Alphabet.TEXT),
+    ],
+)
+async def test_an_alphabet_is_recognised_without_being_named(
+    tmp_path: Path, symbols: list[str], kind: Alphabet
+) -> None:
+    with Recorder(tmp_path / "run") as record:
+        record.vocabulary(symbols)
+        tokens = Tokens.of([0, 1] * 40, [0] * 10 + [1] * 70)
+        record.rollouts(1, [Rollout(prompt="What is 5 + 1?", completion="6", tokens=lambda: tokens)])  # type: ignore[arg-type]
+    with RunReader(tmp_path / "run") as reader:
+        assert reader.bodies.alphabet is kind
+        assert [m.text for m in reader.bodies.trajectory(1).trajectory.messages] == ["What is 5 + 1?"]
+    async with running(tmp_path, Stepper(tmp_path / "run", "1"), size=(80, 24)) as app:
+        text = await app.press("t")
+        assert "Ġ" not in text.replace("Ġa", "") and "▁" not in text and "the" in text
+        assert kind is Alphabet.TEXT or symbols[1 if kind is Alphabet.BYTE_LEVEL else 0] in await app.press("r")
+
+
+async def test_words_of_tokens_are_not_torn(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "run") as record:
+        record.vocabulary(["Sm", "ol", "LM", "Ġwrites", "Ġa", "Ġline"])
+        tokens = Tokens.of([0, 1, 2, 3, 4, 5] * 30, [1] * 180)
+        record.rollouts(1, [Rollout(prompt="?", completion="…", tokens=lambda: tokens)])  # type: ignore[arg-type]
+    async with running(tmp_path, Stepper(tmp_path / "run", "1"), size=(80, 24)) as app:
+        await app.press("t")
+        lines = [line.plain[9:].strip() for line in app.screen.tokens.lines][3:]
+        whole = {"SmolLM", "writes", "a", "line", "lineSmolLM"}
+        assert lines and all(word in whole for line in lines for word in line.split()), lines
+
+
+def test_a_rollout_says_at_once_which_messages_are_wrong() -> None:
+    with pytest.raises(TypeError, match=r"prompt of a Rollout holds a dict; right would be a text, or messages"):
+        Rollout(prompt=[{"role": "user"}])  # type: ignore[arg-type]

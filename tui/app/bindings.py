@@ -118,6 +118,7 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "f", "f", "filter", "filter", "List and visit only the steps that an expression holds for", 8),
     Key((STEP,), "less_than_sign", "<", "border(-4)", "", "More columns for the text"),
     Key((STEP,), "greater_than_sign", ">", "border(4)", "", "Fewer columns for the text"),
+    Key((STEP,), "E", "E", "export_markdown", "", "Write the trajectory to a Markdown file"),
     Key((STEP,), "ctrl+n", "ctrl+n", "next_penalty", "penalised", "Go to the next step that was penalised"),
     # lists and text
     Key(EVERYWHERE, "j,down", "j ↓", "scroll(1)", "", "Down"),

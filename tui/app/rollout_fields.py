@@ -61,6 +61,10 @@ def step_fields(step: Step, root: str = "") -> list[Field]:
     rest = step.observation
     if rest and rest not in results and "\n\n".join(call.result or "" for call in calls) != rest:
         fields.append(Field("observation", rest, role="result"))
+    for view in step.display:
+        if view.kind != "image":
+            kind = "plain" if view.kind == "text" else view.kind
+            fields.append(Field(view.title or "view", view.content, kind=kind, role="display"))
     fields += _seen_field(step.seen)
     told = [call.error for call in calls if call.error and call.result is not None]
     if step.error and not any(error in step.error for error in told):

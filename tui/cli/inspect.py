@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,10 +23,19 @@ In place of a run, a file or folder of rollouts that another framework wrote: TR
 and others, told apart by what is in it (docs/importing.md).
 
 --at, --live and --filter say where the app opens. --json, --trajectory, --limit and --report print or write plain data
-instead, and so does --filter without a terminal.
+instead, and so does --filter without a terminal. --at N --text prints rollout N as the stepper renders it.
 """
 
 EVENTS_SHOWN = 200
+
+
+class TextForm(StrEnum):
+    """The values of `--as`."""
+
+    plain = "plain"
+    color = "color"
+    markdown = "markdown"
+    html = "html"
 
 
 def inspect(
@@ -45,6 +55,10 @@ def inspect(
     at: Annotated[
         str | None, typer.Option("--at", metavar="N/STEP", help="Open the app there: a number or id, and its step.")
     ] = None,
+    text: Annotated[
+        bool, typer.Option("--text", help="With --at: print the rollout, or that step, as the stepper renders it.")
+    ] = False,
+    as_: Annotated[TextForm, typer.Option("--as", help="The form of --text.")] = TextForm.plain,
     live: Annotated[bool, typer.Option("--live", help="Open the app on the dashboard.")] = False,
     report: Annotated[
         Path | None,
@@ -64,7 +78,10 @@ def inspect(
     home = resolve_runs_dir(runs_dir)
     listing = filter_ is not None or search is not None
     plain = as_json or limit is not None or trajectory is not None or report is not None or not on_terminal()
-    if (at is not None or live) and plain:
+    if text and (at is None or as_json):
+        fail("--text prints one rollout: name it with --at, and give no --json", ExitCode.USAGE)
+    plain = plain or text
+    if (at is not None or live) and plain and not text:
         fail("--at and --live open the app: they need a terminal, and no option that prints", ExitCode.USAGE)
     if sum((trajectory is not None, listing, report is not None, at is not None, live)) > 1:
         wrong = "--trajectory, --filter (with --search), --report, --at and --live exclude each other; give one"
@@ -84,8 +101,8 @@ def inspect(
             return
         texts = bool(search) or any(f"{key}:" in (filter_ or "") for key in TEXTS)
         info, dump = opened_dump(run, maps or (), importers or (), whole=True, searchable=texts)
-        for text in told(dump.summary) if not as_json else ():
-            warn(text)
+        for read in told(dump.summary) if not as_json else ():
+            warn(read)
     else:
         missing(run, home)
         info = find(home, run)
@@ -102,7 +119,9 @@ def inspect(
         open_run(home, info, _start(info, at, live, Query(filter_ or "", search or "")))
         return
     with opened(info) as reader:
-        if trajectory is not None:
+        if text and at is not None:
+            _print_rendered(reader, at, as_)
+        elif trajectory is not None:
             _one(reader, info, trajectory, as_json=as_json)
         elif listing:
             for row in matching(reader, filter_ or "", search or "", limit):
@@ -123,18 +142,39 @@ def _start(info: RunInfo, at: str | None, live: bool, query: Query) -> Destinati
         return Live(path)
     with opened(info) as reader:
         if at is not None:
-            reference, slash, step = at.rpartition("/")
-            if not (slash and step.isdecimal()):  # an id may hold a slash of its own
-                reference, step = at, "1"
-            try:
-                n = reader.bodies.number(reference)
-            except LookupError as error:
-                fail(f"--at: {error}", ExitCode.NOT_FOUND)
-            return Stepper(path, n, step=max(0, int(step) - 1))
+            n, step = _place(reader, at)
+            return Stepper(path, n, step=step or 0)
         if not query.everything:
             reader.rollouts.least(query)  # says what cannot be understood while there is a command line to say it on
             return Trajectories(path, query)
     return None
+
+
+def _place(reader: RunReader, at: str) -> tuple[int, int | None]:
+    """Number and step (from 0; None where none is named) of what `--at` names."""
+    reference, slash, step = at.rpartition("/")
+    if not (slash and step.isdecimal()):  # an id may hold a slash of its own
+        reference, step = at, ""
+    try:
+        return reader.bodies.number(reference), max(0, int(step) - 1) if step else None
+    except LookupError as error:
+        fail(f"--at: {error}", ExitCode.NOT_FOUND)
+
+
+def _print_rendered(reader: RunReader, at: str, form: TextForm) -> None:
+    from ..app.printed import html, markdown, text_lines
+
+    n, step = _place(reader, at)
+    record = reader.bodies.trajectory(n)
+    if step is not None and step >= len(record.trajectory.steps):
+        fail(f"--at: rollout {n} has {len(record.trajectory.steps)} steps, and no step {step + 1}", ExitCode.NOT_FOUND)
+    if form is TextForm.markdown:
+        say(markdown(record))
+    elif form is TextForm.html:
+        say(html(record))
+    else:
+        for line in text_lines(record, step, color=form is TextForm.color):
+            say(line)
 
 
 def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:

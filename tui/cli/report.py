@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .common import ExitCode, fail
 
 if TYPE_CHECKING:
+    from ...engine.runs.reader import RunReader
     from ...engine.runs.types import RunInfo
 
 SIZE = (160, 48)
@@ -65,6 +66,7 @@ def page(run: RunInfo, picture: str) -> str:
         numbers = {**(run.facts.get("means") or {}), **reader.metrics.latest()}
         events = reader.events(kinds=("alert", "eval", "beta", "snapshot", "checkpoint", "record", "error"), limit=500)
         count = reader.rollouts.total()
+        shown = _rollouts(reader)
         found = diagnose(reader).found() if dump else []
         events = [event for event in events if not (found and event.kind == "alert")]
 
@@ -95,6 +97,7 @@ def page(run: RunInfo, picture: str) -> str:
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 1280px; margin: 2rem auto; padding: 0 1rem; color: #222; }}
 svg {{ width: 100%; height: auto; }}
+pre {{ font: 13px/1.4 ui-monospace, monospace; overflow-x: auto; background: #fcfcfa; padding: .5rem; }}
 table {{ border-collapse: collapse; margin: 1rem 0; }}
 td, th {{ text-align: left; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #111; color: #ddd; }} td, th {{ border-color: #333; }} }}
@@ -102,5 +105,28 @@ td, th {{ text-align: left; padding: .15rem .8rem .15rem 0; border-bottom: 1px s
 <h1>{title}</h1>
 <p>{escape(literal(facts))}</p>
 {picture}
-{tables}</html>
+{tables}{shown}</html>
 """
+
+
+def _rollouts(reader: RunReader) -> str:
+    """The rollouts that earned most and least of the newest, as the stepper renders them."""
+    from html import escape
+
+    from ...engine.runs.errors import RecordError
+    from ...engine.runs.query import Query
+    from ..app.printed import html
+    from ..format import number
+    from ..text import literal
+
+    newest = reader.rollouts.page(Query(sort="n", descending=True), limit=64)
+    known = sorted((row for row in newest if row.reward is not None), key=lambda row: row.reward or 0.0)
+    made = []
+    for row in [*known[-1:], *known[:-1][:1]]:
+        try:
+            page = html(reader.bodies.trajectory(row.n))
+        except (RecordError, LookupError):
+            continue
+        head = escape(literal(f"rollout {row.n} · reward {number(row.reward)}"))
+        made.append(f"<details><summary>{head}</summary>{page}</details>\n")
+    return f"<h2>Rollouts</h2>\n{''.join(made)}" if made else ""

@@ -10,13 +10,14 @@ from ....engine.runs.notes import Note
 from ....engine.runs.query import EVERYTHING, Query
 from ....engine.runs.types import TrajectoryRecord
 from ...advantage import formula_of, recomputed, recomputed_text
-from ...export import export_trajectory
+from ...export import export_trajectory, write
 from ...format import count, fixed
 from ...plain import Whole, trajectory_text
 from ..bindings import STEP, bindings
 from ..data import Reads
 from ..destinations import Diff
 from ..outline import FILTER_HINT, Entry, OutlineOf, has_step_rewards
+from ..printed import markdown
 from ..widgets import token_view
 from ..widgets.frame import Box
 from ..widgets.graphics import Picture
@@ -448,6 +449,12 @@ class StepperScreen(AmongRollouts):
         """Copy the pane that scrolls."""
         lines = self.scrolled.copied
         self.copy("\n".join(lines), f"{count(len(lines))} lines")
+
+    def action_export_markdown(self) -> None:
+        """The whole trajectory as a Markdown document."""
+        record, n = self.cursor.record, self.n
+        if record is not None:
+            self.export(lambda: write(self.reads.path, f"trajectory-{n}.md", markdown(record)))
 
     def action_export(self) -> None:
         """The whole trajectory as JSON."""

@@ -185,7 +185,8 @@ class ImagePane(Pane):
         if trajectory.steps:
             shown = trajectory.steps[min(step, len(trajectory.steps) - 1)]
             overlay = shown.overlay
-            source = (overlay.image if overlay else None) or (shown.images[0] if shown.images else "")
+            frame = next((view.content for view in shown.display if view.kind == "image"), "")
+            source = (overlay.image if overlay else None) or (shown.images[0] if shown.images else frame)
         source = source or (trajectory.images[0] if trajectory.images else "")
         looked_at = seen_at(trajectory, step)
         seen = (looked_at.path or "") if looked_at is not None else ""

@@ -21,7 +21,16 @@ from .pane import Pane
 from .rendering import Renderer
 from .text_layout import END, PROMPT, Key, TextLayout
 
-_CONVERSATION = {"prompt": 6, "thought": 3, "argument": 8, "result": 6, "call": 4, "words": 40, "text": 12}
+_CONVERSATION = {
+    "prompt": 6,
+    "thought": 3,
+    "argument": 8,
+    "result": 6,
+    "call": 4,
+    "words": 40,
+    "text": 12,
+    "display": 30,
+}
 """Lines to which texts fold in the conversation."""
 _STEP = 14
 """About how many lines a step takes there."""
@@ -344,4 +353,4 @@ def _folds(height: int) -> Mapping[str, int]:
     """Lines to which texts fold where one step has a pane of `height` lines."""
     half, quarter = max(6, height // 2), max(3, height // 4)
     return {"prompt": quarter, "thought": quarter, "argument": half, "result": half, "call": quarter,
-            "words": 4 * max(10, height), "text": half}  # fmt: skip
+            "words": 4 * max(10, height), "text": half, "display": height}  # fmt: skip

@@ -241,7 +241,9 @@ def _kind(given: Field, text: str) -> str:
 
 
 def _rows(text: str, room: int) -> int:
-    """About how many lines a text takes."""
+    """About how many lines a text takes; JSON in one line is indented."""
+    if text[:1] in ("{", "[") and "\n" not in text:
+        return max(len(text) // room, text.count(",") + text.count("{") * 2)
     if len(text) <= CHUNK:
         return sum(max(1, -(-len(line) // room)) for line in text.split("\n")) if text else 0
     return max(text.count("\n") + 1, len(text) // room)
