@@ -306,7 +306,7 @@ def test_a_rollout_is_printed_as_the_stepper_renders_it(kinds: Path, monkeypatch
     assert "✗ $ for f in *.py; do" in text and "exit 1" in text and "**" not in text and "\x1b" not in text
     assert "\x1b[1;38;2;" in "\n".join(text_lines(record, 1, color=True))
     page, document = html(record), markdown(record)
-    assert "1 failed</span>" in page and "406 lines</span>" in page
+    assert "1 failed</span>" in page and "405 lines</span>" in page
     assert "```diff\n-        self.values" in document and "**✗ $**" in document and document.count("## Step ") == 9
 
 
