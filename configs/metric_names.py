@@ -132,6 +132,9 @@ RL_LOSS: Final = _metric("train/rl_loss", "the loss without its KL term")
 GRAD_NORM: Final = _metric("train/grad_norm", "norm of the gradient before clipping")
 CLIPPED_GRAD_NORM: Final = _metric("train/grad_norm_clipped", "norm of the gradient after clipping")
 LEARNING_RATE: Final = _metric("train/learning_rate", "learning rate of the step")
+MOVEMENT: Final = _metric(
+    "train/movement", "mean change of a weight since the start, as a share of the sum of the learning rates"
+)
 ENTROPY: Final = _metric("train/entropy", "entropy of the policy at an agent's token, nats, mean")
 CLIP_FRACTION: Final = _metric("train/clip_fraction", "share of agent tokens whose ratio was clipped")
 TOKEN_ACCURACY: Final = _metric("train/token_accuracy", "share of tokens of the demonstrations that were most likely")

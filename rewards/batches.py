@@ -17,6 +17,8 @@ from .breakdown import RewardBreakdown
 from .metrics import flat
 
 GOALS = frozenset({"task", "environment"})
+TEXT_KEPT = 2000
+"""Characters of a rollout's text that detectors get."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class RolloutSummary:
     """A turn holds a call that cannot be parsed."""
     failed: bool = False
     """The rollout, its environment or one of its tools failed."""
+    text: str = ""
+    """The beginning of the agent's text; empty: not known."""
 
     @property
     def weighted(self) -> bool:
@@ -79,6 +83,8 @@ COMPONENTS = Need("weighted reward components that add up to the reward", lambda
 SUCCESS = Need("which rollouts are correct", lambda r: r.correct is not None)
 CALLS = Need("calls of tools", lambda r: bool(r.actions))
 LENGTHS = Need("tokens or turns of the agent", lambda r: bool(r.tokens) or r.turns is not None)
+TEXTS = Need("texts of the agent", lambda r: bool(r.text))
+GRADIENT = Need(f"the metric {metric.GRAD_NORM}", metric=metric.GRAD_NORM)
 ENTROPY = Need(f"the metric {metric.ENTROPY}", metric=metric.ENTROPY)
 MISMATCH = Need(f"the metric {metric.LOGPROB_MISMATCH}", metric=metric.LOGPROB_MISMATCH)
 SAMPLER = Need(f"the metric {metric.SAMPLER_KL}", metric=metric.SAMPLER_KL)
@@ -121,6 +127,7 @@ def rollout_of(
         frozenset(apart),
         any(s.unreadable for s in trajectory.steps),
         bool(trajectory.error) or any(s.error for s in trajectory.steps),
+        "\n".join(s.text for s in trajectory.steps)[:TEXT_KEPT],
     )
 
 

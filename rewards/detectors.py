@@ -81,7 +81,9 @@ class Detector:
 DETECTORS: dict[str, Detector] = {}
 
 
-def _detector(name: str, *needs: Need, share: bool = False) -> Callable[[Look], Look]:
+def detector(name: str, *needs: Need, share: bool = False) -> Callable[[Look], Look]:
+    """Register a function over batches under a name."""
+
     def register(look: Look) -> Look:
         DETECTORS[name] = Detector(look, needs, share)
         return look
@@ -116,7 +118,7 @@ def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
     return replace(rollout, contributions=left, total=math.fsum(left.values()))
 
 
-@_detector("advantage_share", need.COMPONENTS)
+@detector("advantage_share", need.COMPONENTS)
 def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """A component other than the task makes most of the advantage: it is what the policy follows."""
     rollouts = [r for b in batches for r in b.rollouts]
@@ -135,22 +137,22 @@ def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfi
                 f"advantage's variance over {len(batches)} steps (limit {limits.advantage_share:.0%}).",
                 share,
                 limits.advantage_share,
-                _ids(strongest, limits),
+                ids_of(strongest, limits),
                 name,
             )
         )
     return found
 
 
-@_detector("reward_without_success", need.REWARDS, need.SUCCESS)
+@detector("reward_without_success", need.REWARDS, need.SUCCESS)
 def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """The mean reward rises over the window, and task success does not: another component is being collected."""
     if len(batches) < limits.window:
         return []
-    before, after = _halves(batches)
+    before, after = halves(batches)
     rise = _mean_total(after) - _mean_total(before)
     start, end = _success(before), _success(after)
-    in_stds = rise / _spread(batches)
+    in_stds = rise / spread_of(batches)
     if in_stds <= limits.reward_rise or end - start > limits.success_rise or end > 0.99:
         return []
     names = {n for b in batches for r in b.rollouts for n in r.contributions} or {"reward"}
@@ -164,13 +166,13 @@ def reward_without_success(batches: Sequence[Batch], limits: DiagnosisConfig) ->
             f"success from {start:.0%} to {end:.0%}; {most} makes {rises[most] / rise:.0%} of the rise.",
             in_stds,
             limits.reward_rise,
-            _ids(wrong, limits),
+            ids_of(wrong, limits),
             most,
         )
     ]
 
 
-@_detector("action_collapse", need.CALLS)
+@detector("action_collapse", need.CALLS)
 def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Nearly every call has become a call of one tool, in an environment with several."""
     latest = batches[-1]
@@ -189,10 +191,10 @@ def action_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
         f"{action} makes {share:.0%} of all calls: the other tools are used no more. In {len(batches)} steps their "
         f"share fell from {others:.0%} to {1 - share:.0%}."
     )
-    return [Finding("action_collapse", message, share, limits.action_share, _ids(evidence, limits), action)]
+    return [Finding("action_collapse", message, share, limits.action_share, ids_of(evidence, limits), action)]
 
 
-@_detector("entropy_collapse", need.ENTROPY)
+@detector("entropy_collapse", need.ENTROPY)
 def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """The policy's entropy has fallen to a fraction of its highest value, and the policy has not solved its tasks."""
     series = [b.metrics[metric.ENTROPY] for b in batches]
@@ -201,15 +203,15 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     left = series[-1] / max(series)
     if left >= limits.entropy_fall:
         return []
-    ids = _ids(batches[-1].rollouts, limits)
+    ids = ids_of(batches[-1].rollouts, limits)
     measured = f"policy entropy fell to {series[-1]:.3g}, {left:.0%} of its highest in {len(series)} steps"
-    if better := _better(batches, limits):
+    if better := improvement(batches, limits):
         message = f"the policy becomes certain of good answers: {better} while {measured}."
         return [Finding("entropy_collapse", message, left, limits.entropy_fall, ids, grade="hint")]
     return [Finding("entropy_collapse", f"the policy explores no more: {measured}.", left, limits.entropy_fall, ids)]
 
 
-@_detector("logprob_mismatch", need.MISMATCH)
+@detector("logprob_mismatch", need.MISMATCH)
 def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Rollouts of servers come from a policy that is far from the one under training."""
     latest = batches[-1]
@@ -226,11 +228,11 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         f"rollouts come from another policy than the one that is trained: {cure}. Log-probs of their tokens differ by "
         f"{apart:.2g} nats in the mean; the policy that made them was {behind:.2g} steps behind."
     )
-    ids = _ids(latest.rollouts, limits)
+    ids = ids_of(latest.rollouts, limits)
     return [Finding("logprob_mismatch", message, apart, limits.logprob_mismatch, ids)]
 
 
-@_detector("sampler_mismatch", need.SAMPLER, need.KL)
+@detector("sampler_mismatch", need.SAMPLER, need.KL)
 def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """The sampler differs from the trainer by a relevant share of what the policy has learned."""
     latest = batches[-limits.window // 2 :]
@@ -245,11 +247,11 @@ def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
         f"(model.compute, model.sampling), or raise the learning rate if it is small. Their KL is {apart:.2g} nats a "
         f"token, and the policy has moved {learned:.2g} from its reference."
     )
-    ids = _ids(batches[-1].rollouts, limits)
+    ids = ids_of(batches[-1].rollouts, limits)
     return [Finding("sampler_mismatch", message, apart / max(learned, SAME), limits.sampler_share, ids)]
 
 
-@_detector("length_collapse", need.LENGTHS)
+@detector("length_collapse", need.LENGTHS)
 def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Trajectories have become much shorter, in the agent's tokens where these are known, else in turns."""
     if len(batches) < 3:
@@ -260,15 +262,15 @@ def length_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[F
     if left >= limits.length_fall:
         return []
     unit = "tokens" if by_tokens else "turns"
-    ids = _ids(sorted(batches[-1].rollouts, key=lambda r: (r.tokens, r.turns or 0)), limits)
+    ids = ids_of(sorted(batches[-1].rollouts, key=lambda r: (r.tokens, r.turns or 0)), limits)
     message = f"trajectories shrank to {series[-1]:.3g} {unit}, {left:.0%} of their highest in {len(series)} steps"
-    better = _better(batches, limits)
+    better = improvement(batches, limits)
     message = f"{message}, while {better}." if better else f"{message}."
     grade: Grade = "hint" if better else "warning"
     return [Finding("length_collapse", message, left, limits.length_fall, ids, grade=grade)]
 
 
-@_detector("groups_without_variance", need.REWARDS, share=True)
+@detector("groups_without_variance", need.REWARDS, share=True)
 def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Most groups hold one reward for all their rollouts: they carry no gradient."""
     groups = [g for b in batches for g in _groups(b.rollouts) if len(g) > 1]
@@ -280,29 +282,29 @@ def groups_without_variance(batches: Sequence[Batch], limits: DiagnosisConfig) -
     measured = f"{len(flat):,} of {len(groups):,} groups have one reward for all their rollouts and teach nothing"
     if len(stuck) / len(groups) <= 1 - limits.no_variance_share:
         message = f"solved: in most groups every answer is right. {measured}; harder tasks would teach more."
-        ids = _ids((g[0] for g in flat), limits)
+        ids = ids_of((g[0] for g in flat), limits)
         return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids, "solved", "good")]
-    ids = _ids((g[0] for g in stuck), limits)
+    ids = ids_of((g[0] for g in stuck), limits)
     wrong = fmean(r.correct is False for g in stuck for r in g)
     cure = "easier" if wrong > 0.5 else "other"
     message = f"{measured}: {cure} tasks would teach more."
     return [Finding("groups_without_variance", message, share, limits.no_variance_share, ids)]
 
 
-@_detector("unreadable_calls", share=True)
+@detector("unreadable_calls", share=True)
 def unreadable_calls(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Many rollouts hold a call that cannot be parsed."""
     message = "hold a call that cannot be read, so the tool was never run"
     return _trouble("unreadable_calls", message, batches, limits, lambda r: r.unreadable)
 
 
-@_detector("errors", share=True)
+@detector("errors", share=True)
 def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Many rollouts failed, or one of their tools did."""
     return _trouble("errors", "ended in an error or met one", batches, limits, lambda r: r.failed)
 
 
-@_detector("not_finite")
+@detector("not_finite")
 def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """NaN or infinity in a metric or a reward of the latest step."""
     latest = batches[-1]
@@ -315,9 +317,8 @@ def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Findin
     where += [f"{', '.join(names[:5])}{' and others' if len(names) > 5 else ''}"] if names else []
     where += [f"{dropped:g} raw reward values, which count as 0"] if dropped > 0 else []
     count = len(bad) + len(names) + (dropped if dropped > 0 else 0)
-    return [
-        Finding("not_finite", f"NaN or infinity in {'; '.join(where)}.", count, 0.0, _ids(bad, limits), grade="failure")
-    ]
+    message = f"NaN or infinity in {'; '.join(where)}."
+    return [Finding("not_finite", message, count, 0.0, ids_of(bad, limits), grade="failure")]
 
 
 def _trouble(
@@ -332,27 +333,28 @@ def _trouble(
     if len(hit) <= TROUBLE_SHARE * len(rollouts):
         return []
     said = f"{len(hit):,} of {len(rollouts):,} rollouts {message}."
-    return [Finding(name, said, len(hit) / len(rollouts), TROUBLE_SHARE, _ids(hit, limits))]
+    return [Finding(name, said, len(hit) / len(rollouts), TROUBLE_SHARE, ids_of(hit, limits))]
 
 
-def _better(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
+def improvement(batches: Sequence[Batch], limits: DiagnosisConfig) -> str:
     """How the policy improves over the batches; empty where it does not. Success decides where it is known, else the
     mean reward."""
     known = [b for batch in batches if (b := need.having(batch, (need.SUCCESS,)))]
     if len(known) > 1:
-        start, end = map(_success, _halves(known))
+        start, end = map(_success, halves(known))
         if end > start + limits.success_rise:
             return f"success rose from {start:.0%} to {end:.0%}"
         return f"success stays at {end:.0%}" if end >= SOLVED and start - end <= SLIP else ""
     known = [b for batch in batches if (b := need.having(batch, (need.REWARDS,)))]
     if len(known) > 1:
-        start, end = map(_mean_total, _halves(known))
-        if (end - start) / _spread(known) > limits.reward_rise:
+        start, end = map(_mean_total, halves(known))
+        if (end - start) / spread_of(known) > limits.reward_rise:
             return f"the mean reward rose from {start:.3g} to {end:.3g}"
     return ""
 
 
-def _halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
+def halves(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch]]:
+    """The earlier and the later half."""
     return batches[: len(batches) // 2], batches[len(batches) // 2 :]
 
 
@@ -372,11 +374,12 @@ def _is_flat(group: Sequence[RolloutSummary]) -> bool:
     return max(totals) - min(totals) <= SAME
 
 
-def _ids(rollouts: Iterable[RolloutSummary], limits: DiagnosisConfig) -> tuple[str, ...]:
+def ids_of(rollouts: Iterable[RolloutSummary], limits: DiagnosisConfig) -> tuple[str, ...]:
+    """The ids that a finding names as evidence."""
     return tuple(r.id for r in rollouts)[: limits.evidence]
 
 
-def _spread(batches: Sequence[Batch]) -> float:
+def spread_of(batches: Sequence[Batch]) -> float:
     """The standard deviation of the reward within a step, in the mean over steps."""
     return max(fmean(pstdev(map(_total, b.rollouts)) for b in batches), SAME)
 

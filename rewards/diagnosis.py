@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ..configs.sections.rewards import DiagnosisConfig
 from .batches import Batch, Need, having
-from .detectors import DETECTORS, GRADES, Detector, Finding
+from .detectors import GRADES, Detector, Finding
+from .learning_detectors import DETECTORS
 
 log = logging.getLogger(__name__)
 

@@ -177,6 +177,10 @@ class DiagnosisConfig(Section):
     """Rollouts of servers whose log-probs differ from the trainer's by more nats a token, in the mean, are reported."""
     sampler_share: float = Field(default=0.5, gt=0)
     """KL between sampler and trainer, as a share of the KL to the reference, above which it is reported."""
+    kl_rise: float = Field(default=0.2, gt=0)
+    """A rise of the KL to the reference by more nats a token within five steps is reported."""
+    movement: float = Field(default=0.05, gt=0, lt=1)
+    """Weights that changed by less than this share of the sum of the learning rates are reported as not moving."""
     no_variance_share: float = Field(default=0.6, gt=0, le=1)
     """Share of groups whose rollouts all got one reward, above which (and rising) it is reported."""
     evidence: int = Field(default=5, ge=1)

@@ -14,6 +14,17 @@ REMEDIES: Mapping[str, str] = {
         "Read the wrong rollouts with the highest reward (they are the evidence) and lower the weight of {subject}, or "
         "reward only what the task asks for."
     ),
+    "reward_hack": (
+        "Read the quoted answers: make {subject} pay for right answers alone, or for form where the answer is right."
+    ),
+    "kl_rise": (
+        "Lower the learning rate to that of the model's size (`grpo-tui config show`), raise `training.beta`, or take "
+        "`beta_mode: auto`."
+    ),
+    "no_movement": (
+        "Keep the trained weights in float32, raise the learning rate to that of the model's size (`grpo-tui config "
+        "show`), and see that something is trainable."
+    ),
     "action_collapse": (
         "Raise the sampling temperature or the KL weight, and penalise repeated calls; look whether the reward pays "
         "for this one action."

@@ -51,7 +51,7 @@ def find(detector: str, batches: Sequence[Batch]) -> list[Finding]:
     return DETECTORS[detector](batches, WINDOW)
 
 
-RUNS_WELL = {"train__entropy": 1.0, "rollout__logprob_mismatch": 0.001, "sampler__kl": 3e-4}
+RUNS_WELL = {"train__entropy": 1.0, "rollout__logprob_mismatch": 0.001, "sampler__kl": 3e-4, "train__grad_norm": 1.0}
 HEALTHY = [batch(s, **RUNS_WELL, kl__mean=0.001 * s) for s in range(10)]
 
 
@@ -228,6 +228,9 @@ def test_what_a_record_lacks_is_listed_as_not_checked():
         "sampler_mismatch": "the metric sampler/kl and the metric kl/mean",
         "length_collapse": "tokens or turns of the agent",
         "groups_without_variance": "rewards",
+        "reward_hack": "rewards and texts of the agent",
+        "kl_rise": "the metric kl/mean",
+        "no_movement": "the metric train/grad_norm",
     }
 
 

@@ -15,6 +15,7 @@ from ...record.step_recorder import NAMES, StepRecorder, memory_metrics
 from ...rollouts.judging import Judge
 from ...runs.types import LossTerms
 from ..env_trainer import GRPOEnvTrainer
+from ..movement import Movement
 from ..phases import StepClock
 from ..resumable import Resumable
 from .base import AfterStep, Logs
@@ -70,6 +71,7 @@ class GRPORecording(StepRecording):
         self._trainer = trainer
         self._loss: Mapping[str, LossTerms] = {}
         self._target: dict[str, float] = {}
+        self._movement: Movement | None = None
         if controller is not None:
             self._target = {
                 metric.KL_TARGET: controller.config.target_kl,
@@ -81,6 +83,7 @@ class GRPORecording(StepRecording):
     ) -> None:
         """Record which components and rules are in force, also anew when a run is resumed."""
         super().on_train_begin(args, state, control, **kwargs)
+        self._movement = Movement(self._trainer.accelerator.unwrap_model(self._trainer.model))
         if (rewards := self._trainer.orchestrator) is not None:
             rules = {rule.id: rule.amount for rule in rewards.penalties.rules}
             self._recorder.event(
@@ -101,6 +104,9 @@ class GRPORecording(StepRecording):
         mismatch = self._trainer.mismatch.metrics()
         trained = {**phases, metric.BETA: self._trainer.beta, **times, **self._target}
         measured = {**mismatch, **made.metrics, **logged, **trained}
+        moved = self._movement and self._movement.measure(logs.get("learning_rate", 0.0), logs.get("grad_norm", 0.0))
+        if moved is not None:
+            measured[metric.MOVEMENT] = moved
         return self._recorder.step(step, logs, measured, made.generated, made.replayed, self._loss)
 
 

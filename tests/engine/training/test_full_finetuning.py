@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.problems import ConfigError
+from grpo_tui.configs.sections.rewards import DiagnosisConfig
 from grpo_tui.engine.runs.checkpoints import checkpoint_folder
+from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 from grpo_tui.tui.cli.main import run as grpo_tui
 
@@ -44,6 +46,14 @@ def test_all_weights_are_trained_and_load_plainly(whole):
     assert sum(p.numel() for p in model.parameters()) > 0
     saved = [*(whole / "adapters").iterdir(), *checkpoint_folder(whole).rglob("*.safetensors")]
     assert {path.stat().st_mode for path in saved} == {(whole / "config.yaml").stat().st_mode}, "others may load them"
+
+
+def test_the_record_states_how_far_the_weights_moved(whole):
+    reader = RunReader(whole)
+    moved = [value for _, value in reader.metrics.points("train/movement")]
+    reader.close()
+    assert len(moved) == 4
+    assert all(DiagnosisConfig().movement < value < 2 for value in moved)
 
 
 def test_a_resumed_run_is_the_run_that_was_not_stopped(whole, tmp_path):

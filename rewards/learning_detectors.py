@@ -1,0 +1,153 @@
+"""Faults of the learning itself: a reward that pays for a repeated text, a policy that leaves its language too fast,
+and one that does not move. Registered with those of `detectors.py`. No torch, no numpy."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+
+from ..configs import metric_names as metric
+from ..configs.sections.rewards import DiagnosisConfig
+from . import batches as need
+from .batches import Batch, RolloutSummary
+from .detectors import DETECTORS, Finding, detector, halves, ids_of, improvement, spread_of
+
+__all__ = ["DETECTORS"]  # with those of `detectors.py`
+
+STEPS = 4
+"""Steps that a trend of texts and rewards takes at least."""
+KL_STEPS = 5
+"""Steps within which KL may not rise beyond its limit."""
+STILL_STEPS, STILL_KL_STEPS = 5, 10
+"""Updates after which a policy must have moved, by its weights and by its KL."""
+NOISE = 1.5
+"""KL counts as noise up to this multiple of its value before the first update."""
+PHRASE = 3
+"""Tokens of a phrase: words and single marks."""
+SHARE, SHARE_RISE = 0.7, 0.4
+"""Share of wrong answers that hold a phrase, and its rise, from which on the phrase is what the reward pays for."""
+TWICE, TWICE_RISE = 0.5, 0.3
+"""The same of answers that hold it twice, where success is not known: one time may be a form that is asked for."""
+
+_TOKEN = re.compile(r"\\?\w+|[^\w\s]")
+
+Phrase = tuple[str, ...]
+
+
+@detector("reward_hack", need.REWARDS, need.TEXTS)
+def reward_hack(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Wrong answers earn more and more, and most of them have come to hold the same text."""
+    if len(batches) < STEPS:
+        return []
+    before, after = halves(batches)
+    known = all(r.correct is not None for b in batches for r in b.rollouts)
+    early, late, first, last = (_wrong(part) for part in (before, after, batches[:1], batches[-1:]))
+    if not first or not last:
+        return []
+    rise = _mean(late) - _mean(early)
+    whole = _mean(r for b in after for r in b.rollouts) - _mean(r for b in before for r in b.rollouts)
+    in_stds = rise / spread_of(batches)
+    if in_stds <= limits.reward_rise or rise < whole / 2:
+        return []
+    least, least_rise = (SHARE, SHARE_RISE) if known else (TWICE, TWICE_RISE)
+    now, start = (_shares(rollouts, 1 if known else 2) for rollouts in (last, first))
+    rises_of = {p: share - start.get(p, 0.0) for p, share in now.items()}
+    best = {p for p, risen in rises_of.items() if risen == max(rises_of.values())}
+    phrase = next((p for r in last for p in _phrases(r.text) if p in best), ())
+    share, at_first = now.get(phrase, 0.0), start.get(phrase, 0.0)
+    if share < least or share - at_first < least_rise:
+        return []
+    names = {n for r in (*early, *late) for n in r.contributions} or {"reward"}
+    rises = {n: _mean(late, n) - _mean(early, n) for n in names}
+    most = max(sorted(rises), key=lambda n: rises[n])
+    evidence = sorted((r for r in last if phrase in _phrases(r.text)), key=lambda r: -(r.total or 0.0))
+    success = fmean(bool(r.correct) for b in after for r in b.rollouts)
+    where = f"in {share:.0%} of wrong answers" if known else f"twice in {share:.0%} of answers"
+    message = (
+        f"the reward pays for a text, not for the task: {_quoted(evidence, phrase)}. It is {where} ({at_first:.0%} at "
+        f"first). In {len(batches)} steps these came to earn {rise:.2g} more, through {most}; "
+        f"success is {f'{success:.0%}' if known else 'not known'}."
+    )
+    return [Finding("reward_hack", message, share, least, ids_of(evidence, limits), most)]
+
+
+@detector("kl_rise", need.KL)
+def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """The policy leaves the reference within a few steps: most often the learning rate is too high."""
+    recent = [b.metrics[metric.KL_MEAN] for b in batches[-KL_STEPS - 1 :]]
+    least = min(range(len(recent)), key=lambda i: (recent[i], -i))
+    rise, steps = recent[-1] - recent[least], len(recent) - 1 - least
+    if rise <= limits.kl_rise:
+        return []
+    better = improvement(batches, limits)
+    measured = (
+        f"KL to the reference rose by {rise:.2g} nats a token in {steps} step{'s' * (steps > 1)}, to {recent[-1]:.2g}"
+    )
+    message = f"the policy leaves its reference too fast: lower the learning rate. {measured}."
+    if better:
+        message = f"the policy moves fast, while {better}: {measured}."
+    grade = "hint" if better else "warning"
+    return [Finding("kl_rise", message, rise, limits.kl_rise, ids_of(batches[-1].rollouts, limits), grade=grade)]
+
+
+@detector("no_movement", need.GRADIENT)
+def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
+    """Updates with gradients leave the policy as it was: by the change of its weights, or by a KL that stays noise."""
+    updates = [b for b in batches if b.metrics[metric.GRAD_NORM] > 0]
+    if not updates or updates[-1] is not batches[-1]:
+        return []
+    moved = updates[-1].metrics.get(metric.MOVEMENT)
+    if len(updates) >= STILL_STEPS and moved is not None and moved < limits.movement:
+        message = (
+            f"the policy does not move: its weights changed by {moved:.1%} of the sum of the learning rates. Look at "
+            "the precision that weights are kept in (float32), the learning rate, frozen parameters, and whether the "
+            f"optimiser has the adapters. {len(updates)} of {len(batches)} steps had a gradient."
+        )
+        return [Finding("no_movement", message, moved, limits.movement)]
+    kl = [abs(b.metrics[metric.KL_MEAN]) for b in updates if metric.KL_MEAN in b.metrics]
+    noise = batches[0].metrics.get(metric.KL_UNCHANGED, kl[0] if kl and batches[0].step in (0, 1) else 0.0)
+    floor = NOISE * abs(noise)
+    if len(kl) < STILL_KL_STEPS or not any(kl) or fmean(kl[len(kl) // 2 :]) > floor:
+        return []
+    latest = fmean(kl[len(kl) // 2 :])
+    message = (
+        f"the policy that samples does not move: after {len(updates)} updates its KL is {latest:.2g} nats a token, the "
+        "noise of the unchanged policy. Look at the precision of weights and sampling, the learning rate, and frozen "
+        "parameters."
+    )
+    return [Finding("no_movement", message, latest, floor, subject="kl")]
+
+
+def _wrong(batches: Iterable[Batch]) -> list[RolloutSummary]:
+    return [r for b in batches for r in b.rollouts if not r.correct]
+
+
+def _shares(rollouts: Sequence[RolloutSummary], times: int) -> dict[Phrase, float]:
+    """The share of texts that hold each phrase so many times."""
+    counts = Counter(p for r in rollouts for p, n in Counter(_phrases(r.text)).items() if n >= times)
+    return {phrase: n / len(rollouts) for phrase, n in counts.items()}
+
+
+def _phrases(text: str) -> list[Phrase]:
+    tokens = _TOKEN.findall(text)
+    return [tuple(tokens[i : i + PHRASE]) for i in range(len(tokens) - PHRASE + 1)]
+
+
+def _quoted(rollouts: Iterable[RolloutSummary], phrase: Phrase, most: int = 60) -> str:
+    """The phrase as the first text writes it, and the text behind it."""
+    pattern = re.compile(r"\s*".join(map(re.escape, phrase)))
+    for rollout in rollouts:
+        if (found := pattern.search(rollout.text)) is not None:
+            text = " ".join(rollout.text[found.start() :].split())
+            return f'"{text[:most]}{"…" if len(text) > most else ""}"'
+    return f'"{" ".join(phrase)}"'
+
+
+def _mean(rollouts: Iterable[RolloutSummary], component: str = "") -> float:
+    """The mean reward, or what one component adds to it."""
+    found = list(rollouts)
+    if component and component != "reward":
+        return fmean(r.contributions.get(component, 0.0) for r in found)
+    return fmean(r.total or 0.0 for r in found)

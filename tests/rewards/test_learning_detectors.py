@@ -1,0 +1,161 @@
+"""Alerts about learning: a reward that pays for a repeated text, a KL that rises too fast, a policy that stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from grpo_tui.configs import metric_names as metric
+from grpo_tui.configs.sections.rewards import DiagnosisConfig
+from grpo_tui.rewards.batches import Batch, RolloutSummary
+from grpo_tui.rewards.detectors import Finding
+from grpo_tui.rewards.diagnosis import Diagnosis
+from grpo_tui.rewards.learning_detectors import DETECTORS
+
+LIMITS = DiagnosisConfig()
+WORDS = "seven plus nine makes some number that one finds by counting up until both are used".split()  # noqa: SIM905
+
+
+def answer(i: int) -> str:
+    """An honest wrong answer; no two are alike."""
+    return f"The sum of {i} and {i + 1}: {' '.join(WORDS[(i * 7 + k) % len(WORDS)] for k in range(3, 9))} {i * 13}."
+
+
+def rollouts(
+    step: int, reward: Callable[[int], float], text: Callable[[int], str], graded: bool
+) -> list[RolloutSummary]:
+    return [
+        RolloutSummary(
+            f"{step}-{i}",
+            f"{step}-g{i // 4}",
+            reward(i),
+            {"boxed": reward(i)},
+            None if graded else reward(i) == 1.0,
+            text=text(i),
+        )
+        for i in range(16)
+    ]
+
+
+def hacked(steps: int, graded: bool = False) -> list[Batch]:
+    """From step 3 on more and more answers are empty boxes, which earn 0.2."""
+    box = r"\boxed{} in \boxed{} environment \boxed{} in \boxed{}"
+
+    def boxes(step: int, i: int) -> bool:
+        return i < 4 * (step - 2)
+
+    return [
+        Batch(
+            s,
+            rollouts(
+                s,
+                lambda i, s=s: 0.2 if boxes(s, i) else 0.0,
+                lambda i, s=s: box if boxes(s, i) else answer(16 * s + i),
+                graded,
+            ),
+        )
+        for s in range(1, steps + 1)
+    ]
+
+
+def find(name: str, batches: Sequence[Batch]) -> list[Finding]:
+    return DETECTORS[name](batches, LIMITS)
+
+
+@pytest.mark.parametrize("graded", [False, True], ids=["success is known", "graded reward"])
+def test_a_reward_that_pays_for_a_repeated_text_is_quoted(graded: bool):
+    assert find("reward_hack", hacked(3, graded)) == []
+    [finding] = find("reward_hack", hacked(6, graded))
+    assert r'"\boxed{} in \boxed{} environment' in finding.message
+    assert finding.subject == "boxed" and ("success is 0%" in finding.message) is not graded
+    assert finding.trajectories
+
+
+def test_the_hack_is_reported_by_the_diagnosis_while_it_happens():
+    diagnosis = Diagnosis()
+    alerts = [(b.step, f.detector) for b in hacked(14) for f in diagnosis.observe(b)]
+    assert (5, "reward_hack") in alerts or (6, "reward_hack") in alerts
+
+
+def test_a_form_that_right_answers_share_is_no_hack():
+    """A policy that learns `The larger number is N.` repeats a text, and its wrong answers earn nothing."""
+
+    def right(step: int, i: int) -> bool:
+        return (i + step) % 16 < step
+
+    batches = [
+        Batch(
+            s,
+            rollouts(
+                s,
+                lambda i, s=s: float(right(s, i)),
+                lambda i, s=s: "The larger number is" + f" {i}." if s > 3 else answer(16 * s + i),
+                graded=False,
+            ),
+        )
+        for s in range(1, 12)
+    ]
+    for n in range(1, 12):
+        assert find("reward_hack", batches[:n]) == []
+
+
+def test_a_form_that_is_learnt_with_the_task_is_no_hack():
+    """Answers between tags earn a little, and right ones rise with them."""
+    batches = [
+        Batch(
+            s,
+            rollouts(
+                s,
+                lambda i, s=s: 1.0 if i < s else 0.2 * (i < 2 * s),
+                lambda i, s=s: f"<think> {answer(16 * s + i)} </think> {i}" if i < 2 * s else answer(16 * s + i),
+                graded=False,
+            ),
+        )
+        for s in range(1, 9)
+    ]
+    assert find("reward_hack", batches) == []
+
+
+def with_metrics(step: int, **values: float) -> Batch:
+    names = {"kl": metric.KL_MEAN, "moved": metric.MOVEMENT, "grad": metric.GRAD_NORM, "noise": metric.KL_UNCHANGED}
+    return Batch(step, [], {names[name]: value for name, value in {"grad": 1.0, **values}.items()})
+
+
+@pytest.mark.parametrize(
+    ("series", "steps"),
+    [
+        ([0.0, 0.0, 0.43], 1),
+        ([0.0, 0.05, 0.1, 0.15, 0.2, 0.25], 5),
+        ([0.0, 0.02, 0.06, 0.06, 0.05, 0.03, 0.05, 0.1], None),  # the built-in policy's default training
+        ([0.01 * s for s in range(100)], None),
+    ],
+)
+def test_a_kl_that_rises_within_a_few_steps(series: list[float], steps: int | None):
+    found = find("kl_rise", [with_metrics(s, kl=kl) for s, kl in enumerate(series, 1)])
+    assert [f"in {steps} step" in f.message for f in found] == ([True] if steps else [])
+    assert all("learning rate" in f.message for f in found)
+
+
+def test_weights_that_do_not_move_are_found_after_five_updates():
+    still = [with_metrics(s, moved=0.007) for s in range(1, 11)]
+    assert [len(find("no_movement", still[:n])) for n in range(1, 7)] == [0, 0, 0, 0, 1, 1]
+    assert "float32" in find("no_movement", still)[0].message
+    assert find("no_movement", [with_metrics(s, moved=0.3) for s in range(1, 11)]) == []
+    assert find("no_movement", [with_metrics(s, moved=0.007, grad=0.0) for s in range(1, 11)]) == []
+
+
+@pytest.mark.parametrize(
+    ("series", "found"),
+    [
+        ([0.002, 0.0021, 0.0018, 0.0022, 0.002, 0.0019, 0.0021, 0.002, 0.002, 0.0021], True),
+        ([0.0, 0.0002, 0.0004, 0.0002, 0.0004, 0.0031, 0.0015, 0.0028, 0.0016, 0.0064], False),
+        ([0.05] * 20, False),  # a policy that moved long ago
+        ([0.0] * 20, False),  # a trainer that does not measure it
+    ],
+)
+def test_a_kl_that_stays_noise_is_found_after_ten_updates(series: list[float], found: bool):
+    noise = {} if len(series) == 20 else {"noise": series[0]}
+    first = 100 if len(series) == 20 else 1
+    batches = [with_metrics(s, kl=kl, **noise) for s, kl in enumerate(series, first)]
+    assert [f.subject for f in find("no_movement", batches)] == (["kl"] if found else [])
