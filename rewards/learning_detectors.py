@@ -81,7 +81,8 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     rise, steps = recent[-1] - recent[least], len(recent) - 1 - least
     if rise <= limits.kl_rise:
         return []
-    better = improvement(batches, limits)
+    known = any(r.correct is not None for b in batches for r in b.rollouts)
+    better = improvement(batches, limits) if known else ""
     measured = (
         f"KL to the reference rose by {rise:.2g} nats a token in {steps} step{'s' * (steps > 1)}, to {recent[-1]:.2g}"
     )
