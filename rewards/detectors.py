@@ -24,7 +24,7 @@ SOLVED = 0.8
 """Success from which on a policy may become certain: it has found answers that are right."""
 SLIP = 0.1
 """Success that such a policy may lose by chance within a window."""
-ROUNDING = 1e-5
+ROUNDING = 1e-6
 """KL in nats a token between sampler and trainer that no training notices."""
 TROUBLE_SHARE = 0.1
 """Share of rollouts with an unreadable call, or with an error, that is reported."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from peft import LoraConfig, get_peft_model
 
 from grpo_tui.configs.sections.model import ModelConfig
@@ -15,10 +18,13 @@ from grpo_tui.engine.policy.precision import Arithmetic, set_arithmetic
 from grpo_tui.engine.policy.prepared import PreparedModel, acting
 from grpo_tui.engine.policy.vocabulary_head import TokenLogProbs
 from grpo_tui.engine.rollouts.rollout import Rollout
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.training.__main__ import run
 from grpo_tui.engine.training.batch import make_batch
 from grpo_tui.engine.training.mismatch import Mismatch
 
 from .parts import make_trainer, playback_rows, policy
+from .runs import make_run
 
 HALF = {"weights": "bfloat16", "compute": "bfloat16", "sampling": "bfloat16"}
 MASTER = {**HALF, "weights": "float32"}
@@ -200,3 +206,52 @@ def test_the_setting_of_earlier_versions_is_read():
     assert (old.weights, old.compute, old.sampling) == ("bfloat16",) * 3
     whole = ModelConfig.model_validate({"base": "x/y", "dtype": "bfloat16", "lora": None})
     assert (whole.weights, whole.compute) == ("float32", "bfloat16")
+
+
+def trained(folder: Path, base: Path, learning_rate: float = 1e-6, **formats: str) -> dict[str, Any]:
+    """A run of four steps: its sampler KL, its KL, and the detectors of its alerts."""
+    make_run(folder, base, max_steps=4, learning_rate=learning_rate, save_every=0)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["model"] |= formats
+    config["rewards"]["diagnosis"] = {"window": 4}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(folder) == 0
+    with RunReader(folder) as reader:
+        alerts = [e.data.get("detector") for e in reader.events(["alert"])]
+        kl = [v for _, v in reader.metrics.points("kl/mean")]
+        return {"sampler": [v for _, v in reader.metrics.points("sampler/kl")], "kl": kl, "alerts": alerts}
+
+
+def test_a_sampler_in_another_format_is_seen_and_reported(tmp_path):
+    base = tmp_path / "base"
+    formats = {"weights": "float32", "compute": "float32"}
+    same = trained(tmp_path / "same", base, **formats, sampling="float32")
+    assert max(same["sampler"]) < 1e-9 and "sampler_mismatch" not in same["alerts"]
+    other = trained(tmp_path / "other", base, **formats, sampling="bfloat16")
+    assert min(other["sampler"]) > 1e-6 and "sampler_mismatch" in other["alerts"]
+    assert abs(other["kl"][0]) < 1e-9, "measured with the trainer's log-probs"
+
+
+def test_a_sampler_with_stale_weights_is_seen_and_reported(tmp_path, monkeypatch):
+    from grpo_tui.engine.training import pipeline
+
+    kept: dict[str, torch.Tensor] = {}
+
+    @contextlib.contextmanager
+    def stale(model):
+        """The policy as it was before training, while it samples."""
+        weights = {n: p for n, p in model.named_parameters() if ".default." in n}
+        present = {n: p.detach().clone() for n, p in weights.items()}
+        with torch.no_grad():
+            for name, parameter in weights.items():
+                parameter.copy_(kept.setdefault(name, present[name]))
+        with acting(model):
+            yield
+        with torch.no_grad():
+            for name, parameter in weights.items():
+                parameter.copy_(present[name])
+
+    monkeypatch.setattr(pipeline, "acting", stale)
+    found = trained(tmp_path / "run", tmp_path / "base", learning_rate=0.02)
+    assert found["sampler"][0] < 1e-9 < 1e-6 < found["sampler"][-1]
+    assert "sampler_mismatch" in found["alerts"]
