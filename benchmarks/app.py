@@ -1,6 +1,7 @@
 """Measure the app as a person feels it: in a real pseudo-terminal, from the key press to the last change on screen.
 
     python benchmarks/app.py --runs DIR --sizes 1000 100000 1000000
+    python -m benchmarks.app --long-rollouts
 
 Builds the runs that DIR lacks through the project's own writer (`synthetic_run.py`; a million trajectories take some
 minutes and 1.8 GB), then starts `grpo-tui` on each and prints a table. A bare Textual app is measured beside it: on a
@@ -245,6 +246,37 @@ def while_written(folder: Path, state: str, count: int) -> dict[str, str]:
         process.wait()
 
 
+def long_rollouts(state: str, count: int) -> dict[str, str]:
+    """Coding agents of 300 steps with results of up to 30 KB, a text of 3 MB and a line of 2 MB (70 MB in all)."""
+    from benchmarks.coding_rollouts import write_agents
+
+    dump = write_agents(Path(state))
+    command = inspect(dump)
+    paint = first_paint(command, r"agent-0|1 of \d", state, 3)
+    session = Session(command, state)
+    session.until(r"1 of 24")
+    session.quiet(0.5)
+    os.write(session.fd, b"\r")
+    row = {"first paint": f"{paint:.2f} s", "open a rollout": f"{session.until('step 1 of 301'):.2f} s"}
+    session.quiet(0.5)
+    keys = {"next step": "l", "scroll": "j", "page": "\x06", "next failed call": "x", "next rollout": "L"}
+    for name, key in keys.items():
+        median, p95, cpu = session.keys(key, count if key != "L" else 12)
+        row[name] = f"{median:.0f} / {p95:.0f} ms ({cpu:.1f} ms CPU)"
+    for name, step in (("a text of 3 MB", "151"), ("a line of 2 MB", "152")):
+        session.press("H" * 24, 1.0)
+        session.quiet(0.5)
+        for key in f":{step}\r":
+            session.press(key, 1.0)
+        session.until(f"step {step} of 301")
+        row[f"open {name}"] = f"{1000 * session.press(chr(13)):.0f} ms"
+        median, p95, cpu = session.keys("j\x06", count)
+        row[f"scroll {name}"] = f"{median:.0f} / {p95:.0f} ms ({cpu:.1f} ms CPU)"
+    row["memory"] = f"{session.peak / 2**20:.0f} MiB"
+    session.close()
+    return row
+
+
 def table(rows: dict[str, dict[str, str]]) -> str:
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     lines = ["| | " + " | ".join(rows) + " |", "|---" * (len(rows) + 1) + "|"]
@@ -262,10 +294,16 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="folder of synthetic runs; what is missing is built")
     parser.add_argument("--sizes", type=int, nargs="*", default=[1_000, 100_000])
     parser.add_argument("--count", type=int, default=40, help="key presses a measurement")
+    parser.add_argument("--long-rollouts", action="store_true", help="coding agents of 300 steps, alone")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.write is not None:
         write(given.write)
+        return
+    if given.long_rollouts:
+        with tempfile.TemporaryDirectory() as state:
+            os.environ["XDG_CACHE_HOME"] = state
+            print(table({"24 rollouts of 300 steps": long_rollouts(state, given.count)}))
         return
     if given.runs is None:
         parser.error("--runs is needed: a folder for the synthetic runs")
