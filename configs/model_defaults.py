@@ -111,9 +111,9 @@ def lengths(setting: Setting) -> Iterator[Choice]:
     where = "on a CPU" if setting.device == "cpu" else "on a GPU"
     why = f"a model that {'thinks before it answers' if setting.thinks else 'answers at once'}, {where}"
     most = setting.facts.context or found.trajectory
-    if most < found.trajectory:
+    if most <= found.trajectory:
         why += f", with a context of {most:,} tokens"
-    trajectory = min(found.trajectory, most)
+    trajectory = min(found.trajectory, max(1, most - 1))  # TRL's pass puts one token before a trajectory
     yield Choice("training.max_turn_tokens", min(found.turn, max(1, trajectory // 2)), why)
     yield Choice("training.max_trajectory_tokens", trajectory, why)
     yield Choice("training.prompts_per_step", found.prompts, where)

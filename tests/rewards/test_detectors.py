@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,12 @@ def find(detector: str, batches: Sequence[Batch]) -> list[Finding]:
     return DETECTORS[detector](batches, WINDOW)
 
 
-RUNS_WELL = {"train__entropy": 1.0, "rollout__logprob_mismatch": 0.001, "sampler__kl": 3e-4, "train__grad_norm": 1.0}
+RUNS_WELL: dict[str, Any] = {
+    "train__entropy": 1.0,
+    "rollout__logprob_mismatch": 0.001,
+    "sampler__kl": 3e-4,
+    "train__grad_norm": 1.0,
+}
 HEALTHY = [batch(s, **RUNS_WELL, kl__mean=0.001 * s) for s in range(10)]
 
 

@@ -54,6 +54,19 @@ def trained(folder: Path, model: Any, *settings: str) -> dict[str, Any]:
     return log.found
 
 
+WITHOUT = ("qwen3", "qwen3_moe", "qwen3_5_text", "qwen3_next", "llama", "smollm3", "lfm2")
+
+
+@pytest.mark.parametrize("kind", WITHOUT)
+def test_the_defaults_that_follow_from_a_model_train_it(tmp_path: Path, kind: str):
+    """Turns as long as the default; KL of the unchanged policy in nats a token."""
+    found = trained(tmp_path, model_of_type(kind), "training.max_turn_tokens=128")
+    assert found[metric.LEARNING_RATE] == 1e-3
+    assert found[metric.TRL("completions/max_length")] > 100
+    assert 0 <= found[metric.KL_UNCHANGED] < 1e-5
+    assert math.isfinite(found[metric.LOSS])
+
+
 @pytest.mark.parametrize("kind", sorted(WITH_WINDOWS.keys() - {"llama4_text"}))  # TRL's loss does not fit that one
 def test_the_loss_is_about_the_policy_that_acted_beyond_every_window(tmp_path: Path, kind: str):
     found = trained(tmp_path, model_of_type(kind), "training.max_turn_tokens=80")
