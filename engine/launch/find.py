@@ -18,14 +18,14 @@ from .run_index import RunIndex
 def list_runs(runs_dir: Path) -> list[RunInfo]:
     """All runs of a folder, newest first; empty when there is no such folder. Reads small files of those not ended."""
     reap()
-    index, names = _index(runs_dir.absolute()), _names(runs_dir)
+    index, names = _index(runs_dir, os.getcwd()), _names(runs_dir)
     runs = [index.look(name) for name in names]
     index.keep(set(names))
     return sorted(runs, key=lambda r: (r.created, r.id), reverse=True)
 
 
 @cache
-def _index(runs_dir: Path) -> RunIndex:
+def _index(runs_dir: Path, here: str) -> RunIndex:
     return RunIndex(runs_dir)
 
 

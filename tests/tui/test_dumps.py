@@ -79,6 +79,9 @@ async def test_dumps_opened_lately_stand_in_the_list_of_runs_and_open_from_there
     async with running(runs, Runs()) as app:
         assert "mine.jsonl" in app.text and "dump" in app.text
         at = next(i for i, r in enumerate(app.screen.rows) if r.info.id == "mine.jsonl")
+        assert at == len(app.screen.rows) - 1, "the newest, and below the runs of the folder"
+        line = next(line for line in app.text.splitlines() if "mine.jsonl" in line)
+        assert "finished" not in line and f"{at} run" in app.text and "1 dump" in app.text
         app.screen.table.move_to(at)
         await app.press("enter")
         assert "1 of 1" in app.text
@@ -90,6 +93,22 @@ async def test_dumps_opened_lately_stand_in_the_list_of_runs_and_open_from_there
             if "1 of 2" in app.text:
                 break
         assert "1 of 2" in app.text, "a file that grows is followed; its torn last line waits"
+    assert file.exists()
+
+
+async def test_a_dump_is_removed_from_the_list_and_its_files_stay(runs: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "2+2?", "completion": "4", "reward": 1.0, "step": 1}\n')
+    open_dump(file)
+    async with running(runs, Runs()) as app:
+        app.screen.table.move_to(len(app.screen.rows) - 1)
+        await app.pilot.pause(0.1)
+        assert "opened" in app.text and "finished  after" not in app.text
+        await app.press("D")
+        assert "Forget mine.jsonl" in app.text
+        await app.press("k", "enter", "r")
+        await settle(app.pilot)
+        assert "mine.jsonl" not in [row.info.id for row in app.screen.rows]
     assert file.exists()
 
 

@@ -48,7 +48,7 @@ TABLE: tuple[Key, ...] = (
     Key((RUNS,), "c", "c", "compare", "compare", "Compare the marked runs: curves over each other, configs by side", 6),
     Key((RUNS,), "x", "x", "stop_run", "stop", "Ask a running run to save and stop"),
     Key((RUNS,), "R", "R", "rename", "rename", "Give the run another name", 8),
-    Key((RUNS,), "D,delete", "D", "delete", "delete", "Delete the run and everything it recorded", 9),
+    Key((RUNS,), "D,delete", "D", "delete", "delete", "Delete the run and everything it recorded; forget a dump", 9),
     Key((RUNS,), "r", "r", "reload", "reload", "Look at the folder again"),
     # live
     Key((LIVE,), "enter", "enter", "open", "trajectories", "Open the trajectories; on an alert, its evidence", 1),

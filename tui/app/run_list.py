@@ -32,6 +32,11 @@ class RunRow:
     headline: Headline = NOTHING
     known: bool = False
 
+    @property
+    def dump(self) -> bool:
+        """Whether it is a dump that was opened: it has no status, and is below the runs."""
+        return self.info.mode == "dump"
+
 
 def load(folder: Path, before: Mapping[str, RunRow]) -> dict[str, RunRow]:
     """The runs of a folder and the dumps opened lately, by path; what was read from a record is kept until its run has
@@ -72,16 +77,17 @@ def looked_into(row: RunRow) -> RunRow:
 
 
 def arranged(rows: Iterable[RunRow], text: str, column: str, descending: bool) -> list[RunRow]:
-    """The rows that hold every word of `text`, sorted by a column and then by age."""
+    """The rows that hold every word of `text`, sorted by a column and then by age; dumps after the runs."""
     words = text.casefold().split()
 
     def matches(row: RunRow) -> bool:
         i = row.info
-        held = f"{i.id} {i.name} {i.status} {i.mode} {i.environment} {i.model}".casefold()
+        held = f"{i.id} {i.name} {'' if row.dump else i.status} {i.mode} {i.environment} {i.model}".casefold()
         return all(word in held for word in words)
 
     found = [row for row in rows if matches(row)]
-    return sorted(found, key=lambda row: (_key(row, column), row.info.created), reverse=descending)
+    found.sort(key=lambda row: (_key(row, column), row.info.created), reverse=descending)
+    return sorted(found, key=lambda row: row.dump)
 
 
 def _key(row: RunRow, column: str) -> Any:

@@ -92,7 +92,9 @@ class RunsScreen(RunKeys):
             right.add(FIRST_HINT + "  ", p.accent)
         if running:
             right.add(f"● {running} running  ", p.good)
-        return left, right.add(f"{len(self.rows)} run{'' if len(self.rows) == 1 else 's'}", p.muted)
+        dumps = sum(row.dump for row in self.rows)
+        counts = [(len(self.rows) - dumps, "run"), *([(dumps, "dump")] if dumps else [])]
+        return left, right.add(" · ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts), p.muted)
 
     # -- reading ------------------------------------------------------------------------------------------------
 

@@ -41,12 +41,14 @@ class RunCard(Pane):
         if info is None:
             return []
         now = self.app.clock()
-        line = Line(p).add(f"{status_sign(info.status)} {info.status}", status_style(p, info.status))
-        end = info.ended or now
-        if info.created:
-            line.offer(Line(p).add(f"  after {duration(end - info.created)}", p.muted), width)
-        if info.ended:
-            line.offer(Line(p).add(f", {ago(now - info.ended)} ago", p.muted), width)
+        if info.mode == "dump":
+            line = Line(p).add(f"opened {ago(now - info.created)} ago", p.muted)
+        else:
+            line = Line(p).add(f"{status_sign(info.status)} {info.status}", status_style(p, info.status))
+            if info.created:
+                line.offer(Line(p).add(f"  after {duration((info.ended or now) - info.created)}", p.muted), width)
+            if info.ended:
+                line.offer(Line(p).add(f", {ago(now - info.ended)} ago", p.muted), width)
         lines = [line]
         if info.error:
             lines += wrapped(p, info.error, width, p.bad, 600)

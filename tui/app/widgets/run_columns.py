@@ -20,6 +20,8 @@ def columns(p: Palette, now: float, rows: Sequence[RunRow]) -> tuple[Column, ...
     """As wide as these rows need; numbers are whole at every width, or their column is not there."""
 
     def status(row: RunRow) -> Cell:
+        if row.dump:
+            return "", p.muted
         return f"{status_sign(row.info.status)} {row.info.status}", status_style(p, row.info.status)
 
     def steps(row: RunRow) -> Cell:
