@@ -175,6 +175,11 @@ class Step:
         return self.action or (TEXT if self.parse_error is None and not self.needs_call else "?")
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The label of each call of the turn."""
+        return tuple(call.name for call in self.calls) if len(self.calls) > 1 else (self.label,)
+
+    @property
     def action_key(self) -> str:
         """The whole action as one canonical string: equal for equal tool and arguments, else different."""
         if self.action is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,8 @@ UNKNOWN = {
     "step": "the file names no training step",
 }
 """Why a number is not known, where a format does not say it better."""
+_JUDGE = re.compile(r"(?:\A|[\W_])(?:judge|grader|scorer|critic|reward[ _-]?model)s?[\W_]?\d*\Z", re.I)
+"""Names of agents that judge a rollout: they are no rollouts of the policy."""
 CLOSE = 1e-4
 """Relative distance up to which an arithmetic is said to give the stated reward: writers keep float32."""
 
@@ -48,7 +51,14 @@ def identity(rollout: Rollout, scope: str = "", fallback_id: str = "?") -> tuple
         group = group if rollout.step is None else f"{rollout.step}:{group}"
     if rollout.split and rollout.split != "train" and (not rollout.group or rollout.group.isdecimal()):
         group = f"{rollout.split}:{group}"
+    if _split(rollout) == "judge":
+        group = f"{rollout.agent}:{group}"
     return prompt_id, f"{scope}:{group}" if scope else group
+
+
+def is_judge(agent: str) -> bool:
+    """Whether an agent of this name judges what others wrote."""
+    return bool(_JUDGE.search(agent))
 
 
 def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mapping[str, str]) -> TrajectoryRecord:
@@ -57,7 +67,7 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
     prompt, said = _prompt_and_rest(rollout)
     steps = _turns(said)
     breakdown, why = _breakdown(rollout, rollout.components, len(steps))
-    missing = {k: v for k, v in {**UNKNOWN, **unknown, **rollout.unknown}.items() if _lacks(rollout, k)}
+    missing = {k: v for k, v in {**UNKNOWN, **unknown, **rollout.unknown}.items() if lacks(rollout, k)}
     trajectory = Trajectory(
         id=rollout.id or fallback_id,
         env=rollout.env,
@@ -98,17 +108,19 @@ def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, ind
     prompt, said = _prompt_and_rest(rollout)
     labels: list[str] = []
     flags = FLAG_ERROR if rollout.error else 0
+    turns = 0
     for message in said:
         if message.error:
             flags |= FLAG_ERROR
         if not message.is_agent:
             continue
-        labels.append(message.calls[0].name if message.calls else TEXT)
+        turns += 1
+        labels += [call.name for call in message.calls] or [TEXT]
         for call in message.calls:
             flags |= FLAG_ERROR if call.error else 0
         if message.calls and message.calls[0].problem is not None:
             flags |= FLAG_UNPARSED
-    for value in (rollout.reward, rollout.advantage, *_step_advantages(rollout, len(labels))):
+    for value in (rollout.reward, rollout.advantage, *_step_advantages(rollout, turns)):
         if value is not None and not math.isfinite(value):
             flags |= FLAG_NAN
     return Listed(
@@ -124,6 +136,7 @@ def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, ind
         advantage=rollout.advantage,
         correct=rollout.correct,
         labels=labels,
+        turns=turns,
         flags=flags,
         head=prompt_text(prompt),
         answer=rollout.answer,
@@ -148,7 +161,8 @@ def columns(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _lacks(rollout: Rollout, what: str) -> bool:
+def lacks(rollout: Rollout, what: str) -> bool:
+    """Whether a rollout lacks what a format may lack; true for what is no part of a rollout (`steps`, `turns`)."""
     match what:
         case "reward":
             return rollout.reward is None
@@ -166,6 +180,8 @@ def _lacks(rollout: Rollout, what: str) -> bool:
             return rollout.tokens is None
         case "prompt":
             return not rollout.prompt
+        case "error":
+            return rollout.error is None
     return True
 
 
@@ -174,6 +190,8 @@ def _stop(rollout: Rollout) -> str:
 
 
 def _split(rollout: Rollout) -> str:
+    if rollout.split in ("", "train") and is_judge(rollout.agent):
+        return "judge"
     return rollout.split or "train"
 
 
@@ -216,7 +234,7 @@ def _step(index: int, said: Message, answers: Sequence[Message]) -> Step:
         observation="\n\n".join(observation),
         reward=said.reward,
         error="; ".join(errors) or None,
-        stop_reason=said.stop or "stop",
+        stop_reason=said.stop,
         seconds=said.seconds,
         calls=calls,
         needs_call=False,

@@ -20,11 +20,12 @@ from .containers import BY_NAME, container_of
 from .convert import record_of
 from .dump import files_of, format_of, formats_of
 from .errors import DumpError
-from .format import Origin
+from .format import Format, Origin
 from .index_store import PROBLEMS, IndexStore
 from .measuring import measure
 from .options import Options
 from .part import PART_SECONDS, Part, stat_of, tail_of
+from .reached import is_low
 from .rollout import Rollout
 
 _TEXTS = 64
@@ -131,8 +132,28 @@ class Indexer:
                 {"file": self._short(path), "line": line, "why": why} for path, line, why in (*skipped, *missing)
             ],
             "skipped_in_all": count + len(missing),
-            "not_recorded": {name: dict(by_name[name].unknown) for name, _ in seen if name in by_name},
+            "not_recorded": {name: self._lacking(by_name[name]) for name, _ in seen if name in by_name},
+            "coverage": self._reached(),
         }
+
+    def _lacking(self, format_: Format) -> dict[str, str]:
+        """What the rollouts of a format lack: the reason, and of how many where some have it."""
+        of_all = dict(self.db.execute("SELECT what, rollouts FROM lacking WHERE format = ?", (format_.name,)))
+        row = self.db.execute("SELECT rollouts FROM seen WHERE format = ?", (format_.name,)).fetchone()
+        total = row[0] if row else 0
+        if total == self.store.last_n():  # what was stated later is in the rows only
+            for what in of_all.keys() & {"reward", "advantage", "step"}:
+                of_all[what] = self.db.execute(f"SELECT count(*) FROM rows WHERE {what} IS NULL").fetchone()[0]
+        why = {what: why for what, why in format_.unknown.items() if of_all.get(what)}
+        part = {what: f" in {of_all[what]:,} of {total:,}" for what in why if of_all[what] < total}
+        return {what: f"{reason}{part.get(what, '')}" for what, reason in why.items()}
+
+    def _reached(self) -> dict[str, object]:
+        """The share of the measured documents' words that reached a message, and the files where it is low."""
+        rows = self.db.execute("SELECT path, words, reached FROM reached WHERE words > 0 ORDER BY path").fetchall()
+        words, reached = sum(row[1] for row in rows), sum(row[2] for row in rows)
+        low = {self._short(path): n / of for path, of, n in rows if is_low(of, n)}
+        return {"share": reached / words if words else None, "low": dict(sorted(low.items())[:PROBLEMS])}
 
     def describe(self, *, opened: bool = False) -> None:
         """Write the summary where the reader of runs finds it; `opened`: a person opened the dump now."""

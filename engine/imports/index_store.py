@@ -12,7 +12,7 @@ from ..runs.paths import DATABASE
 from ..runs.storable import clean
 from ..runs.store import RecordStore
 
-VERSION = "8"
+VERSION = "9"
 """Of what an index holds; one of another version is made anew."""
 PROBLEMS = 100
 """Most that are told of what was skipped; ten times as many are kept."""
@@ -33,6 +33,10 @@ CREATE TABLE IF NOT EXISTS amendments (
 );
 CREATE INDEX IF NOT EXISTS amendments_id ON amendments (id);
 CREATE TABLE IF NOT EXISTS seen (format TEXT PRIMARY KEY, documents INTEGER NOT NULL, rollouts INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS lacking (
+    format TEXT NOT NULL, what TEXT NOT NULL, rollouts INTEGER NOT NULL, PRIMARY KEY (format, what)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS reached (path TEXT PRIMARY KEY, words INTEGER NOT NULL, reached INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS skipped (id INTEGER PRIMARY KEY, path TEXT NOT NULL, line INTEGER, why TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS measured (step INTEGER PRIMARY KEY, rollouts INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS named (id TEXT PRIMARY KEY, source INTEGER NOT NULL) WITHOUT ROWID;
@@ -41,7 +45,10 @@ CREATE TABLE IF NOT EXISTS expected (id TEXT PRIMARY KEY, n INTEGER NOT NULL) WI
 """
 _DROP = "".join(
     f"DROP TABLE IF EXISTS {name};"
-    for name in ("sources", "places", "amendments", "seen", "skipped", "measured", "logged", "named", "expected")
+    for name in (
+        *("sources", "places", "amendments", "seen", "lacking", "reached", "skipped", "measured", "logged", "named"),
+        "expected",
+    )
 )
 _KEPT = ("meta",)
 

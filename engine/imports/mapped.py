@@ -159,7 +159,7 @@ class Mapped:
             answer=text(get("answer")),
             expected=text(get("expected")),
             correct=None if read["correct"] is None else bool(read["correct"]),
-            stop=_stop_reason(get("stop")),
+            stop=_stop_reason(get("stop")) or next((m.stop for m in reversed(said) if m.stop), ""),
             error=error_text(get("error")),
             token_count=whole(get("token_count")),
             policy_version=whole(get("policy_version")),

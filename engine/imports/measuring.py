@@ -10,38 +10,51 @@ from ...configs import metric_names as metric
 from .convert import TEXT
 from .index_store import IndexStore
 
+_TRAIN = "rows.split = (SELECT id FROM labels WHERE kind = 'split' AND name = 'train')"
+"""Rollouts of the training. Evaluations and judges count in no mean, except in a dump that holds nothing else."""
+
 
 def measure(store: IndexStore, *, whole: bool) -> None:
     """Put means of steps into the index: of the steps behind the last one while
     files are read, and of all that have changed once they are (`whole`)."""
     db = store.db
+    split = _TRAIN if db.execute(f"SELECT 1 FROM rows WHERE {_TRAIN} LIMIT 1").fetchone() else "1"
     last_n = str(store.record.last_n())
     if whole and store.meta("measured") == last_n:
         return
     if whole:
-        sql, params = "SELECT step, count(*) FROM rows WHERE step IS NOT NULL GROUP BY step", ()
+        sql, params = f"SELECT step, sum({split}) FROM rows WHERE step IS NOT NULL GROUP BY step", ()
     else:
         last = db.execute("SELECT coalesce(max(step), -1) FROM measured").fetchone()[0]
-        sql = "SELECT step, count(*) FROM rows WHERE step > ? AND step < (SELECT max(step) FROM rows) GROUP BY step"
+        sql = (
+            f"SELECT step, sum({split}) FROM rows WHERE step > ? AND step < (SELECT max(step) FROM rows) GROUP BY step"
+        )
         params = (last,)
     known = dict(db.execute("SELECT step, rollouts FROM measured"))
     changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if known.get(step) != size]
+    last_split = store.meta("measured_split")
+    if whole and last_split not in (None, split):  # the first rollout of a training came: means of evaluations go
+        known = dict.fromkeys(known, -1)
+        changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if size or step in known]
     logged = {name for (name,) in db.execute("SELECT name FROM logged")}
     store.record.begin()
+    if whole or last_split is None:
+        store.record.set_meta("measured_split", split)
     for step, size in changed:
-        values = {k: v for k, v in _means(db, step).items() if v is not None and k not in logged}
+        before = step in known  # then what an evaluation gave may have to go
+        values = {k: v for k, v in _means(db, step, split).items() if k not in logged and (before or v is not None)}
         store.record.replace_metrics(step, values)
         db.execute("INSERT OR REPLACE INTO measured VALUES (?, ?)", (step, size))
     if whole:
-        means = {name: mean for name, mean in _means(db, None).items() if mean is not None}
+        means = {name: mean for name, mean in _means(db, None, split).items() if mean is not None}
         store.record.set_meta("means", json.dumps(means))
         store.record.set_meta("measured", last_n)
     store.record.commit()
 
 
-def _means(db: Connection, step: int | None) -> dict[str, float | None]:
-    """Of the rollouts of one step; of all rollouts for None."""
-    where, params = ("rows.step = ?", (step,)) if step is not None else ("1", ())
+def _means(db: Connection, step: int | None, split: str) -> dict[str, float | None]:
+    """Of the rollouts of one step and split; of all steps for None."""
+    where, params = (f"rows.step = ? AND {split}", (step,)) if step is not None else (split, ())
     reward, right, labelled, turns, tokens = db.execute(
         f"SELECT avg(reward), sum(correct = 1), count(correct), avg(turns), avg(tokens) FROM rows WHERE {where}",
         params,
@@ -59,14 +72,14 @@ def _means(db: Connection, step: int | None) -> dict[str, float | None]:
         params,
     ):
         means[metric.COMPONENT_RAW(name.removeprefix("component."))] = mean
-    return {**means, **(_actions(db, step) if step is not None else {})}
+    return {**means, **(_actions(db, step, split) if step is not None else {})}
 
 
-def _actions(db: Connection, step: int) -> dict[str, float]:
+def _actions(db: Connection, step: int, split: str) -> dict[str, float]:
     """The share of each action in the turns of one step; words between calls are none."""
     counts: Counter[str] = Counter()
     for (actions,) in db.execute(
-        "SELECT cards.actions FROM cards JOIN rows ON rows.n = cards.n WHERE step = ?", (step,)
+        f"SELECT cards.actions FROM cards JOIN rows ON rows.n = cards.n WHERE step = ? AND {split}", (step,)
     ):
         counts.update(actions.split(","))
     names = {str(id_): name for id_, name in db.execute("SELECT id, name FROM labels WHERE kind = 'action'")}

@@ -31,10 +31,17 @@ def conversation(value: object) -> tuple[Message, ...]:
     found: list[Message] = []
     for item in listed(value):
         if isinstance(item, Mapping):
+            stop = item.get("finish_reason")
             if isinstance(item.get("message"), Mapping):  # a choice of a completion: its message is what was said
                 item = item["message"]
+            if not item.keys() & {"role", "type"} and (inner := _inside(item)) is not None:  # an answer of an interface
+                found.extend(conversation(inner))
+                continue
             other = next((made for read in _OTHERS if (made := read(item)) is not None), None)
-            found.extend((message(item),) if other is None else other)
+            made = (message(item),) if other is None else other
+            if isinstance(stop, str) and made and made[-1].is_agent:
+                made = (*made[:-1], replace(made[-1], stop=stop))
+            found.extend(made)
         elif isinstance(item, str):
             found.append(Message("user", item))
     return joined(found)
@@ -138,6 +145,8 @@ def _content(value: object) -> tuple[str, str, tuple[Call, ...], str | None]:
 
 def _inside(value: Mapping[str, Any]) -> list[Any] | None:
     """The conversation in an object around it: an answer of OpenAI's interfaces, or a request."""
+    if isinstance(value.get("body"), Mapping) and "role" not in value:  # of a batch: `{"status_code", "body"}`
+        return [value["body"]]
     for key in ("choices", "output", "messages", "input"):
         inner = value.get(key)
         if isinstance(inner, list) and "role" not in value:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from ..runs import codec
 from ..runs.listed import Listed
 from ..runs.storable import clean
 from .containers.base import Found
-from .convert import columns, identity, listed_of
+from .convert import columns, identity, lacks, listed_of
 from .dump import format_of
 from .format import Format, Origin
 from .index_store import IndexStore
+from .reached import MEASURED, is_low, is_silent, words_reached
 from .rollout import Amendment, Expected, Named, Numbers, Rollout
 
 PART_BYTES = 4 << 20
@@ -43,6 +45,7 @@ class Part:
         self.documents = 0
         self.strange: list[tuple[int, str]] = []
         self.unknown = 0
+        self.measured = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -57,6 +60,8 @@ class Part:
         self.named: list[str] = []
         self.problems: list[tuple[int | None, str]] = []
         self.seen: dict[str, tuple[int, int]] = {}
+        self.lacking: Counter[tuple[str, str]] = Counter()
+        self.words: Counter[str] = Counter()
         self.ids: set[str] = set()
         self.again: list[tuple[str, Rollout]] = []
         self.expected: dict[str, int] = {}
@@ -95,7 +100,8 @@ class Part:
         rows = len(self.rows)
         try:
             items = list(reader.open(found.document, self.origin))
-            for part, rollout in enumerate(item for item in items if isinstance(item, Rollout)):
+            rollouts = [item for item in items if isinstance(item, Rollout)]
+            for part, rollout in enumerate(rollouts):
                 self._add(rollout, found, part, self.store.scope(reader.name))
             read = len(self.rows)
             for item in items:
@@ -110,6 +116,7 @@ class Part:
             self.problem(found.line, f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})")
             return
         self._see(reader.name, read - rows)
+        self._measure(reader, found, rollouts)
         for item in items:
             if isinstance(item, Numbers):
                 self.numbers.append(item)
@@ -117,6 +124,24 @@ class Part:
                 self.named += item.ids
             elif isinstance(item, Amendment):
                 self.amendments.append((item, found.offset, found.length))
+
+    def _measure(self, reader: Format, found: Found, rollouts: list[Rollout]) -> None:
+        """Count what these rollouts lack of what the format may lack, and the words that reached a message."""
+        for rollout in rollouts:
+            for what in reader.unknown:
+                if lacks(rollout, what):
+                    self.lacking[reader.name, what] += 1
+        if not rollouts:
+            return
+        silent = all(is_silent(rollout) for rollout in rollouts)
+        if self.measured >= MEASURED and not silent:
+            return
+        self.measured += 1
+        words, reached = words_reached(found.document, rollouts)
+        self.words += Counter(words=words, reached=reached)
+        if silent and is_low(words, reached, 0.5):
+            why = f"{reader.name}: {reached / words:.0%} of its text reached a message, none of it the policy's: "
+            self.problem(found.line, f"{why}the shape of its messages is not known")
 
     def _drop(self, rows: int) -> None:
         """Forget the rows from this one on: their document cannot be read."""
@@ -253,6 +278,18 @@ class Part:
                 "documents = documents + excluded.documents, rollouts = rollouts + excluded.rollouts",
                 ((name, *counts) for name, counts in self.seen.items()),
             )
+            for (name, what), count in self.lacking.items():
+                db.execute(
+                    "INSERT INTO lacking VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET rollouts = rollouts + ?",
+                    (name, what, count, count),
+                )
+            if self.words["words"]:
+                counts = (self.words["words"], self.words["reached"])
+                db.execute(
+                    "INSERT INTO reached VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET words = words + ?, "
+                    "reached = reached + ?",
+                    (str(self.origin.path), *counts, *counts),
+                )
             if self.documents > 1:  # a lone document that nobody knows is a side file, such as settings
                 self.problems += self.strange
                 self.strange.clear()

@@ -172,6 +172,7 @@ def joined(found: Sequence[Message]) -> tuple[Message, ...]:
                 text=last.text or said.text,
                 thought="\n".join(t for t in (last.thought, said.thought) if t),
                 calls=(*last.calls, *said.calls),
+                stop=said.stop or last.stop,
             )
         else:
             made.append(said)

@@ -15,7 +15,8 @@ from .types import TrajectoryRecord
 class Listed(NamedTuple):
     """One trajectory without its text. A named tuple, because a dump of another framework has millions of them.
 
-    `labels`: one per turn, None where its turns are not known yet; `rules`: of the penalties that it got; `flags`: bits
+    `labels`: of each call, or of the words of a turn without one; None where its turns are not known yet; `rules`: of
+    the penalties that it got; `flags`: bits
     of `schema.FLAG_…`; `head`: the beginning of its prompt, or more of it; `uses`: bits of what its own step's update
     did with it.
     """
@@ -43,6 +44,8 @@ class Listed(NamedTuple):
     uses: int | None = None
     gate: str | None = None
     confidence: float | None = None
+    turns: int | None = None
+    """Where a turn may have several labels; else there are as many as labels."""
 
 
 def listed(step: int | None, record: TrajectoryRecord) -> Listed:
@@ -60,7 +63,8 @@ def listed(step: int | None, record: TrajectoryRecord) -> Listed:
         reward=trajectory.own_reward if breakdown is None else breakdown.total,
         advantage=record.advantage,
         correct=trajectory.correct,
-        labels=[s.label for s in trajectory.steps],
+        labels=[label for s in trajectory.steps for label in s.labels],
+        turns=len(trajectory.steps),
         flags=_flags(record),
         head=trajectory.prompt,
         answer=_said(trajectory),

@@ -115,8 +115,8 @@ class RecordStore:
             start = step - step % width
             self.db.executemany(_SPAN, [(name, width, start, step, value) for name, _, value in rows])
 
-    def replace_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """One number per name at a step, in place of what was there."""
+    def replace_metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        """One number per name at a step, in place of what was there; None only removes that."""
         names = [self._metric(name) for name in values]
         for name in names:
             had = self.db.execute("DELETE FROM metrics WHERE name = ? AND step = ?", (name, step)).rowcount
@@ -131,7 +131,7 @@ class RecordStore:
                     "max(step) FROM metrics WHERE name = ?3 AND step >= ?2 AND step < ?2 + ?1 GROUP BY name",
                     (width, start, name),
                 )
-        self.add_metrics(step, values)
+        self.add_metrics(step, {name: value for name, value in values.items() if value is not None})
 
     def add_event(self, kind: str, message: str, step: int, when: float, data: bytes) -> None:
         """One event; `data` is JSON."""
@@ -343,7 +343,7 @@ class RecordStore:
             rule_mask,
             len(of.rules),
             _number(of.advantage),
-            None if of.labels is None else len(of.labels),
+            None if of.labels is None else len(of.labels) if of.turns is None else of.turns,
             of.tokens,
             of.flags,
             intern("env", of.env),

@@ -80,6 +80,11 @@ def told(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"skipped: {item['file']}{line}: {item['why']}")
     if summary["skipped_in_all"] > 5:
         lines.append(f"… {summary['skipped_in_all'] - 5:,} more were skipped")
+    low = (summary.get("coverage") or {}).get("low") or {}
+    for name, share in list(low.items())[:5]:
+        lines.append(
+            f"{name}: {share:.0%} of the measured words reached a message; the rest has a shape not known here"
+        )
     for name, reasons in summary["not_recorded"].items():
         if reasons:
             lines.append(f"not in {name}: " + "; ".join(f"{what} ({why})" for what, why in reasons.items()))

@@ -9,7 +9,8 @@ from typing import Any
 from ..format import Origin
 from ..mapped import SEVERAL, at, mean, plain, scores, several
 from ..messages import call, conversation, error_text, message, split
-from ..rollout import Item, Message, Rollout, listed, mapping, number, text, whole
+from ..rollout import Call, Item, Message, Rollout, listed, mapping, number, text, whole
+from ..templates import joined
 from ..tokens import Tokens
 
 _NO_REWARD = "the writer records no reward"
@@ -45,12 +46,15 @@ class MiniSweAgent:
             if data.get("role") == "exit":
                 error = text(extra.get("exception_str"))
                 continue
-            made = message(data)
+            said = conversation([data])
+            actions = [a for a in listed(extra.get("actions")) if isinstance(a, Mapping)]
+            if actions and said and said[-1].is_agent and not any(m.calls for m in said):
+                said = (*said[:-1], replace(said[-1], calls=tuple(_action(a) for a in actions)))
             failed = text(extra.get("exception_info")) or (
                 f"exit code {extra['returncode']}" if extra.get("returncode") not in (None, 0) else None
             )
-            messages.append(replace(made, error=failed) if failed and not made.is_agent else made)
-        prompt, said = split(messages)
+            messages += [replace(m, error=failed) if failed and not m.is_agent else m for m in said]
+        prompt, said = split(joined(messages))
         status = text(info.get("exit_status")) or ""
         known = ("submitted", "limitsexceeded", "")
         yield Rollout(
@@ -71,6 +75,12 @@ class MiniSweAgent:
                 }
             ),
         )
+
+
+def _action(given: Mapping[str, Any]) -> Call:
+    """An action of mini-swe-agent: the command of a shell, with the id of its call where there is one."""
+    arguments = {k: v for k, v in given.items() if k not in ("tool_call_id", "tool")}
+    return Call(str(given.get("tool") or "bash"), arguments, str(given.get("tool_call_id") or ""))
 
 
 class SweAgent:

@@ -6,6 +6,7 @@ Nothing says which numbers are reward functions; the trainer's state beside it d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from ..format import Origin
 from ..mapped import Mapped
 from ..messages import completion, conversation
 from ..rollout import Item, Message, Numbers, Score, listed, number, whole
+from .tables import GENERIC
 
 METRICS = {
     "reward": metric.REWARD_MEAN,
@@ -44,6 +46,15 @@ _TABLE = Mapped(
     read_prompt=lambda value: conversation(_without_nulls(value)),
 )
 
+_FILE = re.compile(r"completions_\d+\.parquet")
+_DECLARED = frozenset(
+    key
+    for role in ("group", "reward", "components", "messages", "token_count", "index", "policy_version", "stop", "split")
+    for key in GENERIC.keys[role]
+    if "." not in key
+)
+"""Keys that say what a number is. TRL's own table has none: a document with one is read as it declares."""
+
 
 class Trl:
     """Rows of the completions table."""
@@ -63,7 +74,9 @@ class Trl:
 
     def detect(self, document: Any, origin: Origin) -> bool:
         """By its columns."""
-        return _TABLE.detect(document, origin) and all(not isinstance(document[k], Mapping) for k in _TABLE.needs)
+        if not _TABLE.detect(document, origin) or any(isinstance(document[k], Mapping) for k in _TABLE.needs):
+            return False
+        return _DECLARED.isdisjoint(document) or _FILE.match(origin.path.name) is not None
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """One rollout a row."""

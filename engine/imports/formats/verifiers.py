@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..containers.base import TO_ITS_END
+from ..convert import is_judge
 from ..format import Origin
 from ..mapped import at, mean, plain, scores
 from ..messages import completion, conversation, error_text, message
@@ -65,8 +66,9 @@ class Episodes:
         traces: list[Mapping[str, Any]] = [t for t in document["traces"] if isinstance(t, Mapping)]
         if not traces and listed(document.get("errors")):  # it failed before there was one
             traces = [{"id": document.get("id")}]
+        several = sum(not is_judge(text(at(t, "agent.name")) or "") for t in traces) > 1
         for trace in traces:
-            made = _trace(trace, document, origin, several=len(traces) > 1)
+            made = _trace(trace, document, origin, several=several)
             yield replace(made, extra={**made.extra, **effective})
 
 

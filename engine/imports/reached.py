@@ -1,0 +1,104 @@
+"""How much of a document's text reached a message: a shape that nobody knows shows as words that are in no message."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .rollout import Rollout, parsed, text
+
+ENOUGH = 0.95
+"""A file below this share is reported."""
+MEASURED = 4
+"""Documents that are measured of each file; those without a message of the policy are measured, too."""
+_WORDS = 50_000
+_WORD = re.compile(r"[^\W_]+")
+_MARK = re.compile(r"<[^<>\s]{1,60}>(?:user|assistant|system|tool)?")
+FEW = 10
+"""So many missing words are no sign of an unknown shape."""
+_SPOKEN = frozenset(
+    [
+        "content",
+        "text",
+        "value",
+        "arguments",
+        "args",
+        "input",
+        "output",
+        "completion",
+        "response",
+        "prompt",
+        "message",
+        "reasoning",
+        "reasoning_content",
+        "thinking",
+        "thought",
+        "observation",
+        "action",
+        "result",
+        "refusal",
+        "question",
+        "problem",
+        "generation",
+        "parts",
+        "command",
+        "code",
+    ]
+)
+"""Keys under which writers keep the words of a conversation. Settings and copies under other keys are not counted."""
+
+
+def is_low(words: int, reached: int, share: float = ENOUGH) -> bool:
+    """Whether so few words reached a message that the shape of the document is probably not known."""
+    return reached < share * words and words - reached > FEW
+
+
+def is_silent(rollout: Rollout) -> bool:
+    """Whether the policy neither writes nor calls anything."""
+    return not any(m.is_agent and (m.text or m.calls or m.thought) for m in rollout.completion)
+
+
+def words_reached(document: Any, rollouts: list[Rollout]) -> tuple[int, int]:
+    """How many different words the conversations of a document have, and how many of them are in a rollout."""
+    said: set[str] = set()
+    for part in _spoken(document, "", 0):
+        said.update(_split(part))
+        if len(said) > _WORDS:
+            break
+    shown: set[str] = set()
+    for rollout in rollouts:
+        for part in _shown(rollout):
+            shown.update(_split(part))
+    return len(said), len(said & shown)
+
+
+def _split(value: str) -> list[str]:
+    """Words of letters and digits: marks, also those of chat templates, are not counted."""
+    return _WORD.findall(_MARK.sub(" ", value))
+
+
+def _spoken(value: Any, key: str, depth: int) -> Iterator[str]:
+    if isinstance(value, str):
+        if key in _SPOKEN and len(value) > 1:
+            inner = parsed(value) if value[:1] in ("{", "[") else None
+            if isinstance(inner, (Mapping, list)):
+                yield from _spoken(inner, key, depth + 1)
+            else:
+                yield value
+    elif depth < 24 and isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _spoken(inner, str(name), depth + 1)
+    elif depth < 24 and isinstance(value, list):
+        for inner in value:
+            yield from _spoken(inner, key, depth + 1)
+
+
+def _shown(rollout: Rollout) -> Iterator[str]:
+    for each in (*rollout.prompt, *rollout.completion):
+        yield f"{each.role} {each.text} {each.thought} {each.error or ''}"
+        for call in each.calls:
+            yield f"{call.name} {text(call.arguments)} {call.result or ''}"
+    for given in (rollout.answer, rollout.expected, rollout.error):
+        yield given or ""
+    yield text([rollout.extra, rollout.task, rollout.tools]) or ""

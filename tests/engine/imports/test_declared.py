@@ -1,0 +1,176 @@
+"""What a document declares decides how it is read, and what a file lacks is what is said to be missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_tui.configs import metric_names as metric
+from grpo_tui.engine.imports.dump import format_of
+from grpo_tui.engine.imports.format import Origin
+from grpo_tui.engine.imports.formats import FORMATS
+from grpo_tui.engine.imports.index import Indexer
+from grpo_tui.engine.imports.opening import open_dump
+from grpo_tui.engine.runs.query import Query
+from grpo_tui.engine.runs.reader import RunReader
+
+Open = Callable[[Path | str], RunReader]
+
+ORIGIN = Origin(Path("rows.jsonl"), Path())
+NEEDED: dict[str, dict[str, Any]] = {
+    "TRL completions": {"step": 1, "prompt": "p", "completion": "c", "advantage": 0.5},
+    "verl rollouts": {"input": "p", "output": "c", "score": 1.0},
+    "SkyRL evaluation": {"input_prompt": "p", "output_response": "c", "score": 1.0},
+    "AReaL rollouts": {"task_id": "t", "completion": "c", "seqlen": 3, "head_version": 1},
+    "agentlightning trajectories": {"rollout_id": "r", "reward": 1.0, "prompt": "p", "response": "c"},
+    "rollouts in JSON": {"prompt": "p", "completion": "c"},
+}
+DECLARED = {"group": "g", "reward": 1.0, "token_count": 7, "stop_reason": "length", "index": 0}
+COLUMNS = {"difficulty": 3, "accuracy_reward": 1.0, "solution": "4", "source": "web"}
+
+
+@given(name=st.sampled_from(sorted(NEEDED)), extra=st.dictionaries(st.sampled_from(sorted(COLUMNS)), st.just(0)))
+def test_columns_of_ones_own_do_not_change_the_format(name: str, extra: dict[str, int]):
+    document = {**NEEDED[name], **{key: COLUMNS[key] for key in extra}}
+    for each in (document, dict(reversed(document.items()))):
+        found = format_of(each, ORIGIN, FORMATS)
+        assert found is not None and found.name == name
+
+
+@given(keys=st.sets(st.sampled_from(["group", "reward", "token_count", "stop_reason"]), min_size=1))
+def test_rows_that_declare_what_a_number_is_are_read_as_they_declare(keys: set[str]):
+    document = {**NEEDED["TRL completions"], **{key: DECLARED[key] for key in sorted(keys)}}
+    found = format_of(document, ORIGIN, FORMATS)
+    assert found is not None and found.name == "rollouts in JSON"
+    (rollout,) = found.open(document, ORIGIN)
+    assert (rollout.step, rollout.advantage, rollout.components) == (1, 0.5, {})  # type: ignore[union-attr]
+    assert rollout.group == ("g" if "group" in keys else "")  # type: ignore[union-attr]
+    assert rollout.reward == (1.0 if "reward" in keys else None)  # type: ignore[union-attr]
+    assert rollout.token_count == (7 if "token_count" in keys else None)  # type: ignore[union-attr]
+
+
+def write(path: Path, *documents: Any) -> Path:
+    path.write_text("".join(json.dumps(d) + "\n" for d in documents))
+    return path
+
+
+def summary(path: Path) -> dict[str, Any]:
+    return dict(open_dump(path, whole=True).summary)
+
+
+def test_what_a_file_lacks_is_told_and_not_what_its_format_may_lack(tmp_path: Path, opened: Open):
+    row = {"prompt": "p", "completion": "c", "reward": 1.0, "step": 1, "advantage": 0.1, "group": "g"}
+    told = summary(write(tmp_path / "full.jsonl", row, row))["not_recorded"]["rollouts in JSON"]
+    assert told == {}
+    part = {k: v for k, v in row.items() if k != "step"}
+    told = summary(write(tmp_path / "part.jsonl", row, part))["not_recorded"]["rollouts in JSON"]
+    assert list(told) == ["step"] and told["step"].endswith("in 1 of 2")
+
+
+RESPONSE = {
+    "object": "response",
+    "output": [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "I look around first."}]},
+        {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": '{"command": "ls"}'},
+        {"type": "function_call", "call_id": "c2", "name": "bash", "arguments": '{"command": "pwd"}'},
+    ],
+}
+
+
+def test_mini_swe_agent_with_messages_of_responses(tmp_path: Path, opened: Open):
+    results = [{"type": "function_call_output", "call_id": c, "output": f"result of {c}"} for c in ("c2", "c1")]
+    submitted = {"role": "assistant", "content": "Done.", "extra": {"actions": [{"command": "submit"}]}}
+    messages = [{"role": "user", "content": "Fix it."}, RESPONSE, *results, submitted]
+    document = {"trajectory_format": "mini-swe-agent-1.1", "info": {"exit_status": "Submitted"}, "messages": messages}
+    (tmp_path / "a.traj.json").write_text(json.dumps(document))
+    reader = opened(tmp_path / "a.traj.json")
+    shown = reader.bodies.trajectory(1).trajectory
+    first, last = shown.steps
+    assert first.thought == "I look around first." and shown.prompt == "Fix it."
+    assert [(c.arguments, c.result) for c in first.calls] == [
+        ({"command": "ls"}, "result of c1"),
+        ({"command": "pwd"}, "result of c2"),
+    ]
+    assert (last.text, last.action, last.arguments) == ("Done.", "bash", {"command": "submit"})
+    (row,) = reader.rollouts.page()
+    assert row.turns == 2 and row.actions == ("bash", "bash", "bash")
+
+
+def test_outputs_of_batches(tmp_path: Path, opened: Open):
+    choice = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": "Four."}}
+    body = {"object": "chat.completion", "model": "m", "choices": [choice]}
+    openai = {"id": "b1", "custom_id": "q1", "response": {"status_code": 200, "body": body}, "error": None}
+    said = {"role": "assistant", "content": [{"type": "text", "text": "Five."}], "stop_reason": "end_turn"}
+    claude = {"custom_id": "q2", "result": {"type": "succeeded", "message": said}}
+    for name, document, text, stop in (("o", openai, "Four.", "length"), ("a", claude, "Five.", "end_turn")):
+        shown = opened(write(tmp_path / f"{name}.jsonl", document)).bodies.trajectory(1).trajectory
+        assert [s.text for s in shown.steps] == [text] and shown.stop_reason == stop
+
+
+def test_a_shape_that_is_not_known_is_reported(tmp_path: Path):
+    unknown = [{"role": "assistant", "blob": {"content": f"word{i} " * 3 + " ".join(f"w{i}x{j}" for j in range(30))}}
+               for i in range(3)]  # fmt: skip
+    path = write(tmp_path / "a.jsonl", {"prompt": "hello there", "messages": unknown, "completion": ""})
+    told = summary(path)
+    assert told["coverage"]["share"] < 0.5 and list(told["coverage"]["low"]) == ["a.jsonl"]
+    assert any("the shape of its messages is not known" in s["why"] for s in told["skipped"])
+
+
+def test_all_parallel_calls_count_and_turns_stay_turns(tmp_path: Path, opened: Open):
+    calls = [{"id": str(i), "function": {"name": f"tool{i}", "arguments": "{}"}} for i in range(7)]
+    row = {"step": 1, "prompt": "p", "reward": 1, "completion": [{"role": "assistant", "tool_calls": calls}]}
+    reader = opened(write(tmp_path / "a.jsonl", row, row))
+    assert [reader.rollouts.count(Query(filter=f"action:tool{i}")) for i in range(7)] == [2] * 7
+    assert {row.turns for row in reader.rollouts.page()} == {1}
+    latest = reader.metrics.latest()
+    assert latest[metric.ACTION_SHARE("tool6")] == pytest.approx(1 / 7) and latest[metric.TURNS] == 1
+
+
+def test_evaluations_and_judges_count_in_no_mean_of_the_training(tmp_path: Path, opened: Open):
+    row = {"prompt": "p", "completion": "c", "step": 1}
+    rows = [{**row, "reward": r} for r in (0.25, 0.75)]
+    others = [{**row, "reward": 9, "split": "eval"}, {**row, "reward": 7, "agent": "judge"}]
+    (tmp_path / "d").mkdir()
+    write(tmp_path / "d" / "a.jsonl", *others, {**row, "step": 0, "reward": 3, "split": "eval"})
+    write(tmp_path / "d" / "b.jsonl", *rows)
+    reader = opened(tmp_path / "d")
+    assert reader.metrics.points(metric.REWARD_MEAN) == [(1, 0.5)]
+    assert summary(tmp_path / "d")["means"][metric.REWARD_MEAN] == 0.5
+    alone = opened(write(tmp_path / "evals.jsonl", *[{**r, "split": "eval"} for r in rows]))
+    assert alone.metrics.points(metric.REWARD_MEAN) == [(1, 0.5)], "a dump of evaluations has their means"
+
+
+def test_an_evaluation_that_was_measured_first_leaves_the_means(tmp_path: Path):
+    row = {"prompt": "p", "completion": "c", "step": 1, "reward": 9.0}
+    dump = tmp_path / "d"
+    dump.mkdir()
+    write(dump / "a.jsonl", {**row, "split": "eval"}, {**row, "step": 2, "split": "eval"})
+    with Indexer(dump, tmp_path / "index") as indexer:
+        indexer.advance()
+        write(dump / "b.jsonl", {**row, "reward": 1.0})
+        indexer.look_again()
+        indexer.advance()
+        found = indexer.db.execute(
+            "SELECT step, value FROM metrics WHERE name = (SELECT id FROM metric_names WHERE name = ?)",
+            (metric.REWARD_MEAN,),
+        ).fetchall()
+    assert found == [(1, 1.0)]
+
+
+def test_a_judge_does_not_split_a_group(tmp_path: Path, opened: Open):
+    def trace(id_: str, agent: str) -> dict[str, Any]:
+        node = {"message": {"role": "assistant", "content": id_}, "parent": None, "sampled": True}
+        return {"id": id_, "agent": {"name": agent}, "nodes": [node], "rewards": {"r": {"score": 1, "weight": 1}}}
+
+    episodes = [
+        {"env": {"id": "e"}, "group": {"id": "g"}, "traces": [trace("a", "solver"), trace("b", "judge")]},
+        {"env": {"id": "e"}, "group": {"id": "g"}, "traces": [trace("c", "solver")]},
+    ]
+    groups = {row.id: row.group for row in opened(write(tmp_path / "a.jsonl", *episodes)).rollouts.page()}
+    assert groups["a"] == groups["c"] != groups["b"]
