@@ -15,7 +15,7 @@ from ..calls import root_of, summary
 from ..needles import spans
 from ..rollout_fields import Field, end_fields, prompt_fields, raw_fields, step_fields
 from ..rollout_search import Match
-from .flow import Flow, Part
+from .flow import Flow
 from .line import Line, wrapped
 from .pane import Pane
 from .rendering import Renderer
@@ -58,8 +58,6 @@ class ReadingPanel(Pane):
         self._all = False
         self._chosen: Key | None = None
         self._fields: dict[int, list[Field]] = {}
-        self._heads: list[Part] = []
-        """The first part of each step."""
         self._laid: TextLayout | None = None
         self._root = ""
 
@@ -211,8 +209,10 @@ class ReadingPanel(Pane):
             return
         if self.match is not None:
             self._go(self._line_of(self.match) - self.size.height // 3)
-        elif self.whole and self.step < len(self._heads):
-            self._go(self._flow.start(self._heads[self.step]) if self.step else 0)
+        elif self.whole:
+            flow = self._flow
+            head = next((at for at, part in enumerate(flow.parts) if part.key[0] == self.step), 0)
+            self._go(flow.starts[head] if self.step else 0)
 
     def _expand(self, step: int) -> None:
         """Lay out the texts of a step as parts."""
@@ -236,8 +236,9 @@ class ReadingPanel(Pane):
             return
         self._strips.clear()
         self.refresh()
-        if self.whole and self._heads:
-            at = max(0, min(flow.parts[flow.part_at(self.top + self.size.height // 4)].key[0], len(self._heads) - 1))
+        if self.whole and self.record is not None:
+            last, here = len(self.record.trajectory.steps) - 1, flow.part_at(self.top + self.size.height // 4)
+            at = max(0, min(flow.parts[min(here, len(flow.parts) - 1)].key[0], last))
             if at != self.step:
                 self.step = at
                 self.title = self._heading()
@@ -306,7 +307,6 @@ class ReadingPanel(Pane):
         lay = self._laid = TextLayout(
             renderer, width, folds, self.find, self._is_open, lambda key: key == self._chosen, spaced=not self.whole
         )
-        self._heads = []
         lay.line(*wrapped(p, self.problem, width, p.bad))
         lay.line(*(wrapped(p, f"✎ {self.note}", width, p.accent) if self.note else []))
         if self.record is not None:
@@ -327,9 +327,6 @@ class ReadingPanel(Pane):
         shown = range(len(steps)) if self.whole else [min(self.step, len(steps) - 1)] if steps else []
         for at in shown:
             if self.whole:
-                head = Line(p).add(f"─ {at + 1} ", p.title)
-                lay.line(head.add("─" * max(0, lay.width - head.width), p.border), at=at)
-                self._heads.append(lay.parts[-1])
                 lay.later(at, _STEP, partial(self._lay_step, lay, at, steps[at]))
             else:
                 self._lay_step(lay, at, steps[at])
@@ -337,6 +334,9 @@ class ReadingPanel(Pane):
             lay.put(END, self._of_step(END))
 
     def _lay_step(self, lay: TextLayout, at: int, step: Step) -> None:
+        if self.whole:
+            head = Line(self.palette).add(f"─ {at + 1} ", self.palette.title)
+            lay.line(head.add("─" * max(0, lay.width - head.width), self.palette.border), at=at)
         lay.put(at, self._of_step(at))
         if notes := self._notes(step):
             lay.line(Line(self.palette).add(" · ".join(notes), self.palette.faint, cells=lay.width), at=at)
