@@ -208,7 +208,7 @@ def test_the_setting_of_earlier_versions_is_read():
     assert (whole.weights, whole.compute) == ("float32", "bfloat16")
 
 
-def trained(folder: Path, base: Path, learning_rate: float = 1e-6, **formats: str) -> dict[str, Any]:
+def trained(folder: Path, base: Path, learning_rate: float = 1e-6, **formats: Any) -> dict[str, Any]:
     """A run of four steps: its sampler KL, its KL, and the detectors of its alerts."""
     make_run(folder, base, max_steps=4, learning_rate=learning_rate, save_every=0)
     config = yaml.safe_load((folder / "config.yaml").read_text())
