@@ -31,6 +31,8 @@ WHOLE_TO_LORA = 0.1
 """The learning rate of all weights against that of LoRA (Schulman et al., "LoRA Without Regret", 2025)."""
 SFT_LORA, SFT_WHOLE = 2e-4, 2e-5
 """Learning rates of supervised fine-tuning; TRL's default is 2e-5, and ten times as much for LoRA."""
+ROOM = 8
+"""Tokens of the context that a trajectory leaves free: templates end it, and TRL's pass puts a token before it."""
 FAR = 10.0
 """A learning rate that differs from the usual one by more than this factor is worth a warning."""
 
@@ -110,10 +112,10 @@ def lengths(setting: Setting) -> Iterator[Choice]:
     found = LENGTHS[setting.device != "cpu", setting.thinks]
     where = "on a CPU" if setting.device == "cpu" else "on a GPU"
     why = f"a model that {'thinks before it answers' if setting.thinks else 'answers at once'}, {where}"
-    most = setting.facts.context or found.trajectory
-    if most <= found.trajectory:
-        why += f", with a context of {most:,} tokens"
-    trajectory = min(found.trajectory, max(1, most - 1))  # TRL's pass puts one token before a trajectory
+    context = setting.facts.context
+    trajectory = found.trajectory if context is None else min(found.trajectory, max(1, context - ROOM))
+    if trajectory < found.trajectory:
+        why += f", with a context of {context:,} tokens"
     yield Choice("training.max_turn_tokens", min(found.turn, max(1, trajectory // 2)), why)
     yield Choice("training.max_trajectory_tokens", trajectory, why)
     yield Choice("training.prompts_per_step", found.prompts, where)
