@@ -17,7 +17,7 @@ INPUTS := pyproject.toml setup.py constraints.txt
 # Imported once before the tests: else each worker would compile all of torch, transformers and trl at the same time.
 COMPILED := import grpo_tui.engine.training.rft, grpo_tui.tui.app.app, grpo_tui.tui.cli.main, pytest, hypothesis
 
-.PHONY: help train test lint types unit test-oldest test-newest test-vllm stress bench policy smollm2 defaults clean
+.PHONY: help train test lint types unit test-oldest test-newest test-attach test-vllm stress bench policy smollm2 defaults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -66,6 +66,11 @@ test-oldest test-newest: test-%: $(VENV)/.ready-test
 	@$(VENV)-$*/bin/python -m pip install --disable-pip-version-check --prefer-binary --no-compile --quiet \
 		-c $(VENV)-$*.txt -e ".[$(EXTRAS)]"
 	@$(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" $(TESTS)
+
+# attach under the TRL of other environments: make test-attach PYTHONS="/path/one/bin/python /path/two/bin/python"
+PYTHONS ?= $(BIN)/python
+test-attach: $(VENV)/.ready-test
+	@for python in $(PYTHONS); do PYTHONPATH=typings:. $(QUICK) $$python -m tests.versions.attach || exit 1; done
 
 # Two real vLLM servers on the CPU. vLLM wants libraries of its own, so it gets an environment of its own (2.4 GB): a
 # third party's build for CPUs, whose parts for pictures and sound would need libraries that are not there.

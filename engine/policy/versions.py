@@ -27,21 +27,8 @@ def is_checkpointing(model: PreTrainedModel) -> bool:
 
 def cache_layers(config: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:
     """Return the kind and the cache arguments of each layer of a language model."""
-    # Before transformers 5.23: `get_layer_types_and_kwargs` returns one dictionary, or does not exist.
-    read = getattr(cache_utils, "get_layer_types_and_kwargs", None)
-    kinds, details = read(config) if read is not None else (_kinds(config), {})
-    if isinstance(details, dict):
-        windows = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-        own = {kind: {"sliding_window": getattr(config, name, None)} for kind, name in windows.items()}
-        return [(kind, details | own.get(kind, {})) for kind in kinds]
+    kinds, details = cache_utils.get_layer_types_and_kwargs(config)
+    if isinstance(details, dict):  # before transformers 5.23: one dictionary for all layers
+        window = {"sliding_window": details.pop("sliding_window", None)}
+        return [(kind, details if kind == "full_attention" else details | window) for kind in kinds]
     return list(zip(kinds, details, strict=True))
-
-
-def _kinds(config: PreTrainedConfig) -> list[str]:
-    known = getattr(config, "layer_types", None)
-    if known is None:
-        windowed = getattr(config, "sliding_window", None) is not None
-        chunked = getattr(config, "attention_chunk_size", None) is not None
-        known = ["sliding_attention" if windowed else "chunked_attention" if chunked else "full_attention"]
-        known *= config.num_hidden_layers
-    return list(known)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -64,7 +65,8 @@ class SeeingModel:
             return None
         if "mm_encoder_outputs" not in inspect.signature(type(model.base_model).forward).parameters:
             raise SightError(
-                f"{type(model).__name__} does not take image features that were made before (mm_encoder_outputs)"
+                f"{type(model).__name__} of transformers {transformers.__version__} does not take image features that "
+                "were computed before (mm_encoder_outputs): policies that see need transformers 5.23 or newer"
             )
         if not isinstance(found := getattr(model, "seeing", None), SeeingModel):
             found = SeeingModel(model)
