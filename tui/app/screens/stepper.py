@@ -111,7 +111,7 @@ class StepperScreen(AmongRollouts):
             return line, right
         for name in self._tabs():
             here = name == (self._pane or self._body)
-            shown = f"step {self.step + 1}/{len(self.cursor.steps)}" if name == "step" else name
+            shown = f"step {self.step + 1}/{len(self.cursor.steps)}" if name == "step" and self.cursor.steps else name
             shown = shown if here or width >= 70 else shown[:4]
             line.add(shown, p.key if here else p.muted, click=f"show_pane('{name}')").gap(2)
         row = self.cursor.opened.row
