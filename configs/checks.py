@@ -94,10 +94,10 @@ def _data(config: RunConfig) -> Iterator[Problem]:
             f"tasks come from {data.source} or from environment.train_data ({environment.train_data}), not from both",
             "leave one of them out",
         )
-    if environment.reward_funcs and config.mode != "rft":
+    if environment.reward_funcs and config.mode == "sft":
         yield Problem(
             "environment.reward_funcs",
-            f"reward functions score the rollouts of --mode rft, and nothing calls them in mode {config.mode}",
+            "reward functions score rollouts, and nothing calls them in mode sft",
             "leave them out, or train with --mode rft",
         )
     if environment.tools and environment.class_path != DATASET_ENV:

@@ -118,6 +118,8 @@ def lengths(setting: Setting) -> Iterator[Choice]:
         why += f", with a context of {context:,} tokens"
     yield Choice("training.max_turn_tokens", min(found.turn, max(1, trajectory // 2)), why)
     yield Choice("training.max_trajectory_tokens", trajectory, why)
+    yield Choice("online.max_turn_tokens", min(found.turn, max(1, trajectory // 2)), why)
+    yield Choice("online.max_trajectory_tokens", trajectory, why)
     yield Choice("training.prompts_per_step", found.prompts, where)
     yield Choice("environment.eval_tasks", found.eval_tasks, where)
 

@@ -99,8 +99,13 @@ class OnlineConfig(Section):
     remembered_answers: int = Field(default=256, ge=0)
     """Answers on which a person's word (`/v1/feedback`) is still taken."""
 
+    answer: str = Field(default="environment", min_length=1, max_length=500)
+    """The part of a text that votes and feedback compare: `environment` (the environment's own answer), `boxed`,
+    `last_number`, `choice`, `json:PATH`, a function (`file.py:name`), or a regular expression, whose first group
+    counts."""
     samples: int = Field(default=8, ge=2)
-    """Trajectories sampled for a request; they vote."""
+    """Trajectories sampled for a request; they vote. In a conversation they are drawn after the answer, which is one
+    text as the model's generation defaults write it; a caller gets the majority's with `ensemble: true`."""
     samples_to_learn: int = Field(default=0, ge=0)
     """Further trajectories of a request, sampled after its answer went out: they join the vote that labels, and are
     learnt from. Better labels for more work in the engine; 0 with `updates` off."""

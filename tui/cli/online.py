@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from .common import ExitCode, RunsDir, SetOption, fail, say, warn
-from .config import ConfigArgument, load
+from .config import ConfigArgument, chosen_lines, load
+from .train import DatasetOption, ModelOption, RewardOption, own, watch
 
 HELP = """Serve answers and learn from them while serving: an inference engine and an update worker.
 
@@ -21,6 +22,9 @@ over HTTP (--serve HOST:PORT).
 
 def online(
     config: ConfigArgument = None,
+    model: ModelOption = None,
+    dataset: DatasetOption = None,
+    reward: RewardOption = None,
     set_: SetOption = None,
     requests: Annotated[
         str | None,
@@ -38,14 +42,16 @@ def online(
 ) -> None:
     """Start (or resume) serving with learning, and watch it."""
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from ..text import literal
     from .runs import find
-    from .train import watch
 
     if requests is not None and serve is not None:
         fail("--requests and --serve exclude each other; give one", ExitCode.USAGE)
-    if resume is not None and (run_id is not None or config is not None):
+    options = own(model, dataset, reward)
+    if resume is not None and (run_id is not None or config is not None or options):
         fail(
-            "--resume goes on with a run under its own id and configuration; leave --run-id and CONFIG out",
+            "--resume goes on with a run under its own id and configuration; leave --run-id, CONFIG, --model, "
+            "--dataset and --reward out",
             ExitCode.USAGE,
         )
     home = resolve_runs_dir(runs_dir)
@@ -58,11 +64,14 @@ def online(
         overrides.append(f"online.requests={json.dumps(requests)}")
     if serve is not None:
         overrides.append(f"online.serve={json.dumps(serve)}")
-    settings = load(source, overrides, "online", paths=old is None)
+    settings = load(source, overrides, "online", options=options, paths=old is None)
 
     from ...engine.launch import LaunchError, start_run
 
     piped = settings.online.requests == "-"
+    if old is None:
+        for line in chosen_lines(settings, config, overrides, options):
+            (warn if piped else say)(literal(line))
     try:
         run = start_run(
             settings,

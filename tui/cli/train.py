@@ -28,6 +28,25 @@ QUICK_STEPS, QUICK_TASKS = 8, 8
 """How far `--quick` goes at most."""
 
 
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="A hub id or a folder: model.base.", show_default=False)
+]
+DatasetOption = Annotated[
+    str | None,
+    typer.Option("--dataset", help="A file, a saved dataset or a hub id: data.source.", show_default=False),
+]
+RewardOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reward",
+        metavar="FUNCTION[:WEIGHT]",
+        help="A reward function with TRL's signature, such as rewards.py:accuracy or "
+        "trl.rewards.think_format_reward:0.2; may be given several times.",
+        show_default=False,
+    ),
+]
+
+
 class Mode(StrEnum):
     """What `--mode` takes."""
 
@@ -40,24 +59,9 @@ def train(
     mode: Annotated[
         Mode | None, typer.Option(help="sft or rft; else what the configuration says.", show_default=False)
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="A hub id or a folder: model.base.", show_default=False),
-    ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option("--dataset", help="A file, a saved dataset or a hub id: data.source.", show_default=False),
-    ] = None,
-    reward: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--reward",
-            metavar="FUNCTION[:WEIGHT]",
-            help="A reward function with TRL's signature, such as rewards.py:accuracy or "
-            "trl.rewards.think_format_reward:0.2; may be given several times.",
-            show_default=False,
-        ),
-    ] = None,
+    model: ModelOption = None,
+    dataset: DatasetOption = None,
+    reward: RewardOption = None,
     set_: SetOption = None,
     dry_run: Annotated[
         bool,

@@ -28,6 +28,7 @@ from ...agents.transformers_agent import TransformersAgent
 from ...record.step_recorder import record_vocabulary
 from ...record.wandb_sink import WandbSink
 from ...rollouts.dataset import load_rows
+from ...rollouts.judging import make_judge, special_texts
 from ...rollouts.runner import RolloutRunner, prepares
 from ...runs.control import ControlChannel
 from ...runs.writer import RunWriter
@@ -228,6 +229,7 @@ def _inference_engine(
         seed=config.seed,
         images=ImageFolder(OnlineFolder(writer.run_dir).images) if agent.sees else None,
         name=engine_name(OnlineFolder(writer.run_dir), online),
+        judge=make_judge(config.environment, [], special_texts(tokenizer)),
     )
 
 

@@ -21,7 +21,7 @@ from ..store.folder import OnlineFolder
 from ..store.snapshots import published_versions
 from .http.problems import HttpProblem
 from .http.schema import Feedback
-from .requests import PersonsWord, RequestSource
+from .requests import HumanFeedback, RequestSource
 from .weights import WeightFollower
 
 log = logging.getLogger(__name__)
@@ -84,19 +84,32 @@ class EngineBackend:
         return "paused" if state.get("status") == "paused" else "running"
 
     async def feedback(self, feedback: Feedback, source: str) -> Mapping[str, Any]:
-        """Hand a person's word to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
-        found = _REQUEST.fullmatch(feedback.id.strip())
+        """Hand feedback to the engine's thread. Raises KeyError, ValueError, HttpProblem."""
+        return await self._heard(
+            feedback.id,
+            verdict=feedback.verdict,
+            answer=feedback.answer,
+            correction=feedback.correction,
+            source=source,
+            named=feedback.source,
+        )
+
+    async def feedback_outcome(self, identifier: str) -> Mapping[str, Any]:
+        """How far earlier feedback is. Raises KeyError, HttpProblem."""
+        return await self._heard(identifier, asks=True)
+
+    async def _heard(self, identifier: str, **given: Any) -> Mapping[str, Any]:
+        found = _REQUEST.fullmatch(identifier.strip())
         if found is None:
-            raise KeyError(feedback.id)
+            raise KeyError(identifier)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
 
         def reply(outcome: object) -> None:
             loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))
 
-        word = PersonsWord(int(found[1]), reply, feedback.verdict, feedback.answer, source, feedback.source)
         try:
-            self._source.say(word)
+            self._source.say(HumanFeedback(int(found[1]), reply, **given))
         except queue.Full:
             raise HttpProblem(429, "too much feedback waits; try again later", retry_after_s=5) from None
         try:

@@ -19,8 +19,12 @@ from torch import Tensor, nn
 
 from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
+from ....envs.chat import ChatEnv
+from ....envs.dataset import DatasetEnv
+from ....envs.loading import EnvLoadError
 from ....envs.trajectory import Trajectory
 from ....rewards import RewardOrchestrator
+from ....rewards.functions import RewardFunctionError
 from ....rewards.result import RewardResult
 from ...policy.forward import vocabulary_of
 from ...policy.merged import merged_weights
@@ -32,14 +36,16 @@ from ..store.images import ImageFolder
 from ..store.update_task import OriginalLogits, UpdateTask
 from .answers import Answer
 from .experience_buffer import ExperienceBuffer
+from .extraction import choice, last_number, make_extractor, normal
 from .requests import Request, Sampling
-from .sample_passes import embeddings_and_logits, request_embeddings
+from .sample_passes import behaviour_logprobs, embeddings_and_logits, request_embeddings
 from .task_making import update_task
 from .voting import Gate, Neighbour, Vote, canonical, gate, vote
 
 if TYPE_CHECKING:
     from ...agents.remote.agent import RemoteAgent
     from ...agents.transformers_agent import TransformersAgent
+    from ...rollouts.judging import Judge
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +63,8 @@ class Learned:
 class InferenceEngine:
     """Answers requests with `runner`'s agent, whose model serves under the version that is passed in.
 
-    name: the engine's among those that share a queue; empty for one that has its own.
+    name: the engine's among those that share a queue; empty for one that has its own. judge: the user's reward
+    functions, which score samples in place of the vote.
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class InferenceEngine:
         seed: int = 0,
         images: ImageFolder | None = None,
         name: str = "",
+        judge: Judge | None = None,
     ) -> None:
         self.model = model
         self.name = name
@@ -82,6 +90,8 @@ class InferenceEngine:
         self.buffer = buffer if buffer is not None else ExperienceBuffer(config.buffer_size)
         self.learn_statistics = learn_statistics
         self.seed = seed
+        self.judge = judge
+        self.extract = make_extractor(config.answer)
         vocabulary = vocabulary_of(model)
         self.logits_top_k = None if vocabulary <= config.kl.full_vocabulary else config.kl.top_k
 
@@ -89,10 +99,78 @@ class InferenceEngine:
 
     def answer(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         """Sample, vote and gate; requests are answered together. An environment that fails costs its own request."""
+        single = [r for r in requests if self._is_single(r)]
+        if not single:
+            return self._by_vote(requests, policy_version)
+        found = {a.request.number: a for a in self._at_once(single, policy_version)}
+        if rest := [r for r in requests if r.number not in found]:
+            found |= {a.request.number: a for a in self._by_vote(rest, policy_version)}
+        return [found[r.number] for r in requests]
+
+    def _is_single(self, request: Request) -> bool:
+        """Whether the caller gets one text at once: in a conversation without tools, unless it asked for the vote."""
+        if request.sampling.ensemble is not None:
+            return not request.sampling.ensemble
+        try:
+            env = self.runner.environment(request.row)
+        except EnvLoadError:
+            return False
+        return isinstance(env, ChatEnv) and not (isinstance(env, DatasetEnv) and env.functions)
+
+    def _at_once(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
+        """One text each, with the model's generation defaults where the caller left them open."""
+        first = requests[0].number
+        with self._drawing(), self._sampled_as(self._defaults(requests[0].sampling), whole=True):
+            samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=1)
+        answers = []
+        for request, sample in zip(requests, samples, strict=True):
+            outcome = vote([None])
+            answers.append(
+                Answer(
+                    request=request,
+                    vote=outcome,
+                    label_vote=outcome,
+                    gate=self._single_gate(request),
+                    samples=[sample],
+                    policy_version=policy_version,
+                    correct=None if sample.trajectory is None else sample.trajectory.correct,
+                    seconds=time.perf_counter() - request.arrived,
+                    error=_failure([sample]),
+                    shown=0,
+                    single=True,
+                    extracted=self._key(sample),
+                )
+            )
+        return answers
+
+    def _defaults(self, chosen: Sampling) -> Sampling:
+        """What the caller asked for, completed by the model's generation configuration."""
+        config = getattr(self.model, "generation_config", None)
+        usual = 0.0
+        if config is not None and config.do_sample:
+            usual = 1.0 if config.temperature is None else float(config.temperature)
+        return Sampling(
+            usual if chosen.temperature is None else chosen.temperature,
+            chosen.max_tokens or getattr(config, "max_new_tokens", None),
+        )
+
+    def _single_gate(self, request: Request) -> Gate:
+        """Whether samples are to be drawn after this answer."""
+        if request.version is not None:
+            return Gate("own_sampling", "the caller chose the version")
+        if self.judge is None and self.extract is None:
+            return Gate("no_label", "no answer can be extracted from free text: set online.answer, or give feedback")
+        return Gate("open")
+
+    def _key(self, sample: Rollout) -> str | None:
+        """The part of a sample's answer that votes and feedback compare."""
+        text = _answer_of(sample)
+        return text if text is None or self.extract is None else self.extract(text)
+
+    def _by_vote(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         k = self.config.samples
         first = requests[0].number
-        chosen = requests[0].sampling
-        with self._drawing(), self._sampled_as(chosen):
+        with self._drawing(), self._sampled_as(requests[0].sampling):
             samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=k)
         groups = [samples[i * k : (i + 1) * k] for i in range(len(requests))]
         known: Sequence[np.ndarray | None] = [None] * len(groups)
@@ -109,6 +187,7 @@ class InferenceEngine:
                     self.config.neighbour_weight,
                 )
             outcome = self.vote(request, group, neighbours)
+            shown = self._shown(outcome, group)
             answers.append(
                 Answer(
                     request=request,
@@ -117,14 +196,23 @@ class InferenceEngine:
                     gate=self._gate(request, outcome),
                     samples=group,
                     policy_version=policy_version,
-                    correct=_correct(outcome, group),
+                    correct=_correct(outcome, group, shown),
                     seconds=time.perf_counter() - request.arrived,
                     neighbours=tuple(neighbours),
                     embedding=embedding,
                     error=_failure(group),
+                    shown=shown,
+                    extracted=outcome.answer,
                 )
             )
         return answers
+
+    def _shown(self, outcome: Vote, group: Sequence[Rollout]) -> int | None:
+        """The first sample that agrees with the vote; the first of all where nothing was extracted from any."""
+        winner = canonical(outcome.answer)
+        if winner is None:
+            return 0 if self.extract is not None else None
+        return next((i for i, sample in enumerate(group) if canonical(self._key(sample)) == winner), None)
 
     def _drawing(self) -> contextlib.AbstractContextManager[object]:
         """For the time in which samples are drawn: adapters are merged where the model here draws them."""
@@ -132,13 +220,17 @@ class InferenceEngine:
         return contextlib.nullcontext() if elsewhere else merged_weights(self.model)
 
     @contextlib.contextmanager
-    def _sampled_as(self, chosen: Sampling) -> Iterator[None]:
-        """Sample as the callers asked; what they left open is as configured."""
+    def _sampled_as(self, chosen: Sampling, *, whole: bool = False) -> Iterator[None]:
+        """Sample as the callers asked; the configuration gives the rest. whole: a turn ends with the trajectory."""
         changes: dict[str, Any] = {}
         if chosen.temperature is not None:
             changes["temperature"] = chosen.temperature
         if chosen.max_tokens is not None:
-            changes["max_new_tokens"] = chosen.max_tokens
+            changes |= {"max_new_tokens": chosen.max_tokens, "max_turn_tokens": chosen.max_tokens}
+        elif whole:
+            changes["max_turn_tokens"] = self.config.max_trajectory_tokens
+        if whole and (config := getattr(self.model, "generation_config", None)) is not None and config.do_sample:
+            changes |= {"top_p": config.top_p or 1.0, "top_k": config.top_k or 0}
         if not changes:
             yield
             return
@@ -154,13 +246,13 @@ class InferenceEngine:
 
     def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[Neighbour]) -> Vote:
         """The vote over a request's candidates."""
-        return vote([_answer_of(s) for s in samples], neighbours)
+        return vote([self._key(s) for s in samples], neighbours)
 
     # --------------------------------------------------------------------------------------------------- learning
 
     def learn(self, answers: Sequence[Answer]) -> list[Learned]:
         """Rewards, record rows and update tasks of answers that were given. Not on anyone's way to an answer."""
-        answers = self._widened(answers)
+        answers = [self._judged(a) for a in self._widened(answers)]
         samples = [s for a in answers for s in a.samples if s.trajectory is not None]
         if not samples:
             return [Learned(a, metrics=self._metrics(a)) for a in answers]
@@ -194,27 +286,90 @@ class InferenceEngine:
             ]
             if answer.gate.open and self.config.updates:
                 item.task = self._task(answer, [samples[i] for i in rows], result, rows.start, logits)
-            if answer.gate.open and answer.embedding is not None and answer.text is not None:
-                self.buffer.add(f"request-{answer.request.number}", answer.embedding, answer.text)
+            if answer.gate.open and answer.embedding is not None and answer.vote.answer is not None:
+                self.buffer.add(f"request-{answer.request.number}", answer.embedding, answer.vote.answer)
             learned.append(item)
         if learned:
             learned[-1].metrics |= dict(result.metrics)
         return learned
 
     def label(self, answer: Answer, right: str | None, wrong: str | None) -> Learned:
-        """The update task that a person's word on an earlier answer gives: `right` is the right answer, or `wrong` one
-        that is not right. Candidates of which the person said nothing stay out."""
+        """The update task that feedback on an earlier answer gives: `right` is the right answer, by which all samples
+        are judged, or `wrong` one that is not right. Samples that the feedback does not concern are left out.
+
+        Of free text, from which nothing is extracted, a number is compared with the last number, a letter with the
+        choice.
+        """
+        if answer.single and right is not None:
+            answer = self._widened([answer], always=True)[0]
+        extract = self.extract
+        if extract is None and answer.single and right is not None:
+            is_number = last_number(right) is not None and last_number(right) == normal(right)
+            extract = last_number if is_number else choice if len(right.strip()) == 1 else None
+
+        def key(text: str | None) -> str | None:
+            return canonical(text) if extract is None else canonical(extract(text or ""))
+
         samples = [s for s in answer.samples if s.trajectory is not None]
-        correct: list[bool | None] = []
-        for sample in samples:
-            given = canonical(_answer_of(sample))
-            if right is not None:
-                correct.append(given == canonical(right))
-            else:
-                correct.append(False if given == canonical(wrong) else None)
+        given = [key(_answer_of(sample)) for sample in samples]
+        if right is not None:
+            expected = key(right) or canonical(normal(right))
+            correct: list[bool | None] = [g == expected for g in given]
+        else:
+            correct = [False if g is not None and g == key(wrong) else None for g in given]
+        return self._labelled(answer, samples, correct, right)
+
+    def rate(self, answer: Answer, good: bool) -> Learned:
+        """The update task of a rating: this answer alone earns 1 or −1 against the running baseline (REINFORCE with a
+        baseline, Williams 1992, doi:10.1007/BF00992696)."""
+        samples = [answer.samples[answer.shown or 0]]
+        made = self._labelled(answer, samples, [True], answer.text)
+        if made.task is not None and not good:
+            task = made.task
+            column = task.components.index("task")
+            rewards = task.reward_tensor.clone()
+            rewards[..., column] *= -1
+            made.task = replace(task, reward_tensor=rewards)
+        return made
+
+    def correct(self, answer: Answer, text: str) -> Learned:
+        """The update task of a corrected text: the text earns 1, the answer that was given 0."""
+        first = answer.samples[answer.shown or 0]
+        if first.trajectory is None or len(first.trajectory.steps) != 1:
+            raise ValueError("only an answer of one turn can be corrected; give the right answer as `answer`")
+        words = self.runner.tokenizer
+        ends = [t for t in first.token_ids[first.agent_mask][-1:].tolist() if t in words.all_special_ids]
+        written = [*words.encode(text, add_special_tokens=False), *(ends or [words.eos_token_id])]
+        ids = np.array([*first.token_ids[: first.prompt_length], *written], first.token_ids.dtype)
+        if len(ids) > self.config.max_trajectory_tokens:
+            raise ValueError(
+                f"the text is too long: online.max_trajectory_tokens is {self.config.max_trajectory_tokens}"
+            )
+        agent = np.arange(len(ids)) >= first.prompt_length
+        step = replace(first.trajectory.steps[0], text=text)
+        corrected = replace(
+            first,
+            token_ids=ids,
+            agent_mask=agent,
+            turn_ids=np.where(agent, 0, -1).astype(first.turn_ids.dtype),
+            rewards=np.zeros(len(ids), first.rewards.dtype),
+            logprobs=np.zeros(len(ids), np.float32),
+            trained_logprobs=None,
+            trajectory=replace(first.trajectory, steps=(step,), answer=text),
+        )
+        corrected = replace(corrected, logprobs=behaviour_logprobs(self.model, corrected, self.config.temperature))
+        return self._labelled(answer, [corrected, first], [True, False], text)
+
+    def _labelled(
+        self, answer: Answer, samples: list[Rollout], correct: list[bool | None], right: str | None
+    ) -> Learned:
         labels = tuple(right if c is not None else None for c in correct)
         label_vote = replace(
-            answer.label_vote, labels=labels, correct=tuple(correct), confidence=1.0, flipped=correct[0] is False
+            answer.label_vote,
+            labels=labels,
+            correct=tuple(correct),
+            confidence=1.0,
+            flipped=bool(correct) and correct[0] is False,
         )
         labelled = replace(answer, samples=samples, label_vote=label_vote, gate=Gate("open"))
         if all(c is None for c in correct):
@@ -228,14 +383,46 @@ class InferenceEngine:
         )
         return Learned(labelled, task=self._task(labelled, samples, result, 0, logits))
 
-    def _widened(self, answers: Sequence[Answer]) -> list[Answer]:
+    def _judged(self, answer: Answer) -> Answer:
+        """The answer with the scores of the user's reward functions, which take the place of the vote."""
+        if self.judge is None or answer.error is not None or answer.request.version is not None:
+            return answer
+        try:
+            samples = self.judge(answer.samples, [answer.request.row] * len(answer.samples), answer.request.number)
+        except RewardFunctionError as error:
+            return replace(answer, gate=Gate("no_label", f"the reward functions failed: {error}"))
+        scored = [s.trajectory if s.trajectory is not None and s.trajectory.steps[-1].scores else None for s in samples]
+        correct = tuple(None if t is None else bool(t.correct) for t in scored)
+        label_vote = replace(
+            answer.label_vote,
+            labels=tuple(None for _ in samples),
+            correct=correct,
+            confidence=1.0,
+            flipped=correct[0] is False,
+        )
+        gate = Gate("open") if any(scored) else Gate("no_label", "no sample has a score")
+        return replace(answer, samples=samples, label_vote=label_vote, gate=gate)
+
+    def _widened(self, answers: Sequence[Answer], *, always: bool = False) -> list[Answer]:
         """The same answers with `samples_to_learn` further trajectories each, and the labels that all of them give.
+
+        After a single answer all samples of the vote are drawn here, unless nothing can be learnt from them (always:
+        also then). The single answer does not vote: it was not sampled as they were.
 
         More votes make better labels, and more trajectories a steadier gradient, at no cost to who waits for an answer.
         Should drawing them fail, what was answered with is learnt from.
         """
-        extra = self.config.samples_to_learn
-        able = [a for a in answers if a.error is None and not a.request.sampling.is_own and a.request.version is None]
+        single = [a for a in answers if a.single and len(a.samples) == 1 and (a.gate.open or always) and not a.error]
+        if single and len(single) < len(answers):
+            found = {a.request.number: a for a in self._widened(single, always=always)}
+            rest = {a.request.number: a for a in self._widened([a for a in answers if not a.single])}
+            return [(found | rest).get(a.request.number, a) for a in answers]
+        able = single or [
+            a
+            for a in answers
+            if a.error is None and not a.single and not a.request.sampling.is_own and a.request.version is None
+        ]
+        extra = self.config.samples_to_learn + (self.config.samples if single else 0)
         if not extra or not self.config.updates or not able:
             return list(answers)
         first = able[0].request.number
@@ -248,11 +435,21 @@ class InferenceEngine:
             return list(answers)
         wider = []
         for i, answer in enumerate(able):
-            samples = [*answer.samples, *_joining(answer.samples, drawn[i * extra : (i + 1) * extra])]
-            label_vote = self.vote(answer.request, samples, answer.neighbours)
-            wider.append(
-                replace(answer, samples=samples, label_vote=label_vote, gate=self._gate(answer.request, label_vote))
-            )
+            joining = _joining(answer.samples, drawn[i * extra : (i + 1) * extra])
+            samples = [*answer.samples, *joining]
+            if not answer.single:
+                label_vote = self.vote(answer.request, samples, answer.neighbours)
+                closed = self._gate(answer.request, label_vote)
+            else:
+                label_vote = self.vote(answer.request, joining, ())
+                closed = gate(label_vote, self.config.min_confidence, self.config.learn_from_unanimous)
+                label_vote = replace(
+                    label_vote,
+                    labels=(None, *label_vote.labels),
+                    correct=(None, *label_vote.correct),
+                    flipped=canonical(answer.extracted) != canonical(label_vote.answer),
+                )
+            wider.append(replace(answer, samples=samples, label_vote=label_vote, gate=closed))
         found = {a.request.number: a for a in wider}
         return [found.get(a.request.number, a) for a in answers]
 
@@ -307,15 +504,15 @@ def _answer_of(sample: Rollout) -> str | None:
     return sample.trajectory.answer if sample.trajectory is not None else None
 
 
-def _correct(outcome: Vote, samples: Sequence[Rollout]) -> bool | None:
-    """Whether the ensemble's answer is right, where the environment knows."""
-    winner = canonical(outcome.answer)
+def _correct(outcome: Vote, samples: Sequence[Rollout], shown: int | None) -> bool | None:
+    """Whether the answer is right, where the environment knows."""
     known = [s.trajectory for s in samples if s.trajectory is not None and s.trajectory.correct is not None]
     if not known:
         return None
-    for trajectory in known:
-        if canonical(trajectory.answer) == winner and winner is not None:
-            return bool(trajectory.correct)
+    trajectory = samples[shown].trajectory if shown is not None else None
+    if trajectory is not None and trajectory.correct is not None:
+        return trajectory.correct
+    winner = canonical(outcome.answer)
     return winner is not None and any(canonical(t.expected) == winner for t in known)
 
 
@@ -328,13 +525,11 @@ def _failure(samples: Sequence[Rollout]) -> str | None:
 def _served(answer: Answer, row: int, trajectory: Trajectory) -> Served:
     """The candidate's place in the vote, for the record."""
     outcome = answer.label_vote
-    winner = canonical(answer.text)
-    gave = winner is not None and canonical(trajectory.answer) == winner
     return Served(
         request=answer.request.number,
         initial=row == 0,
         answer=answer.text,
-        sent=gave and trajectory.id == answer.trajectory_id,
+        sent=answer.shown is not None and trajectory.id == answer.trajectory_id,
         pseudo_label=outcome.labels[row],
         agrees=outcome.correct[row],
         confidence=outcome.confidence,

@@ -65,7 +65,7 @@ class RecordKeeper:
 
     engine: the name that marks its own requests in a journal that several engines read; what the worker learnt from
     another's is recorded where this engine stands. sinks: further places for numbers, such as wandb. Nothing here
-    raises into serving.
+    raises into serving. heard: is given each row of the journal.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class RecordKeeper:
         sinks: Iterable[MetricSink] = (),
         tokens: bool = True,
         engine: str = "",
+        heard: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.writer = writer
         self.queue = queue
@@ -84,6 +85,7 @@ class RecordKeeper:
         self.sinks = list(sinks)
         self.tokens = tokens
         self.engine = engine
+        self.heard = heard
         self.step = 0
         position = recorded_position(writer.run_dir, JOURNAL_POSITION)
         if position is None:  # of an older version: it was kept with the queue, or the record was lost
@@ -127,6 +129,8 @@ class RecordKeeper:
         for row in rows:
             with self.writer.together(journal=row.n):
                 self._copy(row)
+            if self.heard is not None:
+                self.heard(row.row)
             self.copied = row.n
         return len(rows)
 

@@ -40,11 +40,13 @@ class Sampling:
     temperature: float | None = None
     max_tokens: int | None = None
     """Most tokens that the policy may write in a trajectory."""
+    ensemble: bool | None = None
+    """Whether the answer is one that agrees with the majority of samples; None: as the environment has it."""
 
     @property
     def is_own(self) -> bool:
-        """Whether the caller chose anything: such answers are not what the served policy would give by itself."""
-        return self != Sampling()
+        """Whether the caller chose how to sample: the served policy would not give such answers by itself."""
+        return self.temperature is not None or self.max_tokens is not None
 
 
 @dataclass(frozen=True)
@@ -132,13 +134,17 @@ def read_requests(path: Path, defaults: EnvironmentConfig) -> list[Request]:
 
 
 @dataclass(frozen=True)
-class PersonsWord:
-    """What a person says of the answer to request number `request`; `reply` gets what became of it, or an error."""
+class HumanFeedback:
+    """Feedback on the answer to request number `request`; `reply` gets its result, or an error."""
 
     request: int
     reply: Callable[[object], None]
     verdict: str | None = None
     answer: str | None = None
+    asks: bool = False
+    """Whether this only asks for the outcome of earlier feedback."""
+    correction: str | None = None
+    """The text that the policy should have written."""
     source: str = ""
     """Whose word it is, as in `Request.source`."""
     named: str | None = None
@@ -167,7 +173,7 @@ class RequestSource:
         self._max_waiting = max_waiting
         self._batch_tokens = batch_tokens
         self._callers: deque[Request] = deque()
-        self._words: deque[PersonsWord] = deque()
+        self._words: deque[HumanFeedback] = deque()
         self._ended = False
         self._changed = threading.Condition()
         self.rows_taken = 0
@@ -223,7 +229,7 @@ class RequestSource:
                     request.reply(problem)
             self._changed.notify_all()
 
-    def say(self, word: PersonsWord) -> None:
+    def say(self, word: HumanFeedback) -> None:
         """Hand over a person's word on an answer, from any thread. Raises queue.Full."""
         with self._changed:
             if len(self._words) >= self._max_waiting:
@@ -231,7 +237,7 @@ class RequestSource:
             self._words.append(word)
             self._changed.notify_all()
 
-    def take_feedback(self) -> list[PersonsWord]:
+    def take_feedback(self) -> list[HumanFeedback]:
         """What people have said since the last call."""
         with self._changed:
             words = list(self._words)

@@ -53,6 +53,17 @@ def request_embeddings(model: nn.Module, samples: Sequence[Rollout]) -> list[np.
 
 
 @torch.inference_mode()
+def behaviour_logprobs(model: nn.Module, sample: Rollout, temperature: float) -> np.ndarray:
+    """Log-probs float32 [T] of a sample's agent tokens at `temperature`, 0 elsewhere."""
+    batch = PaddedSamples.of([sample])
+    logits = forward_agent_tokens(model, batch.token_ids, batch.attention_mask, batch.agent_mask).logits.float()
+    chosen = batch.token_ids[batch.agent_mask].to(logits.device)[:, None]
+    found = np.zeros(len(sample), np.float32)
+    found[sample.agent_mask] = (logits / temperature).log_softmax(-1).gather(-1, chosen)[:, 0].cpu().numpy()
+    return found
+
+
+@torch.inference_mode()
 def embeddings_and_logits(
     model: nn.Module, samples: Sequence[Rollout], *, embed: bool, wanted: Sequence[bool], top_k: int | None
 ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:

@@ -92,6 +92,7 @@ class Serving:
         self._worker_missed = False
         self._stopped = False
         self._feedback = FeedbackKeeper(self.engine, self.follower, self.enqueuer, self.keeper.event, self.config)
+        self.keeper.heard = self._feedback.note
         self._absence = Absence(self.server_wait_s, self.keeper.event)
         self._broken_off: deque[Request] = deque()
         """Requests that were taken, and that the policy went away from."""
@@ -186,6 +187,7 @@ class Serving:
             self.on_answers(answers)
         self._feedback.remember(answers)
         learned = self._learn(answers, requests[0].version)
+        self._feedback.remember(item.answer for item in learned)
         for item in learned:
             if item.task is not None:
                 self.enqueuer.put(item.task)

@@ -348,3 +348,54 @@ def test_a_persons_word_is_the_label_of_an_answer() -> None:
     wrong = made.label(answer, None, right).task
     assert wrong is not None and {canonical(a) for a in wrong.experience.answers} == {right}
     assert made.label(answer, None, "nobody said this").task is None
+
+
+def conversation(text: str = "what is it?", number: int = 1, **sampling: Any) -> Request:
+    row = Row("grpo_tui.envs.chat.ChatEnv", {}, {"messages": [{"role": "user", "content": text}]})
+    return Request(row, number=number, sampling=Sampling(**sampling))
+
+
+def test_a_conversation_gets_the_models_own_text_and_the_vote_comes_after_it() -> None:
+    made = engine(answer="last_number", max_turn_tokens=6)
+    answer = made.answer([conversation(max_tokens=9)], policy_version=3)[0]
+    prompt = answer.samples[0].token_ids[: answer.samples[0].prompt_length]
+    own = made.model.generate(
+        input_ids=torch.from_numpy(prompt)[None],
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=9,
+        pad_token_id=0,
+        eos_token_id=made.runner.agent.decoder.stop_ids,
+    )[0]
+    assert answer.samples[0].token_ids.tolist() == own.tolist()
+    assert len(answer.samples) == 1 and answer.text is not None
+    learned = made.learn([answer])[0]
+    assert len(learned.records) == 6 and learned.answer.label_vote.correct[0] is None
+    voted = made.answer([conversation(number=2, ensemble=True)], policy_version=3)[0]
+    assert len(voted.samples) == 5 and not voted.single
+
+
+def test_free_text_without_an_extractor_gives_no_pseudo_label() -> None:
+    made = engine()
+    answer = made.answer([conversation()], policy_version=3)[0]
+    learned = made.learn([answer])[0]
+    assert learned.task is None and len(learned.records) == 1
+    assert "set online.answer" in learned.answer.gate.reason
+
+
+def test_a_rating_a_right_answer_and_a_correction_each_give_an_update() -> None:
+    made = engine(answer=r"\w")
+    answer = made.answer([conversation()], policy_version=3)[0]
+    good, bad = made.rate(answer, True).task, made.rate(answer, False).task
+    assert good is not None and bad is not None
+    column = good.components.index("task")
+    assert float(good.reward_tensor[..., column].sum()) == -float(bad.reward_tensor[..., column].sum()) > 0
+    judged = made.label(answer, "x", None).task
+    assert judged is not None and len(judged.experience.answers) == 6
+    task = made.correct(answer, "it is blue").task
+    assert task is not None and task.experience.answers[0] == "it is blue"
+    e = task.experience
+    with torch.no_grad():
+        logits = forward_agent_tokens(made.model, e.token_ids, e.attention_mask, e.agent_mask).logits
+    chosen = logits.log_softmax(-1).gather(-1, e.token_ids[e.agent_mask][:, None])[:, 0]
+    torch.testing.assert_close(chosen, e.logprobs[e.agent_mask], rtol=1e-4, atol=1e-4)

@@ -99,7 +99,7 @@ def test_requests_change_to_a_version_when_every_server_has_it(make: Callable[..
     wait_for(lambda: world.folders() == ["v1", "v2"], "the first folder's end", 20)
     assert all(generated(s) for s in world.servers), "questions are spread over the servers"
     said = httpx.post(f"{world.url}/v1/feedback", json={"id": "1", "verdict": "wrong", "answer": "7"}, timeout=60)
-    assert said.json() == {"request": 1, "learned": True}, "of an answer of the first version"
+    assert said.json()["accepted"] is True, "of an answer of the first version"
     world.stop()
     assert not any(s.adapters for s in world.servers) and not world.folders(), "nothing is left behind"
     with RunReader(world.run_dir) as record:

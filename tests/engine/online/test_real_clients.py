@@ -36,7 +36,7 @@ const answer = await client.chat.completions.create({ model: models[0], messages
 const old = await client.chat.completions.create({ model: models[0] + "@0", messages });
 const right = await client.post("/feedback", { body: { id: answer.id, verdict: "right" } });
 const refused = await client.chat.completions.create({ model: models[0], messages, n: 3 }).catch((error) => error);
-const found = [answer.choices[0].message.content, old.model, right.learned, refused instanceof OpenAI.BadRequestError];
+const found = [answer.choices[0].message.content, old.model, right.accepted, refused instanceof OpenAI.BadRequestError];
 console.log(JSON.stringify(found));
 """
 
@@ -80,7 +80,7 @@ def test_openais_python_client(served: tuple[str, Path]) -> None:
     chunks = client.chat.completions.create(model=model, messages=messages, stream=True)
     assert "".join(c.choices[0].delta.content or "" for c in chunks) in ("0", "1", "2")
     said = client.post("/feedback", cast_to=httpx.Response, body={"id": answer.id, "verdict": "wrong", "answer": "1"})
-    assert said.json()["learned"] is True
+    assert said.json()["accepted"] is True
     wait_for(lambda: (pointed_version(run_dir / "snapshots") or 0) >= 2, "a second version")
     named = [m.id for m in client.models.list()]
     assert f"{model}@0" in named and f"{model}@2" in named

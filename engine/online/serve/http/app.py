@@ -97,8 +97,8 @@ class Api:
     async def feedback(self, request: HttpRequest) -> Response:
         """`POST /v1/feedback`: what a person says of an answer, as its label."""
         said = read(Feedback, await self.guard.json_body(request))
-        if said.verdict is None and said.answer is None:
-            raise HttpProblem(400, "give verdict (right or wrong), or the right answer", param="verdict")
+        if said.verdict is None and said.answer is None and said.correction is None:
+            raise HttpProblem(400, "give verdict (right or wrong), the right answer, or a correction", param="verdict")
         try:
             return JSONResponse(dict(await self.backend.feedback(said, self.guard.source(request, said.source))))
         except KeyError:
@@ -107,6 +107,14 @@ class Api:
             ) from None
         except ValueError as error:
             raise HttpProblem(400, str(error)) from None
+
+    async def feedback_outcome(self, request: HttpRequest) -> Response:
+        """`GET /v1/feedback/{id}`: whether a version contains what the feedback taught, and which."""
+        identifier = request.path_params["id"]
+        try:
+            return JSONResponse(dict(await self.backend.feedback_outcome(identifier)))
+        except KeyError:
+            raise HttpProblem(404, f"there is no feedback on the answer {identifier[:100]!r}", param="id") from None
 
     async def models(self, request: HttpRequest) -> Response:
         """`GET /v1/models`: the served policy, and each version that can be asked for."""
@@ -154,7 +162,7 @@ class Api:
         max_tokens = None if max_tokens is None else min(max_tokens, room)
         return replace(
             request,
-            sampling=Sampling(asked.temperature, max_tokens),
+            sampling=Sampling(asked.temperature, max_tokens, asked.ensemble),
             version=version,
             tokens=self.backend.samples * min(room, prompt + (max_tokens or room)),
             deadline=time.perf_counter() + self.backend.timeout_s,
@@ -261,6 +269,7 @@ def make_app(api: Api) -> Starlette:
         route("/v1/responses", api.responses, "POST"),
         route("/v1/requests", api.rows, "POST"),
         route("/v1/feedback", api.feedback, "POST"),
+        route("/v1/feedback/{id}", api.feedback_outcome, "GET"),
         route("/v1/models", api.models, "GET"),
         route("/v1/models/{name:path}", api.model, "GET"),
         route("/health", api.health, "GET"),

@@ -52,3 +52,7 @@ class Backend(Protocol):
         Raises KeyError for an answer that is not remembered.
         """
         ...
+
+    def feedback_outcome(self, identifier: str) -> Awaitable[Mapping[str, Any]]:
+        """How far earlier feedback on an answer is. Raises KeyError for an answer without any."""
+        ...

@@ -100,6 +100,8 @@ class Asked(Strict):
     model: str | None = None
     stream: bool | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
+    ensemble: bool | None = None
+    """Not OpenAI's: whether the answer is one that agrees with the majority of several samples."""
     user: str | None = None
     """Whom the caller asks for: experience of one user counts together."""
     safety_identifier: str | None = None
@@ -132,6 +134,8 @@ class Feedback(Strict):
     verdict: Literal["right", "wrong"] | None = None
     answer: str | None = None
     """The right answer, where the person knows it."""
+    correction: str | None = Field(default=None, min_length=1)
+    """The text that the policy should have written."""
     source: str | None = None
     """Who says so; labels of one source count together, and those of one caller whatever sources it names."""
 

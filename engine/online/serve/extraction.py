@@ -1,0 +1,126 @@
+"""Extracts the part of a text that counts as its answer, so that votes and feedback compare answers and not wordings.
+
+The idea of voting over extracted answers is TTRL's (Zuo et al., arXiv 2504.16084).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from ....envs.user_code import find_object
+
+Extractor = Callable[[str], str | None]
+"""From a text to its answer in normal form; None where it holds none."""
+
+ENVIRONMENT = "environment"
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})+(?:\.\d+)?|(?<![\w.])[-+]?\d+(?:\.\d+)?|(?<!\w)[-+]?\.\d+")
+_CHOICE = re.compile(r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*[(*]*([A-J])\b|^\W*([A-J])(?:[).:]|\W*$)", re.M | re.I)
+_FUNCTION = re.compile(r"[^:]+\.py:\w+|[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+class AnswerFormError(ValueError):
+    """`online.answer` cannot be used; the message gives the reason."""
+
+
+def make_extractor(form: str) -> Extractor | None:
+    """The extractor that `online.answer` names; None for the environment's own. Raises AnswerFormError."""
+    known: dict[str, Extractor] = {"boxed": boxed, "last_number": last_number, "choice": choice}
+    if form == ENVIRONMENT:
+        return None
+    if form in known:
+        return known[form]
+    if form.startswith("json:"):
+        return lambda text: json_value(text, form.removeprefix("json:"))
+    if _FUNCTION.fullmatch(form):
+        return _users(form)
+    try:
+        pattern = re.compile(form, re.I | re.S)
+    except re.error as error:
+        raise AnswerFormError(f"online.answer is {form!r}, which is no regular expression: {error}") from error
+    return lambda text: _matched(pattern, text)
+
+
+def normal(text: str) -> str | None:
+    """Numbers that are equal, and texts that differ in case, blanks or a final full stop, have one form."""
+    plain = " ".join(text.split()).strip("$*` ").rstrip(".").casefold()
+    try:
+        number = Decimal(plain.replace(",", "") if _NUMBER.fullmatch(plain) else plain)
+        if number.is_finite() and abs(number.adjusted()) < 50:
+            return f"{number.normalize():f}" if number else "0"
+    except InvalidOperation:
+        pass
+    return plain or None
+
+
+def boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed{…}`, whose braces may be nested."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 0, start + len("\\boxed{")
+    for place in range(begin - 1, len(text)):
+        depth += (text[place] == "{") - (text[place] == "}")
+        if depth == 0:
+            return normal(text[begin:place])
+    return None
+
+
+def last_number(text: str) -> str | None:
+    """The last number in a text."""
+    found = _NUMBER.findall(text)
+    return normal(found[-1]) if found else None
+
+
+def choice(text: str) -> str | None:
+    """The last letter from A to J that is given as the choice: `Answer: B`, `(b)`, `B.`"""
+    found = _CHOICE.findall(text)
+    return (found[-1][0] or found[-1][1]).casefold() if found else None
+
+
+def json_value(text: str, path: str) -> str | None:
+    """The value at `path` (keys and indices, separated by dots) of the last JSON object or list in a text."""
+    for value in _json_values(text):
+        for key in filter(None, path.split(".")):
+            if isinstance(value, list) and key.isdigit() and int(key) < len(value):
+                value = value[int(key)]
+            else:
+                value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            return normal(value if isinstance(value, str) else json.dumps(value, sort_keys=True))
+    return None
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    """The JSON objects and lists in a text, the last first; the inner ones of another are not among them."""
+    decoder, found, place = json.JSONDecoder(), [], 0
+    while (begin := re.compile(r"[{\[]").search(text, place)) is not None:
+        try:
+            value, place = decoder.raw_decode(text, begin.start())
+            found.append(value)
+        except (ValueError, RecursionError):
+            place = begin.end()
+    return reversed(found)
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> str | None:
+    """The first group that took part in the last match, or the whole match."""
+    found = list(pattern.finditer(text))
+    if not found:
+        return None
+    return normal(next((g for g in found[-1].groups() if g is not None), found[-1][0]))
+
+
+def _users(path: str) -> Extractor:
+    _, function = find_object(path)
+    if not callable(function):
+        raise AnswerFormError(f"online.answer: {path} is no function")
+
+    def extract(text: str) -> str | None:
+        value = function(text)
+        return None if value is None else normal(str(value))
+
+    return extract

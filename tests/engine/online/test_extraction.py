@@ -1,0 +1,46 @@
+"""The part of a text that votes and feedback compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.engine.online.serve.extraction import AnswerFormError, make_extractor
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "answer"),
+    [
+        ("boxed", r"so \boxed{1} and \boxed{\frac{1}{2}} it is", r"\frac{1}{2}"),
+        ("boxed", r"\boxed{42.0}", "42"),
+        ("boxed", r"\boxed{42", None),
+        ("last_number", "First 3, then the answer is 1,234.50.", "1234.5"),
+        ("last_number", "The larger number is **73**.", "73"),
+        ("last_number", "from -7 to -0.0", "0"),
+        ("last_number", "none at all", None),
+        ("choice", "I think A is wrong. The answer is (b).", "b"),
+        ("choice", "C.", "c"),
+        ("choice", "Cats are fine", None),
+        ("json:result.0.x", 'so {"result": [{"x": "Blue "}]} it is', "blue"),
+        ("json:x", "{broken [1, 2]", None),
+        (r"larger is (\d+)", "25? The larger is 73, said he", "73"),
+        ("yes|no", "Yes, or no", "no"),
+    ],
+)
+def test_what_is_extracted(form: str, text: str, answer: str | None) -> None:
+    extract = make_extractor(form)
+    assert extract is not None and extract(text) == answer
+
+
+def test_a_function_of_the_user(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def first(text):\n    return text.split()[0] if text else None\n")
+    extract = make_extractor(f"{file}:first")
+    assert extract is not None and extract("Red and blue") == "red" and extract("") is None
+
+
+def test_the_environments_own_and_what_cannot_be_used() -> None:
+    assert make_extractor("environment") is None
+    with pytest.raises(AnswerFormError, match="no regular expression"):
+        make_extractor("(")
