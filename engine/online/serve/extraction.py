@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from ....configs.errors import GrpoTuiError
 from ....envs.user_code import find_object
 
 Extractor = Callable[[str], str | None]
@@ -22,7 +23,7 @@ _CHOICE = re.compile(r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*[(*]*([A-J])\b|
 _FUNCTION = re.compile(r"[^:]+\.py:\w+|[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
-class AnswerFormError(ValueError):
+class AnswerFormError(GrpoTuiError, ValueError):
     """`online.answer` cannot be used; the message gives the reason."""
 
 
