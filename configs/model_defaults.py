@@ -31,8 +31,6 @@ WHOLE_TO_LORA = 0.1
 """The learning rate of all weights against that of LoRA (Schulman et al., "LoRA Without Regret", 2025)."""
 SFT_LORA, SFT_WHOLE = 2e-4, 2e-5
 """Learning rates of supervised fine-tuning; TRL's default is 2e-5, and ten times as much for LoRA."""
-ROOM = 8
-"""Tokens of the context that a trajectory leaves free: templates end it, and TRL's pass puts a token before it."""
 FAR = 10.0
 """A learning rate that differs from the usual one by more than this factor is worth a warning."""
 
@@ -112,11 +110,13 @@ def lengths(setting: Setting) -> Iterator[Choice]:
     found = LENGTHS[setting.device != "cpu", setting.thinks]
     where = "on a CPU" if setting.device == "cpu" else "on a GPU"
     why = f"a model that {'thinks before it answers' if setting.thinks else 'answers at once'}, {where}"
-    context = setting.facts.context
-    trajectory = found.trajectory if context is None else min(found.trajectory, max(1, context - ROOM))
-    if trajectory < found.trajectory:
+    turn, trajectory = found.turn, found.trajectory
+    if (context := setting.facts.context) is not None and context - turn < trajectory:
+        # Rows that are padded to one width reach beyond their own end by up to a turn.
+        turn = min(turn, max(1, context // 3))
+        trajectory = min(trajectory, max(1, context - turn))
         why += f", with a context of {context:,} tokens"
-    yield Choice("training.max_turn_tokens", min(found.turn, max(1, trajectory // 2)), why)
+    yield Choice("training.max_turn_tokens", turn, why)
     yield Choice("training.max_trajectory_tokens", trajectory, why)
     yield Choice("online.max_turn_tokens", min(found.turn, max(1, trajectory // 2)), why)
     yield Choice("online.max_trajectory_tokens", trajectory, why)

@@ -84,7 +84,7 @@ def test_lengths_follow_from_device_thoughts_and_context(tmp_path: Path):
     long = limits(f"model.base={thinks}", "model.device=cpu")
     told = limits(f"model.base={thinks}", "model.device=cpu", "model.chat_template_kwargs={enable_thinking: false}")
     assert cpu[0] < gpu[0] and cpu[0] < long[0] and told == cpu
-    assert limits(f"model.base={short}") == (46, 92)
+    assert limits(f"model.base={short}") == (33, 67)
 
 
 def test_what_the_user_sets_wins_and_every_other_choice_has_a_reason(tmp_path: Path):
