@@ -65,8 +65,8 @@ class Rollout:
     names none; then rollouts of one prompt in one step make a group. `tokens` makes the arrays when they are asked for.
     `unknown` says why something is not known of this rollout, where that is not what the format says of all of its own.
 
-    A plain text as prompt is a message of the user, one as completion a message of the assistant. Raises TypeError for
-    anything else that is no sequence of messages.
+    A plain text as prompt is a message of the user, one as completion a message of the assistant; the recorder converts
+    mappings such as `{"role": "user", "content": …}`. Raises TypeError for anything else.
     """
 
     prompt: tuple[Message, ...] = ()
@@ -104,7 +104,7 @@ class Rollout:
             given = getattr(self, name)
             if isinstance(given, str):
                 object.__setattr__(self, name, (Message(role, given),))
-            elif not isinstance(given, Sequence) or (given and not isinstance(given[0], Message)):
+            elif not isinstance(given, Sequence) or (given and not isinstance(given[0], Message | Mapping)):
                 wrong = type(given[0] if isinstance(given, Sequence) else given).__name__
                 right = 'a text, or messages such as [Message("user", "What is 5 + 1?")]'
                 raise TypeError(f"{name} of a Rollout holds a {wrong}; right would be {right}")

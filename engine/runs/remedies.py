@@ -57,6 +57,10 @@ REMEDIES: Mapping[str, str] = {
         "Constrain decoding to the format of calls, show an example in the prompt, or penalise what cannot be read."
     ),
     "errors": "Leave such rollouts out of the loss, or mend the tool: they teach what the failure happened to reward.",
+    "native_calls": (
+        "Set `model.tool_calls: json`: the prompt then explains calls as JSON objects, which every model can write."
+    ),
+    "graded_reward": "Set `environment.success_score` to the score from which an answer counts as right.",
     "kl_limit": "Lower the learning rate, or raise `online.kl.limit` if such a step is wanted.",
     "validation": "Look at the labels of the last updates; raise the confidence that the gate asks for.",
     "update_worker": "Read logs/worker.log; `grpo-tui online --resume RUN` starts it again where it was.",

@@ -62,7 +62,9 @@ class Terminal:
     @property
     def text(self) -> str:
         """The whole screen."""
-        return "\n".join(line.rstrip() for line in self.screen.display)
+        # not `display` of pyte: it fails where one half of a wide character was overwritten
+        cells, columns = self.screen.buffer, range(self.screen.columns)
+        return "\n".join("".join(cells[y][x].data for x in columns).rstrip() for y in range(self.screen.lines))
 
     def press(self, keys: str) -> None:
         """Type these characters."""

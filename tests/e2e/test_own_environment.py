@@ -29,7 +29,7 @@ def test_an_environment_in_a_users_file_trains_from_rows(project: Path, model: P
 
     command = [sys.executable, "-m", "grpo_tui.tui.cli", "inspect", "mine"]
     with Terminal(command, cwd=project, env=variables()) as screen:
-        screen.see("trajectories", "route")
+        screen.see("trajectories", "ended by", "answer")
         screen.press("\r")
         screen.see("once more", "[/red][link=x]here")  # what the environment wrote, as it wrote it
         screen.press("q")

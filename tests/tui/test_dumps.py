@@ -47,7 +47,7 @@ def test_a_person_looks_into_what_another_framework_wrote(
         screen.see(f"· {damaged}")
         screen.settle()
         screen.press("\r")
-        screen.see("step 1/")
+        screen.see("├─ steps")
         for _ in range(8):  # to the turn at which it went wrong
             if problem in screen.settle():
                 break

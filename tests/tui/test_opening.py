@@ -19,6 +19,7 @@ import pytest
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
+from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from grpo_tui.tui.text import literal, width
 
 from .demo_run import make_run
@@ -169,7 +170,8 @@ def test_no_text_shifts_the_cells_beside_it_in_tmux(tmux: Any, tmp_path: Path) -
     folder = make_run(tmp_path / "runs", "emoji", steps=1)
     steps = (Step(0, "…", " ".join(texts), "LOOK", {"at": texts[0]}, observation="\n".join(texts)),)
     writer = RunWriter(folder)
-    writer.trajectories(2, [TrajectoryRecord(Trajectory("e", "visual", "p", "g", 0, texts[3], steps))])
+    reward = RewardBreakdown("e", (StepReward(0, {"task": ComponentValue(0.5, 0.5, 1.0, 0.5)}, total=0.5),), 0.5)
+    writer.trajectories(2, [TrajectoryRecord(Trajectory("e", "visual", "p", "g", 0, texts[3], steps), reward)])
     writer.close()
     state = f"XDG_STATE_HOME={tmp_path}"
     command = ["env", state, sys.executable, "-m", "grpo_tui.tui.entry", "inspect", str(folder), "--at", "9"]

@@ -261,7 +261,7 @@ def test_files_of_every_kind_are_trained_on_or_fail_alone(tmp_path):
     assert len(found) == 4 * len(files) and told.keys() == files.keys()
     for kind in ("red", "blue", "cmyk", "animated"):
         assert told[kind] == {None}
-    for kind, why in {"broken": "cannot be read as a picture", "huge": "7000 x 7000 pixels"}.items():
+    for kind, why in {"broken": "cannot be read as a picture", "huge": "7,000 x 7,000 pixels"}.items():
         (said,) = told[kind]
         assert said is not None and why in said, kind
 

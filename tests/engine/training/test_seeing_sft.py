@@ -96,7 +96,7 @@ def test_a_picture_that_cannot_be_shown_costs_its_own_conversation(
         found = collect(config, words, lambda name: True, sight)
     left_out = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert len(left_out) == len(kinds) - len(found)
-    for number, why in ((2, "cannot be read as a picture"), (4, "7000 x 7000 pixels")):
+    for number, why in ((2, "cannot be read as a picture"), (4, "7,000 x 7,000 pixels")):
         assert any(f"line {number} is left out" in said and why in said for said in left_out), left_out
     path.write_text(conversation((pictures["broken"], "red")))
     with pytest.raises(DemonstrationError, match=r"holds no conversation of at most .* tokens; line 1: .*broken"):

@@ -34,9 +34,10 @@ class GroupPanel(Pane):
         rewards = [r.reward for r in self.rows if r.reward is not None and math.isfinite(r.reward)]
         if len(rewards) > 1:
             mean, std = moments(rewards)
-            line = Line(p).gap(2).whole(f"mean {fixed(mean)}", p.faint, width - 2)
-            line.offer(Line(p).add(f" · std (n {MINUS} 1) {fixed(std)}", p.faint), width)
-            notes.append(line)
+            texts = [f"mean {fixed(mean)}", f"std (n {MINUS} 1) {fixed(std)}"]
+            if 2 + len(" · ".join(texts)) <= width:
+                texts = [" · ".join(texts)]
+            notes += [Line(p).gap(2).whole(text, p.faint, width - 2) for text in texts]
             if std < 1e-9:
                 notes.append(Line(p).gap(2).add("no spread, no gradient", p.warn, cells=max(1, width - 2)))
         return [self._neighbour(row, width) for row in self._visible(height - len(notes))] + notes
