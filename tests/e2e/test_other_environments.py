@@ -94,7 +94,8 @@ def test_a_broken_environment_costs_its_own_rollouts_and_the_record_says_why(pro
     reasons: dict[str, set[str]] = {}
     for row in rows:
         reasons.setdefault(row["prompt"].split()[0], set()).add(row["stop_reason"])
-    wanted = {"raise": {"error"}, "hang": {"timeout"}, "rubbish": {"error"}, "nothing": {"turn_limit"}}  # the policy writes on until its limit
+    # the policy of the last kind writes until its turn is full
+    wanted = {"raise": {"error"}, "hang": {"timeout"}, "rubbish": {"error"}, "nothing": {"turn_limit"}}
     assert len(rows) == 3 * 4 * 2 and reasons == {k: v for k, v in wanted.items() if k in reasons} and len(reasons) >= 3
     said = {
         json.loads(grpo_tui(project, "inspect", "trouble", "--trajectory", row["id"], "--json").stdout)["trajectory"][

@@ -186,7 +186,7 @@ def test_no_text_shifts_the_cells_beside_it_in_tmux(tmux: Any, tmp_path: Path) -
     for _ in range(2):
         lines = waited(settled).splitlines()
         assert len(lines) == 40
-        assert [line for line in lines if line[-1] not in "│┤╮╯"] == [], "the border right of the text is in the last cell"
+        assert [line for line in lines if line[-1] not in "│┤╮╯"] == [], "the border is the last cell"
         assert sum(line.count("│") == 3 for line in lines) > 30, "two panes"
         tmux("send-keys", "c")
         tmux("send-keys", "j")
