@@ -8,20 +8,20 @@ from functools import cache
 from pathlib import Path
 
 from ..runs.errors import RunNotFound
-from ..runs.paths import CONFIG_FILE, DATABASE, RUN_FILE
+from ..runs.paths import RUN_FILE
 from ..runs.status import look, read_json
 from ..runs.types import RunInfo
 from .children import reap
-from .run_index import RunIndex
+from .run_index import RunIndex, is_run
 
 
 def list_runs(runs_dir: Path) -> list[RunInfo]:
     """All runs of a folder, newest first; empty when there is no such folder. Reads small files of those not ended."""
     reap()
-    index, names = _index(runs_dir, os.getcwd()), _names(runs_dir)
-    runs = [index.look(name) for name in names]
-    index.keep(set(names))
-    return sorted(runs, key=lambda r: (r.created, r.id), reverse=True)
+    index = _index(runs_dir, os.getcwd())
+    runs = {name: run for name in _folders(runs_dir) if (run := index.look(name)) is not None}
+    index.keep(set(runs))
+    return sorted(runs.values(), key=lambda r: (r.created, r.id), reverse=True)
 
 
 @cache
@@ -42,9 +42,9 @@ def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
             raise RunNotFound(f"there is no run in {runs_dir} yet: start one with `grpo-tui train`")
         return runs[0]
     path = Path(text).expanduser()
-    if (os.sep in text or text in (".", "..")) and _is_run(path):
+    if (os.sep in text or text in (".", "..")) and is_run(path):
         return look(path.absolute())
-    names = _names(runs_dir)
+    names = [name for name in _folders(runs_dir) if is_run(runs_dir / name)]
     if text in names:
         return look(runs_dir / text)
     found = [n for n in names if n.startswith(text)] or [n for n in names if text and n.endswith(text)]
@@ -63,13 +63,9 @@ def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
     raise RunNotFound(f"no run {text!r} in {runs_dir}; nearest: {', '.join(near)}")
 
 
-def _names(runs_dir: Path) -> list[str]:
+def _folders(runs_dir: Path) -> list[str]:
     try:
         with os.scandir(runs_dir) as entries:
-            return [e.name for e in entries if not e.name.startswith(".") and e.is_dir() and _is_run(Path(e.path))]
+            return [e.name for e in entries if not e.name.startswith(".") and e.is_dir()]
     except OSError:
         return []
-
-
-def _is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in (RUN_FILE, DATABASE, CONFIG_FILE))

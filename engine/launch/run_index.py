@@ -1,4 +1,4 @@
-"""Runs that have ended, so that a list of thousands asks the file system two questions a run and reads one file.
+"""Runs that have ended, so that a list of thousands makes two system calls a run and reads one file.
 
 A run counts as unchanged while its folder and its folder of processes have the modification times that they had when it
 was looked at: whatever renames, resumes or ends a run replaces a file in one of them.
@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from ..runs.durable import replace_file
-from ..runs.paths import PROCESSES
+from ..runs.paths import CONFIG_FILE, DATABASE, PROCESSES, RUN_FILE
 from ..runs.status import look
 from ..runs.types import ENDED, SCHEMA_VERSION, RunInfo
 
@@ -45,13 +45,15 @@ class RunIndex:
             self._kept = {}
         self._written = len(self._kept)
 
-    def look(self, name: str) -> RunInfo:
-        """Facts and status of a run, as `status.look` gives them."""
+    def look(self, name: str) -> RunInfo | None:
+        """Return facts and status of a run, as `status.look` gives them, or None for a folder that holds no run."""
         folder = self.runs_dir / name
         times = _times(folder)
         kept = self._kept.get(name)
         if kept is not None and kept[0] == times:
             return kept[1]
+        if not is_run(folder):
+            return None
         info = look(folder)
         self._kept.pop(name, None)
         if info.status in ENDED and max(times) < time.time_ns() - SETTLED_NS:
@@ -78,6 +80,11 @@ class RunIndex:
     @staticmethod
     def _values(info: RunInfo) -> list[Any]:
         return [getattr(info, name) for name in _FIELDS]
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder holds a run."""
+    return any((path / name).is_file() for name in (RUN_FILE, DATABASE, CONFIG_FILE))
 
 
 def _times(folder: Path) -> Times:

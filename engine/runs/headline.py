@@ -41,9 +41,9 @@ class Headline:
 
 
 def of_status(info: RunInfo) -> Headline | None:
-    """From the run's status file, where its writer keeps a summary; None when that does not say enough."""
+    """Read the run's status file, where its writer keeps a summary. Return None when the record has to be read."""
     summary = info.facts.get("summary")
-    if not isinstance(summary, dict) or not summary:
+    if not isinstance(summary, dict) or not (summary or info.ended):
         return None
     values: dict[str, float] = {}
     curves: dict[str, Points] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,37 @@ def test_a_damaged_index_is_no_harm(tmp_path: Path) -> None:
         (tmp_path / run_index.INDEX).write_text(damage)
         find._index.cache_clear()
         assert list_runs(tmp_path) == before
+
+
+COUNTING = """
+import sys
+opened = []
+sys.addaudithook(lambda event, given: event == "open" and "many/run-" in str(given[0]) and opened.append(given[0]))
+from grpo_tui.tui.entry import main
+sys.argv = ["grpo-tui", "runs", "--runs-dir", sys.argv[1]]
+main()
+print(len(opened), file=sys.stderr)
+"""
+
+
+def test_the_command_opens_no_file_of_a_run_that_has_ended(tmp_path: Path) -> None:
+    """Also of runs that crashed before their first step, whose status files hold an empty summary."""
+    for i in range(run_index.NEWS):
+        crashed = bool(i % 2)
+        folder = ended(tmp_path / "many", f"run-{i:02}")
+        state = {
+            "status": "crashed" if crashed else "finished",
+            "summary": {} if crashed else {"success/train": {"last": 0.5, "steps": [3], "curve": [0.5]}},
+            "ended": 9.0,
+        }
+        write_json(folder / "processes" / "training.json", state)
+        settle(folder)
+
+    def run() -> tuple[list[str], int]:
+        command = [sys.executable, "-c", COUNTING, str(tmp_path / "many")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.splitlines(), int(done.stderr)
+
+    first, opened = run()
+    assert opened >= 2 * run_index.NEWS and len(first) == run_index.NEWS + 1
+    assert run() == (first, 0)
