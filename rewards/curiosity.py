@@ -10,12 +10,16 @@ import numpy as np
 import torch
 from cachetools import LRUCache
 from torch import Tensor
-from torch.func import functional_call
 
 from ..configs.sections.rewards import CuriosityConfig
 from ..envs.trajectory import Step
 from .dynamics import DynamicsModel
 from .embedding import ActionEncoder
+
+TRAIN_BATCH_SIZE = 128
+"""Transitions of a batch that one training step of the dynamics model uses at most."""
+CACHE_SIZE = 4096
+"""Predictions that the LRU cache keeps."""
 
 _Key = tuple[int, bytes, str]
 """Version of the model, all of s_t, all of a_t."""
@@ -40,9 +44,7 @@ class CuriosityDrivenRewardModule:
     """Prediction error of a `DynamicsModel` on each transition, with a cache of its predictions.
 
     States are brought to root mean square 1, so the reward's size depends neither on the embedder's scale nor on its
-    width: error_t = mean over D of (f(s_t, a_t) - (s_{t+1} - s_t))^2. In `progress` mode the reward is the error of
-    an exponential average of past adapters minus the present error: what is being learnt, not what is unpredictable
-    (Schmidhuber 1991; Oudeyer, Kaplan and Hafner 2007).
+    width: error_t = mean over D of (f(s_t, a_t) - (s_{t+1} - s_t))^2.
 
     Equal transitions of a batch are predicted once. Between batches an LRU cache, keyed by the model's version and the
     whole (s_t, a_t), byte for byte, serves while the model stays as it is, as it does online; in training it learns
@@ -52,12 +54,9 @@ class CuriosityDrivenRewardModule:
     def __init__(self, embedding_dim: int, config: CuriosityConfig | None = None, *, seed: int = 0) -> None:
         self.config = config or CuriosityConfig()
         self.encode = ActionEncoder()
-        self.model = DynamicsModel(
-            embedding_dim, self.encode.dimension, self.config.hidden, self.config.lora_rank, seed=seed
-        )
+        self.model = DynamicsModel(embedding_dim, self.encode.dimension, self.config.hidden, seed=seed)
         self.optimizer = torch.optim.Adam(self.model.adapters().values(), lr=self.config.learning_rate)
-        self.slow = {name: p.detach().clone() for name, p in self.model.adapters().items()}
-        self.cache: LRUCache[_Key, np.ndarray] = LRUCache(self.config.cache_size)
+        self.cache: LRUCache[_Key, np.ndarray] = LRUCache(CACHE_SIZE)
         self._fresh: dict[_Key, np.ndarray] = {}
         self.hits = 0
         """Transitions of the last batch that the cache had from an earlier one."""
@@ -85,9 +84,9 @@ class CuriosityDrivenRewardModule:
         rewards = torch.zeros(has_next.numel(), dtype=torch.float64)
         finite = torch.ones(0, dtype=torch.bool)
         if indices:
-            errors = _mean_squares(self._predict(state, action, keys) - change[:, None])
-            rewards[here] = errors[:, 0] if self.config.mode == "error" else errors[:, 1] - errors[:, 0]
-            finite = errors[:, 0].isfinite()
+            errors = _mean_squares(self._predict(state, action, keys) - change)
+            rewards[here] = errors
+            finite = errors.isfinite()
         self._pending = _Transitions(state, action, change, finite)
         return rewards
 
@@ -96,8 +95,7 @@ class CuriosityDrivenRewardModule:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
-        for _ in range(self.config.train_steps):
-            self._train_step(pending)
+        self._train_step(pending)
         return self.loss
 
     @property
@@ -111,7 +109,7 @@ class CuriosityDrivenRewardModule:
         return self.repeats / self.lookups if self.lookups else 0.0
 
     def _predict(self, state: Tensor, action: Tensor, keys: Sequence[str]) -> Tensor:
-        """Predicted changes, [M, K, D]: K is 1, or 2 in `progress` mode (now, slow). Equal rows are computed once."""
+        """Predicted changes, [M, D]. Equal rows are computed once."""
         self._store()
         version = self.model.version
         pairs = [(version, row.tobytes(), key) for row, key in zip(state.numpy(), keys, strict=True)]
@@ -128,7 +126,7 @@ class CuriosityDrivenRewardModule:
             if len(missing) < len(pairs):
                 chosen = torch.tensor(list(missing.values()))
                 state, action = state[chosen], action[chosen]
-            fresh = self._forward(state, action)
+            fresh = self.model(state, action)
             self._fresh = dict(zip(missing, fresh.numpy(), strict=True))
             if len(missing) == len(pairs):
                 return fresh
@@ -138,15 +136,9 @@ class CuriosityDrivenRewardModule:
     def _store(self) -> None:
         """Cache what the last batch predicted, unless the model has changed since: then it would never be served."""
         fresh, self._fresh = self._fresh, {}
-        if self.config.cache_size and fresh and next(iter(fresh))[0] == self.model.version:
+        if fresh and next(iter(fresh))[0] == self.model.version:
             for pair, prediction in fresh.items():
                 self.cache[pair] = prediction.copy()  # a view would keep its whole batch alive
-
-    def _forward(self, state: Tensor, action: Tensor) -> Tensor:
-        now = self.model(state, action)
-        if self.config.mode == "error":
-            return now[:, None]
-        return torch.stack((now, functional_call(self.model, self.slow, (state, action))), dim=1)
 
     def _train_step(self, pending: _Transitions) -> None:
         batch = self._sample(pending)
@@ -163,21 +155,17 @@ class CuriosityDrivenRewardModule:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.changed()
-        with torch.no_grad():
-            for name, parameter in self.model.adapters().items():
-                self.slow[name].lerp_(parameter, 1 - self.config.progress_decay)
 
     def _sample(self, pending: _Transitions) -> _Transitions | None:
-        """At most `train_batch_size` transitions, drawn without replacement, without those that are not finite."""
+        """At most `TRAIN_BATCH_SIZE` transitions, drawn without replacement, without those that are not finite."""
         chosen = pending.finite.nonzero(as_tuple=True)[0]
-        if len(chosen) > self.config.train_batch_size:
-            chosen = chosen[torch.randperm(len(chosen), generator=self._generator)[: self.config.train_batch_size]]
+        if len(chosen) > TRAIN_BATCH_SIZE:
+            chosen = chosen[torch.randperm(len(chosen), generator=self._generator)[:TRAIN_BATCH_SIZE]]
         return None if not len(chosen) else pending.take(chosen)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything that has been learnt: model, slow adapters, optimiser, random state. Tensors by flat names."""
+        """Everything that has been learnt: model, optimiser, random state. Tensors by flat names."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        tensors |= {f"slow.{name}": value for name, value in self.slow.items()}
         for name, parameter in self.model.adapters().items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"adam.{key}.{name}"] = value
@@ -192,7 +180,6 @@ class CuriosityDrivenRewardModule:
         """The inverse of `state_tensors` and `state_facts`. The cache is emptied: a version may come twice now."""
         self.model.load_state_dict(_under(tensors, "model."))
         self.model.version = int(facts["version"])
-        self.slow = {name: value.clone() for name, value in _under(tensors, "slow.").items()}
         self.optimizer.state.clear()
         for name, parameter in self.model.adapters().items():
             state = {

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..configs.sections.rewards import POTENTIALS, RewardsConfig
+from ..configs.sections.rewards import RewardsConfig
 from ..envs.trajectory import Trajectory
 from ..envs.user_code import UserCodeError, find_class
 from .assembly import StepBatch, assemble
@@ -27,7 +27,6 @@ from .moments import Moments
 from .normalization import RewardNormalizer
 from .penalties import PenaltyRule, make_rules
 from .penalties.checking import PenaltyChecker
-from .potential import potential_differences
 from .result import RewardResult
 from .scores import scored_components
 
@@ -67,7 +66,7 @@ class RewardOrchestrator:
         self.config = RewardsConfig.model_validate({**base.model_dump(), **changed})
         self.weights = self.config.weights
         self.normalizer = RewardNormalizer(
-            self.config.used_normalization, {name: self.config.normalization_of(name) for name in self.weights}
+            self.config.normalization, {name: self.config.normalization_of(name) for name in self.weights}
         )
         self.components = make_components(self.config, seed)
         self.embedder = embedder if embedder is not None else _embedder(self.config.embedder)
@@ -145,10 +144,6 @@ class RewardOrchestrator:
             name: _fitting(name, component.compute(inputs), inputs) for name, component in self.components.items()
         }
         found = {name: value for name, value in values.items() if value is not None}
-        if self.config.shaping == "potential":
-            for name in POTENTIALS:
-                if name in found:
-                    found[name] = (potential_differences(*found[name], batch.last), torch.ones_like(batch.last))
         weights = {name: self.config.weight(name, step) for name in self.weights}
         scored = scored_components(inputs.steps)
         weights |= {name: component.weight for name, component in scored.items()}

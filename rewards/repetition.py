@@ -1,20 +1,15 @@
-"""Which steps repeat an earlier one. No torch here."""
+"""Repeated actions: the one penalty of repetition, as a part of R_coherence. No torch here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+WINDOW = 3
+"""An action repeats if it is among those of this many steps before it."""
+REPETITION = -1.0
+"""R_coherence of a step that repeats an action, before normalisation and weight."""
 
-def repeated(keys: Sequence[str], window: int) -> list[bool]:
-    """Whether each step of a trajectory repeats an action of the last `window` steps (of all, when that is 0).
 
-    keys: the canonical action of each step.
-    """
-    if window:
-        return [key in keys[max(0, i - window) : i] for i, key in enumerate(keys)]
-    seen: set[str] = set()
-    flags = []
-    for key in keys:
-        flags.append(key in seen)
-        seen.add(key)
-    return flags
+def repeated(keys: Sequence[str]) -> list[bool]:
+    """Whether each step of a trajectory repeats an action. keys: the canonical action of each step."""
+    return [key in keys[max(0, i - WINDOW) : i] for i, key in enumerate(keys)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -16,8 +16,6 @@ COMPONENTS = ("task", "environment", "curiosity", "coherence", "penalty")
 
 SHAPED = ("curiosity", "coherence", "penalty")
 """Components that help to learn and are not the goal."""
-POTENTIALS = ("curiosity", "coherence")
-"""Components that may be differences of a potential."""
 
 EMBEDDERS = ("reference", "hashed", "none")
 
@@ -44,46 +42,31 @@ class NormalizationConfig(Section):
     """Penalties: their amounts are chosen, and 0 must stay 0."""
     functions: Normalization = "none"
     """Reward functions, each on its own; `none` adds them up as TRL does, `group` is GDPO."""
-    epsilon: float = Field(default=1e-4, gt=0)
+
+    epsilon: ClassVar[float] = 1e-4
     """Added to the std before dividing."""
-    std_floor: float = Field(default=1e-3, gt=0)
-    """Smallest std that is divided by: a nearly constant component is not blown up into noise."""
-    clip: float = Field(default=10.0, gt=0)
-    """Largest absolute value after `zscore` and `scale_only`, so that one outlier cannot rule a batch."""
-    min_count: int = Field(default=32, ge=2)
-    """Until a component has been seen this often, the batch being scored counts into its own statistics."""
+    std_floor: ClassVar[float] = 1e-3
+    """Smallest std to divide by, so that a nearly constant component is not amplified into noise."""
+    clip: ClassVar[float] = 10.0
+    """Largest absolute value after `zscore` and `scale_only`, so that one outlier cannot dominate a batch."""
+    min_count: ClassVar[int] = 32
+    """Until a component has this many values, the batch being scored counts in its own statistics."""
 
 
 class CuriosityConfig(Section):
     """The prediction error of the dynamics model (Pathak et al. 2017, arXiv 1705.05363)."""
 
-    mode: Literal["error", "progress"] = "error"
-    """`error` rewards what the model cannot predict (noise too, for ever); `progress` rewards what it is learning."""
     hidden: int = Field(default=128, ge=64)
     """Width of the dynamics model's hidden layer."""
-    lora_rank: int = Field(default=8, ge=1)
-    """Lowered where needed, so that at most a tenth of the dynamics model's parameters train."""
     learning_rate: float = Field(default=3e-3, gt=0)
     """Of the dynamics model's own Adam."""
-    train_batch_size: int = Field(default=128, ge=1)
-    """Most transitions of a batch that one training step of the dynamics model uses."""
-    train_steps: int = Field(default=1, ge=0)
-    """Training steps of the dynamics model after each scored batch."""
-    cache_size: int = Field(default=4096, ge=0)
-    """Predictions that the LRU cache keeps; 0 keeps none."""
-    progress_decay: float = Field(default=0.98, gt=0, lt=1)
-    """`progress` compares with an exponential average of the adapters, with this decay per training step."""
 
 
 class CoherenceConfig(Section):
-    """Similarity of consecutive steps, and the cost of repeating oneself."""
+    """Similarity of consecutive steps, and the penalty of repetition."""
 
     similarity: bool = True
     """Off: only repetition counts, and no embeddings are needed."""
-    window: int = Field(default=3, ge=0)
-    """How many steps back an identical action counts as repeated; 0: the whole episode."""
-    repetition_penalty: float = Field(default=1.0, gt=0)
-    """What a repeated action costs; it gets no similarity besides."""
 
 
 class PenaltyAmounts(Section):
@@ -99,8 +82,6 @@ class PenaltyAmounts(Section):
     """A call of a tool that the environment does not have."""
     unparsable_call: float = -0.1
     """A turn in which no call can be read."""
-    repeated_call: float = -0.05
-    """The same tool with the same arguments as earlier in the episode."""
     no_final_answer: float = -0.1
     """An episode that ends without an answer."""
 
@@ -163,9 +144,9 @@ class DiagnosisConfig(Section):
     """Steps over which trends are judged."""
     advantage_share: float = Field(default=0.5, gt=0, le=1)
     """A component other than the task that makes more than this share of the advantage's variance is reported."""
-    reward_rise: float = Field(default=0.5, gt=0)
+    reward_rise: ClassVar[float] = 0.5
     """Rise of the mean reward over the window, in stds of the reward, that calls for a rise in success too."""
-    success_rise: float = Field(default=0.01, ge=0)
+    success_rise: ClassVar[float] = 0.01
     """Rise of task success over the window below which success counts as not rising."""
     action_share: float = Field(default=0.9, gt=0, le=1)
     """One action that makes more than this share of all actions is a collapse."""
@@ -175,15 +156,15 @@ class DiagnosisConfig(Section):
     """Tokens per trajectory below this fraction of their highest value in the window are a collapse."""
     logprob_mismatch: float = Field(default=0.05, gt=0)
     """Rollouts of servers whose log-probs differ from the trainer's by more nats a token, in the mean, are reported."""
-    sampler_share: float = Field(default=0.5, gt=0)
+    sampler_share: ClassVar[float] = 0.5
     """KL between sampler and trainer, as a share of the KL to the reference, above which it is reported."""
     kl_rise: float = Field(default=0.2, gt=0)
     """A rise of the KL to the reference by more nats a token within five steps is reported."""
-    movement: float = Field(default=0.05, gt=0, lt=1)
+    movement: ClassVar[float] = 0.05
     """Weights that changed by less than this share of the sum of the learning rates are reported as not moving."""
-    no_variance_share: float = Field(default=0.6, gt=0, le=1)
+    no_variance_share: ClassVar[float] = 0.6
     """Share of groups whose rollouts all got one reward, above which (and rising) it is reported."""
-    evidence: int = Field(default=5, ge=1)
+    evidence: ClassVar[int] = 5
     """Most trajectories that a finding names."""
 
 
@@ -206,10 +187,6 @@ class RewardsConfig(Section):
     """Weight of the penalties, which are negative themselves."""
     anneal_steps: int = Field(default=0, ge=0)
     """Steps over which the weights of curiosity, coherence and penalty fall to 0; 0: they stay."""
-    shaping: Literal["direct", "potential"] = "direct"
-    """`direct`: curiosity and coherence are rewards. `potential`: a step gets the difference of the next step's value
-    and its own (Ng, Harada and Russell 1999), which leaves the best policy as it is; a `zscore` then does not centre.
-    It tells turns apart, so use it with `training.advantages: turn`."""
     normalization: NormalizationConfig = NormalizationConfig()
     curiosity: CuriosityConfig = CuriosityConfig()
     coherence: CoherenceConfig = CoherenceConfig()
@@ -301,14 +278,6 @@ class RewardsConfig(Section):
         return max(0.0, 1.0 - step / self.anneal_steps) if component in SHAPED and self.anneal_steps else 1.0
 
     @property
-    def used_normalization(self) -> NormalizationConfig:
-        """As configured, but differences of a potential are never centred: they would pay for the length."""
-        if self.shaping == "direct":
-            return self.normalization
-        centred = [name for name in POTENTIALS if getattr(self.normalization, name) == "zscore"]
-        return self.normalization.model_copy(update=dict.fromkeys(centred, "scale_only"))
-
-    @property
     def needs_embeddings(self) -> bool:
         """Whether some component that carries weight reads state embeddings."""
         own = any(extra.embeddings and extra.weight > 0 for extra in self.extra_components.values())
@@ -323,7 +292,7 @@ class RewardsConfig(Section):
         """How a component is normalised; one without a setting of its own is a reward function."""
         extra = self.extra_components.get(component)
         own = component if component in COMPONENTS else "functions"
-        return getattr(self.used_normalization, own) if extra is None else extra.normalization
+        return getattr(self.normalization, own) if extra is None else extra.normalization
 
 
 def _did_you_mean(value: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from ...configs.sections.rewards import RewardsConfig
 from ...rewards.moments import Moments, merge, moments
 from ...rewards.penalties import Episode
 from ...rewards.penalties.rules import BUILT_IN
-from ...rewards.repetition import repeated
+from ...rewards.repetition import REPETITION, repeated
 from ..runs.types import NormalizedBy, RewardBreakdown
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
@@ -91,7 +91,7 @@ class Rewards:
 
     def _raw(self, item: Item, breakdown: RewardBreakdown) -> None:
         trajectory = item.record.trajectory
-        again = repeated([s.action_key for s in trajectory.steps], self.config.coherence.window)
+        again = repeated([s.action_key for s in trajectory.steps])
         last = len(breakdown.steps) - 1
         for i, (step, reward) in enumerate(zip(trajectory.steps, breakdown.steps, strict=True)):
             place = f"{item.place}, turn {i + 1}"
@@ -110,12 +110,8 @@ class Rewards:
             if "penalty" in values:
                 paid = sum(p.amount for p in reward.penalties)
                 self.report.number(place, "raw penalty", values["penalty"], float(paid))
-            if (
-                "coherence" in values
-                and self.config.shaping == "direct"
-                and (again[i] or not self.config.coherence.similarity)
-            ):
-                right = -self.config.coherence.repetition_penalty if again[i] else 0.0
+            if "coherence" in values and (again[i] or not self.config.coherence.similarity):
+                right = REPETITION if again[i] else 0.0
                 self.report.number(place, "raw coherence", values["coherence"], right)
 
     def _sums(self, item: Item, breakdown: RewardBreakdown) -> None:
@@ -138,7 +134,7 @@ class Rewards:
 
     def _normalized(self, group: Sequence[Item], now: Mapping[str, Moments]) -> None:
         """Normalised values of a group, and the statistics that they were normalised by."""
-        settings = self.config.used_normalization
+        settings = self.config.normalization
         sums: dict[str, list[float]] = {}
         for item in group:
             for name, values in _by_component(item).items():
@@ -187,7 +183,7 @@ class Rewards:
             mean, std = found.mean, math.sqrt(found.m2 / max(found.count - 1, 1))
         elif self.follows:
             found = self.statistics.get(name, Moments())
-            if found.count < self.config.used_normalization.min_count:
+            if found.count < self.config.normalization.min_count:
                 found = merge(found, now[name])
             mean, std = (found.mean if mode == "zscore" else 0.0), found.std
         else:

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from ...configs.sections.rewards import CoherenceConfig, RewardsConfig
-from ..repetition import repeated
+from ..repetition import REPETITION, repeated
 from .base import RewardComponent, RewardInputs, Values
 
 
 class TrajectoryCoherenceAnalyzer:
     """Cosine similarity of consecutive step embeddings; a repeated action costs instead.
 
-    R_t = -repetition_penalty if the action of step t (tool and arguments) is among those of the last `window` steps,
-    else cos(s_t, s_{t-1}) (0 when `similarity` is off). A repeated step earns no similarity: it is the most similar of
-    all. The first step of a trajectory has none before it and gets 0, undefined for the statistics.
+    R_t = -1 if the action of step t (tool and arguments) is among those of the last `WINDOW` steps, else
+    cos(s_t, s_{t-1}) (0 when `similarity` is off). A repeated step earns no similarity: it is the most similar of all.
+    The first step of a trajectory has no predecessor. It gets 0 and is undefined for the statistics.
     """
 
     def __init__(self, config: CoherenceConfig | None = None) -> None:
@@ -31,7 +31,7 @@ class TrajectoryCoherenceAnalyzer:
         defined, bool [N].
         """
         first = torch.tensor([i == 0 for row in keys for i in range(len(row))], dtype=torch.bool)
-        again = torch.tensor([flag for row in keys for flag in repeated(row, self.config.window)], dtype=torch.bool)
+        again = torch.tensor([flag for row in keys for flag in repeated(row)], dtype=torch.bool)
         similarity = torch.zeros(first.numel(), dtype=torch.float64)
         if self.config.similarity and first.numel():
             if embeddings is None:
@@ -39,7 +39,7 @@ class TrajectoryCoherenceAnalyzer:
                     "coherence compares embeddings: pass them, or set rewards.coherence.similarity to false"
                 )
             similarity[1:] = cosine_to_previous(embeddings)
-        rewards = torch.where(again, -self.config.repetition_penalty, similarity)
+        rewards = torch.where(again, REPETITION, similarity)
         return torch.where(first, 0.0, rewards), ~first
 
 

@@ -74,6 +74,6 @@ class CuriosityReward(RewardComponent):
             self.make(int(facts["embedding_dim"])).load_state(tensors, facts)
         except (RuntimeError, KeyError) as error:
             raise RewardError(
-                "the saved dynamics model does not fit rewards.curiosity: keep hidden and lora_rank as they were, or "
+                "the saved dynamics model does not fit rewards.curiosity: keep hidden as it was, or "
                 f"start a new run ({str(error).splitlines()[0]})"
             ) from error

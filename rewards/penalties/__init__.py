@@ -12,7 +12,6 @@ from .calls import UnknownTool, UnparsableCall
 from .loading import PenaltyRuleError, load_rule
 from .modality import WrongModality
 from .prerequisites import MissingPrerequisite
-from .repetition import RepeatedCall
 from .rules import BUILT_IN, make_rules
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "NoFinalAnswer",
     "PenaltyRule",
     "PenaltyRuleError",
-    "RepeatedCall",
     "UnknownTool",
     "UnparsableCall",
     "WrongModality",

@@ -10,7 +10,6 @@ from .calls import UnknownTool, UnparsableCall
 from .loading import PenaltyRuleError, load_rule
 from .modality import WrongModality
 from .prerequisites import MissingPrerequisite
-from .repetition import RepeatedCall
 
 BUILT_IN: tuple[type[PenaltyRule], ...] = (
     UnparsableCall,
@@ -18,7 +17,6 @@ BUILT_IN: tuple[type[PenaltyRule], ...] = (
     WrongModality,
     MissingPrerequisite,
     InvalidArgument,
-    RepeatedCall,
     NoFinalAnswer,
 )
 

@@ -1,4 +1,4 @@
-"""Similarity against an independent computation, and repetition by window."""
+"""Similarity against an independent computation, and repetition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from grpo_tui.configs.sections.rewards import CoherenceConfig
 from grpo_tui.rewards import TrajectoryCoherenceAnalyzer
-from grpo_tui.rewards.repetition import repeated as repeated_actions
+from grpo_tui.rewards.repetition import repeated
 
 
 @settings(max_examples=100, deadline=None)
@@ -33,24 +33,14 @@ def test_similarity_is_the_cosine_to_the_step_before(rows: np.ndarray, cut: int)
             assert float(rewards[i]) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("window", "repeated"),
-    [
-        (1, [False, False, True, False, False, False]),
-        (2, [False, False, True, False, True, False]),
-        (4, [False, False, True, False, True, False]),
-        (5, [False, False, True, False, True, True]),
-        (0, [False, False, True, False, True, True]),
-    ],
-)
-def test_the_window_says_how_far_back_a_repetition_counts(window: int, repeated: list[bool]):
-    assert repeated_actions(["A", "B", "B", "C", "B", "A"], window) == repeated
+def test_an_action_repeats_one_of_the_three_steps_before_it():
+    assert repeated(["A", "B", "B", "C", "B", "A"]) == [False, False, True, False, True, False]
+    assert repeated(["A", "B", "C", "A", "D", "E", "F", "A"]) == [False, False, False, True, *[False] * 4]
 
 
 def test_a_repeated_step_pays_and_earns_no_similarity():
-    analyzer = TrajectoryCoherenceAnalyzer(CoherenceConfig(repetition_penalty=0.7))
-    rewards, _ = analyzer.compute(torch.ones(3, 4), [["A", "B", "B"]])
-    assert rewards.tolist() == pytest.approx([0.0, 1.0, -0.7])
+    rewards, _ = TrajectoryCoherenceAnalyzer().compute(torch.ones(3, 4), [["A", "B", "B"]])
+    assert rewards.tolist() == pytest.approx([0.0, 1.0, -1.0])
 
 
 def test_repetition_does_not_cross_trajectories():

@@ -37,10 +37,10 @@ REFUSED = {
         ["nearest valid key: rewards.w_curiosity"],
     ),
     "unknown rule": (
-        "rewards:\n  penalties:\n    repeated_calls: -1",
+        "rewards:\n  penalties:\n    unknown_tools: -1",
         3,
-        "rewards.penalties.repeated_calls",
-        ["nearest valid key: rewards.penalties.repeated_call"],
+        "rewards.penalties.unknown_tools",
+        ["nearest valid key: rewards.penalties.unknown_tool"],
     ),
     "a penalty that pays": (
         "rewards:\n  penalties:\n    unknown_tool: 0.5",

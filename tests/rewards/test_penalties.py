@@ -112,20 +112,6 @@ def test_an_unparsable_call_says_why():
     assert penalty.saw == {"text": "hm"}
 
 
-def test_a_repeated_call_points_at_the_first():
-    again = {"x": 3, "y": 4}
-    found = penalties_of(
-        trajectory(
-            step(0, "SEGMENT_OBJECT_AT", again),
-            step(1, "SEGMENT_OBJECT_AT", {"y": 4, "x": 3}, masks=["1"]),  # the order of arguments is none
-            step(2, "SEGMENT_OBJECT_AT", {"x": 4, "y": 4}, masks=["1"]),
-            step(3, "SEGMENT_OBJECT_AT", again, masks=["1"]),
-        )
-    )
-    assert [(p.rule, p.step, p.saw["times"]) for p in found] == [("repeated_call", 1, 2), ("repeated_call", 3, 3)]
-    assert found[0].why == "SEGMENT_OBJECT_AT(y=4, x=3) was already called in step 1; this is time 2."
-
-
 def test_no_final_answer_sits_on_the_last_step_and_is_never_the_environments_fault():
     steps = (step(0, "SEGMENT_OBJECT_AT", {"x": 3, "y": 4}), step(1, "GET_PROPERTIES", {"mask": 1}, masks=["1"]))
     penalty = only(trajectory(*steps, answer=None, stop_reason="max_turns"))
@@ -184,9 +170,9 @@ def test_what_environments_refuse_is_penalised_and_nothing_else(
 
 
 def test_amounts_come_from_the_configuration_and_zero_switches_a_rule_off():
-    config = RewardsConfig(penalties=PenaltyAmounts(wrong_modality=-3.0, repeated_call=0.0))
+    config = RewardsConfig(penalties=PenaltyAmounts(wrong_modality=-3.0, unknown_tool=0.0))
     rules = make_rules(config)
-    assert {r.id for r in rules} == {r.id for r in BUILT_IN} - {"repeated_call"}
+    assert {r.id for r in rules} == {r.id for r in BUILT_IN} - {"unknown_tool"}
     assert {r.id: r.amount for r in rules}["wrong_modality"] == -3.0
 
 

@@ -78,9 +78,9 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "an environment without answers": {"environment": paying(), "training": {"advantages": "reward"}},
     "an environment with answers": {"environment": paying(known=True), "training": {"advantages": "turn"}},
-    "potentials that fade": {
+    "shaping that fades": {
         "environment": CALCULATOR,
-        "rewards": {"shaping": "potential", "embedder": "hashed", "anneal_steps": 3},
+        "rewards": {"embedder": "hashed", "anneal_steps": 3},
     },
     "code of one's own": {
         "environment": CALCULATOR,
