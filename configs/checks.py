@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from .problems import Problem
 from .schema import BUILTIN_ADAPTERS, DATASET_ENV, RunConfig
+from .sections.data import holds_tasks
 from .sections.environment import MCP
 
 FILES = (".jsonl", ".json", ".csv", ".parquet")
@@ -88,12 +89,12 @@ def _folders(config: RunConfig) -> Iterator[Problem]:
 
 def _data(config: RunConfig) -> Iterator[Problem]:
     data, environment = config.data, config.environment
-    if data.source is not None and environment.train_data is not None:
-        yield Problem(
-            "data.source",
-            f"tasks come from {data.source} or from environment.train_data ({environment.train_data}), not from both",
-            "leave one of them out",
-        )
+    if holds_tasks(data.source):
+        for key in ("prompt", "prompt_template", "system_prompt", "answer"):
+            if getattr(data, key) is not None:
+                yield Problem(
+                    f"data.{key}", f"this is for prompts, and {data.source} holds tasks of environments", "leave it out"
+                )
     if environment.reward_funcs and config.mode == "sft":
         yield Problem(
             "environment.reward_funcs",
@@ -173,8 +174,6 @@ def _servers(config: RunConfig) -> Iterator[Problem]:
 def check_paths(config: RunConfig) -> Iterator[Problem]:
     """Files and folders that are named but not there. Not for the stored configuration of an old run."""
     named = [
-        ("environment.train_data", config.environment.train_data),
-        ("environment.eval_data", config.environment.eval_data),
         ("sft.data", config.sft.data if config.mode == "sft" else None),
     ]
     if config.model.base.startswith((".", "/", "~")):

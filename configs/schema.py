@@ -20,6 +20,7 @@ from .sections import (
     SFTConfig,
     TrainingConfig,
 )
+from .sections.data import holds_tasks
 
 DATASET_ENV = "grpo_tui.envs.dataset.DatasetEnv"
 BUILTIN_ADAPTERS = {"builtin:tiny": "builtin:tiny-sft", "builtin:tiny-vl": "builtin:tiny-vl-sft"}
@@ -50,21 +51,21 @@ class RunConfig(Section):
 
 
 def with_defaults_that_follow(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults that another key decides, where nothing else is written.
+    """Fill in defaults that depend on other keys, where the user wrote nothing else.
 
-    The model decides learning rate, lengths, batch and precision (`model_defaults`). A dataset is read by the
-    environment of conversations; another model does not start from the built-in policy's adapters (another built-in
-    one starts from its own); and where people bring their own reward functions, these are the reward, with no
-    curiosity or coherence.
+    - The model decides learning rate, lengths, batch and precision (`model_defaults`).
+    - `DatasetEnv` reads a dataset of prompts.
+    - A model other than the built-in one starts without adapters. Each built-in model has its own.
+    - With the user's own data or reward functions, curiosity and coherence are off.
     """
     data, environment, model = (_written(given, name) for name in ("data", "environment", "model"))
     follows: dict[str, dict[str, Any]] = {"environment": {}, "model": {}, "rewards": {}}
-    if data.get("source"):
+    if data.get("source") and not holds_tasks(data["source"]):
         follows["environment"]["class_path"] = DATASET_ENV
     if model.get("base", BUILTIN_MODEL) != BUILTIN_MODEL:
         base = model.get("base")
         follows["model"]["sft_adapters"] = BUILTIN_ADAPTERS.get(base) if isinstance(base, str) else None
-    if environment.get("reward_funcs") or data.get("source"):
+    if environment.get("reward_funcs") or "class_path" in follows["environment"]:
         follows["rewards"] = {"w_curiosity": 0.0, "w_coherence": 0.0}
     for choice in chosen(given):
         section, _, key = choice.key.partition(".")

@@ -171,9 +171,7 @@ class Env(ABC):
 
         Raises ValueError for an environment that makes none.
         """
-        raise ValueError(
-            f"{type(self).__name__} makes no tasks of its own: give environment.train_data (and eval_data)"
-        )
+        raise ValueError(f"{type(self).__name__} makes no tasks of its own: name a file of tasks in data.source")
 
     def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
         """Show one route through `task`; `routes` lists them. Raises ValueError for an environment that shows none."""

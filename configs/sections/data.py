@@ -1,7 +1,9 @@
-"""The user's own prompts: where they are, and how a row becomes what the policy reads."""
+"""The user's own data: where the rows are, and how a row becomes a prompt."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -10,13 +12,15 @@ from .base import Section
 
 
 class DataConfig(Section):
-    """A dataset of prompts: each row is a task for `environment.class_path` (by default a conversation).
+    """A dataset: each row is a prompt, or a task of an environment.
 
-    Reward functions (`environment.reward_funcs`) get the columns of a row by name, as in TRL.
+    Reward functions (`environment.reward_funcs`) get the columns of a row by name, as in TRL. Rows with `task_data`, in
+    a JSONL file or a saved `datasets` folder, are tasks of environments. Each may name `env_class_path` and
+    `env_config`; the defaults are `environment.class_path` and `environment.config`.
     """
 
     source: str | None = None
-    """A JSONL, JSON, CSV or Parquet file, a saved `datasets` folder, or a hub id such as `openai/gsm8k`; null: the
+    """A JSONL, JSON, CSV or Parquet file, a saved `datasets` folder, or a hub id such as `openai/gsm8k`. null: the
     environment makes its own tasks."""
     name: str | None = None
     """Which configuration of a hub dataset, such as `main`."""
@@ -45,3 +49,19 @@ class DataConfig(Section):
     long_prompts: Literal["stop", "drop"] = "stop"
     """What happens to a prompt that leaves no room for an answer within `training.max_trajectory_tokens`: the run does
     not begin, or the row is left out."""
+
+
+def holds_tasks(source: object) -> bool:
+    """Whether a JSONL file or a saved dataset holds tasks of environments (`task_data`) in place of prompts."""
+    if not isinstance(source, str):
+        return False
+    path = Path(source).expanduser()
+    try:
+        if path.suffix == ".jsonl":
+            with path.open(encoding="utf-8") as lines:
+                first = json.loads(next((line for line in lines if line.strip()), "null"))
+        else:
+            first = json.loads((path / "dataset_info.json").read_text(encoding="utf-8"))["features"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return isinstance(first, dict) and "task_data" in first

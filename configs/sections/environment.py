@@ -19,18 +19,11 @@ MCP = "mcp:"
 
 
 class EnvironmentConfig(Section):
-    """The environment and its data.
-
-    Without `train_data` the environment makes its own tasks (`Env.make_tasks`). With it, each row of the JSONL file
-    or saved `datasets` folder names `env_class_path`, `env_config` and `task_data` itself; the two keys
-    `class_path` and `config` here are then the defaults for rows that leave them out.
-    """
+    """The environment. It makes its own tasks (`Env.make_tasks`), or `data.source` holds them."""
 
     class_path: str = "grpo_tui.envs.visual.VisualEnv"
     """`package.module.Class`, or `path/to/file.py:Class`."""
     config: dict[str, Any] = Field(default_factory=dict)
-    train_data: str | None = None
-    eval_data: str | None = None
     train_tasks: int = Field(default=2048, ge=1)
     """How many tasks the environment makes for training."""
     eval_tasks: int = Field(default=128, ge=0)

@@ -200,11 +200,13 @@ def _write_facts(
 
 
 def _environment(config: RunConfig) -> str:
-    """A short name: the class, or the file of rows when training follows one."""
-    section = config.environment
-    if section.train_data is not None:
-        return Path(section.train_data).stem
-    return re.split(r"[./:]", section.class_path)[-1]
+    """A short name: the class, or the file that holds tasks of several."""
+    from ...configs.sections.data import holds_tasks
+
+    source = config.data.source
+    if source is not None and holds_tasks(source):
+        return Path(source).stem
+    return re.split(r"[./:]", config.environment.class_path)[-1]
 
 
 def _command(module: str, run_dir: Path, num_processes: int, accelerate: Path | None, *, resume: bool) -> list[str]:

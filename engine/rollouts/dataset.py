@@ -1,25 +1,20 @@
-"""Dataset rows for training and evaluation: from the environment itself, a JSONL file, or a saved `datasets` folder.
-
-Rows are checked before anything is trained: what is wrong with a row is said with its number.
-"""
+"""Rows for training and evaluation, from `data.source` or from the environment itself, checked before training."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...configs.errors import GrpoTuiError
 from ...configs.sections import DataConfig, EnvironmentConfig
+from ...configs.sections.data import holds_tasks
 from ...envs.base import Env
 from ...envs.guard import guarded_map
-from ...envs.loading import EnvLoadError, canonical_config, make_env
+from ...envs.loading import EnvLoadError, make_env
 from .runner import EnvKey, Row, RowError, parse_row
 
 if TYPE_CHECKING:
-    from datasets import Dataset  # with pandas: a second that a server which reads no dataset does not spend
     from transformers import PreTrainedTokenizerBase
 
 CHECK_SECONDS = 5.0
@@ -39,19 +34,12 @@ def load_rows(
 ) -> list[Row]:
     """The rows of `split` (`train` or `eval`), all checked. Raises DataError.
 
-    They are those of the dataset that `data` names, or of the file of rows that the environment names; without either
-    the environment makes its tasks, and one that makes none for evaluation gives none.
+    They are those of the dataset that `data` names. Without one the environment makes its tasks.
     """
     if data is not None and data.source is not None:
         return _rows_of_dataset(config, data, split, tokenizer)
-    source = config.train_data if split == "train" else config.eval_data
-    if source is not None:
-        rows = check_rows(_read(source, config), tokenizer, source)
-        if not rows:
-            raise DataError(f"{source} has no rows")
-        return rows
     number = config.train_tasks if split == "train" else config.eval_tasks
-    if split == "eval" and (config.train_data is not None or number == 0):
+    if split == "eval" and number == 0:
         return []
     try:
         env = make_env(config.class_path, config.config, tokenizer)
@@ -77,8 +65,11 @@ def _rows_of_dataset(
         tasks = load_tasks(data, split, config.eval_tasks)
     except SourceError as problem:
         raise DataError(str(problem)) from problem
-    raw = [{"env_class_path": config.class_path, "env_config": options_of(config), "task_data": task} for task in tasks]
-    return check_rows(raw, tokenizer, data.source or "", one_environment=True)
+    defaults = {"env_class_path": config.class_path, "env_config": options_of(config)}
+    source = data.source if split == "train" else data.eval_source or data.source
+    named = holds_tasks(source)
+    raw = [{**defaults, **task} if named else {**defaults, "task_data": task, "row": task["row"]} for task in tasks]
+    return check_rows(raw, tokenizer, source or "", one_environment=not named)
 
 
 def options_of(config: EnvironmentConfig) -> dict[str, Any]:
@@ -95,15 +86,14 @@ def check_rows(
 ) -> list[Row]:
     """Parse rows, load each environment once, and begin each task once (for a limited time).
 
-    one_environment: no row names one itself, so none is to blame for it.
-
-    Raises DataError with the number of the row, counted from 1, and the reason.
+    raw: a row may give its number in the file as `row`. one_environment: the configuration names the environment, so an
+    error names no row. Raises DataError with the number of the row, counted from 1, and the reason.
     """
     rows: list[Row] = []
     environments: dict[EnvKey, Env] = {}
     until = time.monotonic() + CHECK_SECONDS
     for number, values in enumerate(raw, 1):
-        where = f"{source}, row {number}"
+        where = f"{source}, row {values.get('row', number)}"
         try:
             row = parse_row(values, where)
         except RowError as problem:
@@ -123,50 +113,4 @@ def check_rows(
                     f"{', '.join(map(str, row.task_data)) or 'none'}"
                 )
         rows.append(row)
-    return rows
-
-
-def to_dataset(rows: Sequence[Row]) -> Dataset:
-    """Rows as the table that the trainer walks over. Configs and tasks are JSON text: a table of mappings would give
-    every row the keys of all others."""
-    from datasets import Dataset
-
-    return Dataset.from_dict(
-        {
-            "env_class_path": [r.env_class_path for r in rows],
-            "env_config": [canonical_config(r.env_config) for r in rows],
-            "task_data": [json.dumps(r.task_data) for r in rows],
-        }
-    )
-
-
-def _read(source: str, config: EnvironmentConfig) -> list[dict[str, Any]]:
-    path = Path(source).expanduser()
-    defaults = {"env_class_path": config.class_path, "env_config": config.config}
-    if path.is_dir():
-        from datasets import Dataset, load_from_disk
-
-        try:
-            table = load_from_disk(str(path))
-        except Exception as problem:
-            raise DataError(f"{source} is not a saved dataset: {problem}") from problem
-        if not isinstance(table, Dataset):
-            raise DataError(
-                f"{source} holds several splits ({', '.join(map(str, table))}); name the folder of one of them"
-            )
-        return [{**defaults, **row} for row in table.to_list()]
-    if not path.is_file():
-        raise DataError(f"there is no file {source} (looked from {Path.cwd()})")
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as problem:
-                raise DataError(f"{source}, line {number}: not JSON ({problem})") from problem
-            if not isinstance(row, dict):
-                raise DataError(f"{source}, line {number}: a row must be a JSON object, not {type(row).__name__}")
-            rows.append({**defaults, **row})
     return rows

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ...configs.errors import GrpoTuiError
@@ -39,7 +40,7 @@ class Row:
     env_config: Mapping[str, Any]
     task_data: Mapping[str, Any]
 
-    @property
+    @cached_property
     def key(self) -> EnvKey:
         """Equal for rows that one instance of an environment can serve."""
         return self.env_class_path, canonical_config(self.env_config)
@@ -49,12 +50,14 @@ class RowError(GrpoTuiError, ValueError):
     """A dataset row cannot be used; the message names the row and what would be right."""
 
 
-def parse_row(raw: Mapping[str, Any], where: str = "row") -> Row:
+def parse_row(raw: Mapping[str, Any] | Row, where: str = "row") -> Row:
     """Read `env_class_path`, `env_config` and `task_data` of one dataset row.
 
     The last two may be mappings or JSON text. A table that mixes environments must hold them as text, or else every
     row gets the keys of all others, as None; those are dropped. Raises RowError.
     """
+    if isinstance(raw, Row):
+        return raw
     path = raw.get("env_class_path")
     if not isinstance(path, str) or not path.strip():
         raise RowError(f'{where}: env_class_path must be text such as "package.module.Class", not {path!r}')

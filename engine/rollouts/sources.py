@@ -1,7 +1,8 @@
-"""Datasets as people have them: files, saved folders and hub ids, as tasks of `envs.dataset.DatasetEnv`.
+"""Datasets as people have them: files, saved folders and hub ids, as tasks.
 
-A row becomes `{"messages": [...], "columns": {...}, "row": n, "plain": bool}`: what the policy reads, the row's columns
-for reward functions, its number from 1, and whether functions get texts (`data.completions`).
+A prompt becomes a task of `envs.dataset.DatasetEnv`, `{"messages": [...], "columns": {...}, "row": n, "plain": bool}`:
+the prompt, the row's columns for reward functions, its number from 1, and whether functions get texts
+(`data.completions`). A row with `task_data` is kept, with its number.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from datasets.utils.logging import disable_progress_bar, set_verbosity
 from ...configs.checks import FILES, is_path
 from ...configs.errors import GrpoTuiError
 from ...configs.sections import DataConfig
+from ...configs.sections.data import holds_tasks
 from ...envs.chat import ROLES
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ def load_tasks(config: DataConfig, split: str, eval_tasks: int) -> list[Task]:
 
 def read_tasks(config: DataConfig, source: str, split: str) -> list[Task]:
     """All rows of a source as tasks. Raises SourceError."""
+    if holds_tasks(source):
+        return _tasks_of_environments(config, source, split)
     table = read_table(source, name=config.name, split=split, revision=config.revision)
     if len(table) == 0:
         raise SourceError(f"{source} has no rows")
@@ -73,6 +77,26 @@ def read_tasks(config: DataConfig, source: str, split: str) -> list[Task]:
         return [maker.task(row, number) for number, row in enumerate(cast("Iterable[Mapping[str, Any]]", table), 1)]
     except UnicodeDecodeError as problem:
         raise SourceError(f"{source} is not UTF-8 text") from problem
+
+
+def _tasks_of_environments(config: DataConfig, source: str, split: str) -> list[Task]:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        rows = enumerate(read_table(source, name=config.name, split=split, revision=config.revision).to_list(), 1)
+    else:
+        _check_plain(source, split, name=config.name, revision=config.revision)
+        rows = _json_lines(path)
+    tasks: list[Task] = []
+    try:
+        for number, row in rows:
+            if not isinstance(row, dict):
+                raise SourceError(f"{source}, row {number}: a row must be a JSON object, not {_kind(row)}")
+            tasks.append({**row, "row": number})
+    except _NotJson as wrong:
+        raise SourceError(f"{source}, row {wrong.number}: not JSON ({wrong.reason})") from wrong
+    except UnicodeDecodeError as problem:
+        raise SourceError(f"{source} is not UTF-8 text") from problem
+    return tasks
 
 
 def read_table(source: str, *, name: str | None, split: str, revision: str | None) -> Dataset:
@@ -280,7 +304,8 @@ def _kind(value: Any) -> str:
 
 
 def _prompt_key(task: Task) -> str:
-    return hashlib.sha1(json.dumps(task["messages"], ensure_ascii=False).encode("utf-8", "replace")).hexdigest()
+    text = json.dumps(task["messages" if "messages" in task else "task_data"], ensure_ascii=False)
+    return hashlib.sha1(text.encode("utf-8", "replace")).hexdigest()
 
 
 def _held_out(tasks: Sequence[Task], number: int) -> set[str]:

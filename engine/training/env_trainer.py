@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
@@ -27,7 +27,7 @@ from ..policy.sight.inputs import SeeingModel
 from ..policy.unwrap import base_of
 from ..policy.versions import is_checkpointing
 from ..rollouts.replay import ReplayBuffer
-from ..rollouts.runner import EnvKey, RolloutRunner, TrialEnv
+from ..rollouts.runner import EnvKey, RolloutRunner, Row, TrialEnv, parse_row
 from ..rollouts.scoring import Scorer
 from . import unchanged
 from .batch import Batch, make_batch, micro_batches, packing_of, with_trl_names, without_kl_of_replayed
@@ -59,7 +59,7 @@ class GRPOEnvTrainer(ResumableTrainer):
     """GRPO on rollouts of any mix of environments.
 
     agent: acts in the environments; its `model` is the policy unless `model` is given. tokenizer: handed to
-    environments. train_dataset: rows of `env_class_path`, `env_config`, `task_data` (see `runner.parse_row`).
+    environments. train_dataset: rows, or a table of `env_class_path`, `env_config`, `task_data` (`runner.parse_row`).
     orchestrator: shaped rewards; None: the environment's own. options: see `RolloutOptions`; `args.scale_rewards`
     scales the advantages. replay: selective sample replay. prepare_env: called once for each environment made. packed:
     use the packed forward where the model allows it. loss: minimised in the place of TRL's `args.loss_type` (see
@@ -72,7 +72,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         tokenizer: PreTrainedTokenizerBase,
         *,
         args: GRPOConfig,
-        train_dataset: Dataset,
+        train_dataset: Dataset | Sequence[Row],
         model: nn.Module | None = None,
         orchestrator: RewardOrchestrator | None = None,
         options: RolloutOptions | None = None,
@@ -89,12 +89,13 @@ class GRPOEnvTrainer(ResumableTrainer):
             # which is idle where no row of a batch has an image.
             seeing = SeeingModel.of(base_of(model))
             args.ddp_find_unused_parameters = seeing is not None and seeing.tower.trained
+        self.rows = [parse_row(row, f"row {n}") for n, row in enumerate(cast(Iterable[Any], train_dataset), 1)]
         beta, args.beta = args.beta, 0.0 if reference is not None else args.beta  # TRL would load a copy of its own
         super().__init__(
             model=model,  # type: ignore[arg-type]
             reward_funcs=[environment_reward],
             args=args,
-            train_dataset=train_dataset,
+            train_dataset=Dataset.from_dict({"row": range(len(self.rows))}),  # samples are indices into `rows`
             processing_class=tokenizer,
             **kwargs,
         )
@@ -131,7 +132,7 @@ class GRPOEnvTrainer(ResumableTrainer):
             ),
             Processes(self.accelerator),
             self.phases,
-            train_dataset,
+            self.rows,
             options,
             replay=replay,
             seed=args.seed,
@@ -162,13 +163,14 @@ class GRPOEnvTrainer(ResumableTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Rollouts of these rows, scored: one row a rollout, in the order of `inputs`.
 
-        inputs: this process's rows, each prompt repeated `num_generations` times. Returns the tensors [B, T] of
+        inputs: this process's rows (of `env_class_path`, `env_config`, `task_data`, or an index `row`), each prompt
+        repeated `num_generations` times. Returns the tensors [B, T] of
         `make_batch`, with TRL's names for them, too.
         """
         training = self.model.training
         if training:
             self.mismatch = Mismatch(self.epsilon_low, self.epsilon_high)
-        request = Request(inputs, self.state.global_step, reference=self.beta != 0.0)
+        request = Request(self._rows_of(inputs), self.state.global_step, reference=self.beta != 0.0)
         self.rollouts = self.pipeline.train(request) if training else self.pipeline.evaluate(request)
         if self.accelerator.is_main_process:
             self._log_rollouts("train" if training else "eval")
@@ -180,6 +182,9 @@ class GRPOEnvTrainer(ResumableTrainer):
         )
         tokens = self.accelerator.gather(batch["agent_token_mask"].sum()).sum()  # type: ignore[union-attr]
         return with_trl_names({**batch, "num_items_in_batch": tokens})
+
+    def _rows_of(self, samples: Sequence[Mapping[str, Any]]) -> list[Row]:
+        return [self.rows[s["row"]] if "row" in s else parse_row(s, f"row {n}") for n, s in enumerate(samples, 1)]
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
@@ -195,7 +200,7 @@ class GRPOEnvTrainer(ResumableTrainer):
         present = self._upcoming.popleft() if self._upcoming else ([], None)
         for step, (samples, _) in enumerate(self._upcoming, self.state.global_step + 1):
             if step < self.state.max_steps:
-                self.pipeline.plan(step, samples[0])
+                self.pipeline.plan(step, self._rows_of(samples[0]))
         return present
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:

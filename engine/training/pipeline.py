@@ -9,12 +9,11 @@ batch → this process's rollouts       `Processes`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from datasets import Dataset
 
 from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
@@ -25,7 +24,7 @@ from ..rollouts.advantages import advantage_method
 from ..rollouts.advantages.base import AdvantageMethod
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
-from ..rollouts.runner import RolloutRunner, Row, parse_row
+from ..rollouts.runner import RolloutRunner, Row
 from ..rollouts.scoring import Metrics, Scorer, Signal
 from ..rollouts.selection import fill_from_replay, mark, replace_without_signal
 from ..rollouts.versions import VersionedAgent
@@ -56,14 +55,14 @@ class StepRollouts:
 
 @dataclass(frozen=True)
 class Request:
-    """What a step asks of the pipeline.
+    """The input of the pipeline for one step.
 
-    rows: this process's rows of the dataset, each prompt repeated once for each rollout of its group. step: optimiser
+    rows: this process's rows, each prompt repeated once for each rollout of its group. step: optimiser
     steps made so far, which is the policy's version. reference: log-probs of the reference are needed. fresh: rollouts
     made for this request, none that were made ahead for the training of this step.
     """
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
     step: int
     reference: bool
     fresh: bool = False
@@ -88,8 +87,11 @@ class RolloutOptions:
 
 
 class RolloutPipeline:
-    """The stages with their parts. replay: selective sample replay, in the place of dynamic sampling, which draws other
-    rows of `dataset`. Which groups are filtered out is the scorer's word."""
+    """The stages with their parts.
+
+    rows: all rows of the training, from which dynamic sampling draws others. replay: selective sample replay, in place
+    of dynamic sampling. The scorer decides which groups to filter out.
+    """
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class RolloutPipeline:
         scorer: Scorer,
         processes: Processes,
         phases: PhaseClock,
-        dataset: Dataset,
+        rows: Sequence[Row],
         options: RolloutOptions,
         *,
         replay: ReplayBuffer | None = None,
@@ -111,7 +113,7 @@ class RolloutPipeline:
         self.scorer = scorer
         self.processes = processes
         self.phases = phases
-        self.dataset = dataset
+        self.rows = rows
         self.options = options
         self.replay = replay
         self.seed = seed
@@ -126,10 +128,10 @@ class RolloutPipeline:
                 )
             self.servers = ServerRollouts(runner.agent, runner, options.servers, lambda step: seed_of(seed, step, 0))
 
-    def plan(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def plan(self, step: int, rows: Sequence[Row]) -> None:
         """The rows of a later step are known (each prompt once for each rollout): servers may begin with them."""
         if self.servers is not None:
-            self.servers.ahead.plan(step, _parsed(rows[:: self.scorer.group_size]))
+            self.servers.ahead.plan(step, rows[:: self.scorer.group_size])
 
     def train(self, request: Request) -> StepRollouts:
         """Rollouts to train on: scored, selected, and shared out to the processes."""
@@ -199,7 +201,7 @@ class RolloutPipeline:
             return self._from_servers(mine, seed, request.step, ahead=round_ == 0 and not request.fresh)
         return self._run(mine, processes.index * len(mine), seed, request.step)
 
-    def _from_servers(self, rows: Sequence[Mapping[str, Any]], seed: int, step: int, ahead: bool) -> list[Rollout]:
+    def _from_servers(self, rows: Sequence[Row], seed: int, step: int, ahead: bool) -> list[Rollout]:
         assert self.servers is not None
         self.servers.begin(step)
         with self.phases("generate"):
@@ -240,25 +242,24 @@ class RolloutPipeline:
                 break
             each = -(-missing // self.processes.number)
             chosen = self.processes.share(self._other_rows(each * self.processes.number, request.step, round_), each)
-            rows = [self.dataset[i] for i in chosen for _ in range(self.scorer.group_size)]
+            rows = [self.rows[i] for i in chosen for _ in range(self.scorer.group_size)]
             extra, _ = self.collect(replace(request, rows=rows), round_)
             made += extra[:missing]
             groups = replace_without_signal(groups, extra[:missing])
         return groups, made
 
-    def _run(self, rows: Sequence[Mapping[str, Any]], first: int, seed: int, step: int) -> list[Rollout]:
-        parsed = _parsed(rows)
+    def _run(self, rows: Sequence[Row], first: int, seed: int, step: int) -> list[Rollout]:
         before = replace(self.runner.timings)
         with acting(self.policy.model):
-            made = self.runner.run(parsed, first=first, seed=seed, step=step + 1, policy_version=step)
+            made = self.runner.run(rows, first=first, seed=seed, step=step + 1, policy_version=step)
         spent = self.runner.timings
         self.phases.add("generate", spent.generate - before.generate)
         self.phases.add("environment", spent.environment - before.environment)
         return made
 
     def _other_rows(self, n: int, step: int, round_: int) -> list[int]:
-        """Rows of the dataset for another round, the same on every process."""
-        return np.random.default_rng([self.seed, step, round_]).integers(0, len(self.dataset), n).tolist()
+        """Indices of rows for another round, the same on every process."""
+        return np.random.default_rng([self.seed, step, round_]).integers(0, len(self.rows), n).tolist()
 
     def _shared(self, batch: list[Rollout], made: list[Rollout], metrics: Metrics, request: Request) -> StepRollouts:
         """The same on every process, each with its slice of the batch."""
@@ -272,10 +273,6 @@ class RolloutPipeline:
 
 class ServersNeedOneProcess(GrpoTuiError, ValueError):
     """Several training processes have no way yet to share what servers make."""
-
-
-def _parsed(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    return [parse_row(r, f"row {i}") for i, r in enumerate(rows)]
 
 
 def kl_of_rollouts(rollouts: Sequence[Rollout]) -> float:

@@ -17,6 +17,7 @@ from ...configs.errors import GrpoTuiError
 from ...configs.model_defaults import steps_of
 from ...configs.schema import RunConfig
 from ...configs.sections import KLConfig, TrainingConfig
+from ...configs.sections.data import holds_tasks
 from ...configs.sections.training import TRL_LOSSES
 from ...rewards.diagnosis import Diagnosis
 from ...rewards.orchestrator import RewardOrchestrator
@@ -28,7 +29,7 @@ from ..policy.versions import NO_CHECKPOINTING
 from ..record.step_recorder import StepRecorder
 from ..record.wandb_sink import WandbSink
 from ..rollouts.advantages import advantage_method
-from ..rollouts.dataset import load_rows, to_dataset
+from ..rollouts.dataset import load_rows
 from ..rollouts.judging import make_judge, special_texts
 from ..rollouts.prompts import check_images, fitting, unread_calls
 from ..rollouts.replay import ReplayBuffer
@@ -104,7 +105,7 @@ def build_trainer(
     agent = make_agent(config, model, tokenizer, sight, run_dir)
     rows = load_rows(config.environment, "train", config.seed, tokenizer, config.data)
     eval_rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
-    if config.data.source is not None:
+    if config.data.source is not None and not holds_tasks(config.data.source):
         made = RolloutRunner(agent, tokenizer, training.num_generations).environment
         rows, eval_rows = (fitting(r, agent, made, training, config.data.long_prompts) for r in (rows, eval_rows))
     args = grpo_config(config, run_dir, world, len(rows))
@@ -122,7 +123,7 @@ def build_trainer(
         agent,
         tokenizer,
         args=args,
-        train_dataset=to_dataset(rows),
+        train_dataset=rows,
         model=model,
         orchestrator=orchestrator,
         options=RolloutOptions(

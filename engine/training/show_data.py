@@ -26,10 +26,15 @@ MOST_COUNTED = 2000
 
 def told(config: RunConfig, rows: int, tokens: bool) -> Iterator[str]:
     """The lines to print. Raises SourceError, ModelLoadError, ChatTemplateError."""
+    from ...configs.sections.data import holds_tasks
     from ..rollouts.sources import load_tasks
 
     tasks = load_tasks(config.data, "train", config.environment.eval_tasks)
     held_out = load_tasks(config.data, "eval", config.environment.eval_tasks)
+    if holds_tasks(config.data.source):
+        yield f"{config.data.source}: {len(tasks)} tasks of environments to train on, {len(held_out)} to evaluate on"
+        yield from (json.dumps(task, ensure_ascii=False) for task in tasks[:rows])
+        return
     columns = list(tasks[0]["columns"]) if tasks else []
     yield f"{config.data.source}: {len(tasks)} rows to train on, {len(held_out)} to evaluate on"
     yield f"columns for reward functions: {', '.join(columns) or 'none'}"

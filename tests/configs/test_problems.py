@@ -184,16 +184,16 @@ def test_a_place_that_the_adapters_cannot_have_is_refused_before_a_run_not_after
 
 
 def test_files_that_are_named_but_missing_are_refused_when_a_run_is_about_to_start(tmp_path: Path):
-    text = "environment: {train_data: gone.jsonl, class_path: 'gone.py:MyEnv'}\nmodel: {sft_adapters: gone}\n"
+    text = "data: {source: gone.jsonl}\nenvironment: {class_path: 'gone.py:MyEnv'}\nmodel: {sft_adapters: gone}\n"
     file = tmp_path / "my.yaml"
     file.write_text(text)
     load_config(file)
     with pytest.raises(ConfigError) as caught:
         load_config(file, paths=True)
     assert [p.key for p in caught.value.problems] == [
-        "environment.train_data",
         "model.sft_adapters",
         "environment.class_path",
+        "data.source",
     ]
 
 

@@ -45,7 +45,7 @@ def test_four_environments_train_in_one_batch(project: Path, model: Path):
         for task in make_env(path.strip(), config).make_tasks("train", 4, seed=0)
     ]
     (project / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recorded = train(project, model, "mixed", environment__train_data="rows.jsonl", training__prompts_per_step=8)
+    recorded = train(project, model, "mixed", data__source="rows.jsonl", training__prompts_per_step=8)
     assert {row["env"] for row in recorded} == {"visual", "calculator", "reasoning-gym"}
     assert not any(row["stop_reason"] == "error" for row in recorded)
     assert len([row for row in recorded if row["split"] == "train"]) == 3 * 8 * 4

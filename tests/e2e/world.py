@@ -87,7 +87,7 @@ def write_world(folder: Path, model: Path, **training: object) -> Path:
     config = folder / "letters.yaml"
     config.write_text(
         f"model:\n  base: {json.dumps(str(model))}\n  sft_adapters: null\n  device: cpu\n"
-        "environment:\n  class_path: letters.py:LettersEnv\n  train_data: rows.jsonl\n  eval_tasks: 0\n"
+        "data: {source: rows.jsonl}\nenvironment:\n  class_path: letters.py:LettersEnv\n  eval_tasks: 0\n"
         f"training:\n{lines}"
     )
     return config

@@ -23,6 +23,7 @@ import xxhash
 from torch import Tensor, nn
 
 from ....configs.schema import RunConfig
+from ....configs.sections.data import holds_tasks
 from ...rollouts.dataset import load_rows
 from ...rollouts.evaluation import evaluate
 from ...rollouts.runner import RolloutRunner, Row
@@ -166,7 +167,7 @@ def validate_forever(
     agent = serving_agent(config, model, tokenizer)
     settings = online.validation
     data = config.environment.model_copy(update={"eval_tasks": settings.tasks + settings.canary_tasks})
-    rows = load_rows(data, "eval", config.seed, tokenizer)
+    rows = load_rows(data, "eval", config.seed, tokenizer, config.data if holds_tasks(config.data.source) else None)
     canary = rows[: settings.canary_tasks]
     held_out = rows[settings.canary_tasks :][: settings.tasks] or canary
     acts = config.model.model_dump(mode="json") | {

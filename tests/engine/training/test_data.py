@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from datasets import Dataset, load_from_disk
+from datasets import Dataset
 
-from grpo_tui.configs.sections import EnvironmentConfig
-from grpo_tui.engine.rollouts.dataset import DataError, check_rows, load_rows, to_dataset
-from grpo_tui.engine.rollouts.runner import parse_row
+from grpo_tui.configs.sections import DataConfig, EnvironmentConfig
+from grpo_tui.engine.rollouts.dataset import DataError, check_rows, load_rows
 
 CALCULATOR = "grpo_tui.envs.calculator.CalculatorEnv"
 TASK = {"start": 3, "operations": [["add", 4]], "answer": "7"}
@@ -42,39 +41,39 @@ def test_a_bad_row_is_refused_with_its_number_and_the_reason(bad, words):
 def test_a_jsonl_file_takes_environment_and_configuration_from_the_section(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps({"task_data": TASK}) + "\n\n" + json.dumps(row(env_config={"operations": 3})) + "\n")
-    config = EnvironmentConfig(class_path=CALCULATOR, config={"operations": 2}, train_data=str(path))
-    rows = load_rows(config, "train", 0)
+    config = EnvironmentConfig(class_path=CALCULATOR, config={"operations": 2})
+    rows = load_rows(config, "train", 0, data=DataConfig(source=str(path)))
     assert [dict(r.env_config) for r in rows] == [{"operations": 2}, {"operations": 3}]
-    assert load_rows(config, "eval", 0) == []
+    assert load_rows(config, "eval", 0, data=DataConfig(source=str(path))) == []
 
 
 def test_a_line_that_is_not_json_is_refused_with_its_number(tmp_path):
     path = tmp_path / "tasks.jsonl"
     path.write_text(json.dumps(row()) + "\n{oops\n")
-    with pytest.raises(DataError, match="line 2: not JSON"):
-        load_rows(EnvironmentConfig(train_data=str(path)), "train", 0)
+    with pytest.raises(DataError, match="row 2: not JSON"):
+        load_rows(EnvironmentConfig(), "train", 0, data=DataConfig(source=str(path)))
 
 
 def test_a_saved_dataset_of_mixed_environments_keeps_its_rows(tmp_path):
     tasks = [json.dumps(TASK), json.dumps({**TASK, "start": 5})]  # a table cannot hold lists of mixed types
     table = [row(task_data=tasks[0]), row(task_data=tasks[1], env_config={"operations": 1})]
     Dataset.from_list(table).save_to_disk(tmp_path / "rows")
-    rows = load_rows(EnvironmentConfig(train_data=str(tmp_path / "rows")), "train", 0)
+    rows = load_rows(EnvironmentConfig(), "train", 0, data=DataConfig(source=str(tmp_path / "rows")))
     assert [r.task_data["start"] for r in rows] == [3, 5]
     assert [dict(r.env_config) for r in rows] == [{}, {"operations": 1}]  # the table had filled in None
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"there is no file .*nothing\.jsonl"):
-        load_rows(EnvironmentConfig(train_data=str(tmp_path / "nothing.jsonl")), "train", 0)
+        load_rows(EnvironmentConfig(), "train", 0, data=DataConfig(source=str(tmp_path / "nothing.jsonl")))
 
 
-def test_the_trainers_table_gives_every_row_back(tmp_path):
-    rows = [parse_row(row()), parse_row(row(env_config={"operations": 1}, task_data={"a": None, "b": [1, {"c": 2}]}))]
-    to_dataset(rows).save_to_disk(tmp_path / "table")
-    table = load_from_disk(str(tmp_path / "table"))
-    assert isinstance(table, Dataset)
-    assert [parse_row(r) for r in table.to_list()] == rows
+def test_a_tenth_of_the_tasks_is_held_out(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row(task_data={**TASK, "start": n})) + "\n" for n in range(40)))
+    sides = [load_rows(EnvironmentConfig(), s, 0, data=DataConfig(source=str(path))) for s in ("train", "eval")]
+    train, held_out = ({r.task_data["start"] for r in side} for side in sides)
+    assert (len(train), len(held_out)) == (36, 4) and train | held_out == set(range(40))
 
 
 def test_environments_make_their_own_tasks_apart_for_training_and_evaluation():

@@ -20,7 +20,6 @@ from grpo_tui.configs import RunConfig
 from grpo_tui.engine.record.step_recorder import StepRecorder
 from grpo_tui.engine.rollouts.judging import Judge, completions_of, special_texts
 from grpo_tui.engine.rollouts.rollout import rollouts_of
-from grpo_tui.engine.rollouts.runner import parse_row
 from grpo_tui.engine.runs.writer import NullWriter
 from grpo_tui.engine.training.pipeline import Request
 from grpo_tui.engine.training.rft import build_trainer
@@ -106,10 +105,10 @@ def test_rewards_and_advantages_are_those_of_trl_on_the_same_completions(
     config.training.scale_advantages = scale  # type: ignore[assignment]
     config.training.advantages = advantages
     trainer, _ = build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
-    rows = [dict(trainer.pipeline.dataset[i]) for i in PICKED for _ in range(4)]
+    rows = [trainer.rows[i] for i in PICKED for _ in range(4)]
     groups, metrics = trainer.pipeline.collect(Request(rows, step=0, reference=False))
     ours = rollouts_of(groups)
-    said = completions_of(ours, [parse_row(r) for r in rows], special_tokens=special_texts(tokenizer()))
+    said = completions_of(ours, rows, special_tokens=special_texts(tokenizer()))
 
     def same_completions(prompts: list[Any], _: Any) -> dict[str, Any]:
         assert prompts == list(said.prompts)
@@ -178,10 +177,9 @@ def test_functions_and_models_are_called_as_trl_calls_them(tmp_path: Path):
     )
     trainer, _ = build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
     trainer.state.max_steps = 2
-    rows = [dict(trainer.pipeline.dataset[i]) for i in PICKED for _ in range(4)]
+    rows = [trainer.rows[i] for i in PICKED for _ in range(4)]
     ours = rollouts_of(trainer.pipeline.collect(Request(rows, step=0, reference=False))[0])
-    parsed = [parse_row(r) for r in rows]
-    said = completions_of(ours, parsed, special_tokens=special_texts(tokenizer()))
+    said = completions_of(ours, rows, special_tokens=special_texts(tokenizer()))
     spy = find_object(f"{tmp_path}/spy.py:seen")[1]
     assert isinstance(spy, dict)
     given = dict(spy)
@@ -243,4 +241,4 @@ def test_rows_with_long_prompts_are_left_out_when_asked(tmp_path: Path):
     data = {"source": str(tmp_path / "long.jsonl"), "long_prompts": "drop"}
     config = configured(tmp_path, {"vowels": 1.0}, data=data)
     trainer, _ = build_trainer(config, tmp_path / "run", StepRecorder(NullWriter()))
-    assert len(trainer.pipeline.dataset) == 2
+    assert len(trainer.rows) == 2

@@ -238,7 +238,7 @@ def test_files_of_every_kind_are_trained_on_or_fail_alone(tmp_path):
         short["max_trajectory_tokens"] = 256
         words = [f"training.{key}={value}" for key, value in short.items()]
         words += [
-            f"environment.train_data={path}",
+            f"data.source={path}",
             "environment.eval_tasks=0",
             f"training.output_dir={tmp_path / 'out'}",
         ]
