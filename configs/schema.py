@@ -11,6 +11,7 @@ from .model_defaults import BUILTIN_MODEL, chosen
 from .sections import (
     DataConfig,
     EnvironmentConfig,
+    EvaluationConfig,
     LoggingConfig,
     ModelConfig,
     OnlineConfig,
@@ -30,7 +31,7 @@ BUILTIN_ADAPTERS = {"builtin:tiny": "builtin:tiny-sft", "builtin:tiny-vl": "buil
 class RunConfig(Section):
     """Everything a run needs to know; stored resolved as `config.yaml` in the run's folder."""
 
-    mode: Literal["sft", "rft", "online"] = "rft"
+    mode: Literal["sft", "rft", "online", "eval"] = "rft"
     name: str = ""
     """A name for people; the run's id is made."""
     seed: int = Field(default=0, ge=0)
@@ -42,6 +43,7 @@ class RunConfig(Section):
     training: TrainingConfig = TrainingConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     online: OnlineConfig = OnlineConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="before")

@@ -3,6 +3,7 @@
 from .base import Section
 from .data import DataConfig
 from .environment import EnvironmentConfig
+from .evaluation import EvaluationConfig
 from .logging import LoggingConfig
 from .model import LoraSection, ModelConfig
 from .online import KLConfig, OnlineConfig
@@ -14,6 +15,7 @@ from .training import TrainingConfig
 __all__ = [
     "DataConfig",
     "EnvironmentConfig",
+    "EvaluationConfig",
     "KLConfig",
     "LoggingConfig",
     "LoraSection",

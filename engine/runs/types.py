@@ -101,6 +101,8 @@ class RunInfo:
     @property
     def resume_command(self) -> str:
         """What to type to go on with it."""
+        if self.mode == "eval":
+            return f"grpo-tui eval {self.id}"
         return f"grpo-tui {'online' if self.mode == 'online' else 'train'} --resume {self.id}"
 
 

@@ -13,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+from ...configs.errors import GrpoTuiError
 from ..launch.outcome import FAILED, run_recorded
 from ..launch.process_logging import set_up_logging
-from ..runs.errors import RecordDamaged
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,11 +33,12 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
     set_up_logging()
 
     from ..launch.alerts import alert_sender
+    from ..launch.settings import read_config
     from ..runs.control import ControlChannel
     from ..runs.lock import Locked, hold
     from ..runs.paths import DATABASE
     from ..runs.writer import open_writer
-    from .checkpoints import CheckpointError, Start, find_start, set_aside
+    from .checkpoints import Start, find_start, set_aside
 
     rank = int(os.environ.get("RANK", "0"))
     main_process = rank == 0
@@ -50,18 +51,17 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
                 print(f"error: {problem}", file=sys.stderr)
                 return FAILED
         try:
-            start = find_start(run_dir) if resume else start
+            mode = read_config(run_dir).mode
+            start = find_start(run_dir) if resume and mode != "eval" else start
             if main_process:
                 set_aside(start.damaged)
-        except (CheckpointError, RecordDamaged, OSError) as problem:
+        except (GrpoTuiError, OSError) as problem:
             refused = problem
         alerts = alert_sender(run_dir) if main_process else None
         writer = open_writer(run_dir, rank=rank, resume_from_step=start.record_from, alerts=alerts)
         control = ControlChannel(run_dir, sigterm=True)
 
         def work() -> bool | None:
-            from ..launch.settings import read_config
-
             elsewhere = not main_process and not (run_dir / DATABASE).exists()  # `check_one_folder` says so, to all
             if refused is not None and not elsewhere:
                 raise refused
@@ -71,6 +71,8 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
             config = read_config(run_dir)
             if config.mode == "sft":
                 from .sft import run_sft as train
+            elif config.mode == "eval":
+                from .evaluate import run_eval as train
             else:
                 from .rft import run_rft as train
             logging.getLogger(__name__).info("loaded in %.1f s", time.perf_counter() - began)

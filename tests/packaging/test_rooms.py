@@ -48,15 +48,24 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "rewards.repetition",
     ),
     "engine.launch": ("configs", "engine.runs"),
+    "engine.evaluation": (*PLAIN_DATA, "configs", "engine.runs", "engine.launch"),
     "engine.agents": ("configs", "envs", "rewards", "engine.policy", "engine.runs.durable"),
     "engine.policy": ("configs", "envs", "rewards", "engine.runs.checksums"),
     "engine.rollouts": ("configs", "envs", "rewards", "engine.agents", "engine.policy"),
     "engine.record": ("configs", "envs", "rewards", "engine.runs", "engine.policy", "engine.rollouts"),
-    "engine.training": (*BELOW_TRAINING, "engine.record"),
+    "engine.training": (*BELOW_TRAINING, "engine.record", "engine.evaluation"),
     "engine.online": (*BELOW_TRAINING, "engine.record", "engine.training"),
-    "tui": ("configs", "engine.runs", "engine.imports", "engine.launch", "engine.recompute", "rewards.diagnosis"),
+    "tui": (
+        "configs",
+        "engine.runs",
+        "engine.imports",
+        "engine.launch",
+        "engine.recompute",
+        "engine.evaluation",
+        "rewards.diagnosis",
+    ),
 }
-LIGHT = ("tui", "engine.runs", "engine.imports", "engine.launch", "engine.recompute")
+LIGHT = ("tui", "engine.runs", "engine.imports", "engine.launch", "engine.recompute", "engine.evaluation")
 HEAVY = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 LIGHT_AT_IMPORT = (
     "envs",

@@ -58,9 +58,9 @@ def chosen_lines(
     by_reason: dict[str, list[str]] = {}
     for choice in choices(config, overrides or (), options=options):
         section, _, key = choice.key.partition(".")
-        if section in sections[settings.mode] and choice.value is not None:
+        if section in sections.get(settings.mode, ()) and choice.value is not None:
             by_reason.setdefault(choice.why, []).append(f"{key} {choice.value}")
-        elif section in sections[settings.mode]:
+        elif section in sections.get(settings.mode, ()):
             by_reason.setdefault(choice.why, []).append(key)
     lines = [f"  {', '.join(values)} ({why})" for why, values in by_reason.items()]
     head = [f"chosen for {settings.model.base} (what you set wins):"] if lines else []

@@ -15,6 +15,7 @@ from . import check as cli_check
 from . import config as cli_config
 from . import data as cli_data
 from . import doctor as cli_doctor
+from . import evaluate as cli_evaluate
 from . import export as cli_export
 from . import init as cli_init
 from . import inspect as cli_inspect
@@ -47,6 +48,7 @@ app.command("init", help=cli_init.HELP)(cli_init.init)
 app.command("inspect", help=cli_inspect.HELP)(cli_inspect.inspect)
 app.command("live", help=cli_live.HELP)(cli_live.live)
 app.command("check", help=cli_check.HELP)(cli_check.check)
+app.command("eval", help=cli_evaluate.HELP)(cli_evaluate.evaluate)
 app.command("note", help=cli_note.HELP)(cli_note.note)
 app.command("runs", help=cli_runs.RUNS_HELP)(cli_runs.runs)
 app.command("stop", help=cli_runs.STOP_HELP)(cli_runs.stop)

@@ -1,0 +1,199 @@
+"""Evaluations as read from their records: outcomes by task, and two of them compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+
+from ...configs.errors import GrpoTuiError
+from ...configs.sections import EvaluationConfig
+from ..launch.settings import read_config
+from ..runs.reader import RunReader
+from ..runs.types import TrajectoryRecord, TrajectoryRow
+from .statistics import Interval, mean_interval, pass_at_k, pass_hat_k, rate_interval, sign_flip_p, tasks_needed
+
+TASK = "task_number"
+"""Column of an evaluation's rollouts: the number of the task, from 0."""
+POINTS = (1, 3, 5)
+"""Differences, in percentage points, for which a comparison states how many tasks would show them."""
+
+
+class EvaluationError(GrpoTuiError, ValueError):
+    """Evaluations cannot be read or compared; the message is one sentence."""
+
+
+@dataclass
+class Task:
+    """The samples of one task. `numbers` are those of its rollouts in the record."""
+
+    prompt_id: str
+    prompt: str
+    numbers: list[int] = field(default_factory=list)
+    right: list[bool | None] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    components: dict[str, list[float]] = field(default_factory=dict)
+    cost: dict[str, list[float]] = field(default_factory=dict)
+    """Turns, tokens and seconds in the environment, of each sample."""
+
+    @property
+    def rate(self) -> float:
+        """Share of right samples."""
+        return sum(map(bool, self.right)) / len(self.right)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One policy on its tasks, by number of the task. Success is None where the reward is graded."""
+
+    path: Path
+    spec: EvaluationConfig
+    tasks: Mapping[int, Task]
+
+    @property
+    def name(self) -> str:
+        """The policy as it was named."""
+        return self.spec.subject or self.path.name
+
+    @cached_property
+    def success(self) -> Interval | None:
+        """Success rate over tasks."""
+        if not self.tasks or any(None in task.right for task in self.tasks.values()):
+            return None
+        return rate_interval([task.rate for task in self.tasks.values()])
+
+    @cached_property
+    def reward(self) -> Interval:
+        """Mean reward over tasks."""
+        return mean_interval([fmean(task.rewards) for task in self.tasks.values()])
+
+    @cached_property
+    def components(self) -> dict[str, Interval]:
+        """Mean raw value of each component of the reward over tasks."""
+        return self._means(lambda task: task.components)
+
+    @cached_property
+    def cost(self) -> dict[str, Interval]:
+        """Mean turns, tokens and environment seconds over tasks."""
+        return self._means(lambda task: task.cost)
+
+    def pass_k(self, k: int) -> tuple[Interval, Interval] | None:
+        """pass@k and pass^k over tasks; None where success is unknown or k exceeds the samples."""
+        if self.success is None or k > self.spec.samples:
+            return None
+        counts = [(len(task.right), sum(map(bool, task.right))) for task in self.tasks.values()]
+        return (
+            rate_interval([pass_at_k(n, c, k) for n, c in counts]),
+            rate_interval([pass_hat_k(n, c, k) for n, c in counts]),
+        )
+
+    def _means(self, values: Callable[[Task], Mapping[str, Sequence[float]]]) -> dict[str, Interval]:
+        names = dict.fromkeys(name for task in self.tasks.values() for name in values(task))
+        known = {name: [task for task in self.tasks.values() if name in values(task)] for name in names}
+        return {name: mean_interval([fmean(values(t)[name]) for t in tasks]) for name, tasks in known.items()}
+
+
+def read_evaluation(run_dir: Path) -> Evaluation:
+    """The evaluation in a run's folder; tasks whose samples are not complete are left out.
+
+    Raises EvaluationError for a run that is no evaluation, RecordError.
+    """
+    config = read_config(run_dir)
+    if config.mode != "eval":
+        raise EvaluationError(f"{run_dir} is a run of mode {config.mode}, not an evaluation")
+    tasks: dict[int, Task] = {}
+    with RunReader(run_dir) as reader:
+        for row in reader.rollouts.page(limit=reader.rollouts.total()):
+            record = reader.bodies.trajectory(row.n)
+            task = tasks.setdefault(int(row.extra.get(TASK, -1)), Task(row.prompt_id, row.prompt))
+            if len(task.numbers) < config.evaluation.samples:  # killed while recording, a task is repeated
+                _add(task, row, record)
+    whole = {n: task for n, task in sorted(tasks.items()) if len(task.numbers) == config.evaluation.samples}
+    return Evaluation(run_dir, config.evaluation, whole)
+
+
+def _add(task: Task, row: TrajectoryRow, record: TrajectoryRecord) -> None:
+    trajectory, breakdown = record.trajectory, record.breakdown
+    task.numbers.append(row.n)
+    graded = trajectory.correct is None and trajectory.judged_by
+    reward = trajectory.own_reward or 0.0
+    task.right.append(None if graded else reward > 0 if trajectory.correct is None else trajectory.correct)
+    task.rewards.append(reward if breakdown is None or breakdown.total is None else breakdown.total)
+    sums: dict[str, float] = {}
+    for step in breakdown.steps if breakdown is not None else ():
+        for name, component in step.components.items():
+            sums[name] = sums.get(name, 0.0) + (component.raw or 0.0)
+    for name, value in sums.items():
+        task.components.setdefault(name, []).append(value)
+    cost = {"turns": len(trajectory.steps), "tokens": row.tokens or 0, "environment seconds": trajectory.seconds}
+    for name, value in cost.items():
+        task.cost.setdefault(name, []).append(float(value))
+
+
+def finished_tasks(run_dir: Path, samples: int) -> set[int]:
+    """Numbers of the tasks whose samples are all recorded."""
+    counts: dict[int, int] = {}
+    with RunReader(run_dir) as reader:
+        for row in reader.rollouts.page(limit=max(1, reader.rollouts.total())):
+            number = int(row.extra.get(TASK, -1))
+            counts[number] = counts.get(number, 0) + 1
+    return {number for number, count in counts.items() if count >= samples}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference, second minus first: its interval, p-value, and the tasks that would show `POINTS`."""
+
+    interval: Interval
+    p: float
+    needed: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two evaluations of the same tasks. `gained` are tasks that the second solves more often, `lost` less often."""
+
+    first: Evaluation
+    second: Evaluation
+    success: Difference | None
+    reward: Difference
+    components: Mapping[str, Difference]
+    gained: Sequence[int]
+    lost: Sequence[int]
+
+
+def compare(first: Evaluation, second: Evaluation) -> Comparison:
+    """Pair the tasks of two evaluations. Raises EvaluationError where they are not the same tasks."""
+    shared = sorted(first.tasks.keys() & second.tasks.keys())
+    if not shared:
+        raise EvaluationError(f"{first.name} and {second.name} have no task in common")
+    other = [n for n in shared if first.tasks[n].prompt_id != second.tasks[n].prompt_id]
+    if other:
+        raise EvaluationError(
+            f"{first.name} and {second.name} were evaluated on other tasks (task {other[0]} differs): use one "
+            "configuration, or --dataset, for both"
+        )
+    pairs = [(first.tasks[n], second.tasks[n]) for n in shared]
+    rates = None
+    if first.success is not None and second.success is not None:
+        unit = 1 / math.lcm(first.spec.samples, second.spec.samples)
+        rates = _difference([b.rate - a.rate for a, b in pairs], unit)
+    names = [n for n in first.components if n in second.components]
+    return Comparison(
+        first,
+        second,
+        rates,
+        _difference([fmean(b.rewards) - fmean(a.rewards) for a, b in pairs]),
+        {n: _difference([fmean(b.components[n]) - fmean(a.components[n]) for a, b in pairs]) for n in names},
+        [n for n, (a, b) in zip(shared, pairs, strict=True) if rates is not None and b.rate > a.rate],
+        [n for n, (a, b) in zip(shared, pairs, strict=True) if rates is not None and b.rate < a.rate],
+    )
+
+
+def _difference(values: Sequence[float], unit: float | None = None) -> Difference:
+    spread = stdev(values) if len(values) > 1 else 0.0
+    needed = {points: tasks_needed(spread, points / 100) for points in POINTS} if spread > 0 else {}
+    return Difference(mean_interval(values), sign_flip_p(values, unit), needed)

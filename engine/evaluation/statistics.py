@@ -1,0 +1,147 @@
+"""Intervals and tests over tasks. The unit is the task: more samples of one task are not independent evidence."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, pvariance, stdev
+
+LEVEL = 0.95
+"""Confidence level of every interval."""
+POWER = 0.8
+"""Probability with which `tasks_needed` tasks show the effect."""
+DRAWS = 10_000
+"""Random sign vectors of a permutation test whose exact distribution is out of reach."""
+_LARGEST_EXACT = 20_000
+"""Largest sum of absolute differences, in units, whose distribution is counted exactly."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its `LEVEL` confidence interval. n: tasks. The bounds of a mean are NaN for a single task."""
+
+    estimate: float
+    low: float
+    high: float
+    n: int
+
+
+def normal_quantile(p: float) -> float:
+    """Quantile of the standard normal distribution."""
+    return NormalDist().inv_cdf(p)
+
+
+def t_quantile(p: float, df: int) -> float:
+    """Quantile of Student's t distribution with `df` >= 1 degrees of freedom, for p in [0.5, 1)."""
+    low, high = 0.0, 1.0
+    while _t_cdf(high, df) < p:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_cdf(middle, df) < p else (low, middle)
+    return high
+
+
+def _t_cdf(t: float, df: int) -> float:
+    """Abramowitz and Stegun 26.7.3 and 26.7.4: a finite series for integer degrees of freedom, t >= 0."""
+    angle = math.atan(t / math.sqrt(df))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    term = cosine if df % 2 else 1.0
+    total = 0.0 if df == 1 else term
+    for k in range(3 if df % 2 else 2, df - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    central = 2 / math.pi * (angle + sine * total) if df % 2 else sine * total
+    return 0.5 + central / 2
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Mean over tasks with Student's t interval. values: one mean for each task."""
+    n = len(values)
+    mean = fmean(values) if n else math.nan
+    if n < 2:
+        return Interval(mean, math.nan, math.nan, n)
+    half = t_quantile(0.5 + LEVEL / 2, n - 1) * stdev(values) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def rate_interval(rates: Sequence[float]) -> Interval:
+    """Success rate over tasks with Wilson's interval for the effective number of samples.
+
+    rates: the share of successes of each task, in [0, 1]. The samples of a task are correlated, so they count as
+    `p (1 - p) / Var(mean)` independent ones (Dean and Pagano, "Evaluating confidence interval methods for binomial
+    proportions in clustered surveys", 2015).
+    """
+    n = len(rates)
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    p = fmean(rates)
+    spread = pvariance(rates, p)
+    size = n * p * (1 - p) / spread if spread > 0 else float(n)
+    estimated = any(0 < rate < 1 for rate in rates)  # of one sample a task the variance follows from p
+    z = t_quantile(0.5 + LEVEL / 2, n - 1) if estimated and n > 1 else normal_quantile(0.5 + LEVEL / 2)
+    centre = (p + z * z / (2 * size)) / (1 + z * z / size)
+    half = z / (1 + z * z / size) * math.sqrt(p * (1 - p) / size + z * z / (4 * size * size))
+    return Interval(p, max(0.0, centre - half), min(1.0, centre + half), n)
+
+
+def sign_flip_p(differences: Sequence[float], unit: float | None = None) -> float:
+    """Two-sided p-value of paired differences by the permutation test that flips signs (Fisher, 1935).
+
+    Exact where all differences are multiples of `unit`, such as 1 / samples of success rates; otherwise over `DRAWS`
+    random sign vectors, always the same ones.
+    """
+    kept = [d for d in differences if d]
+    if not kept:
+        return 1.0
+    if unit is not None:
+        steps = [round(d / unit) for d in kept]
+        exact = all(math.isclose(s * unit, d, abs_tol=1e-9) for s, d in zip(steps, kept, strict=True))
+        if exact and sum(map(abs, steps)) <= _LARGEST_EXACT:
+            return _exact_p(steps)
+    observed = abs(math.fsum(kept)) * (1 - 1e-12)
+    source = random.Random(0)
+    extreme = 0
+    for _ in range(DRAWS):
+        bits = source.getrandbits(len(kept))
+        total = math.fsum(d if bits >> i & 1 else -d for i, d in enumerate(kept))
+        extreme += abs(total) >= observed
+    return (extreme + 1) / (DRAWS + 1)
+
+
+def _exact_p(steps: Sequence[int]) -> float:
+    """Share of all sign vectors whose sum is at least as far from zero. Counts are digits of one large integer."""
+    sizes = [abs(s) for s in steps]
+    total, width = sum(sizes), len(sizes) // 8 + 1
+    counts = 1
+    for size in sizes:
+        counts += counts << (8 * width * size)
+    digits = counts.to_bytes(width * (total + 1), "little")
+    observed = abs(sum(steps))
+    extreme = sum(
+        int.from_bytes(digits[width * up : width * (up + 1)], "little")
+        for up in range(total + 1)
+        if abs(2 * up - total) >= observed
+    )
+    return extreme / 2 ** len(sizes)
+
+
+def tasks_needed(spread: float, effect: float) -> int:
+    """Tasks with which a paired comparison shows a difference of `effect` with probability `POWER`.
+
+    spread: standard deviation of the differences between tasks.
+    """
+    reach = normal_quantile(0.5 + LEVEL / 2) + normal_quantile(POWER)
+    return max(2, math.ceil((reach * spread / effect) ** 2))
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased probability that at least one of k samples is right, from c right ones of n (arXiv 2107.03374)."""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float:
+    """Unbiased probability that all of k samples are right, from c right ones of n (tau-bench, arXiv 2406.12045)."""
+    return math.comb(c, k) / math.comb(n, k)

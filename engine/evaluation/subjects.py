@@ -1,0 +1,84 @@
+"""Policies that can be evaluated: a run, one of its checkpoints, adapters, or a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...configs.schema import RunConfig
+from ..launch.find import RunNotFound, find_run
+from ..launch.settings import read_config
+from ..runs.checkpoints import checkpoint_folder, checkpoints
+from ..runs.paths import adapters_dir
+from .results import EvaluationError
+
+BASE = "base"
+"""`RUN@base`: the policy that the run started from."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A policy to evaluate. run: the configuration of the run that it comes from, None for a model or adapters;
+    folder: that run's.
+
+    weights: a folder of adapters or of a whole model, or a model's name; None: the policy that the run started from.
+    evaluation: the folder of an evaluation that exists, in place of all this.
+    """
+
+    name: str
+    run: RunConfig | None = None
+    weights: str | None = None
+    step: int = 0
+    folder: Path | None = None
+    evaluation: Path | None = None
+
+    @property
+    def is_adapters(self) -> bool:
+        """Whether the weights are adapters."""
+        return self.weights is not None and (Path(self.weights).expanduser() / "adapter_config.json").is_file()
+
+    def configure(self, config: RunConfig) -> RunConfig:
+        """`config` with this policy as its model."""
+        model = config.model if self.run is None else self.run.model
+        if self.weights is not None:
+            changed = (
+                {"sft_adapters": self.weights} if self.is_adapters else {"base": self.weights, "sft_adapters": None}
+            )
+            model = model.model_copy(update=changed)
+        return config.model_copy(update={"model": model})
+
+
+def find_subject(text: str, runs_dir: Path) -> Subject:
+    """The policy that a person names. Raises EvaluationError, RunNotFound, ConfigError."""
+    name, _, at = text.rpartition("@") if "@" in text else (text, "", "")
+    try:
+        run = find_run(runs_dir, name)
+    except RunNotFound:
+        folder = Path(text).expanduser()
+        if folder.is_dir() and not any((folder / n).is_file() for n in ("adapter_config.json", "config.json")):
+            needed = "neither adapters (adapter_config.json) nor a model (config.json)"
+            raise EvaluationError(f"{text} holds {needed}") from None
+        if folder.is_dir() or text.count("/") == 1 or text.startswith("builtin:"):
+            return Subject(text, weights=text)
+        raise
+    path = Path(run.path)
+    config = read_config(path)
+    if config.mode == "eval":
+        return Subject(text, evaluation=path)
+    section = config.sft if config.mode == "sft" else config.training
+    kept = checkpoints(checkpoint_folder(path))
+    if at == BASE:
+        return Subject(text, config, folder=path)
+    if at:
+        folder = next((folder for step, folder in kept if str(step) == at), None)
+        if folder is None:
+            steps = ", ".join(str(step) for step, _ in kept) or "none"
+            raise EvaluationError(f"run {run.id} has no checkpoint of step {at}; it has {steps}, and `{run.id}@base`")
+        return Subject(text, config, str(folder), int(at), path)
+    final = adapters_dir(section.output_dir, path.name)
+    if final.is_dir():
+        return Subject(text, config, str(final), run.step, path)
+    if not kept:
+        raise EvaluationError(f"run {run.id} has neither saved adapters nor a checkpoint; `{run.id}@base` is its start")
+    step, folder = kept[-1]
+    return Subject(text, config, str(folder), step, path)

@@ -1,0 +1,127 @@
+"""`--mode eval`: rollouts of a policy on held-out tasks, recorded like those of a training.
+
+Tasks are done in portions. A portion is recorded when its rollouts are complete, so an evaluation that was killed
+continues with the tasks that are missing. The seed of a task follows from its number: its rollouts do not depend on
+which tasks share a portion with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ...configs import metric_names as metric
+from ...configs.schema import RunConfig
+from ...rewards.orchestrator import RewardOrchestrator
+from ..evaluation.results import TASK, finished_tasks, read_evaluation
+from ..policy.models import load_policy, load_sight
+from ..policy.prepared import acting
+from ..record.step_recorder import StepRecorder
+from ..rollouts.dataset import DataError, load_rows
+from ..rollouts.judging import make_judge, special_texts
+from ..rollouts.prompts import check_images, fitting
+from ..rollouts.rollout import Rollout
+from ..rollouts.runner import RolloutRunner, prepares
+from ..rollouts.scoring import Scorer
+from ..runs.control import ControlChannel
+from ..runs.writer import RecordWriter
+from .acting import make_agent
+
+PORTION_ROLLOUTS = 64
+"""Rollouts of one portion at most, where a single task does not have more."""
+
+
+def run_eval(
+    config: RunConfig, run_dir: Path, writer: RecordWriter, control: ControlChannel | None = None, start: object = None
+) -> bool:
+    """Evaluate `config.model` on the held-out tasks. False when stopped before all tasks are done.
+
+    Raises errors whose message is one sentence (ModelLoadError, DataError, …).
+    """
+    spec = config.evaluation
+    recorder = StepRecorder(writer, tokens=config.logging.record_tokens)
+    recorder.event("phase", "loading the model and the data", name="loading", step=spec.step)
+    torch.manual_seed(config.seed)
+    model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=False)
+    agent = make_agent(config, model, tokenizer, load_sight(config.model, model, tokenizer), run_dir)
+    rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
+    runner = RolloutRunner(agent, tokenizer, spec.samples, prepare=prepares(config.environment, writer))
+    if config.data.source is not None:
+        rows = fitting(rows, agent, runner.environment, config.training, config.data.long_prompts)
+    if not rows:
+        raise DataError("there are no held-out tasks: set environment.eval_tasks, or name a file in data.eval_source")
+    check_images(rows, runner.environment, agent, config.training.max_trajectory_tokens)
+    runner.judge = make_judge(config.environment, rows, special_texts(tokenizer))
+    runner.on_progress = lambda ended, total: writer.progress("evaluation", done + ended, len(rows) * spec.samples)
+    # Curiosity and coherence depend on the state of a training; task, reward functions and penalties do not.
+    rewards = config.rewards.model_copy(update={"w_curiosity": 0.0, "w_coherence": 0.0})
+    scorer = Scorer(spec.samples, RewardOrchestrator.from_config(rewards, seed=config.seed))
+    recorder.vocabulary(tokenizer)
+    finished = finished_tasks(run_dir, spec.samples)
+    done = len(finished) * spec.samples
+    writer.status("running", step=spec.step, total_steps=spec.step)
+    with acting(model), agent.settings(temperature=spec.temperature):
+        for portion in portions([task for task in range(len(rows)) if task not in finished], spec.samples):
+            if control is not None and _stop_asked(control):
+                return False
+            made = runner.run(
+                [rows[task] for task in portion],
+                first=portion[0],
+                seed=config.seed,
+                step=spec.step,
+                split="eval",
+                policy_version=spec.step,
+            )
+            scored, _ = scorer.rewards([_numbered(r) for r in made], spec.step)
+            recorder.trajectories(spec.step, scored, "eval")
+            writer.flush(timeout=60.0)
+            done += len(made)
+    _record_result(run_dir, recorder)
+    return True
+
+
+def portions(tasks: Sequence[int], samples: int) -> Iterator[Sequence[int]]:
+    """Consecutive numbers of tasks, at most `PORTION_ROLLOUTS` rollouts at a time, at least one task."""
+    size = max(1, PORTION_ROLLOUTS // samples)
+    start = 0
+    for i in range(1, len(tasks) + 1):
+        if i == len(tasks) or tasks[i] != tasks[i - 1] + 1 or i - start == size:
+            yield tasks[start:i]
+            start = i
+
+
+def _stop_asked(control: ControlChannel) -> bool:
+    asked = control.poll()
+    for request in asked:
+        outcome = "stopping" if request.command == "stop" else "an evaluation can only be stopped"
+        control.acknowledge(request, outcome)
+    return any(request.command == "stop" for request in asked)
+
+
+def _numbered(rollout: Rollout) -> Rollout:
+    """The same with the number of its task, by which evaluations are compared."""
+    trajectory = rollout.trajectory
+    if trajectory is None:
+        return rollout
+    return replace(rollout, trajectory=replace(trajectory, extra={**trajectory.extra, TASK: rollout.group}))
+
+
+def _record_result(run_dir: Path, recorder: StepRecorder) -> None:
+    """The headline of the evaluation, as evaluations during a training have it."""
+    result = read_evaluation(run_dir)
+    step, greedy = result.spec.step, result.spec.temperature == 0
+    if (success := result.success) is not None:
+        name = metric.SUCCESS_GREEDY if greedy else metric.SUCCESS_SAMPLED
+        told = {"greedy" if greedy else "sampled": success.estimate}
+        text = f"success {success.estimate:.0%} ({success.low:.0%} to {success.high:.0%})"
+        value = success.estimate
+    else:
+        name = metric.REWARD_GREEDY if greedy else metric.REWARD_SAMPLED
+        told = {"reward_greedy" if greedy else "reward_sampled": result.reward.estimate}
+        text, value = f"reward {result.reward.estimate:.3f}", result.reward.estimate
+    recorder.values(step, {name: value, metric.REWARD_MEAN: result.reward.estimate})
+    samples = f", {result.spec.samples} samples each" if result.spec.samples > 1 else ""
+    recorder.event("eval", f"{text} on {len(result.tasks)} tasks{samples}", step=step, split="eval", **told)

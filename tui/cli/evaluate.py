@@ -1,0 +1,283 @@
+"""`grpo-tui eval`: evaluate policies on held-out tasks, and compare them task by task."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..format import MINUS
+from .common import ExitCode, RunsDir, SetOption, fail, json_line, on_terminal, say, warn
+
+if TYPE_CHECKING:
+    from ...configs import RunConfig
+    from ...engine.evaluation.results import Comparison, Difference, Evaluation
+    from ...engine.evaluation.statistics import Interval
+    from ...engine.evaluation.subjects import Subject
+
+HELP = """Evaluate policies on held-out tasks, with intervals; compare several task by task.
+
+A SUBJECT is a run (its final adapters), RUN@STEP (a checkpoint), RUN@base (the policy it started from), a folder of
+adapters or of a model, or a hub id. Tasks and rewards are those of the first run, unless --config or --dataset name
+others. Each evaluation is a run of its own that can be inspected; one that was stopped continues, and one that exists
+is not repeated.
+"""
+
+SHOWN_FLIPS = 10
+"""Flipped tasks that the table names."""
+
+
+def evaluate(
+    subjects: Annotated[list[str], typer.Argument(metavar="SUBJECT…", help="Policies; the first is the baseline.")],
+    config: Annotated[str | None, typer.Option("--config", help="Configuration with tasks and rewards.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", help="Tasks from a dataset, as in train.")] = None,
+    reward: Annotated[list[str] | None, typer.Option("--reward", help="Reward functions, as in train.")] = None,
+    tasks: Annotated[int | None, typer.Option("--tasks", min=1, help="Number of held-out tasks.")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Rollouts of each task.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", min=0.0, help="0 is greedy. Default: 0, or 1 with --samples > 1.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of tasks and sampling.")] = None,
+    set_: SetOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="Results as one JSON object.")] = False,
+    fail_under: Annotated[
+        float | None, typer.Option("--fail-under", help="Exit 1 if the last success rate (0 to 1) is lower.")
+    ] = None,
+    regression: Annotated[
+        float | None,
+        typer.Option(
+            "--regression",
+            metavar="POINTS",
+            help="Exit 1 if the last is worse than the first by more than so many percentage points (95 % confidence).",
+        ),
+    ] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Evaluate each subject, then print one table and the paired differences to the first."""
+    from ...configs.errors import GrpoTuiError
+    from ...engine.evaluation.results import compare, read_evaluation
+    from ...engine.evaluation.subjects import find_subject
+    from ...engine.launch.find import RunNotFound
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from ..text import literal
+
+    home = resolve_runs_dir(runs_dir)
+    try:
+        found = [find_subject(text, home) for text in subjects]
+        base = _base_config(found, config, dataset, reward, set_)
+        folders = []
+        for subject in found:
+            if subject.evaluation is None:
+                assert base is not None
+                at = 1.0 if samples > 1 else 0.0
+                wanted = _spec(subject, base, tasks, samples, at if temperature is None else temperature, seed)
+                folders.append(_evaluated(home, wanted, quiet=json_))
+            else:
+                folders.append(_continued(home, subject.evaluation, quiet=json_))
+        results = [read_evaluation(folder) for folder in folders]
+        compared = [compare(results[0], other) for other in results[1:]]
+    except RunNotFound as problem:
+        fail(literal(str(problem)), ExitCode.NOT_FOUND)
+    except GrpoTuiError as problem:
+        fail(literal(str(problem)), ExitCode.USAGE)
+    if json_:
+        say(json_line({"evaluations": [_plain(r) for r in results], "differences": [_plain_pair(c) for c in compared]}))
+    else:
+        _show(results, compared)
+    last = results[-1].success
+    if fail_under is not None and (last is None or last.estimate < fail_under):
+        fail(f"the success of {literal(results[-1].name)} is below {fail_under:g}")
+    if regression is not None and compared:
+        change = compared[-1].success or compared[-1].reward
+        if change.interval.high < -regression / 100:
+            fail(f"{literal(results[-1].name)} is worse than {literal(results[0].name)}")
+
+
+def _base_config(
+    found: list[Subject], config: str | None, dataset: str | None, reward: list[str] | None, set_: list[str] | None
+) -> RunConfig | None:
+    """The configuration with tasks and rewards; None where all subjects are evaluations that exist."""
+    from ...engine.runs.paths import CONFIG_FILE
+    from .config import load
+    from .train import own
+
+    if all(s.evaluation is not None for s in found):
+        return None
+    first = next((s for s in found if s.folder is not None), None)
+    if not (config or dataset):
+        if first is None:
+            fail("which tasks? Name a run, --config, or --dataset with --reward", ExitCode.USAGE)
+        return load(str(first.folder / CONFIG_FILE), set_, options=own(None, None, reward))
+    if first is not None and first.run is not None:
+        model = first.run.model.base
+    else:
+        model = next((s.weights for s in found if s.weights and not s.is_adapters), None)
+    return load(config, set_, "eval", options=own(model, dataset, reward), paths=True)
+
+
+def _spec(
+    subject: Subject, base: RunConfig, tasks: int | None, samples: int, temperature: float, seed: int | None
+) -> RunConfig:
+    """The configuration of one evaluation."""
+    from ...configs.sections import EvaluationConfig, RolloutsConfig
+
+    config = subject.configure(base)
+    environment = config.environment
+    if tasks is not None:
+        environment = environment.model_copy(update={"eval_tasks": tasks})
+    spec = EvaluationConfig(subject=subject.name, step=subject.step, samples=samples, temperature=temperature)
+    changed: dict[str, Any] = {"mode": "eval", "environment": environment, "evaluation": spec, "name": ""}
+    changed |= {"rollouts": RolloutsConfig()}  # this process samples, also where the run used servers
+    if seed is not None:
+        changed["seed"] = seed
+    return config.model_copy(update=changed)
+
+
+def _evaluated(home: Path, config: RunConfig, *, quiet: bool) -> Path:
+    """The folder of a finished evaluation with this configuration, made where there is none."""
+    from ...configs import to_yaml
+    from ...engine.launch import start_run
+
+    digest = hashlib.sha256(to_yaml(config).encode()).hexdigest()[:8]
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.evaluation.subject).name.replace("@", "-")).strip("-.")[-40:]
+    folder = home / f"eval-{name}-{digest}"
+    if folder.exists():
+        return _continued(home, folder, quiet=quiet)
+    run = start_run(config, runs_dir=home, run_id=folder.name)
+    return _followed(run, quiet=quiet)
+
+
+def _continued(home: Path, folder: Path, *, quiet: bool) -> Path:
+    """The same folder once its evaluation has finished."""
+    from ...engine.launch import find_run, read_config, start_run
+
+    run = find_run(home, str(folder))
+    if run.status == "finished":
+        return folder
+    if not run.active:
+        run = start_run(read_config(folder), runs_dir=home, resume=str(folder))
+    return _followed(run, quiet=quiet)
+
+
+def _followed(run: Any, *, quiet: bool) -> Path:
+    """Print progress until the run ends; an evaluation that did not finish ends the command."""
+    from ...engine.launch import find_run, stop_run
+    from .follow import follow
+
+    code = follow(run, stop=lambda: stop_run(run), out=warn if quiet else say)
+    ended = find_run(Path(run.path).parent, run.path)
+    if code or ended.status != "finished":
+        raise typer.Exit(code or ExitCode.FAILED)
+    return Path(run.path)
+
+
+def _plain(result: Evaluation) -> dict[str, Any]:
+    """An evaluation as JSON."""
+    passes = {}
+    for k in _powers(result.spec.samples):
+        if (both := result.pass_k(k)) is not None:
+            passes |= {f"pass@{k}": both[0], f"pass^{k}": both[1]}
+    return {
+        "subject": result.name,
+        "step": result.spec.step,
+        "run": str(result.path),
+        "tasks": len(result.tasks),
+        "samples": result.spec.samples,
+        "temperature": result.spec.temperature,
+        "success": result.success,
+        "reward": result.reward,
+        **passes,
+        "components": result.components,
+        "cost": result.cost,
+    }
+
+
+def _plain_pair(c: Comparison) -> dict[str, Any]:
+    """A comparison as JSON."""
+    return {
+        "first": c.first.name,
+        "second": c.second.name,
+        "success": c.success,
+        "reward": c.reward,
+        "components": c.components,
+        "gained": [_pair(c, n) for n in c.gained],
+        "lost": [_pair(c, n) for n in c.lost],
+    }
+
+
+def _pair(c: Comparison, task: int) -> dict[str, Any]:
+    a, b = c.first.tasks[task], c.second.tasks[task]
+    return {"task": task, "prompt": a.prompt, "first": a.numbers, "second": b.numbers}
+
+
+def _powers(samples: int) -> list[int]:
+    """1, 2, 4, … up to the samples, and the samples."""
+    return sorted({samples, *(2**i for i in range(samples.bit_length()) if 2**i <= samples)})
+
+
+def _show(results: list[Evaluation], compared: list[Comparison]) -> None:
+    """The table of all evaluations, then a block for each comparison."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=None if on_terminal() else 200, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for result in results:
+        table.add_column(Text(result.name), justify="right")
+    rows: dict[str, list[str]] = {"tasks × samples": [f"{len(r.tasks)} × {r.spec.samples}" for r in results]}
+    if all(r.success is not None for r in results):
+        rows["success"] = [_share(r.success) for r in results]
+        for k in _powers(max(r.spec.samples for r in results))[1:]:
+            both = [r.pass_k(k) for r in results]
+            rows[f"pass@{k}"] = ["–" if b is None else _share(b[0]) for b in both]
+            rows[f"pass^{k}"] = ["–" if b is None else _share(b[1]) for b in both]
+    rows["reward"] = [_mean(r.reward) for r in results]
+    for kind in ("components", "cost"):
+        for name in dict.fromkeys(n for r in results for n in getattr(r, kind)):
+            found = [getattr(r, kind).get(name) for r in results]
+            rows[f"  {name}" if kind == "components" else name] = ["–" if i is None else _mean(i) for i in found]
+    for name, cells in rows.items():
+        table.add_row(Text(name), *map(Text, cells))
+    console.print(table)
+    for c in compared:
+        console.print()
+        console.print(Text(f"{c.second.name} against {c.first.name}, paired over {c.reward.interval.n} tasks"))
+        if c.success is not None:
+            console.print(Text(f"  success {_points(c.success)}"))
+            console.print(Text(f"  gained {len(c.gained)} tasks, lost {len(c.lost)}"))
+            for n in [*c.gained, *c.lost][:SHOWN_FLIPS]:
+                a, b = c.first.tasks[n], c.second.tasks[n]
+                sign = "+" if n in c.gained else MINUS
+                places = f"{c.first.path.name} --at {a.numbers[0]} · {c.second.path.name} --at {b.numbers[0]}"
+                console.print(Text(f"    {sign} task {n}: {' '.join(a.prompt.split())[-50:]}  ({places})"))
+        console.print(Text(f"  reward  {_change(c.reward)}"))
+        best = c.success or c.reward
+        if best.needed:
+            needed = ", ".join(f"{count:,} for {points}" for points, count in best.needed.items())
+            scale = "percentage points" if c.success is not None else "hundredths"
+            console.print(Text(f"  tasks needed to show a difference (80 % power): {needed} {scale}"))
+    console.print(Text("\nIntervals are 95 %, over tasks. Open one: grpo-tui inspect " + results[-1].path.name))
+
+
+def _share(interval: Interval | None) -> str:
+    return "–" if interval is None else f"{interval.estimate:.1%} ({interval.low:.1%} to {interval.high:.1%})"
+
+
+def _mean(interval: Interval) -> str:
+    return f"{interval.estimate:.3f} ({interval.low:.3f} to {interval.high:.3f})".replace("-", MINUS)
+
+
+def _points(difference: Difference) -> str:
+    i = difference.interval
+    text = f"{100 * i.estimate:+.1f} points ({100 * i.low:+.1f} to {100 * i.high:+.1f}), p = {difference.p:.3f}"
+    return text.replace("-", MINUS)
+
+
+def _change(difference: Difference) -> str:
+    i = difference.interval
+    return f"{i.estimate:+.3f} ({i.low:+.3f} to {i.high:+.3f}), p = {difference.p:.3f}".replace("-", MINUS)
