@@ -102,6 +102,7 @@ def when_there_is_room(
                 recorder.event(
                     "record", f"{where} cannot be written ({problem}); the run waits and tries again until it can be"
                 )
+                recorder.writer.progress("waiting for room on the disk")
                 told = True
         for _ in range(ROOM_SECONDS):
             time.sleep(1.0)

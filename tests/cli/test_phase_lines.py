@@ -46,6 +46,7 @@ def batch(**changes) -> Batch:
         (Progress("log-probs", 8, 32, 100.0), None, "step 3/20: log-probs 8/32 · about 30 s left"),
         (Progress("backward", 0, 1, 100.0, 15.0), None, "step 3/20: backward · about 5 s left"),
         (Progress("scoring", 0, 0, 109.9), None, "step 3/20: scoring"),
+        (Progress("checkpoint", 0, 0, 100.0), None, "step 2/20: checkpoint · 10 s so far"),
         (None, None, ""),
     ],
 )  # fmt: skip

@@ -23,7 +23,7 @@ from ...engine.runs.reader import RunReader
 from ...engine.runs.summary import RATE_WINDOW, RATES
 from ...engine.runs.types import Event, RunInfo
 from ..format import count, duration, number
-from ..progress_text import inside, phase_left, rollouts_line, under_way
+from ..progress_text import PHASES, inside, phase_left, rollouts_line, under_way
 from ..text import literal
 from .common import ExitCode, say, warn
 
@@ -286,7 +286,7 @@ def phase_line(run: RunInfo, live: LiveState | None, now: float) -> str:
     at = inside(run.progress, live)
     if at is None or not at.phase or run.status not in ("starting", "running"):
         return ""
-    step = run.step + (at.phase != "evaluation")
+    step = run.step + (at.phase in PHASES)  # other phases belong to the last step
     where = f"step {count(step)}" + (f"/{count(run.total_steps)}" if run.total_steps else "")
     left = phase_left(at, live, now)
     batches = under_way(live)

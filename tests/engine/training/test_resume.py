@@ -204,6 +204,9 @@ def test_a_full_disk_costs_checkpoints_and_the_result_waits_for_room(tmp_path, b
             time.sleep(0.1)
         assert "the checkpoint of step 2 could not be saved" in (folder / "log.txt").read_text()
         assert not list(checkpoint_folder(folder).glob(".tmp-*"))
+        while (now := look(folder).progress) is None or now.phase != "waiting for room on the disk":
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         assert process.wait(120) == 0
     finally:
