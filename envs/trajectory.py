@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .tools import ToolSpec
 
 if TYPE_CHECKING:  # the viewer opens in a third of a second: numpy is loaded when arrays are
     import numpy as np
+    from typing_extensions import TypeVar
+
+    A = TypeVar("A", default=np.ndarray)
+else:
+    A = TypeVar("A")
 
 TEXT = "(text)"
 """The label of a turn that is words alone."""
@@ -248,20 +253,9 @@ class Trajectory:
         """A plain dictionary without `tools` (the record stores those once per environment)."""
         return _plain({f.name: getattr(self, f.name) for f in fields(self) if f.name != "tools"})
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], tools: Sequence[ToolSpec] = ()) -> Trajectory:
-        """The inverse of `to_json`; unknown keys (of a later version) are ignored."""
-        known = {f.name for f in fields(cls)}
-        kept = {k: v for k, v in data.items() if k in known and k != "tools"}
-        kept["steps"] = tuple(_step(s) for s in data.get("steps", ()))
-        kept["images"] = tuple(data.get("images", ()))
-        kept["messages"] = tuple(Message(**m) for m in data.get("messages", ()))
-        kept["seen"] = tuple(SeenImage(**s) for s in data.get("seen", ()))
-        return cls(**kept, tools=tuple(tools))
-
 
 @dataclass(frozen=True)
-class TokenArrays:
+class TokenArrays(Generic[A]):
     """Token-level data of one trajectory, all of length T (unpadded): prompt, agent and environment tokens in order.
 
     token_ids: int32 [T]; agent_mask: bool [T], True where the agent wrote the token; logprobs: float32 [T], log-prob
@@ -269,45 +263,19 @@ class TokenArrays:
     (-1 in the prompt; an observation belongs to the turn that it answers). advantages: float32 [T] or None. overlays:
     what the trainer computed of each token, float32 [T], NaN where it did not: `trainer` and `reference` are log-probs
     under the policy that is trained and under the reference, `entropy` is the trainer's in nats.
+
+    While sampling, `A` is an array of NumPy; read from a record, a memoryview, so that viewers need no NumPy.
     """
 
-    token_ids: np.ndarray
-    agent_mask: np.ndarray
-    logprobs: np.ndarray
-    turn: np.ndarray
-    advantages: np.ndarray | None = None
-    overlays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    token_ids: A
+    agent_mask: A
+    logprobs: A
+    turn: A
+    advantages: A | None = None
+    overlays: Mapping[str, A] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return int(self.token_ids.shape[0])
-
-
-def _step(data: Mapping[str, Any]) -> Step:
-    known = {f.name for f in fields(Step)}
-    kept = {k: v for k, v in data.items() if k in known}
-    context = data.get("context") or {}
-    kept["context"] = StepContext(
-        modality=context.get("modality", "text"),
-        facts=dict(context.get("facts", {})),
-        resources={k: tuple(v) for k, v in context.get("resources", {}).items()},
-    )
-    overlay = data.get("overlay")
-    if overlay is not None:
-        kept["overlay"] = Overlay(
-            image=overlay.get("image"),
-            mask_path=overlay.get("mask_path"),
-            box=tuple(overlay["box"]) if overlay.get("box") else None,
-            point=tuple(overlay["point"]) if overlay.get("point") else None,
-            path=tuple(tuple(p) for p in overlay.get("path", ())),
-            label=overlay.get("label", ""),
-        )
-    kept["images"] = tuple(data.get("images", ()))
-    kept["token_span"] = tuple(data.get("token_span", (0, 0)))
-    kept["calls"] = tuple(Call(**c) for c in data.get("calls", ()))
-    kept["scores"] = tuple(Score(**s) for s in data.get("scores", ()))
-    kept["seen"] = tuple(SeenImage(**s) for s in data.get("seen", ()))
-    kept["display"] = tuple(Display(**d) for d in data.get("display", ()))
-    return Step(**kept)
+        return len(self.token_ids)  # type: ignore[arg-type] - both have a length
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ How the reward became an advantage is beside it: `AdvantageFormula`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -81,24 +81,6 @@ class RewardBreakdown:
         """A plain dictionary, as stored in the run record."""
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RewardBreakdown:
-        """The inverse of `to_json`."""
-        return cls(
-            trajectory_id=data["trajectory_id"],
-            total=data["total"],
-            steps=tuple(
-                StepReward(
-                    step=s["step"],
-                    components={k: ComponentValue(**v) for k, v in s["components"].items()},
-                    penalties=tuple(Penalty(**p) for p in s.get("penalties", ())),
-                    total=s["total"],
-                )
-                for s in data["steps"]
-            ),
-            normalized_by={k: NormalizedBy(**v) for k, v in (data.get("normalized_by") or {}).items()},
-        )
-
 
 GOAL = "goal"
 """Name of the term of the reward without shaping, where shaping is compared on its own."""
@@ -134,7 +116,7 @@ class AdvantageFormula:
     it is, compared with nothing) or another that training registers. scale: what the deviation is of: `group`,
     `batch`, or `none` (not divided). steps: for each turn that has an advantage of its own the terms that it is the
     sum of; a single entry holds for all turns. sentence: the method's own words for people, `{size}` standing for the
-    number of returns compared; empty in older records.
+    number of returns compared.
     """
 
     method: str
@@ -157,18 +139,6 @@ class AdvantageFormula:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, as stored in the run record."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> AdvantageFormula:
-        """The inverse of `to_json`."""
-        steps: Sequence[Sequence[Mapping[str, Any]]] = data.get("steps", ())
-        return cls(
-            method=data["method"],
-            scale=data["scale"],
-            epsilon=data["epsilon"],
-            steps=tuple(tuple(AdvantageTerm(**term) for term in terms) for terms in steps),
-            sentence=data.get("sentence", ""),
-        )
 
 
 def comparison(what: str, whom: str, scale: str) -> str:

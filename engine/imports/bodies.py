@@ -10,7 +10,7 @@ from ..runs.errors import RecordDamaged
 from ..runs.learning import Use
 from ..runs.record import Record
 from ..runs.rows import by_number
-from ..runs.types import StoredTokens, TokenArrays, TrajectoryRecord
+from ..runs.types import TokenArrays, TrajectoryRecord
 from .containers import BY_NAME
 from .convert import record_of
 from .dump import format_of, formats_of
@@ -51,7 +51,7 @@ class DumpBodies(Bodies):
         """Nothing: what updates did is not in the files of others."""
         return []
 
-    def tokens(self, id_or_n: str | int) -> TokenArrays | StoredTokens | None:  # type: ignore[override] - NumPy's
+    def tokens(self, id_or_n: str | int) -> TokenArrays | None:
         """Token arrays, where the writer kept them. Raises LookupError or RecordDamaged."""
         n = self.number(id_or_n)
         rollout, _ = self._rollout(n)

@@ -14,8 +14,7 @@ from ...envs.tools import ToolSpec
 from ...envs.trajectory import Call, Step, Trajectory
 from ...envs.trajectory import Message as PromptMessage
 from ...rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
-from ..runs.listed import Listed
-from ..runs.schema import FLAG_ERROR, FLAG_NAN, FLAG_UNPARSED
+from ..runs.columns import Flag, Listed
 from ..runs.types import TrajectoryRecord
 from .rollout import Message, Rollout, Score, text
 
@@ -107,41 +106,43 @@ def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, ind
     `identity`."""
     prompt, said = _prompt_and_rest(rollout)
     labels: list[str] = []
-    flags = FLAG_ERROR if rollout.error else 0
+    flags = int(Flag.ERROR) if rollout.error else 0
     turns = 0
     for message in said:
         if message.error:
-            flags |= FLAG_ERROR
+            flags |= Flag.ERROR
         if not message.is_agent:
             continue
         turns += 1
         labels += [call.name for call in message.calls] or [TEXT]
         for call in message.calls:
-            flags |= FLAG_ERROR if call.error else 0
+            flags |= Flag.ERROR if call.error else 0
         if message.calls and message.calls[0].problem is not None:
-            flags |= FLAG_UNPARSED
+            flags |= Flag.UNPARSED
     for value in (rollout.reward, rollout.advantage, *_step_advantages(rollout, turns)):
         if value is not None and not math.isfinite(value):
-            flags |= FLAG_NAN
+            flags |= Flag.NAN
     return Listed(
         id=rollout.id or fallback_id,
-        step=rollout.step,
         group=named[1],
         prompt_id=named[0],
-        rollout=rollout.index if rollout.index is not None else index,
-        env=rollout.env,
-        split=_split(rollout),
-        stop=_stop(rollout),
-        reward=rollout.reward,
-        advantage=rollout.advantage,
-        correct=rollout.correct,
-        labels=labels,
-        turns=turns,
-        flags=flags,
         head=prompt_text(prompt),
+        values={
+            "step": rollout.step,
+            "reward": rollout.reward,
+            "correct": rollout.correct,
+            "advantage": rollout.advantage,
+            "turns": turns,
+            "tokens": rollout.token_count,
+            "flags": int(flags),
+            "env": rollout.env,
+            "split": _split(rollout),
+            "stop": _stop(rollout),
+            "rollout": rollout.index if rollout.index is not None else index,
+            "version": rollout.policy_version,
+        },
+        labels=labels,
         answer=rollout.answer,
-        tokens=rollout.token_count,
-        version=rollout.policy_version,
         tools=_tools(rollout),
         extra=columns(rollout),
     )

@@ -94,7 +94,7 @@ class Indexer:
                     size += sum(map(len, text))
                     texts.append((n, text))
             self.store.begin()
-            self.store.add_search(texts)
+            self.store.rows.add_search(texts)
             done = min(last, done + _TEXTS)
             self.store.set_meta("searchable", str(done))
             self.store.set_meta("searchable_bytes", str(size))

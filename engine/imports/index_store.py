@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..runs.errors import RecordVersion
 from ..runs.paths import DATABASE
 from ..runs.storable import clean
 from ..runs.store import RecordStore
@@ -62,7 +63,7 @@ class IndexStore:
             self.record = RecordStore(folder / DATABASE)
         except sqlite3.OperationalError:
             raise  # a full disk
-        except sqlite3.DatabaseError:  # it is damaged: nothing is in it that is not in the files
+        except (sqlite3.DatabaseError, RecordVersion):  # rebuild it: all of it is in the files
             for end in ("", "-wal", "-shm"):
                 (folder / f"{DATABASE}{end}").unlink(missing_ok=True)
             self.record = RecordStore(folder / DATABASE)

@@ -43,7 +43,7 @@ def measure(store: IndexStore, *, whole: bool) -> None:
     for step, size in changed:
         before = step in known  # then what an evaluation gave may have to go
         values = {k: v for k, v in _means(db, step, split).items() if k not in logged and (before or v is not None)}
-        store.record.replace_metrics(step, values)
+        store.record.metrics.replace(step, values)
         db.execute("INSERT OR REPLACE INTO measured VALUES (?, ?)", (step, size))
     if whole:
         means = {name: mean for name, mean in _means(db, None, split).items() if mean is not None}

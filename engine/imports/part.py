@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..runs import codec
-from ..runs.listed import Listed
+from ..runs.columns import Listed
 from ..runs.storable import clean
 from .containers.base import Found
 from .convert import columns, identity, lacks, listed_of
@@ -204,7 +204,7 @@ class Part:
     def _position(self, at: int | None, n: int | None) -> int:
         """The position in its group of a rollout that the list shows already."""
         if at is not None:
-            return self.rows[at].rollout
+            return int(self.rows[at].values["rollout"] or 0)
         return int(self.store.db.execute("SELECT rollout FROM rows WHERE n = ?", (n,)).fetchone()[0])
 
     def _grown(self, id_: str) -> tuple[int | None, int | None, int | None]:
@@ -227,7 +227,8 @@ class Part:
         named = identity(rollout, self.store.scope(format_))
         position = self.store.position_in_group(named[1])
         self.expected[rollout.id] = len(self.rows)
-        self.rows.append(listed_of(rollout, named, fallback_id="", index=position)._replace(labels=None))
+        row = listed_of(rollout, named, fallback_id="", index=position)
+        self.rows.append(row._replace(labels=None, values={**row.values, "turns": None}))
         self.places.append((source, item.at, item.length, 0))
         self._see(format_, 1, documents=0)
 
@@ -244,7 +245,7 @@ class Part:
         record.begin()
         try:
             if self.rows:
-                first = record.add_rows(self.rows)
+                first = record.rows.add(self.rows)
                 db.executemany(
                     "INSERT INTO places VALUES (?, ?, ?, ?, ?)",
                     ((first + i, *place) for i, place in enumerate(self.places)),
@@ -252,7 +253,7 @@ class Part:
                 self._amend_new(first)
                 self.store.expect({id_: first + i for id_, i in self.expected.items()})
             for n, (listed, place) in self.read.items():
-                record.replace_row(n, listed)
+                record.rows.replace(n, listed)
                 db.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", (n, *place))
                 self.store.found(listed.id)
                 self._amend_again(listed.id)
@@ -270,7 +271,7 @@ class Part:
                 record.set_meta("looked_for", "")
             for numbers in self.numbers:
                 db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
-                record.replace_metrics(numbers.step, numbers.values)
+                record.metrics.replace(numbers.step, numbers.values)
             if self.again or self.amendments or self.read:  # they may tell steps and components of what was counted
                 record.set_meta("measured", "")
             db.executemany(
@@ -339,7 +340,7 @@ class Part:
             db.execute("UPDATE rows SET advantage = ? WHERE n = ?", (amendment.advantage, row[0]))
         if amendment.step is not None:
             db.execute("UPDATE rows SET step = coalesce(step, ?) WHERE n = ?", (amendment.step, row[0]))
-        self.store.record.add_extras(row[0], amendment.extra)
+        self.store.record.rows.add_extras(row[0], amendment.extra)
 
 
 def stat_of(path: str | Path) -> tuple[int, int]:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-from ..runs.types import StoredTokens
+from ..runs.types import TokenArrays
 from .rollout import listed, number, whole
 
-Maker = Callable[[], StoredTokens | None]
+Maker = Callable[[], TokenArrays | None]
 
 
 class Tokens:
@@ -24,7 +24,7 @@ class Tokens:
         logprobs: Sequence[Any] = (),
         advantages: Sequence[Any] = (),
         overlays: Mapping[str, Sequence[Any]] | None = None,
-    ) -> StoredTokens | None:
+    ) -> TokenArrays | None:
         """Arrays of one conversation; turns are runs of the agent's tokens; `overlays` as in `TokenArrays`, of which
         those of another length are left out. None when the ids are no numbers."""
         token_ids = [whole(i) for i in ids]
@@ -36,7 +36,7 @@ class Tokens:
         for i, agent in enumerate(spoken):
             turn += int(agent and (i == 0 or not spoken[i - 1]))
             turns.append(turn)
-        return StoredTokens(
+        return TokenArrays(
             memoryview(array("i", [i or 0 for i in token_ids])),
             memoryview(bytes(spoken)),
             memoryview(array("f", _fitted(logprobs, len(token_ids)))),
@@ -49,7 +49,7 @@ class Tokens:
     def of_nodes(nodes: Sequence[Mapping[str, Any]]) -> Maker:
         """Of verifiers' nodes, one after the other; each has log-probs for its sampled tokens."""
 
-        def make() -> StoredTokens | None:
+        def make() -> TokenArrays | None:
             ids: list[Any] = []
             mask: list[Any] = []
             logprobs: list[Any] = []
@@ -73,7 +73,7 @@ class Tokens:
         if not calls or not all(read and wrote for read, wrote, _ in calls):
             return None
 
-        def make() -> StoredTokens | None:
+        def make() -> TokenArrays | None:
             ids: list[Any] = []
             mask: list[int] = []
             logprobs: list[Any] = []
@@ -94,7 +94,7 @@ class Tokens:
         if make is None:
             return None
 
-        def made() -> StoredTokens | None:
+        def made() -> TokenArrays | None:
             tokens = make()
             if tokens is None:
                 return None

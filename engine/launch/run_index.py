@@ -14,10 +14,11 @@ from typing import Any
 
 import orjson
 
+from ..runs.columns import SCHEMA_VERSION
 from ..runs.durable import replace_file
 from ..runs.paths import CONFIG_FILE, DATABASE, PROCESSES, RUN_FILE
 from ..runs.status import look
-from ..runs.types import ENDED, SCHEMA_VERSION, RunInfo
+from ..runs.types import ENDED, RunInfo
 
 INDEX = ".ended-runs.json"
 NEWS = 32

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..runs import control
+from ..runs.columns import SCHEMA_VERSION
 from ..runs.durable import make_folder, replace_file, sync_folder
 from ..runs.health import damage
 from ..runs.lock import Locked, hold
 from ..runs.masking import mask
 from ..runs.paths import CONFIG_FILE, LOGS, PROCESSES, RUN_FILE, new_run_id, pinned
 from ..runs.status import ENDED, look, process_names, process_state, read_json
-from ..runs.types import SCHEMA_VERSION, RunInfo
+from ..runs.types import RunInfo
 from . import trainer
 from .children import spawn
 from .errors import LaunchError

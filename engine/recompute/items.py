@@ -9,7 +9,7 @@ from functools import cached_property
 from ...configs.sections.rewards import SHAPED
 from ..runs.query import Query
 from ..runs.reader import RunReader
-from ..runs.types import StoredTokens, TrajectoryRecord, TrajectoryRow, Use
+from ..runs.types import TokenArrays, TrajectoryRecord, TrajectoryRow, Use
 
 PAGE = 500
 
@@ -21,7 +21,7 @@ class Item:
     row: TrajectoryRow
     record: TrajectoryRecord
     uses: Sequence[Use]
-    tokens: StoredTokens | None
+    tokens: TokenArrays | None
 
     @property
     def place(self) -> str:

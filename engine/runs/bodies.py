@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from ...envs.tools import ToolSpec
 from .alphabet import Alphabet, token_text
 from .errors import RecordDamaged
 from .learning import USE_COLUMNS, Use, use_of
 from .record import Record
-from .types import StoredTokens, TrajectoryRecord
+from .types import TokenArrays, TrajectoryRecord
 
 
 class Bodies:
@@ -40,13 +39,11 @@ class Bodies:
         """
         n = self.number(id_or_n)
         own = (record or self.trajectory(n)).use
-        rows: list[tuple[Any, ...]] = []
-        if "uses" in self._record.columns:
-            rows = self._record.all(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step, mask", (n,))
+        rows = self._record.all(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step, mask", (n,))
         later = [use for row in rows if (use := use_of(*row)) is not None]
         return [*([] if own is None else [own]), *later]
 
-    def tokens(self, id_or_n: str | int) -> StoredTokens | None:
+    def tokens(self, id_or_n: str | int) -> TokenArrays | None:
         """Token ids, agent mask, log-probs and advantages of a trajectory, or None when they were not recorded."""
         from . import codec
 

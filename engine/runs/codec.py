@@ -10,18 +10,18 @@ import json
 import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import compress as selected
 from struct import calcsize
 from typing import Any, Literal
 
 import orjson
 
+from ...configs.plain_data import from_plain
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import TokenArrays, Trajectory
-from ...rewards.breakdown import AdvantageFormula, RewardBreakdown
-from .learning import Served, Use
 from .storable import clean
-from .types import StoredTokens, TrajectoryRecord
+from .types import TrajectoryRecord
 from .zstd import ZstdDecompressor, ZstdError, get_frame_info, zstd_compress
 
 CHUNK = 16
@@ -41,7 +41,6 @@ def encode_body(record: TrajectoryRecord) -> bytes:
     trajectory = record.trajectory
     breakdown = record.breakdown
     document = {
-        "nulls": "unknown",  # records of version 1 have null for numbers that were not finite
         "trajectory": {name: getattr(trajectory, name) for name in _TRAJECTORY_FIELDS},
         "breakdown": breakdown,
         "advantage": record.advantage,
@@ -79,45 +78,17 @@ def _parts_are_finite(record: TrajectoryRecord) -> bool:
     return all(n is None or math.isfinite(n) for n in parts)
 
 
-def decode_body(line: bytes, tools: Sequence[ToolSpec] = ()) -> TrajectoryRecord:
-    """The inverse of `encode_body`. Raises ValueError or KeyError when the bytes are not such a document."""
+def decode_body(line: bytes, tools: tuple[ToolSpec, ...] = ()) -> TrajectoryRecord:
+    """The inverse of `encode_body`. Raises ValueError or TypeError when the bytes are not such a document."""
     try:
         data = orjson.loads(line)
     except orjson.JSONDecodeError:
         data = json.loads(line)
-    breakdown = data.get("breakdown")
-    if "nulls" not in data:
-        for step in data["trajectory"].get("steps", ()):
-            _nan_for_null(step, ("reward", "seconds"))
-        for step in breakdown["steps"] if breakdown is not None else ():
-            for component in step["components"].values():
-                _nan_for_null(component, ("raw", "normalized", "weight", "contribution"))
-    trajectory = Trajectory.from_json(data["trajectory"], tools)
-    formula, use, served = data.get("formula"), data.get("use"), data.get("served")
-    return TrajectoryRecord(
-        trajectory=trajectory,
-        breakdown=None if breakdown is None else RewardBreakdown.from_json(breakdown),
-        advantage=data.get("advantage"),
-        step_advantages=tuple(data.get("step_advantages", ())),
-        policy_version=data.get("policy_version"),
-        split=data.get("split", "train"),
-        formula=None if formula is None else AdvantageFormula.from_json(formula),
-        use=None if use is None else Use.from_json(use),
-        served=Served.from_meta(trajectory.meta) if served is None else Served.from_json(served),
-        token_count=data.get("token_count"),
-        unknown=data.get("unknown") or {},
-        log_ratio_sum=data.get("log_ratio_sum"),
-    )
+    record = from_plain(TrajectoryRecord, data)
+    return replace(record, trajectory=replace(record.trajectory, tools=tools)) if tools else record
 
 
-def _nan_for_null(data: dict[str, Any], names: Sequence[str]) -> None:
-    """A number that was not finite although the total is: JSON has null for it, and what reads it expects a number."""
-    for name in names:
-        if name in data and data[name] is None:
-            data[name] = math.nan
-
-
-def encode_tokens(tokens: Sequence[TokenArrays | StoredTokens | None]) -> bytes | None:
+def encode_tokens(tokens: Sequence[TokenArrays | None]) -> bytes | None:
     """Arrays of consecutive trajectories: a line of JSON (lengths, presence), then each array of all of them."""
     present = [t for t in tokens if t is not None]
     if not present:
@@ -149,7 +120,7 @@ def _packed(values: Any, kind: str, mask: Any = None) -> bytes:
     return bytes(map(bool, chosen)) if kind == "?" else array(kind, chosen).tobytes()
 
 
-def decode_tokens(data: bytes, index: int) -> StoredTokens | None:
+def decode_tokens(data: bytes, index: int) -> TokenArrays[memoryview] | None:
     """The arrays of trajectory `index` of a chunk, or None when none were recorded."""
     line, payload = data.split(b"\n", 1)
     header = orjson.loads(line)
@@ -181,7 +152,7 @@ def decode_tokens(data: bytes, index: int) -> StoredTokens | None:
     offset += 4 * sum(n * len(names) for n, names in zip(lengths[:index], named, strict=False))
     size = stop - start
     overlays = {name: cut(offset, i * size, (i + 1) * size, "f") for i, name in enumerate(named[index])}
-    return StoredTokens(cut(0, start, stop, "i"), mask, logprobs, turn, advantages, overlays)
+    return TokenArrays(cut(0, start, stop, "i"), mask, logprobs, turn, advantages, overlays)
 
 
 def compress(data: bytes) -> bytes:

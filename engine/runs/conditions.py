@@ -9,15 +9,12 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from .columns import COLUMNS, Flag, Kind
 from .labels import OVERFLOW, Labels
 from .learning import BIT, LEARNED_FROM, MARKS
 from .notes import Note
-from .schema import ADDED, FLAG_AGREES, FLAG_DISAGREES, FLAG_ERROR, FLAG_NAN, FLAG_SENT, FLAG_UNPARSED
 
 _LEARNED = sum(BIT[kind] for kind in LEARNED_FROM)
-COLUMNS = (
-    "n", "step", "reward", "advantage", "turns", "tokens", "penalties", "rollout", "version", "confidence",
-)  # fmt: skip
 OF_USES = {
     "learned_at": (
         f"((uses & {BIT['trained']}) != 0 AND step {{0}} OR "
@@ -26,22 +23,21 @@ OF_USES = {
     "weight": "(n IN (SELECT n FROM uses WHERE weight {0}))",
 }
 """Numbers of the updates that used a rollout: the step at which one learned from it, and the weight that it had."""
-NUMBERS = (*COLUMNS, *OF_USES)
+NUMBERS = ("n", *(column.name for column in COLUMNS if column.numeric), *OF_USES)
 FLAGS = {
     "correct": "correct = 1",
     "wrong": "correct = 0",
     "unlabelled": "correct IS NULL",
     "penalised": "penalties > 0",
-    "error": f"(flags & {FLAG_ERROR}) != 0",
-    "unparsed": f"(flags & {FLAG_UNPARSED}) != 0",
-    "nan": f"(flags & {FLAG_NAN}) != 0",
-    "sent": f"(flags & {FLAG_SENT}) != 0",
-    "agrees": f"(flags & {FLAG_AGREES}) != 0",
-    "disagrees": f"(flags & {FLAG_DISAGREES}) != 0",
-    "learned": f"(uses & {_LEARNED}) != 0",
-    **{mark: f"(uses & {BIT[mark]}) != 0" for mark in MARKS},
+    **{(flag.name or "").lower(): f"(flags & {int(flag)}) != 0" for flag in Flag},
+    "learned": f"coalesce((uses & {_LEARNED}) != 0, 0)",
+    **{mark: f"coalesce((uses & {BIT[mark]}) != 0, 0)" for mark in MARKS},
 }
-LABELS = {"action": "actions", "penalty": "rules", "env": "env", "split": "split", "stop": "stop", "gate": "gate"}
+LABELS = {
+    "action": "actions",
+    "penalty": "rules",
+    **{column.name: column.name for column in COLUMNS if column.kind is Kind.NAME},
+}
 CLOSED = "closed"
 """As `gate:closed`: every reason for which a request was not learnt from."""
 NAMES = {"group": ("grp", "groups"), "prompt": ("prompt", "prompts")}
@@ -59,19 +55,9 @@ class Conditions:
     """Turns the terms of a filter into conditions on the table `rows` of one record, and collects their values."""
 
     names: Labels
-    columns: frozenset[str]
     said: Callable[[], Iterable[Note]]
     params: list[object] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def holds(self, column: str, what: str) -> bool:
-        """Whether the record has a column; otherwise a note says that it is too old for `what`."""
-        if column not in ADDED or column in self.columns:
-            return True
-        note = f"this run was recorded by an older version, which did not record {what}"
-        if note not in self.notes:
-            self.notes.append(note)
-        return False
 
     def bound(self, sql: str, *values: object) -> str:
         """A condition and the values of its question marks."""
@@ -80,19 +66,12 @@ class Conditions:
 
     def number(self, key: str, comparison: str, values: tuple[float, ...]) -> str:
         """Condition on a number of the row, or of the updates that used it; `comparison` as in `< ?`."""
-        if key in COLUMNS:
-            return self.bound(f"({key} {comparison})", *values) if self.holds(key, key) else "(0)"
-        if not self.holds("uses", "what updates did with a rollout"):
-            return "(0)"
-        condition = OF_USES[key]
+        condition = OF_USES.get(key, f"({key} {{0}})")
         return self.bound(condition.format(comparison), *values * condition.count("{0}"))
 
     def flag(self, key: str) -> str:
-        """Condition on a flag, 1 or 0: a rollout of which nothing is known has it not."""
-        column = "uses" if "(uses" in FLAGS[key] else "flags"
-        if not self.holds(column, "what updates did with a rollout"):
-            return "(0)"
-        return f"coalesce({FLAGS[key]}, 0)" if column == "uses" else f"({FLAGS[key]})"
+        """Return the condition on a flag, 1 or 0; a rollout of which nothing is known lacks it."""
+        return f"({FLAGS[key]})"
 
     def column(self, key: str, condition: str, values: tuple[object, ...]) -> str:
         """Condition for a column of the record's own; a record without it has no match, and a note says so."""
@@ -109,8 +88,6 @@ class Conditions:
 
     def label(self, key: str, text: str) -> str:
         """Condition for a name of a kind: exact, ignoring case, the last part of a dotted path, or a pattern."""
-        if not self.holds(LABELS[key], "the gate of a request"):
-            return "(0)"
         known = self.names.of_kind(key)
         if key == "gate" and text.lower() == CLOSED:
             return self.bound("(gate IS NOT NULL AND gate <> ?)", known.get("open", 0))

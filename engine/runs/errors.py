@@ -17,6 +17,10 @@ class RecordDamaged(RecordError, OSError):
     """A part of a record cannot be read: damaged, cut off, or of a version that is not understood."""
 
 
+class RecordVersion(RecordDamaged):
+    """A record was written by another version of this program."""
+
+
 class FilterError(RecordError, ValueError):
     """A filter or search expression cannot be understood. `position` is the offset of the first wrong character."""
 

@@ -53,12 +53,11 @@ class Expression:
     text: str
     node: _Node | None
 
-    def compile(self, names: Labels, columns: frozenset[str], said: Callable[[], Iterable[Note]] = tuple) -> Compiled:
-        """The condition for one record, whose `rows` have these columns; empty SQL for an empty filter. `said`: what
-        people noted in this run."""
+    def compile(self, names: Labels, said: Callable[[], Iterable[Note]] = tuple) -> Compiled:
+        """Return the condition for one record; empty SQL for an empty filter. `said`: what people noted in this run."""
         if self.node is None:
             return Compiled("")
-        build = Conditions(names, columns, said)
+        build = Conditions(names, said)
         sql = self.node(build)
         return Compiled(sql, tuple(build.params), tuple(build.notes))
 

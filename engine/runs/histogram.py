@@ -6,10 +6,10 @@ import math
 import time
 from collections.abc import Sequence
 
+from .columns import SORTS
 from .connection import Connection, OutOfTime
 from .errors import FilterError
 from .selection import Selection
-from .views import SORTS
 
 SECONDS = 0.12
 BLOCK = 8192

@@ -69,7 +69,7 @@ class Metrics(Item):
 
     def store(self, store: RecordStore) -> int:
         """See `Item.store`."""
-        store.add_metrics(self.step, self.values)
+        store.metrics.add(self.step, self.values)
         return 0
 
 
@@ -124,7 +124,7 @@ class Uses(Item):
 
     def store(self, store: RecordStore) -> int:
         """See `Item.store`."""
-        store.add_uses(self.uses)
+        store.rows.add_uses(self.uses)
         return 0
 
 

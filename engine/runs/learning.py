@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast, get_args
 
+from ...configs.plain_data import from_plain
+
 OwnKind = Literal["trained", "filtered", "replaced", "unscored"]
 """What a rollout's own step did with it.
 
@@ -59,12 +61,6 @@ class LossTerms:
     kl: float
     entropy: float
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LossTerms:
-        """From a plain dictionary."""
-        lists = {name: tuple(data[name]) for name in ("ratio", "low", "high")}
-        return cls(data["tokens"], **lists, policy=data["policy"], kl=data["kl"], entropy=data["entropy"])
-
 
 @dataclass(frozen=True)
 class Use:
@@ -94,19 +90,6 @@ class Use:
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary."""
         return {**asdict(self), "facts": dict(self.facts)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Use:
-        """The inverse of `to_json`."""
-        return cls(
-            kind=data["kind"],
-            step=int(data["step"]),
-            weight=data.get("weight"),
-            advantage=data.get("advantage"),
-            clipped=bool(data.get("clipped")),
-            facts=dict(data.get("facts") or {}),
-            loss=None if data.get("loss") is None else LossTerms.from_json(data["loss"]),
-        )
 
 
 @dataclass(frozen=True)
@@ -145,34 +128,6 @@ class Served:
         """A plain dictionary."""
         return {**asdict(self), "votes": dict(self.votes)}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Served:
-        """The inverse of `to_json`; unknown keys (of a later version) are ignored."""
-        known = {k: v for k, v in data.items() if k in cls.__dataclass_fields__}
-        known["votes"] = dict(data.get("votes") or {})
-        known["neighbours"] = tuple(
-            NeighbourVote(n["id"], n.get("answer", ""), n.get("weight")) for n in data.get("neighbours") or ()
-        )
-        return cls(**known)
-
-    @classmethod
-    def from_meta(cls, meta: Mapping[str, Any]) -> Served | None:
-        """From the `meta` of a trajectory of schema version 1, which had these facts there; None when it has none."""
-        if "pseudo_label" not in meta or "gate" not in meta:
-            return None
-        reason = str(meta["gate"])
-        return cls(
-            request=int(meta.get("request") or 0),
-            initial=bool(meta.get("initial")),
-            answer=meta.get("ensemble_answer"),
-            pseudo_label=meta.get("pseudo_label"),
-            agrees=meta.get("label_agrees"),
-            confidence=meta.get("confidence"),
-            neighbours=tuple(NeighbourVote(str(n)) for n in meta.get("neighbours") or ()),
-            gate=_code_of(reason),
-            reason="" if reason == "open" else reason,
-        )
-
 
 USE_COLUMNS = "step, mask, weight, advantage, data"
 
@@ -190,26 +145,10 @@ def use_of(step: int, mask: int, weight: float | None, advantage: float | None, 
     facts = json.loads(data)
     facts = facts if isinstance(facts, dict) else {}
     terms = facts.pop("loss", None)
-    loss = LossTerms.from_json(terms) if isinstance(terms, dict) else None
+    loss = from_plain(LossTerms, terms) if isinstance(terms, dict) else None
     return Use(cast(UseKind, kind), step, weight, advantage, bool(mask & BIT[CLIPPED]), facts, loss)
 
 
 def marks_of(mask: int | None) -> tuple[str, ...]:
     """The marks whose bits are set; none when nothing was recorded."""
     return tuple(mark for mark in MARKS if mask and mask & BIT[mark])
-
-
-def _code_of(reason: str) -> GateCode:
-    for start, code in _REASONS.items():
-        if reason.startswith(start):
-            return code
-    return "no_label"
-
-
-_REASONS: dict[str, GateCode] = {
-    "open": "open",
-    "confidence": "low_confidence",
-    "all candidates agree": "unanimous",
-    "no candidate": "no_answer",
-}
-"""How the reasons of schema version 1 began."""

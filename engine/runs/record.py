@@ -17,8 +17,7 @@ from .health import shortfall
 from .labels import Labels
 from .notes import Notes
 from .paths import DATABASE
-from .schema import columns_of, version
-from .types import SCHEMA_VERSION
+from .schema import other_version, version
 
 
 class Record:
@@ -30,8 +29,6 @@ class Record:
         """In sentences: what of this record cannot be read."""
         self.damages = 0
         """Queries that met a damaged part so far."""
-        self.columns: frozenset[str] = frozenset()
-        """Columns that the record holds: an older one lacks those that were added since (`schema.ADDED`)."""
         self.notes = Notes(run_dir)
         """What people said of its rollouts."""
         self._connection: Connection | None = None
@@ -105,15 +102,13 @@ class Record:
             if found == 0:  # the writer has made the file but not its tables yet
                 connection.close()
                 return
-            self.columns = columns_of(connection.db)
+            if (problem := other_version(connection.db, path)) is not None:
+                connection.close()
+                self.tell(problem)
+                return
             self._connection = connection
         except (RecordDamaged, sqlite3.Error) as error:
             self.tell(str(error))
             return
         if lost := shortfall(self.run_dir, self.extent()[0]):
             self.tell(f"{lost}; `grpo-tui repair {self.run_dir.name}` saves what is whole")
-        if found > SCHEMA_VERSION:
-            self.tell(
-                f"this record was written by a newer grpo-tui (record version {found}; this one knows up to "
-                f"{SCHEMA_VERSION}); what can be read is shown"
-            )

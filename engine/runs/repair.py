@@ -168,7 +168,7 @@ def _trajectories(source: sqlite3.Connection, reader: RunReader, store: RecordSt
             if record is not None and not store.add_trajectories(step, [record]):
                 with suppress(LookupError, RecordDamaged):
                     own = record.use
-                    store.add_uses([(record.trajectory.id, use) for use in reader.bodies.uses(n) if use != own])
+                    store.rows.add_uses([(record.trajectory.id, use) for use in reader.bodies.uses(n) if use != own])
                 saved += 1
     with suppress(sqlite3.Error):
         last = max(last, source.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0])
@@ -196,7 +196,7 @@ def _metrics(source: sqlite3.Connection, store: RecordStore) -> int:
     count = 0
     for name, step, value in _rows(source, "metrics", "name, step, value"):
         if name in names and isinstance(step, int):
-            store.add_metrics(step, {names[name]: value})
+            store.metrics.add(step, {names[name]: value})
             count += 1
     return count
 

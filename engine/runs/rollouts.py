@@ -106,7 +106,7 @@ class Rollouts:
     def filter_notes(self, filter: str) -> tuple[str, ...]:
         """Names in a filter that this record does not hold, each with the nearest that it does."""
         labels = self._record.labels()
-        return () if labels is None else filters.parse(filter).compile(labels, self._record.columns, self._notes).notes
+        return () if labels is None else filters.parse(filter).compile(labels, self._notes).notes
 
     def names(self, kind: str) -> list[str]:
         """Recorded names of a kind: `action`, `penalty`, `env`, `split` or `stop`."""
@@ -125,7 +125,7 @@ class Rollouts:
         labels = self._record.labels()
         if labels is None:
             return None
-        compiled = expression.compile(labels, self._record.columns, self._notes)
+        compiled = expression.compile(labels, self._notes)
         return Selection(compiled.sql, compiled.params, match)
 
     def _view(self, query: Query) -> View | None:

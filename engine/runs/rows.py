@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
+from .columns import COLUMNS, Flag, Kind
 from .labels import Labels
 from .learning import marks_of
 from .record import Record
-from .schema import ADDED, FLAG_SENT
 from .types import TrajectoryRow
 
 _SOME = 500
 """Numbers in one query."""
 
 
-_COLUMNS = {
+_CARD = {
     "n": "rows.n",
     "id": "cards.id",
-    "step": "step",
     "group": "groups.name",
     "prompt_id": "prompts.name",
-    "rollout": "rollout",
-    "env": "env",
-    "split": "split",
-    "reward": "reward",
-    "advantage": "advantage",
-    "correct": "correct",
-    "turns": "turns",
-    "tokens": "tokens",
-    "penalties": "penalties",
-    "stop": "stop",
-    "actions": "cards.actions",
     "prompt": "prompts.head",
+    "actions": "cards.actions",
     "answer": "cards.answer",
-    "rules": "rules",
-    "policy_version": "version",
-    "uses": "uses",
-    "gate": "gate",
-    "confidence": "confidence",
-    "flags": "flags",
 }
-"""What a row of a list is made of, by name, and where it stands in the database."""
+"""Attributes of a row that are in other tables than `rows`."""
+_SHOWN = [column for column in COLUMNS if column.kind is not Kind.LINK or column.name in ("penalties", "rules")]
+_ATTRIBUTES = {field.name for field in fields(TrajectoryRow)}
 _TABLES = (
     "rows JOIN cards ON cards.n = rows.n LEFT JOIN groups ON groups.id = rows.grp "
     "LEFT JOIN prompts ON prompts.id = rows.prompt"
@@ -63,14 +49,13 @@ def by_number(record: Record, numbers: Sequence[int]) -> list[TrajectoryRow]:
 
 def where(record: Record, condition: str, params: Sequence[Any]) -> list[TrajectoryRow]:
     """The rows of which a condition holds; it may end in ORDER BY and LIMIT."""
-    # columns that an older record has not are NULL
-    columns = ("NULL" if c in ADDED and c not in record.columns else c for c in _COLUMNS.values())
+    columns = (*_CARD.values(), *(f"rows.{column.name}" for column in _SHOWN))
     found = record.all(f"SELECT {', '.join(columns)} FROM {_TABLES} WHERE {condition}", params)
     labels = record.labels() if found else None
     if labels is None:
         return []
     extras = _extras(record, labels, [row[0] for row in found])
-    return [_row(dict(zip(_COLUMNS, row, strict=True)), labels, extras.get(row[0], {})) for row in found]
+    return [_row(row, labels, extras.get(row[0], {})) for row in found]
 
 
 def _extras(record: Record, labels: Labels, numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
@@ -90,32 +75,21 @@ def _extras(record: Record, labels: Labels, numbers: Sequence[int]) -> dict[int,
     return values
 
 
-def _row(row: dict[str, Any], labels: Labels, extra: dict[str, Any]) -> TrajectoryRow:
-    names = labels.names
-    return TrajectoryRow(
-        n=row["n"],
-        id=row["id"],
-        step=row["step"],
-        group=row["group"] or "",
-        prompt_id=row["prompt_id"] or "",
-        rollout=row["rollout"],
-        env=names.get(row["env"], ""),
-        split=names.get(row["split"], ""),
-        reward=row["reward"],
-        advantage=row["advantage"],
-        correct=None if row["correct"] is None else bool(row["correct"]),
-        turns=row["turns"],
-        tokens=row["tokens"],
-        penalties=row["penalties"],
-        stop_reason=names.get(row["stop"], ""),
-        actions=tuple(names.get(int(a), "?") for a in row["actions"].split(",") if a),
-        prompt=row["prompt"] or "",
-        answer=row["answer"],
-        rules=labels.of_mask("penalty", row["rules"]) if row["rules"] else (),
-        policy_version=row["policy_version"],
-        uses=None if row["uses"] is None else marks_of(row["uses"]),
-        gate=names.get(row["gate"], ""),
-        confidence=row["confidence"],
-        sent=None if row["gate"] is None else bool(row["flags"] & FLAG_SENT),
-        extra=extra,
-    )
+def _row(row: tuple[Any, ...], labels: Labels, extra: dict[str, Any]) -> TrajectoryRow:
+    card = dict(zip(_CARD, row, strict=False))
+    card["actions"] = tuple(labels.names.get(int(a), "?") for a in card["actions"].split(",") if a)
+    for name in ("group", "prompt_id", "prompt"):
+        card[name] = card[name] or ""
+    values: dict[str, Any] = {}
+    for column, value in zip(_SHOWN, row[len(_CARD) :], strict=True):
+        if column.kind is Kind.NAME:
+            value = labels.names.get(value, "")
+        elif column.kind is Kind.BOOLEAN:
+            value = None if value is None else bool(value)
+        values[column.attribute] = value
+    values["rules"] = labels.of_mask("penalty", values["rules"]) if values["rules"] else ()
+    values["uses"] = None if values["uses"] is None else marks_of(values["uses"])
+    flags = values.pop("flags")
+    values["sent"] = bool(flags & Flag.SENT) if values["gate"] else None
+    more = {name: values.pop(name) for name in values.keys() - _ATTRIBUTES}
+    return TrajectoryRow(**card, **values, extra={**more, **extra})

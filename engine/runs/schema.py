@@ -12,54 +12,18 @@ import sqlite3
 from pathlib import Path
 from urllib.parse import quote
 
-from .errors import RecordDamaged
-from .types import SCHEMA_VERSION
+from .columns import COLUMNS, INDEXED_LINKS, SCHEMA_VERSION
+from .errors import RecordDamaged, RecordVersion
 
-EXTRAS = """
--- Columns of a writer's own (`extra.difficulty`) and, where they are not of this program, reward components
--- (`component.format`), by name: numbers where they are numbers, else text.
-CREATE TABLE extras (name INTEGER, n INTEGER, number REAL, text TEXT, PRIMARY KEY (name, n)) WITHOUT ROWID;
-"""
-
-_USES = """
--- What updates after its own step did with a rollout; the first is in its row and its body (see learning.py).
--- `mask`: bits as in rows.uses. `data`: JSON.
-CREATE TABLE uses (
-    n INTEGER NOT NULL, step INTEGER NOT NULL, mask INTEGER NOT NULL, weight REAL, advantage REAL, data TEXT NOT NULL,
-    PRIMARY KEY (n, step, mask)
-) WITHOUT ROWID;
-CREATE INDEX uses_step ON uses (step);
-"""
-
-MIGRATIONS: dict[int, str] = {
-    1: f"""
-ALTER TABLE rows ADD COLUMN uses INTEGER;
-ALTER TABLE rows ADD COLUMN gate INTEGER;
-ALTER TABLE rows ADD COLUMN confidence REAL;
-{_USES}
-""",
-    2: EXTRAS,
-}
-"""SQL that turns version `n` into `n + 1`; applied when a run of an older version is resumed."""
-
-ADDED = ("uses", "gate", "confidence")
-"""Columns of `rows` that version 1 has not; readers of such a record take them for NULL."""
-
-FLAG_ERROR = 1
-"""The rollout, its environment or one of its tools failed."""
-FLAG_UNPARSED = 2
-"""A turn in which no call could be parsed."""
-FLAG_NAN = 4
-"""A reward or an advantage that is not a finite number."""
-FLAG_SENT = 8
-"""Its answer is the one that went out to whoever asked."""
-FLAG_AGREES = 16
-FLAG_DISAGREES = 32
-"""Its answer is, or is not, the pseudo-label that the others gave it."""
 SPANS = (16, 1024)
 """Widths, in steps, of the spans of which means are kept; powers of two."""
 SEARCH_COLUMNS = ("prompt", "agent", "observation", "answer", "penalty")
 
+_ROWS = "".join(f", {column.name} {column.sql}" for column in COLUMNS)
+_INDEXES = "".join(
+    f"CREATE INDEX rows_{name} ON rows ({name});\n"
+    for name in (*(column.name for column in COLUMNS if column.sortable), *INDEXED_LINKS)
+)
 SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 
@@ -71,24 +35,10 @@ CREATE TABLE groups (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE prompts (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, head TEXT NOT NULL);
 CREATE TABLE toolsets (id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, env TEXT NOT NULL, tools TEXT NOT NULL);
 
--- Numbers only, most filtered columns first: this is the table that filters scan.
--- `uses`: bits of what updates did with the rollout (see learning.py); NULL: not recorded.
-CREATE TABLE rows (
-    n INTEGER PRIMARY KEY,
-    step INTEGER, reward REAL, correct INTEGER, actions INTEGER, rules INTEGER, penalties INTEGER,
-    advantage REAL, turns INTEGER, tokens INTEGER, flags INTEGER,
-    env INTEGER, split INTEGER, stop INTEGER, rollout INTEGER, version INTEGER, grp INTEGER, prompt INTEGER,
-    toolset INTEGER, uses INTEGER, gate INTEGER, confidence REAL
-);
-CREATE INDEX rows_step ON rows (step);
-CREATE INDEX rows_reward ON rows (reward);
-CREATE INDEX rows_advantage ON rows (advantage);
-CREATE INDEX rows_turns ON rows (turns);
-CREATE INDEX rows_tokens ON rows (tokens);
-CREATE INDEX rows_penalties ON rows (penalties);
-CREATE INDEX rows_grp ON rows (grp);
-CREATE INDEX rows_prompt ON rows (prompt);
-
+-- Numbers only (`columns.py`): filters scan this table. `uses`: bits of what updates did with the rollout (see
+-- learning.py); NULL: not recorded.
+CREATE TABLE rows (n INTEGER PRIMARY KEY{_ROWS});
+{_INDEXES}
 -- Actions and rules beyond the bits of a mask (see labels.py).
 CREATE TABLE overflow (label INTEGER, n INTEGER, PRIMARY KEY (label, n)) WITHOUT ROWID;
 
@@ -122,8 +72,19 @@ CREATE TABLE events (
 CREATE INDEX events_kind ON events (kind);
 
 CREATE TABLE vocabulary (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
-{_USES}
-{EXTRAS}"""
+
+-- What updates after its own step did with a rollout; the first is in its row and its body (see learning.py).
+-- `mask`: bits as in rows.uses. `data`: JSON.
+CREATE TABLE uses (
+    n INTEGER NOT NULL, step INTEGER NOT NULL, mask INTEGER NOT NULL, weight REAL, advantage REAL, data TEXT NOT NULL,
+    PRIMARY KEY (n, step, mask)
+) WITHOUT ROWID;
+CREATE INDEX uses_step ON uses (step);
+
+-- Columns of a writer's own (`extra.difficulty`) and, where they are not of this program, reward components
+-- (`component.format`), by name: numbers where they are numbers, else text.
+CREATE TABLE extras (name INTEGER, n INTEGER, number REAL, text TEXT, PRIMARY KEY (name, n)) WITHOUT ROWID;
+"""
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:
@@ -145,28 +106,33 @@ def connect_writer(path: Path) -> sqlite3.Connection:
 
 
 def _make_current(db: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of a new file, bring an older one up to date, refuse a newer one."""
+    """Create the tables of a new file; refuse one of another version."""
+    if version(db) == 0:
+        db.execute("BEGIN IMMEDIATE")  # another process of the run may be about to do the same
+        try:
+            if version(db) == 0:
+                for statement in _statements(SCHEMA):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+    if (problem := other_version(db, path)) is not None:
+        raise RecordVersion(problem)
+
+
+def other_version(db: sqlite3.Connection, path: Path) -> str | None:
+    """Return one sentence if the record is of another version; None if this program reads it."""
     found = version(db)
-    if found > SCHEMA_VERSION:
-        raise RecordDamaged(
-            f"{path} was written by a newer grpo-tui (record version {found}, this one writes {SCHEMA_VERSION}); "
-            "resume it with that version"
-        )
-    if found == SCHEMA_VERSION:
-        return
-    db.execute("BEGIN IMMEDIATE")  # another process of the run may be about to do the same
-    try:
-        found = version(db)
-        scripts = [SCHEMA] if found == 0 else [MIGRATIONS[v] for v in range(found, SCHEMA_VERSION)]
-        for script in scripts if found < SCHEMA_VERSION else []:
-            for statement in _statements(script):
-                db.execute(statement)
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
+    if found in (0, SCHEMA_VERSION):
+        return None
+    age = "newer" if found > SCHEMA_VERSION else "older"
+    return (
+        f"{path} was written by {'a' if age == 'newer' else 'an'} {age} grpo-tui (record version {found}; this one "
+        f"reads and writes version {SCHEMA_VERSION}): open it with the version that wrote it"
+    )
 
 
 def _statements(script: str) -> list[str]:
@@ -206,8 +172,3 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 def version(db: sqlite3.Connection) -> int:
     """The schema version of an open database; 0 when it is empty."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-def columns_of(db: sqlite3.Connection) -> frozenset[str]:
-    """The columns that `rows` has in this database."""
-    return frozenset(name for _, name, *_ in db.execute("PRAGMA table_info(rows)"))

@@ -20,6 +20,7 @@ from .paths import DATABASE
 from .store import RecordStore
 from .summary import NAMES, Summary
 from .trouble import News, Trouble, explain
+from .truncation import truncate_after
 
 log = logging.getLogger(__name__)
 
@@ -148,12 +149,12 @@ class Sink:
         store = RecordStore(path)
         try:
             if self._resume is not None:
-                removed = store.truncate_after(self._resume)
+                removed = truncate_after(store, self._resume)
                 log.info("the record goes on after step %d (%d later trajectories removed)", self._resume, removed)
                 self._resume = None
             self.step = max(self.step, store.last_step())
             if self._inode is None:
-                for step, name, value in store.values_of(NAMES):
+                for step, name, value in store.metrics.values_of(NAMES):
                     self.summary.add(step, {name: value})
             found = path.stat()
         except BaseException:

@@ -18,7 +18,8 @@ from ...envs.trajectory import Score as Score
 from ...envs.trajectory import SeenImage as SeenImage
 from ...envs.trajectory import Step as Step
 from ...envs.trajectory import StepContext as StepContext
-from ...envs.trajectory import TokenArrays, Trajectory
+from ...envs.trajectory import TokenArrays as TokenArrays
+from ...envs.trajectory import Trajectory as Trajectory
 from ...rewards.breakdown import AdvantageFormula as AdvantageFormula
 from ...rewards.breakdown import AdvantageTerm as AdvantageTerm
 from ...rewards.breakdown import ComponentValue as ComponentValue
@@ -32,8 +33,6 @@ from .learning import LossTerms as LossTerms
 from .learning import NeighbourVote as NeighbourVote
 from .learning import Served as Served
 from .learning import Use as Use
-
-SCHEMA_VERSION = 3
 
 RunStatus = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "crashed"]
 ENDED = ("finished", "stopped", "crashed")
@@ -107,22 +106,6 @@ class RunInfo:
 
 
 @dataclass(frozen=True)
-class StoredTokens:
-    """`TokenArrays` as read from a record, without NumPy: views of int32, bool, float32, int16, float32, each [T], and
-    one of float32 [T] for each overlay."""
-
-    token_ids: memoryview[int]
-    agent_mask: memoryview[bool]
-    logprobs: memoryview[float]
-    turn: memoryview[int]
-    advantages: memoryview[float] | None = None
-    overlays: Mapping[str, memoryview[float]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-
-@dataclass(frozen=True)
 class TrajectoryRecord:
     """A trajectory with everything that was computed from it, as handed to the writer.
 
@@ -139,7 +122,7 @@ class TrajectoryRecord:
     breakdown: RewardBreakdown | None = None
     advantage: float | None = None
     step_advantages: Sequence[float] = ()
-    tokens: TokenArrays | StoredTokens | None = None
+    tokens: TokenArrays | None = None
     policy_version: int | None = None
     split: str = "train"
     formula: AdvantageFormula | None = None

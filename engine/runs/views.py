@@ -14,13 +14,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
+from .columns import SORTS
 from .connection import Connection, OutOfTime
 from .errors import FilterError
 from .keys import Key, Keys, beyond, key_of
 from .selection import Selection
 
 SMALL = 20_000
-SORTS = ("n", "step", "reward", "advantage", "turns", "tokens", "penalties")
 COUNT_SECONDS = 0.15
 WALK_SECONDS = 0.04
 AHEAD = 64

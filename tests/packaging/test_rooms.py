@@ -18,7 +18,14 @@ pytestmark = pytest.mark.xdist_group("rooms")
 ROOT = Path(__file__).parents[2]
 ROOMS = ("configs", "envs", "rewards", "engine", "tui")
 
-PLAIN_DATA = ("envs.trajectory", "envs.tools", "rewards.breakdown", "configs.errors", "configs.metric_names")
+PLAIN_DATA = (
+    "envs.trajectory",
+    "envs.tools",
+    "rewards.breakdown",
+    "configs.errors",
+    "configs.metric_names",
+    "configs.plain_data",
+)
 """Dataclasses without torch that the record is made of, the root of errors, and the names of metrics."""
 
 BELOW_TRAINING = (

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_tui.configs.plain_data import from_plain
 from grpo_tui.configs.sections.rewards import CoherenceConfig, CuriosityConfig, NormalizationConfig, RewardsConfig
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards import HashedEmbedder, RewardError, RewardOrchestrator, RewardResult, pool_step_embeddings
@@ -295,7 +296,7 @@ def test_metrics_add_up_and_agree_with_the_breakdown():
 
 def test_a_breakdown_survives_json():
     result = score(RewardsConfig(w_curiosity=0, w_coherence=0), [trajectory(step(0, "DANCE"))], [False], None)
-    assert RewardBreakdown.from_json(result.breakdowns[0].to_json()) == result.breakdowns[0]
+    assert from_plain(RewardBreakdown, result.breakdowns[0].to_json()) == result.breakdowns[0]
 
 
 def test_trajectories_without_steps_get_nothing():

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from rich.style import Style
 
+from ...engine.runs.columns import COLUMNS
+from ...engine.runs.columns import Column as RecordedColumn
 from ...engine.runs.types import TrajectoryRow
 from ..format import fitted, mark, version_text, whole
 from .list_texts import route, shared_beginning, telling
@@ -26,13 +28,12 @@ def rollout_columns(
 
     return (
         Column("n", "#", max(4, len(str(recorded))), lambda r: (r.n, p.muted), ">"),
-        Column("step", "step", 6, lambda r: (whole(r.step, 6), p.muted), ">", drop=3),
+        *(_of_table(p, column) for column in COLUMNS[:1]),
         Column("", " ", 1, lambda r: (mark(r.correct), p.outcome(r.correct))),
         Column("reward", "reward", 7, lambda r: (fitted(r.reward, 7), p.strong), ">"),
         Column("advantage", "A", 6, lambda r: (fitted(r.advantage, 6, signed=True), p.sign(r.advantage)), ">", drop=1),
         *(_extra(p, name, place) for place, name in enumerate(extras)),
-        Column("turns", "turns", 6, lambda r: (whole(r.turns, 6), p.text), ">", drop=5),
-        Column("tokens", "tokens", 7, lambda r: (whole(r.tokens, 7), p.muted), ">", drop=6),
+        *(_of_table(p, column) for column in COLUMNS[1:] if column.title),
         *(() if title == "answer" and not any(row.penalties for row in around) else (_penalties(p),)),
         *(_learning(p) if any(row.gate for row in around) else ()),
         Column("", "group", 9, lambda r: (r.group, p.muted), drop=8),
@@ -48,6 +49,21 @@ def rollout_columns(
         ),
         Column("", "prompt", 16, lambda r: (telling(r.prompt, shared), p.muted), grow=1.0, drop=4),
     )
+
+
+def _of_table(p: Palette, column: RecordedColumn) -> Column:
+    """A number or a name as the table of columns in `engine/runs/columns.py` describes it."""
+
+    def cell(row: TrajectoryRow) -> tuple[str, Style]:
+        value = getattr(row, column.attribute, None)
+        value = row.extra.get(column.name) if value is None else value
+        if isinstance(value, str):
+            return value, p.muted
+        text = fitted(value, column.cells) if column.sql == "REAL" else whole(value, column.cells)
+        return text, p.text if column.name == "turns" else p.muted
+
+    sort = column.name if column.sortable else ""
+    return Column(sort, column.title, column.cells, cell, ">", drop=column.drop)
 
 
 def _penalties(p: Palette) -> Column:

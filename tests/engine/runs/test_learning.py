@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,6 @@ from grpo_tui.engine.runs.types import NeighbourVote, Served, Use
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.rewards.breakdown import AdvantageFormula, AdvantageTerm
 
-VERSION1 = Path(__file__).parent / "version1"
 FORMULA = AdvantageFormula("group", "group", 1e-4, ((AdvantageTerm(0.9, 0.4, 0.25, 4),),))
 SERVED = Served(
     3, True, "left", True, "right", False, 0.625, {"left": 0.625, "right": 0.375},
@@ -116,43 +113,6 @@ def test_a_use_that_is_recorded_twice_is_one(learned: Path):
     writer.close()
     with RunReader(learned) as reader:
         assert len(reader.bodies.uses(3)) == 3
-
-
-@pytest.mark.parametrize("name", ["training", "serving"])
-def test_a_record_of_version_1_opens_and_says_what_it_does_not_hold(name: str, tmp_path: Path):
-    run = tmp_path / name
-    shutil.copytree(VERSION1 / name, run)
-    with RunReader(run) as reader:
-        rows = reader.rollouts.page(limit=100)
-        assert rows and not reader.problems
-        assert all(row.uses is None and row.gate == "" for row in rows)
-        for row in rows:
-            record = reader.bodies.trajectory(row.n)
-            assert record.formula is None and record.use is None and reader.bodies.uses(row.n) == []
-            if name == "serving":  # these facts were there, in another place
-                assert record.served is not None and record.served.votes == {}
-                assert record.served.gate in ("open", "low_confidence", "unanimous", "no_label")
-        assert numbers(reader, "trained or learned_at:1") == []
-        assert "older version" in reader.rollouts.filter_notes("gate:open")[0]
-
-
-@pytest.mark.parametrize("name", ["training", "serving"])
-def test_a_record_of_version_1_is_brought_up_to_date_when_it_is_written_to(name: str, tmp_path: Path, make_record):
-    run = tmp_path / name
-    shutil.copytree(VERSION1 / name, run)
-    with RunReader(run) as reader:
-        before = reader.rollouts.page(limit=100)
-        bodies = [reader.bodies.trajectory(row.n) for row in before]
-    writer = RunWriter(run)
-    writer.trajectories(50, [replace(make_record(50, 0), use=Use("trained", 50))])
-    writer.uses([(before[0].id, Use("replayed", 50, 0.5))])
-    assert writer.flush(10)
-    writer.close()
-    with RunReader(run) as reader:
-        after = reader.rollouts.page(limit=100)
-        assert len(after) == len(before) + 1 and after[1].id == before[1].id
-        assert [reader.bodies.trajectory(row.n) for row in before] == bodies
-        assert numbers(reader, "replayed") == [before[0].n] and numbers(reader, "trained") == [after[-1].n]
 
 
 def test_the_formula_computes_its_own_advantage():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_tui.engine.runs.columns import SCHEMA_VERSION
 from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.store import RecordStore
+from grpo_tui.engine.runs.truncation import truncate_after
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
 
@@ -66,7 +70,7 @@ def test_any_order_of_steps_keeps_exactly_those_up_to_the_checkpoint(tmp_path_fa
         store.commit()
         given_.extend((step, r) for r in records)
     kept = [(s, r) for s, r in given_ if s <= cut]
-    assert store.truncate_after(cut) == len(given_) - len(kept)
+    assert truncate_after(store, cut) == len(given_) - len(kept)
     store.close()
     with RunReader(path.parent) as reader:
         assert reader.rollouts.total() == len(kept)
@@ -116,42 +120,23 @@ def test_position_is_the_last_step_that_lasts(run_dir: Path, make_record):
     again.close()
 
 
-def test_an_older_record_is_brought_up_to_date_when_resumed(run_dir: Path, monkeypatch, make_record):
-    from grpo_tui.engine.runs import schema
-
-    writer = RunWriter(run_dir)
-    writer.trajectories(1, [make_record(1, 0)])
-    writer.close()
-    newest = schema.SCHEMA_VERSION
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", newest + 1)
-    added = "ALTER TABLE labels ADD COLUMN note TEXT;\nCREATE TABLE more (x);"
-    monkeypatch.setattr(schema, "MIGRATIONS", {newest: added})
-    resumed = RunWriter(run_dir, resume_from_step=1)
-    resumed.metrics(2, {"a": 1})
-    assert resumed.flush(10)
-    resumed.close()
-    store = RecordStore(run_dir / "record.sqlite")
-    assert schema.version(store.db) == newest + 1
-    assert store.db.execute("SELECT count(*) FROM more").fetchone() == (0,)
-    assert store.last_n() == 1 and store.last_step() == 2
-    store.close()
-
-
-def test_a_newer_record_is_not_written_to(run_dir: Path, make_record):
+@pytest.mark.parametrize(("found", "age"), [(SCHEMA_VERSION - 1, "older"), (99, "newer")])
+def test_a_record_of_another_version_is_not_written_to(run_dir: Path, make_record, found: int, age: str):
     writer = RunWriter(run_dir)
     writer.trajectories(1, [make_record(1, 0)])
     writer.close()
     store = RecordStore(run_dir / "record.sqlite")
-    store.db.execute("PRAGMA user_version = 99")
+    store.db.execute(f"PRAGMA user_version = {found}")
     store.close()
     told: list[str] = []
-    newer = RunWriter(run_dir, resume_from_step=0, on_trouble=told.append)
-    newer.metrics(2, {"a": 1})
-    assert not newer.flush(5)
-    newer.close()
-    assert len(told) == 1 and "newer grpo-tui (record version 99" in told[0]
-    with RunReader(run_dir) as reader:
-        assert reader.rollouts.total() == 1
+    other = RunWriter(run_dir, resume_from_step=0, on_trouble=told.append)
+    other.metrics(2, {"a": 1})
+    assert not other.flush(5)
+    other.close()
+    assert len(told) == 1 and f"{age} grpo-tui (record version {found};" in told[0]
+    db = sqlite3.connect(run_dir / "record.sqlite")
+    assert db.execute("SELECT count(*) FROM rows").fetchone() == (1,)
+    db.close()
 
 
 def test_a_viewer_that_was_looking_sees_the_new_life_of_the_run(run_dir: Path, make_record):

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from grpo_tui.engine.runs import codec
 from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.types import StoredTokens, TrajectoryRecord
+from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.writer import RunWriter
 from grpo_tui.envs.tools import Argument, ToolSpec
 from grpo_tui.envs.trajectory import Step, TokenArrays, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
 
 
-def same_tokens(a: StoredTokens | None, b: TokenArrays | StoredTokens | None) -> None:
+def same_tokens(a: TokenArrays | None, b: TokenArrays | None) -> None:
     assert (a is None) == (b is None)
     if a is None or b is None:
         return

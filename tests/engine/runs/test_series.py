@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.store import RecordStore
+from grpo_tui.engine.runs.truncation import truncate_after
 from grpo_tui.engine.runs.writer import RunWriter
 
 values = st.one_of(st.floats(-1e6, 1e6), st.just(math.nan))
@@ -39,10 +40,10 @@ def test_means_equal_the_definition_also_after_resuming(tmp_path_factory, given_
     store = RecordStore(path)
     store.begin()
     for step, value in given_points:
-        store.add_metrics(step, {"a": value, "other": 1.0})
+        store.metrics.add(step, {"a": value, "other": 1.0})
     store.commit()
     if cut is not None:
-        store.truncate_after(cut)
+        truncate_after(store, cut)
         given_points = [(s, v) for s, v in given_points if s <= cut]
     store.close()
     with RunReader(path.parent) as reader:
@@ -74,7 +75,7 @@ def test_a_part_of_a_curve_equals_the_definition(tmp_path_factory, given_points,
     store = RecordStore(path)
     store.begin()
     for step, value in given_points:
-        store.add_metrics(step, {"a": value, "other": 1.0})
+        store.metrics.add(step, {"a": value, "other": 1.0})
     store.commit()
     store.close()
     inside = [(s, v) for s, v in given_points if after < s <= until]

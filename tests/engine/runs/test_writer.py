@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from grpo_tui.engine.runs import writer as writer_module
+from grpo_tui.engine.runs.metric_tables import MetricTables
 from grpo_tui.engine.runs.null_writer import NullWriter
 from grpo_tui.engine.runs.position import recorded_position
 from grpo_tui.engine.runs.query import Query
@@ -256,7 +257,7 @@ def test_a_bug_in_the_callback_stays_out_of_the_way(run_dir: Path, monkeypatch, 
 @pytest.mark.parametrize("seconds", [0.0, 0.05])
 def test_flush_gives_up_in_time(run_dir: Path, monkeypatch, seconds: float, make_record):
     gate = threading.Event()
-    monkeypatch.setattr(RecordStore, "add_metrics", lambda *a: gate.wait(20))
+    monkeypatch.setattr(MetricTables, "add", lambda *a: gate.wait(20))
     writer = RunWriter(run_dir)
     writer.metrics(1, {"a": 1})
     assert not writer.flush(seconds)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from grpo_tui.configs.plain_data import from_plain
 from grpo_tui.configs.sections.training import Advantages
 from grpo_tui.engine.rollouts.advantages import METHODS, AdvantageError, advantage_method
 from grpo_tui.engine.rollouts.advantages.base import EPSILON, TurnRewards, last_of_turn
@@ -181,7 +182,7 @@ def test_a_method_brings_the_sentence_that_the_screens_show(name, sentence):
     ]
     (group,) = Scorer(4, method=advantage_method(name)).advantages(rows)
     formula = group.rollouts[3].formula
-    assert formula is not None and AdvantageFormula.from_json(formula.to_json()) == formula
+    assert formula is not None and from_plain(AdvantageFormula, formula.to_json()) == formula
     assert equation(formula, 0, formula.advantage(0))[-1].startswith(sentence)
 
 

@@ -18,7 +18,7 @@ from .line import Line, wrapped
 from .pane import Pane
 
 if TYPE_CHECKING:
-    from ....engine.runs.types import StoredTokens, TokenArrays
+    from ....engine.runs.types import TokenArrays
 
 MODES = ("who wrote it", "log-prob", "advantage", "trainer's log-prob", "mismatch", "entropy", "reference")
 """Colourings. mismatch: log π of the trainer minus log π of the sampler, in nats; reference: of the trainer (else the
@@ -59,7 +59,7 @@ class TokenView(Pane):
 
     def put(
         self,
-        tokens: TokenArrays | StoredTokens | None,
+        tokens: TokenArrays | None,
         symbols: Sequence[str],
         alphabet: Alphabet,
         step: int,

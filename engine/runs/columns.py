@@ -1,0 +1,189 @@
+"""The columns of the list of rollouts, in one table.
+
+From `COLUMNS` follow the SQL tables (`schema.py`), the rows that are written (`row_tables.py`) and read (`rows.py`),
+filters (`conditions.py`), orders (`views.py`), the index of a dump, and the table on screen.
+
+To add a column, append it here with `since` one above the present version. If dumps of other frameworks hold the value,
+set it in `engine/imports/convert.py`, too. Only records of the present version are read; an index of another version is
+rebuilt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntFlag, auto
+from typing import Any, Literal, NamedTuple
+
+from ...envs.tools import ToolSpec
+from ...envs.trajectory import TEXT, Trajectory
+from . import codec
+from .types import TrajectoryRecord
+
+Value = float | int | bool | str | None
+
+
+class Kind(Enum):
+    """What a column holds."""
+
+    NUMBER = auto()
+    BOOLEAN = auto()
+    NAME = auto()
+    """A name that repeats, stored as its id in the table `labels`."""
+    LINK = auto()
+    """An id in another table, or bits: computed while the row is written."""
+
+
+class Flag(IntFlag):
+    """Bits of the column `flags`."""
+
+    ERROR = 1
+    """The rollout, its environment or one of its tools failed."""
+    UNPARSED = 2
+    """No call could be parsed in some turn."""
+    NAN = 4
+    """The reward or an advantage is not a finite number."""
+    SENT = 8
+    """Its answer was sent to the client."""
+    AGREES = 16
+    """Its answer equals its pseudo-label."""
+    DISAGREES = 32
+    """Its answer differs from its pseudo-label."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table `rows`.
+
+    value: reads it from a record; None: the writer of rows computes it. numeric: whether filters compare it with
+    numbers. sortable: whether it has an index, so that lists sort by it. field: its attribute of `TrajectoryRow`, if
+    that has another name; a column without an attribute is found in `TrajectoryRow.extra`. title, cells, drop: its head
+    and width on screen, and which columns go first when there is no room; an empty title keeps it off the screen.
+    """
+
+    name: str
+    sql: Literal["INTEGER", "REAL"] = "INTEGER"
+    value: Callable[[TrajectoryRecord], Value] | None = None
+    kind: Kind = Kind.NUMBER
+    numeric: bool = False
+    sortable: bool = False
+    since: int = 3
+    field: str = ""
+    title: str = ""
+    cells: int = 6
+    drop: int = 9
+
+    @property
+    def attribute(self) -> str:
+        """Its name in a `TrajectoryRow`."""
+        return self.field or self.name
+
+
+def _reward(record: TrajectoryRecord) -> float | None:
+    return _real(record.trajectory.own_reward if record.breakdown is None else record.breakdown.total)
+
+
+def _correct(record: TrajectoryRecord) -> bool | None:
+    return None if record.trajectory.correct is None else bool(record.trajectory.correct)
+
+
+def _real(value: float | None) -> float | None:
+    return None if value is None else float(value)  # NumPy's numbers, too
+
+
+def _flags(record: TrajectoryRecord) -> int:
+    trajectory, served = record.trajectory, record.served
+    flags = Flag.ERROR if trajectory.error or any(s.error for s in trajectory.steps) else Flag(0)
+    flags |= Flag.UNPARSED if any(s.unreadable for s in trajectory.steps) else 0
+    flags |= 0 if codec.is_finite(record) else Flag.NAN
+    if served is not None:
+        flags |= Flag.SENT if served.sent else 0
+        flags |= {True: Flag.AGREES, False: Flag.DISAGREES, None: 0}[served.agrees]
+    return int(flags)
+
+
+COLUMNS = (
+    Column("step", numeric=True, sortable=True, title="step", drop=3),
+    Column("reward", "REAL", _reward, numeric=True, sortable=True),
+    Column(
+        "correct",
+        value=lambda r: None if r.trajectory.correct is None else bool(r.trajectory.correct),
+        kind=Kind.BOOLEAN,
+    ),
+    Column("advantage", "REAL", lambda r: _real(r.advantage), numeric=True, sortable=True),
+    Column("turns", value=lambda r: len(r.trajectory.steps), numeric=True, sortable=True, title="turns", drop=5),
+    Column(
+        "tokens",
+        value=lambda r: r.token_count if r.tokens is None else len(r.tokens),
+        numeric=True,
+        sortable=True,
+        title="tokens",
+        cells=7,
+        drop=6,
+    ),
+    Column("penalties", kind=Kind.LINK, numeric=True, sortable=True),
+    Column("actions", kind=Kind.LINK),
+    Column("rules", kind=Kind.LINK),
+    Column("flags", value=_flags),
+    Column("env", value=lambda r: r.trajectory.env, kind=Kind.NAME),
+    Column("split", value=lambda r: r.split, kind=Kind.NAME),
+    Column("stop", value=lambda r: r.trajectory.stop_reason, kind=Kind.NAME, field="stop_reason"),
+    Column("rollout", value=lambda r: r.trajectory.rollout, numeric=True),
+    Column("version", value=lambda r: r.policy_version, numeric=True, field="policy_version"),
+    Column("grp", kind=Kind.LINK),
+    Column("prompt", kind=Kind.LINK),
+    Column("toolset", kind=Kind.LINK),
+    Column("uses", value=lambda r: None if r.use is None else r.use.mask),
+    Column("gate", value=lambda r: None if r.served is None else r.served.gate, kind=Kind.NAME),
+    Column("confidence", "REAL", lambda r: None if r.served is None else r.served.confidence, numeric=True),
+)
+SCHEMA_VERSION = max(column.since for column in COLUMNS)
+"""The version of a record: of its columns, and of what `schema.py` and `codec.py` write."""
+SORTS = ("n", *(column.name for column in COLUMNS if column.sortable))
+INDEXED_LINKS = ("grp", "prompt")
+"""Links that lists look rows up by."""
+
+
+class Listed(NamedTuple):
+    """The row of one trajectory before it is written. A named tuple, because a dump may hold millions of them.
+
+    values: by the name of the column; those that are missing are unknown. labels: of each call, or of the text of a
+    turn without a call (None: its turns are not known yet). rules: of its penalties. head: the beginning of its prompt,
+    or more of it.
+    """
+
+    id: str
+    group: str
+    prompt_id: str
+    head: str
+    values: Mapping[str, Value]
+    labels: Sequence[str] | None
+    answer: str | None = None
+    rules: Sequence[str] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    extra: Mapping[str, Any] = {}
+
+
+def listed(step: int | None, record: TrajectoryRecord) -> Listed:
+    """Return the row of a record."""
+    trajectory, breakdown = record.trajectory, record.breakdown
+    values = {column.name: column.value(record) for column in COLUMNS if column.value is not None}
+    return Listed(
+        id=trajectory.id,
+        group=trajectory.group,
+        prompt_id=trajectory.prompt_id,
+        head=trajectory.prompt,
+        values={**values, "step": step},
+        labels=[label for s in trajectory.steps for label in s.labels],
+        answer=_answer(trajectory),
+        rules=[p.rule for p in breakdown.penalties] if breakdown is not None else (),
+        tools=trajectory.tools,
+        extra=trajectory.extra,
+    )
+
+
+def _answer(trajectory: Trajectory) -> str | None:
+    """Return the answer; without one, the last text of a rollout that wrote only text, such as one that was cut."""
+    if trajectory.answer is None and trajectory.steps and all(s.label == TEXT for s in trajectory.steps):
+        return trajectory.steps[-1].text
+    return trajectory.answer
