@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from ..engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecord, TrajectoryRow, comparison
+from ..rewards.advantages.base import EPSILON, compared, spread
 from .format import MINUS, fixed
 
 NOT_RECORDED = "How it was computed was not recorded."
 FILTERED = "Filtered out, its group carries no signal: the advantage in the loss is 0."
-EPSILON = 1e-4
-"""What GRPO adds to the standard deviation of a group."""
 SAME = 1e-9
-"""A standard deviation below this is none."""
+"""A standard deviation below this counts as none."""
 _EXACT = 1e-4
-"""Largest difference, relative to the advantage, at which a form of an older record is taken to be the one used."""
+"""Largest difference, relative to the advantage, at which a form counts as the one that was used."""
 
 
 def formula_of(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> AdvantageFormula | None:
-    """The recorded formula. For a record of schema version 1, which has none, the one form that gives exactly the
-    advantage of every rollout of the group (their number ≥ 2); None when there is not exactly one such form."""
+    """Return the recorded formula. Without one, as in records of other trainers, find the form that was used.
+
+    It is the only form that gives the recorded advantage of every rollout of the group (two or more); None if no form
+    does, or several do.
+    """
     total = record.breakdown.total if record.breakdown is not None else None
     if record.formula is not None or record.advantage is None or total is None:
         return record.formula
     pairs = [(r.reward, r.advantage) for r in group if r.reward is not None and r.advantage is not None]
     if len(pairs) < 2 or len(pairs) < len(group):
         return None
-    mean, std = moments([reward for reward, _ in pairs])
+    peers = spread([reward for reward, _ in pairs])
     fitting = []
-    for scale, divisor in (("none", None), ("group", std)):
-        terms = [AdvantageTerm(reward, mean, divisor, len(pairs)) for reward, _ in pairs]
-        if all(_same(t.result(EPSILON), advantage) for t, (_, advantage) in zip(terms, pairs, strict=True)):
-            term = AdvantageTerm(total, mean, divisor, len(pairs))
+    for scale, std in (("none", None), ("group", peers.std)):
+        found = [(compared(reward, peers, std).result(EPSILON), advantage) for reward, advantage in pairs]
+        if all(abs(a - b) <= _EXACT * max(1.0, abs(b)) for a, b in found):
             sentence = comparison("the return", "the {size} rollouts of its group", scale)
-            fitting.append(AdvantageFormula("group", scale, EPSILON, ((term,),), sentence))
+            fitting.append(AdvantageFormula("group", scale, EPSILON, ((compared(total, peers, std),),), sentence))
     return fitting[0] if len(fitting) == 1 else None
 
 
 def recomputed(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> AdvantageTerm | None:
-    """The advantage that GRPO would have given, for a record of another program that has none; None where one is
-    recorded, or the rewards of the group are not all known."""
+    """Return the advantage that GRPO would have given to a rollout of another program.
+
+    None if an advantage is recorded, or the rewards of the group are not all known.
+    """
     total = record.breakdown.total if record.breakdown is not None else None
     rewards = [r.reward for r in group if r.reward is not None]
     if record.advantage is not None or total is None or len(rewards) < 2 or len(rewards) < len(group):
         return None
-    mean, std = moments(rewards)
-    return AdvantageTerm(total, mean, std, len(rewards))
+    peers = spread(rewards)
+    return compared(total, peers, peers.std)
 
 
 def recomputed_text(term: AdvantageTerm | None) -> str:
@@ -56,13 +58,6 @@ def recomputed_text(term: AdvantageTerm | None) -> str:
     if not term.std or term.std < SAME:
         return "recomputed: 0, all rewards of the group are equal"
     return f"recomputed, GRPO's: {_term(term, EPSILON, 2, False)} = {fixed(term.result(EPSILON), signed=True)}"
-
-
-def moments(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation as training computes them: with Bessel's correction (n − 1), 0 for fewer than two."""
-    mean = sum(values) / len(values)
-    # hypot, because squares of large rewards do not fit into a float
-    return mean, math.hypot(*(v - mean for v in values)) / math.sqrt(max(1, len(values) - 1))
 
 
 def equation(formula: AdvantageFormula | None, step: int, advantage: float | None) -> list[str]:
@@ -124,7 +119,3 @@ def _tells(formula: AdvantageFormula, terms: Sequence[AdvantageTerm], advantage:
         total += shown.result(formula.epsilon)
     meant = sum(t.result(formula.epsilon) for t in terms) if advantage is None else advantage
     return abs(total - meant) < 0.006
-
-
-def _same(computed: float, recorded: float) -> bool:
-    return abs(computed - recorded) <= _EXACT * max(1.0, abs(recorded))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.runs.notes import Note
 from ..engine.runs.types import AdvantageFormula, AdvantageTerm, Step, StepReward, TrajectoryRecord, TrajectoryRow, Use
-from .advantage import EPSILON, SAME, equation, formula_of, recomputed, recomputed_text
+from ..rewards.advantages.base import EPSILON
+from .advantage import SAME, equation, formula_of, recomputed, recomputed_text
 from .format import mark, number
 from .text import literal, wrap
 

@@ -12,7 +12,7 @@ TRLLoss = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "
 OwnLoss = Literal["reinforce"]
 """Those of `engine/training/losses`, each the function of its name in the file of its name."""
 Advantages = Literal["group", "turn", "reward", "gdpo"]
-"""Those of `engine/rollouts/advantages`, each the class of its name in the file of its name."""
+"""Those of `rewards/advantages`, each the class of its name in the file of its name."""
 OwnCode = Annotated[str, Field(pattern=r"[.:]", description="file.py:Name for code of your own")]
 
 TRL_LOSSES: tuple[str, ...] = get_args(TRLLoss)

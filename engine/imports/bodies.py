@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..runs.bodies import Bodies
 from ..runs.errors import RecordDamaged
@@ -51,7 +52,7 @@ class DumpBodies(Bodies):
         """Nothing: what updates did is not in the files of others."""
         return []
 
-    def tokens(self, id_or_n: str | int) -> TokenArrays | None:
+    def tokens(self, id_or_n: str | int) -> TokenArrays[Any] | None:
         """Token arrays, where the writer kept them. Raises LookupError or RecordDamaged."""
         n = self.number(id_or_n)
         rollout, _ = self._rollout(n)

@@ -90,7 +90,7 @@ class Rollout:
     correct: bool | None = None
     stop: str = ""
     error: str | None = None
-    tokens: Callable[[], TokenArrays | None] | None = None
+    tokens: Callable[[], TokenArrays[Any] | None] | None = None
     token_count: int | None = None
     policy_version: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Amendment:
     reward: float | None = None
     advantage: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-    tokens: Callable[[Rollout], Callable[[], TokenArrays | None] | None] | None = None
+    tokens: Callable[[Rollout], Callable[[], TokenArrays[Any] | None] | None] | None = None
 
     def folded(self, rollout: Rollout) -> Rollout:
         """The rollout with this in it."""

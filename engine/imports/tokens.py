@@ -11,7 +11,7 @@ from typing import Any
 from ..runs.types import TokenArrays
 from .rollout import listed, number, whole
 
-Maker = Callable[[], TokenArrays | None]
+Maker = Callable[[], TokenArrays[Any] | None]
 
 
 class Tokens:
@@ -24,7 +24,7 @@ class Tokens:
         logprobs: Sequence[Any] = (),
         advantages: Sequence[Any] = (),
         overlays: Mapping[str, Sequence[Any]] | None = None,
-    ) -> TokenArrays | None:
+    ) -> TokenArrays[Any] | None:
         """Arrays of one conversation; turns are runs of the agent's tokens; `overlays` as in `TokenArrays`, of which
         those of another length are left out. None when the ids are no numbers."""
         token_ids = [whole(i) for i in ids]
@@ -49,7 +49,7 @@ class Tokens:
     def of_nodes(nodes: Sequence[Mapping[str, Any]]) -> Maker:
         """Of verifiers' nodes, one after the other; each has log-probs for its sampled tokens."""
 
-        def make() -> TokenArrays | None:
+        def make() -> TokenArrays[Any] | None:
             ids: list[Any] = []
             mask: list[Any] = []
             logprobs: list[Any] = []
@@ -73,7 +73,7 @@ class Tokens:
         if not calls or not all(read and wrote for read, wrote, _ in calls):
             return None
 
-        def make() -> TokenArrays | None:
+        def make() -> TokenArrays[Any] | None:
             ids: list[Any] = []
             mask: list[int] = []
             logprobs: list[Any] = []
@@ -94,7 +94,7 @@ class Tokens:
         if make is None:
             return None
 
-        def made() -> TokenArrays | None:
+        def made() -> TokenArrays[Any] | None:
             tokens = make()
             if tokens is None:
                 return None

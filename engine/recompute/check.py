@@ -8,7 +8,7 @@ from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ..runs.reader import RunReader
 from ..runs.types import Use
-from .advantages import Advantages
+from .advantages import AdvantageCheck
 from .items import Item, steps_of
 from .ledger import Report
 from .loss import Loss
@@ -42,7 +42,7 @@ def recompute_steps(
     if not one_batch:
         report.given["running statistics"] = "dynamic sampling scores a step in several batches, some left out"
     rewards = Rewards(config.rewards, report, running=one_batch, in_force=in_force)
-    advantages = Advantages(config.training, report)
+    advantages = AdvantageCheck(config.training, report)
     buffer = Replay(replay, report)
     loss = Loss(config.training, report)
     means = StepMetrics(report, one_batch)

@@ -21,7 +21,7 @@ class Item:
     row: TrajectoryRow
     record: TrajectoryRecord
     uses: Sequence[Use]
-    tokens: TokenArrays | None
+    tokens: TokenArrays[memoryview] | None
 
     @property
     def place(self) -> str:

@@ -13,11 +13,12 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ...rewards.breakdown import AdvantageFormula
+from ...rewards.advantages import AdvantageMethod
+from ...rewards.advantages.base import Scale, learnable
+from ...rewards.advantages.group import GroupAdvantage
 from ...rewards.metrics import batch_metrics
 from ...rewards.orchestrator import RewardOrchestrator
-from .advantages.base import AdvantageMethod, Compared, Scale, TurnRewards
-from .advantages.group import GroupAdvantage
+from .advantages import in_groups, with_advantages
 from .rollout import Group, Rollout
 from .turn_rewards import by_turn
 
@@ -86,38 +87,12 @@ class Scorer:
         return batch_metrics(trajectories, breakdowns, [t.group for t in trajectories])
 
     def advantages(self, rollouts: Sequence[Rollout]) -> list[Group]:
-        """Groups of the same rollouts with `advantages` and `formula`."""
-        batch = TurnRewards.of(rollouts, self.group_size)
-        compared = self.method.compare(batch, self.scale)
-        values = compared.advantages().numpy()
-        groups = []
-        for g in range(len(rollouts) // self.group_size):
-            members = rollouts[g * self.group_size : (g + 1) * self.group_size]
-            done = [
-                replace(
-                    rollout,
-                    advantages=self.method.per_token(values[g, i], rollout),
-                    formula=self._formula(compared, g, i),
-                )
-                for i, rollout in enumerate(members)
-            ]
-            groups.append(Group(tuple(done)))
-        signal = self._signal(batch, groups).tolist()
-        return [replace(group, signal=found) for group, found in zip(groups, signal, strict=True)]
-
-    def _formula(self, compared: Compared, group: int, index: int) -> AdvantageFormula | None:
-        formula = compared.formula(group, index, self.method.name, self.scale)
-        return None if formula is None else replace(formula, sentence=self.method.sentence(formula))
-
-    def _signal(self, batch: TurnRewards, groups: Sequence[Group]) -> torch.Tensor:
-        """Which groups can be learned from, bool [G]."""
-        if self.signal == "reward":
-            return self.method.signal(batch, self.min_group_std)
-        found = self.method.signal(batch.unshaped, self.min_group_std)
-        if self.solved and self.method.shaping_apart:
-            equal = torch.tensor([group.solved for group in groups]) & ~self.method.signal(batch.unshaped)
-            found = found | (equal & self.method.signal(batch, self.min_group_std))
-        return found
+        """Return groups of the same rollouts with `advantages` and `formula`."""
+        groups = in_groups(rollouts, self.group_size)
+        done = with_advantages(rollouts, groups, self.method, self.scale)
+        signal = learnable(self.method, groups, self.min_group_std, goal_only=self.signal == "task", solved=self.solved)
+        members = [tuple(done[i : i + self.group_size]) for i in range(0, len(done), self.group_size)]
+        return [Group(rows, found) for rows, found in zip(members, signal, strict=True)]
 
 
 def _per_step(rollout: Rollout) -> np.ndarray | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from ...envs.tools import ToolSpec
 from .alphabet import Alphabet, token_text
@@ -43,7 +44,7 @@ class Bodies:
         later = [use for row in rows if (use := use_of(*row)) is not None]
         return [*([] if own is None else [own]), *later]
 
-    def tokens(self, id_or_n: str | int) -> TokenArrays | None:
+    def tokens(self, id_or_n: str | int) -> TokenArrays[Any] | None:
         """Token ids, agent mask, log-probs and advantages of a trajectory, or None when they were not recorded."""
         from . import codec
 

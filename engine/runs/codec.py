@@ -88,7 +88,7 @@ def decode_body(line: bytes, tools: tuple[ToolSpec, ...] = ()) -> TrajectoryReco
     return replace(record, trajectory=replace(record.trajectory, tools=tools)) if tools else record
 
 
-def encode_tokens(tokens: Sequence[TokenArrays | None]) -> bytes | None:
+def encode_tokens(tokens: Sequence[TokenArrays[Any] | None]) -> bytes | None:
     """Arrays of consecutive trajectories: a line of JSON (lengths, presence), then each array of all of them."""
     present = [t for t in tokens if t is not None]
     if not present:

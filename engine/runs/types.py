@@ -122,7 +122,7 @@ class TrajectoryRecord:
     breakdown: RewardBreakdown | None = None
     advantage: float | None = None
     step_advantages: Sequence[float] = ()
-    tokens: TokenArrays | None = None
+    tokens: TokenArrays[Any] | None = None
     policy_version: int | None = None
     split: str = "train"
     formula: AdvantageFormula | None = None

@@ -18,10 +18,10 @@ import numpy as np
 from ...configs import metric_names as metric
 from ...configs.errors import GrpoTuiError
 from ...envs.seeds import seed_of
+from ...rewards.advantages import AdvantageMethod
 from ..policy.precision import Arithmetic
 from ..policy.prepared import PreparedModel, acting, inference
 from ..rollouts.advantages import advantage_method
-from ..rollouts.advantages.base import AdvantageMethod
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.rollout import Group, Rollout, in_batch_order, rollouts_of
 from ..rollouts.runner import RolloutRunner, Row

@@ -102,7 +102,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (top / registry).write_text(text.replace(before, after))
 
     settings = "configs/sections/training.py"
-    losses, methods = "engine/training/losses", "engine/rollouts/advantages"
+    losses, methods = "engine/training/losses", "rewards/advantages"
     add(f"{losses}/clipped.py", files["clipped.py"], settings, '["reinforce"]', '["reinforce", "clipped"]')
     method = files["halves.py"].replace("class Halves", "class HalvesAdvantage")
     add(f"{methods}/halves.py", method, settings, '["group", "turn"', '["group", "halves", "turn"')

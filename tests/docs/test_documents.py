@@ -145,17 +145,11 @@ assert found[3].amount == -0.05 and found[3].why == "Zoomed 4 times."
 
 
 def test_the_advantage_method_of_contributing_is_found_and_computes(folder: Path):
-    import torch
-
     from grpo_tui.engine.rollouts.advantages import advantage_method
-    from grpo_tui.engine.rollouts.advantages.base import TurnRewards
+    from grpo_tui.rewards.advantages.base import Returns
 
     method = advantage_method("halves.py:Halves")
-    rewards = torch.tensor([[[1.0, 2.0, 4.0]]])
-    happened = torch.ones_like(rewards, dtype=torch.bool)
-    batch = TurnRewards(rewards=rewards, happened=happened, valid=happened[:, :, 0])
-    returns, _ = method.returns(batch)
-    assert returns.tolist() == [[[3.0, 2.0, 1.0]]]
+    assert method.returns(Returns([1.0, 2.0, 4.0])) == [3.0, 2.0, 1.0]
 
 
 def test_the_loss_of_contributing_is_found_and_computes(folder: Path):

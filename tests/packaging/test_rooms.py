@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *PLAIN_DATA,
         "configs",
         "engine.runs",
+        "rewards.advantages",
         "rewards.metrics",
         "rewards.moments",
         "rewards.penalties",
@@ -69,6 +70,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "engine.launch",
         "engine.recompute",
         "engine.evaluation",
+        "rewards.advantages",
         "rewards.diagnosis",
     ),
 }

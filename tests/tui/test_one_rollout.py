@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sqlite3
+import statistics
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from grpo_tui.engine.runs.query import Query
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import AdvantageFormula, AdvantageTerm, Event, NeighbourVote, Served, Step, Use
 from grpo_tui.engine.runs.writer import RunWriter
-from grpo_tui.tui.advantage import equation, formula_of, moments
+from grpo_tui.rewards.advantages.base import spread
+from grpo_tui.tui.advantage import equation, formula_of
 from grpo_tui.tui.app.clipboard import copy
 from grpo_tui.tui.app.comparison import Pair, align, parting
 from grpo_tui.tui.app.destinations import Stepper, Trajectories
@@ -26,8 +28,6 @@ from grpo_tui.tui.app.widgets.learning_lines import Learning, learning_lines
 from grpo_tui.tui.text import cut
 
 from .drive import running
-
-VERSION1 = Path(__file__).parents[1] / "engine" / "runs" / "version1"
 
 
 def step(index: int, action: str | None, **arguments: object) -> Step:
@@ -71,7 +71,7 @@ async def test_the_whole_conversation_is_one_scroll(run: Path) -> None:
 
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=8), st.booleans())
 def test_the_equation_comes_to_the_advantage_beside_it(rewards: list[float], scaled: bool) -> None:
-    mean, std = moments(rewards)
+    mean, std, _ = spread(rewards)
     term = AdvantageTerm(rewards[0], mean, std if scaled else None, len(rewards))
     formula = AdvantageFormula("group", "group" if scaled else "none", 1e-4, ((term,),))
     advantage = formula.advantage(0)
@@ -86,7 +86,7 @@ def test_the_equation_comes_to_the_advantage_beside_it(rewards: list[float], sca
 def test_the_terms_of_several_components_come_to_the_advantage(columns: list[list[float]]) -> None:
     terms = []
     for name, weight, values in zip(("goal", "curiosity", "penalty"), (1.0, 0.02, 0.2), columns, strict=False):
-        mean, std = moments(values)
+        mean, std, _ = spread(values)
         terms.append(AdvantageTerm(values[0], mean, std, len(values), weight, name))
     formula = AdvantageFormula("group", "group", 1e-4, (tuple(terms),))
     advantage = formula.advantage(0)
@@ -106,19 +106,23 @@ def test_a_formula_that_is_not_the_advantage_beside_it_is_no_equation(value: flo
     assert said.startswith("The loss was given another" if trained else "Filtered out, its group carries no signal")
 
 
-def test_an_old_record_says_a_form_only_where_it_is_exactly_right(tmp_path: Path) -> None:
-    run = tmp_path / "training"
-    shutil.copytree(VERSION1 / "training", run)
+@pytest.mark.parametrize(("scaled", "shift", "known"), [(True, 0.0, True), (False, 0.0, True), (True, 0.01, False)])
+def test_without_a_recorded_formula_a_form_is_named_only_where_it_fits_all(
+    run: Path, scaled: bool, shift: float, known: bool
+) -> None:
     with RunReader(run) as reader:
-        row = next(r for r in reader.rollouts.page(limit=100) if r.split == "train")
-        record, group = reader.bodies.trajectory(row.n), reader.rollouts.group(row.group)
-        assert record.formula is None
-        formula = formula_of(record, group)
-        computed = None if formula is None else formula.advantage(0)
-        assert formula is None or computed == pytest.approx(record.advantage, abs=1e-3)
-        moved = [replace(r, advantage=(r.advantage or 0) + 0.01) for r in group]
-        assert formula_of(record, moved) is None
-        assert equation(None, 0, record.advantage) == ["How it was computed was not recorded."]
+        row = next(r for r in reader.rollouts.page(limit=100) if r.split == "train" and r.reward is not None)
+        record = replace(reader.bodies.trajectory(row.n), formula=None)
+        group = [replace(r, reward=float(i)) for i, r in enumerate(reader.rollouts.group(row.group))]
+    rewards = [r.reward or 0.0 for r in group]
+    mean, std = statistics.mean(rewards), statistics.stdev(rewards)
+    group = [replace(r, advantage=((r.reward or 0.0) - mean) / (std + 1e-4 if scaled else 1.0) + shift) for r in group]
+    assert record.breakdown is not None
+    mine = replace(record, advantage=group[0].advantage, breakdown=replace(record.breakdown, total=rewards[0]))
+    formula = formula_of(mine, group)
+    assert (formula is not None) == known
+    assert formula is None or formula.advantage(0) == pytest.approx(group[0].advantage)
+    assert equation(None, 0, record.advantage) == ["How it was computed was not recorded."]
 
 
 SERVED = Served(

@@ -386,8 +386,8 @@ def test_a_sample_with_fields_changed_is_still_read(data: st.DataObject):
         if isinstance(item, Rollout):
             row = listed_of(item, identity(item), fallback_id="f", index=0)
             record = record_of(item, fallback_id="f", index=0, unknown=reader.unknown if reader else {})
-            assert (row.reward is None) == (record.breakdown is None or record.breakdown.total is None)
-            assert row.turns == len(record.trajectory.steps)
+            assert (row.values["reward"] is None) == (record.breakdown is None or record.breakdown.total is None)
+            assert row.values["turns"] == len(record.trajectory.steps)
             if item.tokens is not None:
                 item.tokens()
             assert "\x1b" not in "".join(trajectory_lines(Whole(1, record)))

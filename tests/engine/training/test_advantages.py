@@ -14,12 +14,19 @@ from hypothesis.extra import numpy as hnp
 
 from grpo_tui.configs.plain_data import from_plain
 from grpo_tui.configs.sections.training import Advantages
-from grpo_tui.engine.rollouts.advantages import METHODS, AdvantageError, advantage_method
-from grpo_tui.engine.rollouts.advantages.base import EPSILON, TurnRewards, last_of_turn
+from grpo_tui.engine.rollouts.advantages import (
+    METHODS,
+    AdvantageError,
+    advantage_method,
+    in_groups,
+    last_of_turn,
+    per_token,
+)
 from grpo_tui.engine.rollouts.rollout import Rollout
 from grpo_tui.engine.rollouts.scoring import Scorer
 from grpo_tui.envs.trajectory import Trajectory
-from grpo_tui.rewards.breakdown import AdvantageFormula, ComponentValue, RewardBreakdown, StepReward
+from grpo_tui.rewards.advantages.base import EPSILON, Returns, spread
+from grpo_tui.rewards.breakdown import AdvantageFormula, AdvantageTerm, ComponentValue, RewardBreakdown, StepReward
 from grpo_tui.tui.advantage import equation
 
 GROUP = 4
@@ -36,16 +43,27 @@ def batches(draw):
     return rewards, np.arange(turns) < lengths[:, None], valid
 
 
-def turn_rewards(rewards, mask, valid=None) -> TurnRewards:
+def groups(rewards, mask, valid=None) -> list[list[Returns]]:
     """Rows as groups of `GROUP`."""
-    rewards, mask = torch.as_tensor(rewards), torch.as_tensor(mask)
-    valid = torch.ones(len(rewards), dtype=torch.bool) if valid is None else torch.as_tensor(valid)
-    shape = (-1, GROUP, rewards.shape[1])
-    return TurnRewards(rewards.masked_fill(~mask, 0.0).view(shape), mask.view(shape), valid.view(-1, GROUP))
+    rewards, mask = np.asarray(rewards, np.float64), np.asarray(mask, bool)
+    valid = np.ones(len(rewards), bool) if valid is None else valid
+    rows = [Returns(rewards[i][mask[i]].tolist(), scored=bool(valid[i])) for i in range(len(rewards))]
+    return [rows[i : i + GROUP] for i in range(0, len(rows), GROUP)]
 
 
-def by_turn(rewards, mask, method, scale: Any = "none", valid=None) -> torch.Tensor:
-    return advantage_method(method).compare(turn_rewards(rewards, mask, valid), scale).advantages().flatten(0, 1)
+def advantages_of(method, batch, scale: Any, turns: int) -> np.ndarray:
+    """Advantages per turn, float64 [rows, turns]; 0 where no turn happened."""
+    formulas = [formula for group in method.compare(batch, scale) for formula in group]
+    rollouts = [rollout for group in batch for rollout in group]
+    out = np.zeros((len(rollouts), turns))
+    for i, (rollout, formula) in enumerate(zip(rollouts, formulas, strict=True)):
+        for t in range(len(rollout.turns)):
+            out[i, t] = 0.0 if formula is None else formula.advantage(t) or 0.0
+    return out
+
+
+def by_turn(rewards, mask, method, scale: Any = "none", valid=None) -> np.ndarray:
+    return advantages_of(advantage_method(method), groups(rewards, mask, valid), scale, np.shape(rewards)[1])
 
 
 def by_hand(rewards, mask, valid, method, scale):
@@ -82,7 +100,7 @@ def test_turn_advantages_equal_their_definition(batch, method, scale):
     rewards, mask, valid = batch
     ours = by_turn(rewards, mask, method, scale, valid)
     expected = by_hand(rewards, mask, valid, method, scale)
-    assert np.allclose(ours.numpy(), expected, atol=1e-6, rtol=1e-6)
+    assert np.allclose(ours, expected, atol=1e-6, rtol=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
@@ -90,26 +108,25 @@ def test_turn_advantages_equal_their_definition(batch, method, scale):
 def test_reward_advantages_are_the_rewards(batch):
     rewards, mask, valid = batch
     ours = by_turn(rewards, mask, "reward", "group", valid)
-    assert np.array_equal(ours.numpy(), np.where(mask & valid[:, None], rewards, 0.0))
+    assert np.array_equal(ours, np.where(mask & valid[:, None], rewards, 0.0))
 
 
 @settings(max_examples=40, deadline=None)
 @given(batches(), st.sampled_from(["group", "turn", "reward"]))
 def test_a_group_without_signal_has_no_advantage_anywhere(batch, method):
     rewards, mask, valid = batch
-    signal = advantage_method(method).signal(turn_rewards(rewards, mask, valid))
-    advantages = by_turn(rewards, mask, method, "none", valid).view(len(signal), -1)
+    signal = advantage_method(method).signal(groups(rewards, mask, valid))
+    advantages = by_turn(rewards, mask, method, "none", valid).reshape(len(signal), -1)
     for group, alive in zip(advantages, signal, strict=True):
         if not alive:
-            assert group.abs().max() <= 1e-5
+            assert np.abs(group).max() <= 1e-5
 
 
 def test_equal_returns_are_no_signal_and_a_minimum_filters_small_differences():
-    rewards = torch.tensor([[1.0], [1.0], [1.0], [1.0], [0.0], [1.0], [0.0], [1.0], [0.50], [0.51], [0.50], [0.51]])
-    mask = torch.ones_like(rewards, dtype=torch.bool)
-    batch = turn_rewards(rewards, mask)
-    assert advantage_method("group").signal(batch).tolist() == [False, True, True]
-    assert advantage_method("group").signal(batch, min_std=0.1).tolist() == [False, True, False]
+    rewards = np.array([[1.0], [1.0], [1.0], [1.0], [0.0], [1.0], [0.0], [1.0], [0.50], [0.51], [0.50], [0.51]])
+    batch = groups(rewards, np.ones_like(rewards))
+    assert advantage_method("group").signal(batch) == [False, True, True]
+    assert advantage_method("group").signal(batch, 0.1) == [False, True, False]
 
 
 def rollout(turn_ids, agent, group: int = 0, index: int = 0) -> Rollout:
@@ -119,7 +136,7 @@ def rollout(turn_ids, agent, group: int = 0, index: int = 0) -> Rollout:
 
 def test_groups_are_whole():
     with pytest.raises(ValueError, match="6 rollouts are not whole groups of 4"):
-        TurnRewards.of([rollout([0], [True])] * 6, GROUP)
+        in_groups([rollout([0], [True])] * 6, GROUP)
 
 
 @settings(max_examples=40, deadline=None)
@@ -130,9 +147,12 @@ def test_tokens_carry_the_advantage_of_their_turn(data):
     turn_ids = np.sort(data.draw(hnp.arrays(np.int64, 9, elements=st.integers(-1, turns - 1))))
     agent = data.draw(hnp.arrays(np.bool_, 9))
     row = rollout(turn_ids, agent)
-    spread = advantage_method("group").per_token(values, row)
+    formula = AdvantageFormula("", "", 0.0, tuple((AdvantageTerm(float(v), 0.0, None, 1),) for v in values))
+    if len(formula.steps) == 1:  # a single entry holds for all turns
+        formula = dataclasses.replace(formula, steps=formula.steps * 2)
+    spread = per_token(formula, row, on_last_token=False)
     shaped = dataclasses.replace(row, breakdown=RewardBreakdown("", (), 0.0))
-    single = advantage_method("reward").per_token(values, shaped)
+    single = per_token(formula, shaped, on_last_token=True)
     last = last_of_turn(row)
     for t in range(9):
         turn = int(turn_ids[t])
@@ -144,26 +164,24 @@ def test_tokens_carry_the_advantage_of_their_turn(data):
 
 
 OWN = """
-from grpo_tui.engine.rollouts.advantages.base import AdvantageMethod
+from grpo_tui.rewards.advantages import AdvantageMethod
 
 class LastTurn(AdvantageMethod):
     name = "last turn"
 
-    def returns(self, batch):
-        return batch.rewards[:, :, -1:], batch.happened[:, :, -1:]
+    def returns(self, rollout):
+        return rollout.turns[-1:]
 """
 
 
 def test_a_method_of_ones_own_is_one_file(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     method = advantage_method(f"{tmp_path}/own.py:LastTurn")
-    rewards = torch.tensor([[5.0, 1.0], [5.0, 3.0], [9.0, 1.0], [5.0, 3.0]])
-    compared = method.compare(turn_rewards(rewards, torch.ones_like(rewards, dtype=torch.bool)), "none")
-    found = compared.advantages()
-    assert found[0, :, 0].tolist() == [-1.0, 1.0, -1.0, 1.0]
-    formula = compared.formula(0, 0, method.name, "none")
-    assert formula is not None
-    assert method.sentence(formula) == "what last turn compares, minus the mean of the {size} rollouts of its group"
+    rewards = np.array([[5.0, 1.0], [5.0, 3.0], [9.0, 1.0], [5.0, 3.0]])
+    (found,) = method.compare(groups(rewards, np.ones_like(rewards)), "none")
+    assert [formula.advantage(1) for formula in found if formula] == [-1.0, 1.0, -1.0, 1.0]
+    assert found[0] is not None
+    assert found[0].sentence == "the returns of last turn, minus the mean of the {size} rollouts of its group"
 
 
 @pytest.mark.parametrize(
@@ -252,10 +270,11 @@ def sum_of(row, name):
 @given(shaped_groups(), st.sampled_from(["group", "batch", "none"]))
 def test_shaping_decides_between_equals(rows_and_valid, scale):
     rows, valid = rows_and_valid
-    batch = dataclasses.replace(TurnRewards.of(rows, GROUP), valid=torch.from_numpy(valid).view(-1, GROUP))
+    rows = [_failed(row) if not ok else row for row, ok in zip(rows, valid, strict=True)]
+    batch = in_groups(rows, GROUP)
     method = advantage_method("group", "equals")
-    found = method.compare(batch, scale)
-    advantages = found.advantages().flatten(0, 1)
+    formulas = [formula for group in method.compare(batch, scale) for formula in group]
+    advantages = advantages_of(method, batch, scale, 3)
     every = [r.final_reward for r, counts in zip(rows, valid, strict=True) if counts]
     for i, row in enumerate(rows):
         places = range(i // GROUP * GROUP, i // GROUP * GROUP + GROUP)
@@ -276,7 +295,7 @@ def test_shaping_decides_between_equals(rows_and_valid, scale):
                     expected += weight * compared(value, [v for v in values if v is not None])
         assert np.allclose(advantages[i, : row.turns], expected, atol=1e-6)
         assert not advantages[i, row.turns :].any()
-        formula = found.formula(i // GROUP, i % GROUP, "group", scale)
+        formula = formulas[i]
         assert (formula is None) == (not valid[i])
         if formula is not None:
             assert formula.advantage(0) == pytest.approx(expected, abs=1e-6)
@@ -287,10 +306,15 @@ def test_shaping_decides_between_equals(rows_and_valid, scale):
 def test_however_much_shaping_pays_an_advantage_moves_by_its_weights(rows_and_valid, louder):
     """Of n values none lies further than (n - 1) / sqrt(n) standard deviations from their mean."""
     rows, _ = rows_and_valid
-    batch = TurnRewards.of([_louder(r, louder) for r in rows], GROUP)
-    shaped = advantage_method("group", "equals").compare(batch, "group").advantages()
-    goal = advantage_method("group").compare(batch.unshaped, "group").advantages()
-    assert (shaped - goal).abs().max() <= sum(SHAPES.values()) * (GROUP - 1) / np.sqrt(GROUP) + 1e-9
+    batch = in_groups([_louder(r, louder) for r in rows], GROUP)
+    shaped = advantages_of(advantage_method("group", "equals"), batch, "group", 3)
+    goals = [[dataclasses.replace(r.goal) for r in group] for group in batch]
+    goal = advantages_of(advantage_method("group"), goals, "group", 3)
+    assert np.abs(shaped - goal).max() <= sum(SHAPES.values()) * (GROUP - 1) / np.sqrt(GROUP) + 1e-9
+
+
+def _failed(row):
+    return dataclasses.replace(row, trajectory=dataclasses.replace(row.trajectory, stop_reason="error"))
 
 
 def _louder(row, factor):
@@ -310,7 +334,20 @@ def _louder(row, factor):
 
 
 def test_without_shaping_equals_is_plain_grpo():
-    rewards = torch.tensor([[1.0], [0.0], [0.0], [1.0]])
-    batch = turn_rewards(rewards, torch.ones_like(rewards, dtype=torch.bool))
+    batch = groups(np.array([[1.0], [0.0], [0.0], [1.0]]), np.ones((4, 1)))
     plain, equals = (advantage_method("group", among).compare(batch, "group") for among in ("group", "equals"))
-    assert torch.equal(plain.advantages(), equals.advantages())
+    assert plain == equals
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.floats(-1e3, 1e3)), min_size=2, max_size=16))
+def test_deviations_are_bit_for_bit_those_of_torch(values):
+    """An independent computation: up to 16 values, the sizes of groups, are summed in PyTorch's order."""
+    present = torch.tensor([v is not None for v in values])
+    tensor = torch.tensor([v or 0.0 for v in values], dtype=torch.float64)
+    count = present.sum()
+    mean = (tensor * present).sum() / count.clamp(min=1)
+    squares = (((tensor - mean) * present) ** 2).sum()
+    found = spread(values)
+    assert (found.mean, found.size) == (mean.item(), count.item())
+    assert found.std == (squares / (count - 1).clamp(min=1)).sqrt().item()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ....engine.runs.types import TrajectoryRow
-from ...advantage import moments
+from ....rewards.advantages.base import spread
 from ...format import MINUS, fixed, mark
 from .line import Line
 from .pane import Pane
@@ -33,7 +33,7 @@ class GroupPanel(Pane):
         notes: list[Line] = []
         rewards = [r.reward for r in self.rows if r.reward is not None and math.isfinite(r.reward)]
         if len(rewards) > 1:
-            mean, std = moments(rewards)
+            mean, std, _ = spread(rewards)
             texts = [f"mean {fixed(mean)}", f"std (n {MINUS} 1) {fixed(std)}"]
             if 2 + len(" · ".join(texts)) <= width:
                 texts = [" · ".join(texts)]

@@ -1,0 +1,99 @@
+"""Advantages of rollouts: the arithmetic of `rewards.advantages`, from their rewards and onto their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+
+import numpy as np
+
+from ...configs.errors import GrpoTuiError
+from ...configs.sections.rewards import SHAPED
+from ...configs.sections.training import Advantages
+from ...envs.user_code import UserCodeError, find_class
+from ...rewards.advantages import AdvantageMethod, packaged_method
+from ...rewards.advantages.base import Among, Returns, Scale, parts_of
+from ...rewards.breakdown import AdvantageFormula
+from .rollout import Rollout
+from .turn_rewards import unshaped
+
+METHODS: tuple[str, ...] = get_args(Advantages)
+"""Those that come with the package."""
+
+
+class AdvantageError(GrpoTuiError, ValueError):
+    """There is no such method of computing advantages; the message lists those there are."""
+
+
+def advantage_method(name: str, among: Among = "equals") -> AdvantageMethod:
+    """Return the method of `METHODS` called `name`, or the user's class at `package.module.Class` or `file.py:Class`.
+
+    among: what `group` and `gdpo` compare shaping with. Raises AdvantageError.
+    """
+    if name in METHODS:
+        return packaged_method(name, among)
+    if "." not in name:
+        raise AdvantageError(f'there are no advantages "{name}": {", ".join(METHODS)}, or file.py:Class')
+    try:
+        found = find_class(name)
+    except UserCodeError as problem:
+        raise AdvantageError(f"training.advantages: {problem}") from problem
+    if not issubclass(found, AdvantageMethod):
+        raise AdvantageError(f"training.advantages: {name} is no subclass of AdvantageMethod")
+    return found()
+
+
+def returns_of(rollout: Rollout) -> Returns:
+    """Return the rewards of a rollout as a method of advantages takes them."""
+    return Returns(
+        turns=rollout.turn_rewards.astype(np.float64).tolist(),
+        unshaped=unshaped(rollout).turn_rewards.astype(np.float64).tolist(),
+        parts=None if rollout.breakdown is None else parts_of(rollout.breakdown, SHAPED),
+        right=rollout.trajectory is not None and rollout.trajectory.correct is True,
+        scored=rollout.scorable,
+    )
+
+
+def in_groups(rollouts: Sequence[Rollout], group_size: int) -> list[list[Returns]]:
+    """Return the rewards of whole groups of `group_size` rollouts, one after another. Raises ValueError for others."""
+    if not rollouts or len(rollouts) % group_size:
+        raise ValueError(f"{len(rollouts)} rollouts are not whole groups of {group_size}")
+    returns = [returns_of(rollout) for rollout in rollouts]
+    return [returns[i : i + group_size] for i in range(0, len(returns), group_size)]
+
+
+def with_advantages(
+    rollouts: Sequence[Rollout], groups: Sequence[Sequence[Returns]], method: AdvantageMethod, scale: Scale
+) -> list[Rollout]:
+    """Return the same rollouts with `advantages` and `formula`."""
+    formulas = [formula for group in method.compare(groups, scale) for formula in group]
+    return [
+        replace(rollout, advantages=per_token(formula, rollout, method.on_last_token), formula=formula)
+        for rollout, formula in zip(rollouts, formulas, strict=True)
+    ]
+
+
+def per_token(formula: AdvantageFormula | None, rollout: Rollout, on_last_token: bool) -> np.ndarray:
+    """Return the advantages of turns on the tokens of the agent, float32 [T]; 0 elsewhere.
+
+    on_last_token: on the last one of each turn; rewards that were not shaped then stay where the environment placed
+    them.
+    """
+    if on_last_token and rollout.breakdown is None:
+        return rollout.rewards.copy()
+    out = np.zeros(len(rollout), np.float32)
+    chosen = (last_of_turn(rollout) if on_last_token else rollout.agent_mask) & (rollout.turn_ids >= 0)
+    if formula is not None and chosen.any():
+        values = np.array([formula.advantage(turn) or 0.0 for turn in range(rollout.turns)])
+        out[chosen] = values[rollout.turn_ids[chosen]]
+    return out
+
+
+def last_of_turn(rollout: Rollout) -> np.ndarray:
+    """Return True at the last agent token of each turn, bool [T]."""
+    out = np.zeros(len(rollout), bool)
+    agent = np.flatnonzero(rollout.agent_mask & (rollout.turn_ids >= 0))
+    turns = rollout.turn_ids[agent]
+    out[agent[np.append(turns[1:] != turns[:-1], True)[: len(agent)]]] = True
+    return out

@@ -1,0 +1,213 @@
+"""Advantages from rewards, in plain Python: the one implementation of their arithmetic.
+
+Training computes advantages here, `grpo-tui check --recompute` computes them again from a record, and the screens use
+the same constants and deviations.
+
+With Q[i, t] what a method compares (`AdvantageMethod.returns`), the advantage of turn t of rollout i is
+
+    A[i, t] = (Q[i, t] − mean_G Q[·, t]) / (σ + EPSILON)
+
+with the mean over the rollouts of the same group. σ is that of the same group and turn, that of the whole batch, or the
+division is left out (`Scale`). σ has Bessel's correction (n − 1), as in TRL.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from ..breakdown import AdvantageFormula, AdvantageTerm, RewardBreakdown, comparison
+
+EPSILON = 1e-4
+"""What is added to a standard deviation before dividing by it."""
+ROUNDING = 1e-6
+"""Centred returns below this are equal returns that were summed in another order."""
+
+Scale = Literal["group", "batch", "none"]
+Among = Literal["group", "equals"]
+"""What shaping is compared with: the whole group, or those rollouts of it that succeeded alike."""
+
+
+class Part(NamedTuple):
+    """One reward component of a rollout: its weight, and its normalised values summed over the turns. shaping: whether
+    it guides the policy rather than stating the goal."""
+
+    weight: float
+    value: float
+    shaping: bool = False
+
+
+@dataclass(frozen=True)
+class Returns:
+    """The rewards of one rollout of S turns.
+
+    turns: reward of each turn [S]. unshaped: the same without shaping [S]. parts: reward components by name (None: the
+    reward has none). right: whether the rollout is known to be right. scored: False if its environment failed; such a
+    rollout takes part in no mean and has no advantage.
+    """
+
+    turns: Sequence[float]
+    unshaped: Sequence[float] = ()
+    parts: Mapping[str, Part] | None = None
+    right: bool = False
+    scored: bool = True
+
+    @property
+    def goal(self) -> Returns:
+        """The same without shaping."""
+        return replace(self, turns=self.unshaped, parts=None)
+
+
+def parts_of(breakdown: RewardBreakdown, shaping: Collection[str]) -> dict[str, Part]:
+    """Return each component that carries weight. shaping: the names of those that guide the policy."""
+    found: dict[str, Part] = {}
+    for step in breakdown.steps:
+        for name, value in step.components.items():
+            if value.weight and value.normalized is not None:
+                before = found[name].value if name in found else 0.0
+                found[name] = Part(value.weight, before + value.normalized, name in shaping)
+    return found
+
+
+Group = Sequence[Returns]
+
+
+class Spread(NamedTuple):
+    """Mean, standard deviation (n − 1; 0 for fewer than two) and number of values."""
+
+    mean: float
+    std: float
+    size: int
+
+
+def total(values: Sequence[float]) -> float:
+    """Return the sum in the order in which PyTorch adds up to 16 float64 values: four interleaved partial sums.
+
+    The order is kept so that a change of this code never changes a training.
+    """
+    whole = len(values) // 4 * 4
+    found = sum(values[whole:], 0.0)
+    for lane in range(4 if whole else 0):
+        found += sum(values[lane:whole:4], 0.0)
+    return found
+
+
+def spread(values: Sequence[float | None]) -> Spread:
+    """Return mean, standard deviation and number of the values that are not None."""
+    size = sum(v is not None for v in values)
+    mean = total([v or 0.0 for v in values]) / max(size, 1)
+    squares = [0.0 if v is None else (v - mean) * (v - mean) for v in values]
+    std = math.sqrt(total(squares) / max(size - 1, 1))
+    if math.isinf(std):  # squares of very large rewards do not fit into a float
+        std = math.hypot(*(v - mean for v in values if v is not None)) / math.sqrt(max(size - 1, 1))
+    return Spread(mean, std, size)
+
+
+def compared(value: float, with_: Spread, std: float | None, weight: float = 1.0, name: str = "") -> AdvantageTerm:
+    """Return the comparison of a value with its peers, itself included; without other peers it equals their mean."""
+    mean = with_.mean if with_.size > 1 else value  # whatever rounding made of it
+    return AdvantageTerm(value, mean, std, with_.size, weight, name)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The returns of one group by turn: column t holds those of the rollouts that got to turn t, else None."""
+
+    values: Sequence[Sequence[float | None]]
+    spreads: Sequence[Spread] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spreads", [spread(column) for column in self.values])
+
+    def differ(self, least: float) -> bool:
+        """Whether some return differs from its peers, and some standard deviation is at least `least`."""
+        pairs = zip(self.values, self.spreads, strict=True)
+        differs = any(v is not None and abs(v - s.mean) > ROUNDING for column, s in pairs for v in column)
+        return differs and max((s.std for s in self.spreads), default=0.0) >= least
+
+
+class AdvantageMethod(ABC):
+    """A way to turn rewards into advantages. Subclasses define `name` and `returns`; the rest fits most of them."""
+
+    name: str = ""
+    """Its name in the record."""
+    compares: str = ""
+    """For people who read the formula: what `returns` gives, and (`compared_with`) the peers of the comparison."""
+    compared_with: str = "the {size} rollouts of its group"
+    shaping_apart: bool = False
+    """Whether shaping is compared on its own, so that it may teach where the goal gives no signal."""
+    on_last_token: bool = False
+    """Whether the advantage of a turn goes on its last token alone, not on all tokens of the agent."""
+
+    @abstractmethod
+    def returns(self, rollout: Returns) -> Sequence[float]:
+        """Return what is compared within a group: one number a turn, or one for the whole rollout."""
+
+    def sentence(self, formula: AdvantageFormula) -> str:
+        """Describe what a formula compared; the sentence goes into the record with the formula."""
+        return comparison(self.compares or f"the returns of {self.name}", self.compared_with, formula.scale)
+
+    def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
+        """Return how the advantages of each rollout of each group come about; None for one without."""
+        if scale not in ("group", "batch", "none"):
+            raise ValueError(f'unknown scale "{scale}": group, batch or none')
+        columns = [self.columns(group) for group in groups]
+        every = (
+            spread([v for group in columns for column in group.values for v in column]) if scale == "batch" else None
+        )
+
+        def std(found: Spread) -> float | None:
+            return None if scale == "none" else found.std if every is None else every.std
+
+        return [
+            self._formulas(group, scale, lambda t, v, own=own: (compared(v, own.spreads[t], std(own.spreads[t])),))
+            for group, own in zip(groups, columns, strict=True)
+        ]
+
+    def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
+        """Return which groups can be learned from: returns differ, with a standard deviation of at least `least`."""
+        return [self.columns(group).differ(least) for group in groups]
+
+    def columns(self, group: Group) -> Columns:
+        """Return the returns of the scored rollouts by turn."""
+        rows = [list(self.returns(rollout)) if rollout.scored else [] for rollout in group]
+        return Columns([[row[t] if t < len(row) else None for row in rows] for t in range(max(map(len, rows)))])
+
+    def _formulas(
+        self, group: Group, scale: str, terms: Callable[[int, float], tuple[AdvantageTerm, ...]]
+    ) -> list[AdvantageFormula | None]:
+        """Return a formula with the terms of each return of each rollout."""
+        found: list[AdvantageFormula | None] = []
+        for rollout in group:
+            returns = self.returns(rollout) if rollout.scored else ()
+            found.append(self.formula(scale, [terms(t, value) for t, value in enumerate(returns)]))
+        return found
+
+    def formula(self, scale: str, steps: Sequence[tuple[AdvantageTerm, ...]]) -> AdvantageFormula | None:
+        """Return the formula with its sentence; None without steps."""
+        if not steps:
+            return None
+        made = AdvantageFormula(self.name, scale, EPSILON, tuple(steps))
+        return replace(made, sentence=self.sentence(made))
+
+
+def learnable(
+    method: AdvantageMethod, groups: Sequence[Group], least: float, *, goal_only: bool, solved: bool
+) -> list[bool]:
+    """Return which groups carry signal.
+
+    least: the smallest standard deviation of returns that counts. goal_only: whether rewards without shaping decide.
+    solved: whether shaping that is compared on its own is signal enough where all rollouts of a group are right.
+    """
+    if not goal_only:
+        return method.signal(groups, least)
+    goals = [[rollout.goal for rollout in group] for group in groups]
+    found = method.signal(goals, least)
+    if solved and method.shaping_apart:
+        differ, shaped = method.signal(goals), method.signal(groups, least)
+        right = [all(rollout.right for rollout in group) for group in groups]
+        found = [f or (r and not d and s) for f, r, d, s in zip(found, right, differ, shaped, strict=True)]
+    return found

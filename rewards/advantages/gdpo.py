@@ -1,0 +1,70 @@
+"""`gdpo`: each component of the reward against its own group, then the weighted sum over the batch (arXiv 2601.05242).
+
+For rollout i, component c with weight w_c, R_c[i] its normalised values summed over the turns:
+
+    a[i] = Σ_c w_c · (R_c[i] − mean R_c) / (std R_c + ε)          over the rollouts of the group
+    A[i] = (a[i] − mean a) / (std a + ε)                          over the batch
+
+The influence of a component is its weight, whatever its scale. In TRL this is
+`multi_objective_aggregation="normalize_then_sum"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..breakdown import AdvantageFormula, AdvantageTerm
+from .base import EPSILON, AdvantageMethod, Among, Group, Part, Returns, Scale, spread, total
+from .parts import GroupParts, component_names
+
+
+class GdpoAdvantage(AdvantageMethod):
+    """Group reward-decoupled normalisation; `scale` has no effect."""
+
+    name = "gdpo"
+
+    def __init__(self, among: Among = "equals") -> None:
+        self.among: Among = among
+        self.shaping_apart = among == "equals"
+
+    def returns(self, rollout: Returns) -> Sequence[float]:
+        """Return the sum over the turns, which is compared if the reward has no components."""
+        return [total(rollout.turns)]
+
+    def sentence(self, formula: AdvantageFormula) -> str:
+        """Describe all components at once."""
+        return "each component against mean and std (n − 1) of its group, by weight, over the std of the batch"
+
+    def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
+        """Compare each component, then the weighted sums."""
+        names, groups = self._components(groups)
+        terms: list[list[list[AdvantageTerm] | None]] = []
+        for group in groups:
+            parts = GroupParts(group, self.among)
+            own = [[t for name in names if (t := parts.term(r, name))] if r.scored else None for r in group]
+            terms.append(own)
+        sums = [None if t is None else sum(x.result(EPSILON) for x in t) for group in terms for t in group]
+        mean, std, size = spread(sums)
+        scaled = 1.0 / (std + EPSILON)
+        batch = AdvantageTerm(0.0, mean, None, size, scaled, "batch")
+        return [
+            [
+                None
+                if t is None
+                else self.formula(scale, [(*(replace(x, weight=x.weight * scaled) for x in t), batch)])
+                for t in group
+            ]
+            for group in terms
+        ]
+
+    def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
+        """Return in which groups some component differs."""
+        names, groups = self._components(groups)
+        return [GroupParts(group, self.among).differ(names, least) for group in groups]
+
+    def _components(self, groups: Sequence[Group]) -> tuple[list[str], Sequence[Group]]:
+        if names := component_names(groups):
+            return names, groups
+        whole = [[replace(r, parts={"reward": Part(1.0, self.returns(r)[0])}) for r in group] for group in groups]
+        return ["reward"], whole

@@ -1,0 +1,76 @@
+"""`group`: every agent token of rollout i gets R[i] − mean_G R, R the sum of its rewards (GRPO, arXiv 2402.03300).
+
+Shaping need not be part of R. With `among="equals"`, R is the rest of the reward, and each shaping component c with
+weight w_c, R_c[i] its normalised values summed over the turns, decides between equals:
+
+    A[i] = (R[i] − mean R) / (std R + ε) + Σ_c w_c · (R_c[i] − mean R_c) / (std R_c + ε)
+
+with mean and deviation of R_c over those rollouts of the group that succeeded alike. Shaping then moves an advantage by
+a few w_c at most. Added to R, it could become the goal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..breakdown import GOAL, AdvantageFormula
+from .base import AdvantageMethod, Among, Group, Returns, Scale, total
+from .parts import GroupParts, component_names
+
+
+class GroupAdvantage(AdvantageMethod):
+    """GRPO's: one number for a rollout, against the other rollouts of its prompt."""
+
+    name = "group"
+    compares = "the return"
+
+    def __init__(self, among: Among = "equals") -> None:
+        self.among: Among = among
+        self.shaping_apart = among == "equals"
+
+    def returns(self, rollout: Returns) -> Sequence[float]:
+        """Return the sum over the turns."""
+        return [total(rollout.turns)]
+
+    def sentence(self, formula: AdvantageFormula) -> str:
+        """Name the shaping that is compared on its own."""
+        if len(formula.terms(0)) < 2:
+            return super().sentence(formula)
+        mean = "mean and std (n − 1)" if formula.scale == "group" else "the mean"
+        goal = f"the goal against {mean} of its group" + ", ÷ the std of the batch" * (formula.scale == "batch")
+        return f"{goal}; by weight, shaping against that of the rollouts which succeeded alike"
+
+    def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
+        """Compare the return, or the goal and each shaping component."""
+        shaping = self._shaping(groups)
+        if not shaping:
+            return super().compare(groups, scale)
+        goals = super().compare([[rollout.goal for rollout in group] for group in groups], scale)
+        found: list[list[AdvantageFormula | None]] = []
+        for group, formulas in zip(groups, goals, strict=True):
+            parts = GroupParts(group, self.among)
+            made: list[AdvantageFormula | None] = []
+            for rollout, formula in zip(group, formulas, strict=True):
+                if formula is None:
+                    made.append(None)
+                    continue
+                terms = [replace(formula.steps[0][0], name=GOAL)]
+                terms += [term for name in shaping if (term := parts.term(rollout, name)) is not None]
+                made.append(self.formula(scale, [tuple(terms)]))
+            found.append(made)
+        return found
+
+    def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
+        """Return in which groups the return, or the goal or a shaping component, differs."""
+        shaping = self._shaping(groups)
+        if not shaping:
+            return super().signal(groups, least)
+        goals = super().signal([[rollout.goal for rollout in group] for group in groups], least)
+        pairs = zip(goals, groups, strict=True)
+        return [found or GroupParts(group, self.among).differ(shaping, least) for found, group in pairs]
+
+    def _shaping(self, groups: Sequence[Group]) -> list[str]:
+        names = [] if self.among == "group" else component_names(groups)
+        rollouts = [rollout for group in groups for rollout in group]
+        return [n for n in names if any(n in (r.parts or {}) and (r.parts or {})[n].shaping for r in rollouts)]

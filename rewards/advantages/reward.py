@@ -1,0 +1,36 @@
+"""`reward`: the reward of a turn as its advantage, on the last token of that turn, and 0 on every other token.
+
+The per-token rewards of the environment stand for advantages; there is no baseline and no scaling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..breakdown import AdvantageFormula, AdvantageTerm
+from .base import AdvantageMethod, Group, Returns, Scale
+
+
+class RewardAdvantage(AdvantageMethod):
+    """Rewards in the place of advantages."""
+
+    name = "reward"
+    on_last_token = True
+
+    def returns(self, rollout: Returns) -> Sequence[float]:
+        """Return the rewards [S]."""
+        return rollout.turns
+
+    def sentence(self, formula: AdvantageFormula) -> str:
+        """State that nothing is compared."""
+        return "The reward itself, on the last token of its turn: compared with nothing."
+
+    def compare(self, groups: Sequence[Group], scale: Scale) -> list[list[AdvantageFormula | None]]:
+        """Compare with nothing, divide by nothing."""
+        return [
+            self._formulas(group, "none", lambda _, value: (AdvantageTerm(value, 0.0, None, 1),)) for group in groups
+        ]
+
+    def signal(self, groups: Sequence[Group], least: float = 0.0) -> list[bool]:
+        """Return in which groups some reward is not 0."""
+        return [any(v != 0 for rollout in group if rollout.scored for v in rollout.turns) for group in groups]
