@@ -58,13 +58,12 @@ async def test_a_file_that_is_no_database_says_so(run_copy: Path, view: str) -> 
 
 
 @pytest.mark.parametrize("view", ALL_VIEWS)
-async def test_a_future_schema_opens_and_says_so(run_copy: Path, view: str) -> None:
+async def test_a_record_of_another_version_is_named_in_one_sentence(run_copy: Path, view: str) -> None:
     with sqlite3.connect(run_copy / "record.sqlite") as db:
         db.execute("PRAGMA user_version = 99")
     db.close()
     async with running(run_copy.parent, start(run_copy, view)) as app:
-        assert "newer grpo-tui" in app.text, app.text
-        assert "SEGMENT" in app.text, "and what can be read is shown"
+        assert "newer grpo-tui" in " ".join(app.text.split()), app.text
 
 
 async def test_a_missing_image_is_said_in_its_place(run_copy: Path) -> None:
