@@ -1,13 +1,22 @@
 """Number formats of the policy: does half precision learn as float32 does, and at which cost?
 
-    python -m benchmarks.precision [--policy smollm2|FOLDER] [--forms NAME ...] [--seeds 0 1 2] [--steps 12]
-                                   [--prompts 4] [--group 8] [--tokens 24]
+    python -m benchmarks.precision [--policy smollm2|tiny|FOLDER] [--forms NAME ...] [--seeds 0 1 2] [--steps 18]
+                                   [--prompts 4] [--group 8] [--tokens 12] [--results runs/precision.jsonl]
 
-The task is to name the larger of two numbers. Each row is a training in a process of its own, in turns over the forms.
-KL: of the trained policy to the base, exact over the vocabulary on rollouts of the base, in the form's own arithmetic;
-compared with float32 it shows how much of the update reaches the policy. Success: of the rollouts of the first and
-of the last third of the steps. Mismatch: KL between sampler and trainer, mean over the steps. CPU s: processor seconds
-of a step. The rows of TRL are its `GRPOTrainer` with float32 weights and `bf16=True`.
+SmolLM2 names the larger of two numbers; the tiny policy trains on its default environment, with its own lengths. Each
+row is a training in a process of its own, in turns over the forms. Rows that `--results` holds are not measured again.
+The rows of TRL are its `GRPOTrainer` with float32 weights and `bf16=True`.
+
+| column | meaning |
+|---|---|
+| KL | of the trained policy to the base in the form's formats: how much of the update reaches the policy |
+| before, half, after | success on 96 held-out tasks, at temperature 1 (of TRL: before and after) |
+| first step | KL between sampler and trainer in the first step, before any update |
+| mismatch | the same, mean over the steps |
+| CPU s | processor seconds of a step, without evaluations |
+| MiB | largest resident memory |
+
+KL: nats per token, exact over the vocabulary, on rollouts of the base.
 """
 
 from __future__ import annotations
@@ -23,31 +32,41 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
 from grpo_tui.engine.launch.children import CPU_SETTINGS
 
+from .kept_rows import KeptRows
+from .mechanisms import Log, interval
 from .smollm2 import smollm2
 
 F, H = "float32", "bfloat16"
 FORMS: dict[str, tuple[bool, tuple[str, str, str]]] = {
     "LoRA float32": (True, (F, F, F)),
     "LoRA bfloat16": (True, (H, H, H)),
-    "LoRA bfloat16 over float32": (True, (F, H, H)),
-    "LoRA sampled in bfloat16": (True, (F, F, H)),
     "whole float32": (False, (F, F, F)),
-    "whole bfloat16 over float32": (False, (F, H, H)),
+    "whole bfloat16": (False, (F, H, H)),
     "whole bfloat16 kept": (False, (H, H, H)),
     "TRL LoRA bf16=True": (True, (F, F, F)),
     "TRL whole bf16=True": (False, (F, F, F)),
+    "LoRA bfloat16 over float32": (True, (F, H, H)),
+    "LoRA sampled in bfloat16": (True, (F, F, H)),
 }
-"""Whether adapters are trained; what weights are kept in, computed in and sampled in."""
-RATES = {True: 1e-4, False: 1e-5}
+"""Whether adapters are trained; what weights are kept in, computed in and sampled in. `whole bfloat16 kept` has no
+float32 copy of the weights; the other forms named bfloat16 are the defaults where the processor multiplies it."""
+SIZE = ("steps", "prompts", "group", "tokens")
+COLUMNS = {
+    **{"kl": "KL", "before": "before", "half": "half", "after": "after", "first": "first step"},
+    **{"mismatch": "mismatch", "cpu": "CPU s", "memory": "MiB"},
+}
+HELD_OUT = 96
+RATES = {"smollm2": 1e-4, "tiny": 3e-3}
+"""Learning rates of LoRA; a tenth for all weights."""
 
 
 def larger(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
@@ -70,39 +89,38 @@ def main() -> None:
     parser.add_argument("--policy", default="smollm2")
     parser.add_argument("--forms", nargs="*", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    for name, value in (("steps", 12), ("prompts", 4), ("group", 8), ("tokens", 24)):
+    for name, value in zip(SIZE, (18, 4, 8, 12), strict=True):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--results", type=Path, default=Path("runs/precision.jsonl"))
     parser.add_argument("--one", nargs=2, metavar=("FORM", "SEED"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print("RESULT " + json.dumps(measure(given.one[0], int(given.one[1]), given)), flush=True)
         return
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in given.forms}
+    forms = [f for f in given.forms if given.policy != "tiny" or not f.startswith("TRL")]
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in forms}
+    kept = KeptRows(given.results)
     for seed in given.seeds:
-        for form in given.forms:
-            results[form].append(_run(form, seed, given))
-            print(line(f"{form}, seed {seed}", results[form][-1:]), flush=True)
-    print("all seeds: mean ± half a 95 % interval")
+        for form in forms:
+            key = [given.policy, form, seed, *(getattr(given, name) for name in SIZE)]
+            row, _ = kept.get(key, partial(_run, form, seed, given))
+            results[form].append(row)
+            print(line(f"{form}, seed {seed}", [row]), flush=True)
+    print("\n| all seeds, mean ± 95 % | " + " | ".join(COLUMNS.values()) + " |")
     for form, rows in results.items():
         print(line(form, rows), flush=True)
 
 
-def line(name: str, rows: Sequence[Mapping[str, float]]) -> str:
+def line(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """A row of the table."""
-    columns = ("kl", "first", "last", "mismatch", "cpu", "memory")
-    return f"{name:36}" + "".join(f"  {key} {_interval([r[key] for r in rows])}" for key in columns)
+    return (
+        " | ".join([f"| {name}", *(interval([r[key] for r in rows if r[key] is not None]) for key in COLUMNS)]) + " |"
+    )
 
 
-def _interval(values: Sequence[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.4g}"
-    t = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}.get(len(values), 2.0)
-    return f"{fmean(values):.4g} ± {t * stdev(values) / len(values) ** 0.5:.2g}"
-
-
-def _run(form: str, seed: int, given: argparse.Namespace) -> dict[str, float]:
+def _run(form: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.precision", "--one", form, str(seed), "--policy", given.policy]
-    for name in ("steps", "prompts", "group", "tokens"):
+    for name in SIZE:
         command += [f"--{name}", str(getattr(given, name))]
     environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -112,76 +130,98 @@ def _run(form: str, seed: int, given: argparse.Namespace) -> dict[str, float]:
     return json.loads(found[-1].removeprefix("RESULT "))
 
 
-def run_config(form: str, seed: int, given: argparse.Namespace, data: Path) -> Any:
-    """The configuration of a form."""
+def run_config(form: str, seed: int, given: argparse.Namespace, folder: Path) -> Any:
+    """The configuration of a form; its tasks are files of `folder`."""
     from grpo_tui.configs.schema import RunConfig
 
     lora, formats = FORMS[form]
-    folder = str(smollm2()) if given.policy == "smollm2" else given.policy
-    model: dict[str, Any] = {"base": folder, "sft_adapters": None, "device": "cpu"}
-    model |= dict(zip(("weights", "compute", "sampling"), formats, strict=True)) | ({} if lora else {"lora": None})
+    tiny = given.policy == "tiny"
+    model: dict[str, Any] = {"device": "cpu", "sft_adapters": None} | ({} if lora else {"lora": None})
+    model |= dict(zip(("weights", "compute", "sampling"), formats, strict=True))
     training = {
         "max_steps": given.steps,
-        "prompts_per_step": given.prompts,
-        "num_generations": given.group,
-        "max_turn_tokens": given.tokens,
-        "max_trajectory_tokens": 256,
-        "learning_rate": RATES[lora],
+        "learning_rate": RATES["tiny" if tiny else "smollm2"] * (1 if lora else 0.1),
         "warmup_steps": 0,
         "lr_scheduler": "constant",
         "save_every": 0,
-        "eval_every": 0,
+        "eval_every": given.steps // 2,
     }
-    environment = {"reward_funcs": {"benchmarks.precision.larger": 1.0}, "eval_tasks": 1}
-    source = {"source": str(data), "completions": "messages"}
+    config = {"seed": seed, "model": model, "training": training}
+    if tiny:
+        del model["sft_adapters"]
+        return RunConfig.model_validate({**config, "environment": {"eval_tasks": HELD_OUT}})
+    model["base"] = str(smollm2()) if given.policy == "smollm2" else given.policy
+    training |= {"prompts_per_step": given.prompts, "num_generations": given.group, "max_turn_tokens": given.tokens}
+    training |= {"max_trajectory_tokens": 256}
+    files = {"source": tasks(given.steps * given.prompts, seed), "eval_source": tasks(HELD_OUT, 10_000)}
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {name: str(folder / f"{name}.jsonl") for name in files}
+    environment = {"reward_funcs": {"benchmarks.precision.larger": 1.0}, "eval_tasks": HELD_OUT}
     return RunConfig.model_validate(
-        {"seed": seed, "model": model, "data": source, "environment": environment, "training": training}
+        {**config, "data": {**source, "completions": "messages"}, "environment": environment}
     )
 
 
-def measure(form: str, seed: int, given: argparse.Namespace) -> dict[str, float]:
+def measure(form: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
     """Train one form in this process."""
     from grpo_tui.engine.policy.models import load_policy
 
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "tasks.jsonl"
-        rows = tasks(given.steps * given.prompts + 16, seed)
-        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        config = run_config(form, seed, given, data)
-        trained = (_train_stock if form.startswith("TRL") else _train)(config, Path(folder), rows)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = run_config(form, seed, given, folder)
+        trained = (_train_stock if form.startswith("TRL") else _train)(config, folder)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        base = load_policy(config.model, trainable=False)[0]
+        base = load_policy(config.model, adapters=config.model.sft_adapters, trainable=False)[0]
         return {**trained["numbers"], "kl": _learned(trained["model"], base, trained["rows"]), "memory": memory}
 
 
-def _train(config: Any, folder: Path, _: Any) -> dict[str, Any]:
+def _clock() -> Any:
+    """A callback with the processor seconds of every step, and of all steps before every evaluation."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def __init__(self) -> None:
+            self.steps: list[float] = []
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.began = time.process_time()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            self.steps.append(time.process_time() - self.began)
+
+    return Clock()
+
+
+def _train(config: Any, folder: Path) -> dict[str, Any]:
     from grpo_tui.configs import metric_names as metric
     from grpo_tui.engine.record.step_recorder import StepRecorder
-    from grpo_tui.engine.runs.writer import RunWriter
     from grpo_tui.engine.training.rft import build_trainer
 
-    writer = RunWriter(folder / "run")
-    trainer, callbacks = build_trainer(config, folder / "run", StepRecorder(writer))
-    seen: list[dict[str, float]] = []
+    log, clock = Log(), _clock()
+    trainer, callbacks = build_trainer(config, folder / "run", StepRecorder(log))
+    trainer.callback_handler.callbacks.insert(0, clock)
     first: list[Any] = []
 
     def observe(step: int, values: Mapping[str, Any]) -> None:
-        names = {"success": metric.SUCCESS_TRAIN, "mismatch": metric.SAMPLER_KL}
-        seen.append({**{k: values.get(n, 0.0) for k, n in names.items()}, "at": time.process_time()})
         if step == 1:
             first.extend((r.token_ids, r.agent_mask) for r in trainer.rollouts.generated)
 
     callbacks.recording.observers.append(observe)
     trainer.train()
-    writer.close()
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return {"model": model, "rows": first, "numbers": _numbers(seen, [s["mismatch"] for s in seen])}
+    found = {
+        k: [v[k] for _, v in sorted(log.steps.items()) if k in v] for k in (metric.SAMPLER_KL, metric.SUCCESS_TRAIN)
+    }
+    curve = [(s, v[metric.SUCCESS_SAMPLED]) for s, v in sorted(log.steps.items()) if metric.SUCCESS_SAMPLED in v]
+    numbers = _numbers(clock.steps, curve, found[metric.SUCCESS_TRAIN], found[metric.SAMPLER_KL])
+    return {"model": model, "rows": first, "numbers": numbers}
 
 
-def _train_stock(config: Any, folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _train_stock(config: Any, folder: Path) -> dict[str, Any]:
     """TRL's own trainer with float32 weights and `bf16=True`, on the same tasks and hyperparameters."""
-    from datasets import Dataset
+    from datasets import load_dataset
     from transformers import TrainerCallback
     from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -189,15 +229,16 @@ def _train_stock(config: Any, folder: Path, rows: list[dict[str, Any]]) -> dict[
     from grpo_tui.engine.training.rft import grpo_config
 
     model, tokenizer = load_policy(config.model, trainable=True)
-    args = grpo_config(config, folder, 1, len(rows))
+    args = grpo_config(config, folder, 1, 1)
     args.bf16, args.max_completion_length = True, config.training.max_turn_tokens
-    seen: list[dict[str, float]] = []
+    rewards: list[float] = []
     kept: list[Any] = []
+    clock = _clock()
 
-    class Clock(TrainerCallback):
+    class Seen(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            if logs and "reward" in logs:
-                seen.append({"success": logs["reward"], "at": time.process_time()})
+            if "reward" in logs:
+                rewards.append(logs["reward"])
 
     class Stock(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -207,15 +248,19 @@ def _train_stock(config: Any, folder: Path, rows: list[dict[str, Any]]) -> dict[
                 kept.extend(zip(*(made[name].cpu().numpy() for name in names), strict=True))
             return made
 
+    files = {"train": config.data.source, "test": config.data.eval_source}
+    data: Any = load_dataset("json", data_files=files, cache_dir=str(folder / "cache"))
     trainer = Stock(
         model=model,
         reward_funcs=larger,  # type: ignore[arg-type]
         args=args,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=data["train"],
         processing_class=tokenizer,
-        callbacks=[Clock()],
+        callbacks=[clock, Seen()],
     )
+    before = _held_out(trainer, data["test"])
     trainer.train()
+    curve = [(0, before), (config.training.max_steps, _held_out(trainer, data["test"]))]
     first = [
         (
             np.concatenate([p[pm > 0], c[cm > 0]]),
@@ -223,17 +268,40 @@ def _train_stock(config: Any, folder: Path, rows: list[dict[str, Any]]) -> dict[
         )
         for p, pm, c, cm in kept
     ]
-    return {"model": trainer.accelerator.unwrap_model(trainer.model), "rows": first, "numbers": _numbers(seen, [])}
+    numbers = _numbers(clock.steps, curve, rewards, [])
+    return {"model": trainer.accelerator.unwrap_model(trainer.model), "rows": first, "numbers": numbers}
 
 
-def _numbers(seen: Sequence[Mapping[str, float]], mismatch: Sequence[float]) -> dict[str, float]:
-    third = max(len(seen) // 3, 1)
-    times = [b["at"] - a["at"] for a, b in pairwise(seen)]
+def _held_out(trainer: Any, rows: Any) -> float:
+    """Success of the policy of TRL's trainer at temperature 1, sampled in its formats."""
+    import torch
+
+    model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
+    length = trainer.args.max_completion_length
+    model.eval()
+    torch.manual_seed(0)
+    tokenizer.padding_side = "left"
+    ids = tokenizer.apply_chat_template(
+        list(rows["prompt"]), add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+    )
+    with torch.no_grad(), trainer.accelerator.autocast():
+        made = model.generate(**ids, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=length)
+    model.train()
+    texts = tokenizer.batch_decode(made[:, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    return fmean(larger(texts, rows["answer"]))
+
+
+def _numbers(
+    seconds: Sequence[float], curve: Sequence[tuple[int, float]], training: Sequence[float], mismatch: Sequence[float]
+) -> dict[str, Any]:
+    """The columns, and `curve`: step, processor seconds of training until then, held-out success."""
     return {
-        "first": fmean(s["success"] for s in seen[:third]),
-        "last": fmean(s["success"] for s in seen[-third:]),
-        "mismatch": fmean(mismatch) if mismatch else float("nan"),
-        "cpu": median(times) if times else float("nan"),
+        **{"before": curve[0][1], "after": curve[-1][1], "cpu": median(seconds)},
+        "half": curve[1][1] if len(curve) > 2 else None,
+        "first": mismatch[0] if mismatch else None,
+        "mismatch": fmean(mismatch) if mismatch else None,
+        "curve": [(step, sum(seconds[:step]), success) for step, success in curve],
+        "training": list(training),
     }
 
 
