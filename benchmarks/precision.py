@@ -1,6 +1,6 @@
 """Number formats of the policy: does half precision learn as float32 does, and at which cost?
 
-    python -m benchmarks.precision [--policy smollm2|tiny|FOLDER] [--forms NAME ...] [--seeds 0 1 2] [--steps 18]
+    python -m benchmarks.precision [--policy smollm2|tiny|FOLDER] [--forms NAME ...] [--seeds 0 1 2] [--steps 12]
                                    [--prompts 4] [--group 8] [--tokens 12] [--results runs/precision.jsonl]
 
 SmolLM2 names the larger of two numbers; the tiny policy trains on its default environment, with its own lengths. Each
@@ -14,7 +14,7 @@ The rows of TRL are its `GRPOTrainer` with float32 weights and `bf16=True`.
 | first step | KL between sampler and trainer in the first step, before any update |
 | mismatch | the same, mean over the steps |
 | CPU s | processor seconds of a step, without evaluations |
-| MiB | largest resident memory |
+| GiB | largest resident memory |
 
 KL: nats per token, exact over the vocabulary, on rollouts of the base.
 """
@@ -61,9 +61,10 @@ FORMS: dict[str, tuple[bool, tuple[str, str, str]]] = {
 float32 copy of the weights; the other forms named bfloat16 are the defaults where the processor multiplies it."""
 SIZE = ("steps", "prompts", "group", "tokens")
 COLUMNS = {
-    **{"kl": "KL", "before": "before", "half": "half", "after": "after", "first": "first step"},
-    **{"mismatch": "mismatch", "cpu": "CPU s", "memory": "MiB"},
+    **{"kl": "KL", "before": "before", "half": "half", "after": "after", "first": "first step, 1e-4"},
+    **{"mismatch": "mismatch, 1e-4", "cpu": "CPU s", "memory": "GiB"},
 }
+UNITS = {"first": 1e-4, "mismatch": 1e-4, "memory": 1024}
 HELD_OUT = 96
 RATES = {"smollm2": 1e-4, "tiny": 3e-3}
 """Learning rates of LoRA; a tenth for all weights."""
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--policy", default="smollm2")
     parser.add_argument("--forms", nargs="*", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    for name, value in zip(SIZE, (18, 4, 8, 12), strict=True):
+    for name, value in zip(SIZE, (12, 4, 8, 12), strict=True):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--results", type=Path, default=Path("runs/precision.jsonl"))
     parser.add_argument("--one", nargs=2, metavar=("FORM", "SEED"), help=argparse.SUPPRESS)
@@ -113,9 +114,8 @@ def main() -> None:
 
 def line(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """A row of the table."""
-    return (
-        " | ".join([f"| {name}", *(interval([r[key] for r in rows if r[key] is not None]) for key in COLUMNS)]) + " |"
-    )
+    cells = (interval([r[key] / UNITS.get(key, 1) for r in rows if r[key] is not None]) for key in COLUMNS)
+    return " | ".join([f"| {name}", *cells]) + " |"
 
 
 def _run(form: str, seed: int, given: argparse.Namespace) -> dict[str, Any]:
