@@ -24,8 +24,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, an environment, rows, and a trained run `mine` of two steps."""
     folder = tmp_path_factory.mktemp("world")
     config = write_world(folder, save_model(folder / "model"), max_steps=2, save_every=1, keep_checkpoints=3)
-    rows = "train_data: rows.jsonl"
-    config.write_text(config.read_text().replace(rows, f"{rows}\n  eval_data: rows.jsonl"))
+    rows = "{source: rows.jsonl"
+    text = (
+        config.read_text().replace(rows, f"{rows}, eval_source: rows.jsonl").replace("eval_tasks: 0", "eval_tasks: 10")
+    )
+    config.write_text(text)
     done = grpo_tui(folder, "train", config.name, "--run-id", "mine", "--headless")
     assert done.returncode == 0, done.stderr
     return folder
