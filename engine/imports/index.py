@@ -239,6 +239,9 @@ class Indexer:
                 self._add_source(path, size, changed)
             elif container == "json lines" and size >= position and tail_of(path, position) == tail:
                 self.db.execute("UPDATE sources SET size = ?, changed = ?, done = 0 WHERE id = ?", (size, changed, id_))
+            elif container == "session":  # its rollouts are replaced by the longer ones
+                sql = "UPDATE sources SET size = ?, changed = ?, position = 0, line = 0, done = 0 WHERE id = ?"
+                self.db.execute(sql, (size, changed, id_))
             else:
                 self.tables.forget()
                 return self._look_at_files()

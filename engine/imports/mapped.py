@@ -7,11 +7,13 @@ nobody names become columns: numbers are components of the reward where `numbers
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from .containers.csv_rows import Row
 from .format import Origin
 from .messages import completion, conversation, error_text, flat, split
 from .rollout import Item, Message, Rollout, Score, listed, mapping, number, text, whole
@@ -53,6 +55,8 @@ _ALL_COUNT = ("components", "extra", "messages", "tools")
 """Roles of which every path counts, or none that is a column."""
 _TOTALS = ("total", "total_reward", "reward", "overall")
 """What an object of rewards calls their total."""
+_WORDS = {"true": True, "false": False}
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d+)?(?:[eE][+-]?\d{1,3})?|nan|-?inf", re.I)
 _COLUMN_TEXT = 400
 _COLUMN_DEPTH = 2
 _COLUMN_ITEMS = 16
@@ -79,9 +83,24 @@ class Mapped:
     read_prompt: Reader = conversation
     read_completion: Reader = completion
     group_of: Callable[[str], tuple[str, int | None]] | None = None
+    rows: tuple[str, ...] = ()
+    """Paths of a list in a document, each item of which is a rollout. The document itself is a row's key `^`."""
+    split: str = ""
+    """The split of rollouts that name none."""
+    finish: Callable[[Rollout, Mapping[str, Any]], Rollout] | None = None
+    """Adds what no key can express."""
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether a document, or the first row in it, has the keys that are needed."""
+        return self._is_row(document) or any(self._is_row(row) for row in self._inner(document)[:1])
+
+    def _inner(self, document: Any) -> list[Any]:
+        if not isinstance(document, Mapping):
+            return []
+        found = next((inner for path in self.rows if isinstance(inner := at(document, path), list)), [])
+        return [{**row, "^": document} for row in found if isinstance(row, Mapping)]
+
+    def _is_row(self, document: Any) -> bool:
         return (
             isinstance(document, Mapping)
             and all(has(document, key) for key in self.needs)
@@ -97,8 +116,9 @@ class Mapped:
         return "completion" in plan.roles and plan.first(document, "prompt") is not None
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout."""
-        yield self.rollout(document, origin)
+        """Yield the rollout of a document, or one for each row in it."""
+        for row in [document] if self._is_row(document) else self._inner(document):
+            yield self.rollout(row, origin)
 
     def rollout(self, document: Mapping[str, Any], origin: Origin) -> Rollout:
         """The rollout of a document."""
@@ -137,11 +157,12 @@ class Mapped:
             "step": step,
             "index": index,
         }
+        correct = _WORDS.get(correct.lower(), correct) if isinstance(correct, str) else correct
         read["correct"] = bool(correct) if correct in (True, False) else None  # a part of the way is no verdict
         unread = [role for role, value in read.items() if value is None and get(role) is not None]
         if unread or plan.several:
             extra = {**plain(plan.left_over(document, found, unread)), **extra}
-        return Rollout(
+        made = Rollout(
             prompt=prompt,
             completion=said,
             id=text(get("id")) or "",
@@ -152,7 +173,7 @@ class Mapped:
             env=text(get("env")) or "",
             agent=text(get("agent")) or "",
             model=text(get("model")) or "",
-            split=text(get("split")) or origin.split,
+            split=text(get("split")) or origin.split or self.split,
             reward=read["reward"],
             components=components,
             advantage=read["advantage"],
@@ -169,6 +190,7 @@ class Mapped:
             tools=tuple(t for t in listed(tools) if isinstance(t, Mapping)) if tools is not None else (),
             unknown={"advantage": SEVERAL} if read["advantage"] is None and several(get("advantage")) else {},
         )
+        return made if self.finish is None else self.finish(made, document)
 
     def with_keys(self, keys: Mapping[str, str]) -> Mapped:
         """The same with keys that a user names: theirs first."""
@@ -203,7 +225,7 @@ class Mapped:
         named.update(self.ignored, (key.partition(".")[0] for key in self.keys.get("extra", ())))
         columns = []
         for key in present:
-            if key not in named:
+            if key not in named and key != "^":
                 prefix = next((p for p in self.prefixes if key.startswith(p) and len(key) > len(p)), None)
                 columns.append((key, None if prefix is None else key[len(prefix) :]))
         return _Plan(roles, tuple(columns), tuple(r for r, p in roles.items() if len(p) > 1 and r not in _ALL_COUNT))
@@ -218,8 +240,11 @@ class Mapped:
             read = {k.removeprefix(f"{key}.") for k in paths if k.startswith(f"{key}.")}
             values = mapping(at(document, key))
             extra.update(plain({k: v for k, v in values.items() if k not in read}))
+        is_text = isinstance(document, Row)
         for key, component in plan.columns:
             value = document[key]
+            if is_text and value is not None:
+                value = _WORDS.get(value.lower(), number(value) if _NUMBER.fullmatch(value) else value)
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if component is not None and (is_number or value is None or isinstance(value, str)):
                 if (score := number(value)) is not None or value is None:
@@ -291,6 +316,8 @@ def at(document: Mapping[str, Any], key: str) -> Any:
 def scores(value: object) -> dict[str, Score]:
     """Components of an object `{name: number}` or `{name: {score, weight}}`; null is a component without a value."""
     found: dict[str, Score] = {}
+    if isinstance(value, list):  # `[{"name", "value"}, …]`
+        value = {str(v["name"]): v for v in value if isinstance(v, Mapping) and "name" in v}
     for name, given in mapping(value).items():
         if isinstance(given, Mapping):
             raw = next((given[k] for k in ("score", "value", "reward") if k in given), None)

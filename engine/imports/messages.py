@@ -21,16 +21,20 @@ _RESULTS = ("tool_result", "tool_call_response")
 
 def conversation(value: object) -> tuple[Message, ...]:
     """A list of messages in any of the shapes above; a bare text is one message of the user."""
-    if isinstance(value, str):
-        if value[:2] in ("[{", "[\n") and (items := listed(value)):
+    if isinstance(value, (str, bool, int, float)):
+        if isinstance(value, str) and value[:2] in ("[{", "[\n") and (items := listed(value)):
             return conversation(items)
-        return flat(value, "user")
+        return flat(text(value) or "", "user")
     if isinstance(value, Mapping):
+        value = langchain(value)
         inner = _inside(value)
         return (message(value),) if inner is None else conversation(inner)
     found: list[Message] = []
     for item in listed(value):
-        if isinstance(item, Mapping):
+        if isinstance(item, list):  # LangChain puts the messages of a call into one more list
+            found.extend(conversation(item))
+        elif isinstance(item, Mapping):
+            item = langchain(item)
             stop = item.get("finish_reason")
             if isinstance(item.get("message"), Mapping):  # a choice of a completion: its message is what was said
                 item = item["message"]
@@ -59,6 +63,9 @@ def message(data: Mapping[str, Any]) -> Message:
     if isinstance(data.get("function_call"), Mapping):
         calls += (call(data["function_call"]),)
     error = data.get("error")
+    if error is True or (data.get("status") == "error" and role in ("tool", "function")):
+        error = "the tool failed"
+    stop = data.get("finish_reason") or data.get("stop_reason")
     made = Message(
         role=ROLES.get(role, role),
         text=body,
@@ -69,9 +76,26 @@ def message(data: Mapping[str, Any]) -> Message:
         if not isinstance(data.get("function"), Mapping)
         else "",
         error=error_of(error) or errors,
+        stop=stop if isinstance(stop, str) else "",
         display=displays(data["display"]) if "display" in data else (),
     )
     return with_text_calls(made) if made.is_agent and not made.calls else made
+
+
+_LANGCHAIN = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "system": "system", "tool": "tool"}
+
+
+def langchain(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rewrite a LangChain message (serialised, dumped, or `{"type", "data"}`) as an OpenAI message."""
+    if isinstance(item.get("kwargs"), Mapping) and "lc" in item:
+        item = item["kwargs"]
+    elif isinstance(item.get("data"), Mapping) and item.get("type") in _LANGCHAIN and "content" in item["data"]:
+        item = {"type": item["type"], **item["data"]}
+    if "role" in item or item.get("type") not in _LANGCHAIN or "content" not in item:
+        return item
+    about = item.get("response_metadata")
+    stop = (about.get("finish_reason") or about.get("stop_reason")) if isinstance(about, Mapping) else None
+    return {**item, "role": _LANGCHAIN[item["type"]], "finish_reason": stop or item.get("finish_reason")}
 
 
 def displays(value: object) -> tuple[Display, ...]:
@@ -90,11 +114,12 @@ def displays(value: object) -> tuple[Display, ...]:
 
 def completion(value: object) -> tuple[Message, ...]:
     """What a policy wrote: a conversation, or text that begins with its own words."""
-    if isinstance(value, str):
-        if value[:2] == "[{" and (items := listed(value)):
+    if isinstance(value, (str, bool, int, float)):
+        if isinstance(value, str) and value[:2] == "[{" and (items := listed(value)):
             return conversation(items)
-        return flat(value, "assistant")
+        return flat(text(value) or "", "assistant")
     if isinstance(value, Mapping):
+        value = langchain(value)
         if (inner := _inside(value)) is not None:
             return conversation(inner)
         made = message(value)

@@ -139,11 +139,22 @@ def stripped_completion(value: str) -> tuple[Message, ...]:
         at, role = min(marks)
         answer = part[at + len(role) + 2 :]
         found.append(Message("assistant", own + part[:at]))
-        found.append(Message("tool" if "<tool_response>" in answer else role, answer))
+        found += _answers(answer, role)
         own = ""
     rest = own + rest
+    if (at := rest.find("\nuser\n<tool_response>")) >= 0 or (at := rest.find("\ntool\n")) >= 0:  # it ended with a call
+        _, role, answer = rest[at:].split("\n", 2)
+        found.append(Message("assistant", rest[:at]))
+        return read([*found, *_answers(answer, role)])
     found.append(Message("assistant", rest.removesuffix("\n") if found or rest != "\n" else ""))
     return read(found)
+
+
+def _answers(answer: str, role: str) -> list[Message]:
+    """Return what the policy heard in one turn: some templates repeat the role before the result of each call."""
+    if "<tool_response>" in answer:
+        return [Message("tool", each) for each in re.split(r"\n(?:user|tool)\n(?=<tool_response>)", answer)]
+    return [Message(role, answer)]
 
 
 def read(found: Iterable[Message]) -> tuple[Message, ...]:

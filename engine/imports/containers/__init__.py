@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import DumpError
-from . import json_file, json_lines, packed_lines, parquet, sqlite, zip_file, zstd_lines
+from . import csv_rows, json_file, json_lines, packed_lines, parquet, session, sqlite, zip_file, zstd_lines
 from .base import HEAD, Container
 
 CONTAINERS: tuple[Container, ...] = (
@@ -14,8 +14,10 @@ CONTAINERS: tuple[Container, ...] = (
     zip_file.ZipFile(),
     zstd_lines.ZstdLines(),
     packed_lines.GzipLines(),
+    session.SessionFile(),
     json_file.JsonFile(),
     json_lines.JsonLines(),
+    csv_rows.CsvRows(),
 )
 BY_NAME = {container.name: container for container in CONTAINERS}
 

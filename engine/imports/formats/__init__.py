@@ -5,17 +5,19 @@ from __future__ import annotations
 from ..format import Format
 from .agents import MiniSweAgent, Rllm, SweAgent
 from .atif import Atif, HarborTrials
+from .evaluations import BATCH, HARNESS, PROMPTFOO, TAU, TAU2, Pairs
 from .generic import Columns, Groups, Metrics, Table, Wrapped
 from .inspect_ai import Inspect
-from .opentelemetry import OpenTelemetry
-from .tables import AGENTLIGHTNING, AREAL, GENERIC, SKYRL, VERL, OpenEnv
+from .sessions import OpenHands, Sessions
+from .span_writers import SPANS
+from .tables import AGENTLIGHTNING, AREAL, GENERIC, OPENENV, SKYRL, VERL
 from .tinker import TinkerSummaries
 from .trainers import Art, NemoRl, Trackio, Zipped
 from .trl import TrainerState, Trl
 from .verifiers import Annotations, Episodes, Results, StreamIndex, Traces
 
 _ROWS: tuple[Format, ...] = (Trl(), VERL, SKYRL, AREAL, AGENTLIGHTNING)
-_LOOSE: tuple[Format, ...] = (Columns(), Groups(), GENERIC)
+_LOOSE: tuple[Format, ...] = (Columns(), Groups(), Pairs(), GENERIC)
 
 FORMATS: tuple[Format, ...] = (
     *_ROWS,
@@ -29,14 +31,17 @@ FORMATS: tuple[Format, ...] = (
     Atif(),
     HarborTrials(),
     Art(),
-    OpenEnv(),
+    OPENENV,
     MiniSweAgent(),
     SweAgent(),
     NemoRl(),
     Trackio(),
     Rllm(),
     TinkerSummaries(),
-    OpenTelemetry(),
+    *SPANS,
+    Sessions(),
+    OpenHands(),
+    *(TAU, TAU2, HARNESS, PROMPTFOO, BATCH),
     Table((*_ROWS, GENERIC)),
     *(Zipped(each) for each in (*_ROWS, *_LOOSE)),
     *_LOOSE,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
+
+import orjson
 
 from ..format import Format, Origin
 from ..mapped import Mapped
-from ..rollout import Item, Numbers, number, whole
+from ..rollout import Item, Numbers, Rollout, number, whole
 from .tables import GENERIC
 
 _PLURAL = ("completions", "responses", "outputs", "generations")
@@ -108,14 +112,21 @@ class Table:
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """The rows, each by the first format that knows it."""
         columns = [str(c) for c in document["columns"]]
-        for values in document["data"]:
-            if not isinstance(values, list):
-                continue
-            row = dict(zip(columns, values, strict=False))
-            for part in _verl_samples(row) or (row,):
-                found = next(((f, r) for r in (part, _lower(part)) for f in self.formats if f.detect(r, origin)), None)
-                if found is not None:
-                    yield from found[0].open(found[1], origin)
+        rows = [dict(zip(columns, v, strict=False)) for v in document["data"] if isinstance(v, list)]
+        yield from table_rows(rows, self.formats, origin)
+
+
+def table_rows(rows: list[Mapping[str, Any]], formats: Iterable[Format], origin: Origin) -> Iterable[Item]:
+    """Yield the rollouts of a table's rows, each by the first format that knows it. A table may be logged twice, at the
+    last step and when the training ends: ids made of its content show that it is the same one."""
+    digest = hashlib.blake2b(orjson.dumps(rows, default=str), digest_size=6).hexdigest()
+    for n, row in enumerate(rows, 1):
+        for part in _verl_samples(row) or (row,):
+            found = next(((f, r) for r in (part, _lower(part)) for f in formats if f.detect(r, origin)), None)
+            for item in found[0].open(found[1], origin) if found is not None else ():
+                if isinstance(item, Rollout) and not item.id and part is row:
+                    item = replace(item, id=f"{digest}-{n}", same_as_id=True)
+                yield item
 
 
 class Wrapped:

@@ -121,7 +121,7 @@ def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
         completion=said,
         id=text(sample.get("uuid")) or "",
         step=step,
-        group=f"{task}:{sample_id}",
+        group=f"{task}:{sample_id}:{run}" if (run := text(at(header, "eval.eval_id"))) else f"{task}:{sample_id}",
         prompt_id=sample_id,
         index=whole(sample.get("epoch")),
         env=task,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..format import Origin
 from ..mapped import Mapped, at
-from ..messages import conversation, error_text, stripped_completion, stripped_prompt
-from ..rollout import Item, Message, listed
+from ..messages import conversation, error_text, split, stripped_completion, stripped_prompt
+from ..rollout import Message, Rollout, listed, text
 
 _VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
 _NO_GROUP = "no group is written: rollouts of one prompt in one step are shown as one"
@@ -31,7 +30,18 @@ def _verl_output(value: object) -> tuple[Message, ...]:
     return stripped_completion(value) if isinstance(value, str) else conversation(value)
 
 
+def _whole_talk(made: Rollout, document: Mapping[str, Any]) -> Rollout:
+    """Make one rollout of the rows that verl's agent loops write for it: each holds the conversation so far."""
+    found = _VERL_UID.fullmatch(text(document.get("uid")) or "")
+    if found is None:
+        return made
+    prompt, said = split((*made.prompt, *made.completion)) if int(found[3]) else (made.prompt, made.completion)
+    id_ = made.id or f"{document.get('step')}:{made.split}:{found[1]}_{found[2]}"
+    return replace(made, prompt=prompt, completion=said, id=id_, grows=True)
+
+
 VERL = Mapped(
+    finish=_whole_talk,
     name="verl rollouts",
     needs=("input", "output", "score"),
     keys={
@@ -120,7 +130,19 @@ AGENTLIGHTNING = Mapped(
     },
 )
 
-_OPENENV = Mapped(
+
+def _failed_tools(made: Rollout, document: Mapping[str, Any]) -> Rollout:
+    """Add the errors of tools, which OpenEnv lists in the order of the answers."""
+    trace = [t for t in listed(document.get("tool_trace")) if isinstance(t, Mapping)]
+    errors = [error_text(at(t, "result.error")) for t in trace]
+    if len(errors) != sum(m.role == "tool" for m in made.completion):
+        return made
+    told = iter(errors)
+    said = (replace(m, error=next(told) or m.error) if m.role == "tool" else m for m in made.completion)
+    return replace(made, completion=tuple(said))
+
+
+OPENENV = Mapped(
     name="OpenEnv episodes",
     needs=("episode_id", "messages"),
     keys={
@@ -139,6 +161,7 @@ _OPENENV = Mapped(
         "env": ("env",),
     },
     ignored=("tool_trace", "artifacts", "done"),
+    finish=_failed_tools,
     unknown={
         "advantage": "episodes have no advantages",
         "weight": "the weights of the verifier's metrics are not written",
@@ -146,30 +169,6 @@ _OPENENV = Mapped(
         "step": "no training step is written",
     },
 )
-
-
-class OpenEnv:
-    """OpenEnv's episodes: which tools failed stands in a list of their own, in the order of their answers."""
-
-    name = _OPENENV.name
-    unknown = _OPENENV.unknown
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
-        return _OPENENV.detect(document, origin)
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout."""
-        made = _OPENENV.rollout(document, origin)
-        errors = [
-            error_text(at(t, "result.error")) for t in listed(document.get("tool_trace")) if isinstance(t, Mapping)
-        ]
-        answers = [m for m in made.completion if m.role == "tool"]
-        if len(errors) == len(answers):
-            told = iter(errors)
-            said = (replace(m, error=next(told) or m.error) if m.role == "tool" else m for m in made.completion)
-            made = replace(made, completion=tuple(said))
-        yield made
 
 
 GENERIC_KEYS: dict[str, tuple[str, ...]] = {
@@ -216,7 +215,18 @@ GENERIC_KEYS: dict[str, tuple[str, ...]] = {
     "extra": ("metadata", "info", "extra", "extra_info", "metrics"),
 }
 
+
+def _with_instruction(made: Rollout, document: Mapping[str, Any]) -> Rollout:
+    """Put an instruction before the input that it is about (Alpaca)."""
+    rule, given = document.get("instruction"), document.get("input")
+    if not (isinstance(rule, str) and isinstance(given, str) and rule and made.prompt == (Message("user", given),)):
+        return made
+    extra = {k: v for k, v in made.extra.items() if k != "instruction"}
+    return replace(made, prompt=(Message("user", f"{rule}\n\n{given}" if given else rule),), extra=extra)
+
+
 GENERIC = Mapped(
+    finish=_with_instruction,
     name="rollouts in JSON",
     keys=GENERIC_KEYS,
     prefixes=("reward_", "reward/", "rewards/", "reward.", "component."),

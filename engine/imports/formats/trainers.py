@@ -25,7 +25,9 @@ from ..rollout import (
     whole,
 )
 from ..tokens import Tokens
+from .generic import table_rows
 from .tables import GENERIC
+from .trl import Trl
 
 _NO_ADVANTAGE = "advantages are not written"
 
@@ -94,6 +96,7 @@ class Art:
             components={k: Score(number(v)) for k, v in metrics.items() if not isinstance(v, bool)},
             answer=text(about.get("answer")),
             expected=text(about.get("expected")),
+            stop=next((m.stop for m in reversed(said) if m.stop), ""),
             error=error_text(whole_.get("exception")) or error_text(metrics.get("error")) or _errors(document),
             policy_version=first if first == last else None,
             extra={
@@ -225,6 +228,13 @@ class Trackio:
             yield replace(made, env=run or made.env, group=f"{run}:{group}" if several_runs else made.group)
         elif table == "metrics" and step is not None:
             values = mapping(row.get("metrics")) if not exported else {k: v for k, v in row.items() if k != "step"}
+            for value in map(mapping, values.values()):
+                if value.get("_type") == "trackio.table":  # TRL's completions
+                    rows = [r for r in listed(value.get("_value")) if isinstance(r, Mapping)]
+                    names = frozenset(
+                        n.split("/")[1] for n in values if n.startswith("rewards/") and n.endswith("/mean")
+                    )
+                    yield from table_rows(rows, (Trl(names), GENERIC), origin)
             prefix = f"{run}/" if several_runs else ""
             yield Numbers(step, {f"{prefix}{k}": n for k, v in values.items() if (n := number(v)) is not None})
 
@@ -262,9 +272,7 @@ def _is_art_group(document: Mapping[str, Any]) -> bool:
 
 
 def _choice(entry: Any) -> Any:
-    """A message, or the message of a choice."""
-    if isinstance(entry, Mapping) and isinstance(entry.get("message"), Mapping):
-        return entry["message"]
+    """Return a message with its calls parsed; a choice keeps its finish reason."""
     if isinstance(entry, Mapping) and isinstance(entry.get("tool_calls"), str):
         return {**entry, "tool_calls": parsed(entry["tool_calls"])}
     return entry

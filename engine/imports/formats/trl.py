@@ -72,6 +72,9 @@ class Trl:
         "steps": "with logging_steps above 1 only the last batch before each log is written",
     }
 
+    def __init__(self, functions: frozenset[str] = frozenset()) -> None:
+        self._functions = functions
+
     def detect(self, document: Any, origin: Origin) -> bool:
         """By its columns."""
         if not _TABLE.detect(document, origin) or any(isinstance(document[k], Mapping) for k in _TABLE.needs):
@@ -81,7 +84,7 @@ class Trl:
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """One rollout a row."""
         made = _TABLE.rollout(document, origin)
-        functions = _functions(origin)
+        functions = self._functions or _functions(origin)
         components = dict(made.components)
         for name in functions & document.keys():  # a function that returned None for all rows is no number
             components.setdefault(name, Score(number(document[name])))

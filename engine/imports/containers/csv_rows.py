@@ -1,0 +1,106 @@
+"""Rows of a CSV or TSV file whose first row names the columns. A row may extend over several lines."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ..errors import DumpError
+from .base import MARK, MAX_DOCUMENT, Found
+
+csv.field_size_limit(MAX_DOCUMENT)
+_NAME = re.compile(r"[\w ./:()\[\]-]{1,80}")
+_COLUMNS = re.compile(
+    r"(?i)\b(prompts?|completions?|responses?|outputs?|generations?|messages|conversations?|questions?|instructions?"
+    r"|input|query|chosen|rejected|rewards?|scores?|answers?|generated_text|prediction)\b"
+)
+"""Names of columns that a table of rollouts has. Any other text with commas is no table."""
+
+
+class Row(dict[str, Any]):
+    """A row of texts. Formats read numbers from it where a column is nothing else."""
+
+
+class CsvRows:
+    """`.csv` and `.tsv` of any name."""
+
+    name = "csv"
+
+    def detect(self, head: bytes) -> bool:
+        """Return whether the first row names columns of rollouts, and a second row follows."""
+        if b"\0" in head[:1024]:
+            return False
+        first, newline, rest = head.removeprefix(MARK).partition(b"\n")
+        names = _split(first.decode("utf-8", "replace"))
+        return (
+            bool(newline and rest.strip())
+            and len(names) > 1
+            and all(map(_NAME.fullmatch, names))
+            and any(map(_COLUMNS.search, names))
+        )
+
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+        """Yield the rows behind a byte."""
+        header, begin, delimiter = _header(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+        at = max(after, begin)
+        with open(path, "rb") as file:
+            file.seek(at)
+            taken = 0
+
+            def lines() -> Iterator[str]:
+                nonlocal taken
+                for data in file:
+                    taken += len(data)
+                    yield data.decode("utf-8", "replace")
+
+            try:
+                for values in csv.reader(lines(), delimiter=delimiter):
+                    length, taken = taken, 0
+                    line += 1
+                    if len(values) == len(header):
+                        yield Found(at, length, line + 1, at + length, _row(header, values))
+                    elif values:
+                        problem = f"the row has {len(values)} columns, the first row {len(header)}"
+                        yield Found(at, length, line + 1, at + length, problem=problem)
+                    at += length
+            except csv.Error as error:
+                raise DumpError(f"{path}, row {line + 2}: {error}") from None
+
+    def read(self, path: Path, offset: int, length: int) -> Any:
+        """Return the row at a byte."""
+        header, _, delimiter = _header(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(length).decode("utf-8", "replace")
+        values = next(csv.reader(StringIO(data, newline=""), delimiter=delimiter), [])
+        if len(values) != len(header):
+            raise DumpError(f"{path} has changed since it was indexed")
+        return _row(header, values)
+
+    def end(self, path: Path) -> int:
+        """Return the size of the file."""
+        return os.stat(path).st_size
+
+
+def _row(header: tuple[str, ...], values: list[str]) -> Row:
+    """Return a row; a cell without text is null."""
+    return Row((name, value or None) for name, value in zip(header, values, strict=True))
+
+
+def _split(line: str) -> list[str]:
+    delimiter = "\t" if "\t" in line else ","
+    return [name.strip() for name in next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter), [])]
+
+
+@lru_cache(maxsize=16)
+def _header(path: Path, _size: int, _changed: int) -> tuple[tuple[str, ...], int, str]:
+    with open(path, "rb") as file:
+        first = file.readline()
+    line = first.removeprefix(MARK).decode("utf-8", "replace")
+    return tuple(_split(line)), len(first), "\t" if "\t" in line else ","

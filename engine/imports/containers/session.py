@@ -1,0 +1,118 @@
+"""A file that is one session: lines of a coding agent's log, or a list of messages or events in one JSON document.
+
+The document is `{"session": [entries]}`. A session grows while the agent works, so it is read again as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import DumpError
+from .base import MAX_DOCUMENT, Found, loads
+from .json_file import items_of
+
+MAX_BYTES = 256 << 20
+_LIST = ("role", "source", "kind", "type")
+_SHOWN = 32
+
+
+class SessionFile:
+    """Logs of Claude Code and Codex, and lists of messages."""
+
+    name = "session"
+
+    def detect(self, head: bytes) -> bool:
+        """Return whether the first entries are those of a session."""
+        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+        if start[:1] == b"[":
+            first = start[1:].lstrip()[:4096]
+            return first[:1] == b"{" and any(b'"%s"' % key.encode() in first for key in _LIST) and _is_list(start)
+        entries = []
+        for line in start.split(b"\n")[:_SHOWN]:
+            try:
+                entries.append(loads(line))
+            except ValueError:
+                break
+        return is_session(entries)
+
+    def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
+        """Yield the session, behind a problem for each line that cannot be read."""
+        size = os.stat(path).st_size
+        if after >= size:
+            return
+        entries, problems = _entries(path, size, os.stat(path).st_mtime_ns)
+        for number, problem in problems:
+            yield Found(0, 0, number, 0, problem=problem)
+        yield Found(0, size, 1, size, {"session": list(entries)})
+
+    def read(self, path: Path, offset: int, length: int) -> Any:
+        """Return the session."""
+        stat = os.stat(path)
+        return {"session": list(_entries(path, stat.st_size, stat.st_mtime_ns)[0])}
+
+    def end(self, path: Path) -> int:
+        """Return the size of the file."""
+        return os.stat(path).st_size
+
+
+def is_session(entries: list[Any]) -> bool:
+    """Return whether these are the first entries of a coding agent's log."""
+    known = [e for e in entries if isinstance(e, Mapping)]
+    if not known or any("messages" in e or "completion" in e for e in known):
+        return False
+    claude = any("type" in e and ("sessionId" in e or "leafUuid" in e) for e in known)
+    codex = known[0].get("type") == "session_meta" or (
+        "instructions" in known[0] and "timestamp" in known[0] and "id" in known[0]
+    )
+    return claude or codex
+
+
+def _is_list(start: bytes) -> bool:
+    """Return whether a list holds the messages or events of one conversation."""
+    begun = start[1:].lstrip()
+    for end in [i + 1 for i, c in enumerate(begun[:65536]) if c == 0x7D]:
+        try:
+            first = loads(begun[:end])
+        except ValueError:
+            continue
+        return is_entry(first)
+    return False
+
+
+def is_entry(item: Any) -> bool:
+    """Return whether an item of a list is a message, or an event of OpenHands."""
+    if not isinstance(item, Mapping):
+        return False
+    if isinstance(item.get("role"), str):
+        return "content" in item or "tool_calls" in item
+    event = isinstance(item.get("source"), str) and ("action" in item or "observation" in item or "kind" in item)
+    return event or (item.get("from") in ("human", "gpt", "system") and "value" in item)
+
+
+@lru_cache(maxsize=4)
+def _entries(path: Path, size: int, _changed: int) -> tuple[tuple[Any, ...], tuple[tuple[int, str], ...]]:
+    if size > MAX_BYTES:
+        raise DumpError(f"{path}: a session of {size >> 20} MiB; up to {MAX_BYTES >> 20} MiB are read")
+    data = path.read_bytes()
+    if data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
+        try:
+            return items_of(data), ()
+        except ValueError as error:
+            raise DumpError(f"{path}: {error}") from None
+    found, problems = [], []
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            if len(line) > MAX_DOCUMENT:
+                raise ValueError(f"the line has more than {MAX_DOCUMENT >> 20} MiB")
+            found.append(loads(line))
+        except ValueError as error:
+            if number < len(lines):  # the last line is still being written
+                problems.append((number, str(error)))
+    return tuple(found), tuple(problems)

@@ -1,0 +1,238 @@
+"""Results of evaluations, outputs of batches, and preference pairs: tables of keys, and what no key can express."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..format import Origin
+from ..mapped import Mapped, at, plain
+from ..messages import completion, conversation, error_text
+from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, summed, text
+from .tables import GENERIC
+
+_EVALUATION = {
+    "advantage": "evaluations have no advantages",
+    "step": "an evaluation has no training step",
+    "weight": "weights are not written",
+}
+
+
+def _call_ids(messages: object) -> tuple[Message, ...]:
+    """Read tau2's messages: a tool's message has the id of the call that it answers."""
+    items = [m for m in listed(messages) if isinstance(m, Mapping)]
+    return conversation([{**m, "tool_call_id": m.get("id")} if m.get("role") == "tool" else m for m in items])
+
+
+TAU = Mapped(
+    name="tau-bench results",
+    needs=("task_id", "reward", "traj"),
+    keys={
+        "messages": ("traj",),
+        "prompt_id": ("task_id",),
+        "group": ("task_id",),
+        "index": ("trial",),
+        "reward": ("reward",),
+        "error": ("info.error",),
+        "task": ("info.task",),
+        "extra": ("info.reward_info.info",),
+    },
+    ignored=("info",),
+    split="eval",
+    unknown={**_EVALUATION, "components": "one reward, no components", "tokens": "token ids are not written"},
+)
+
+TAU2 = Mapped(
+    name="tau2-bench simulations",
+    rows=("simulations",),
+    needs=("task_id", "termination_reason", "messages"),
+    keys={
+        "id": ("id",),
+        "messages": ("messages",),
+        "prompt_id": ("task_id",),
+        "group": ("task_id",),
+        "index": ("trial",),
+        "reward": ("reward_info.reward",),
+        "components": ("reward_info.reward_breakdown",),
+        "stop": ("termination_reason",),
+        "seconds": ("duration",),
+        "env": ("^.info.environment_info.domain_name",),
+        "model": ("^.info.agent_info.llm",),
+    },
+    ignored=("reward_info", "start_time", "end_time", "timestamp"),
+    read_prompt=_call_ids,
+    split="eval",
+    unknown={**_EVALUATION, "weight": "the reward is the product of its components, which have no weights"},
+)
+
+
+def _of_harness(made: Rollout, document: Mapping[str, Any]) -> Rollout:
+    """Add the metrics that lm-eval-harness computed with one filter. Choices that were scored by likelihood are no
+    answer of the model."""
+    answers = [r for each in listed(document["resps"]) for r in (each if isinstance(each, list) else [each])]
+    wrote = [r for r in answers if isinstance(r, str)]
+    filter_ = text(document.get("filter")) or "none"
+    names = [str(n) for n in listed(document.get("metrics"))] or [
+        k for k, v in document.items() if k not in _HARNESS and number(v) is not None
+    ]
+    given = {n: Score(number(document.get(n))) for n in names}
+    components = given if filter_ == "none" else {f"{n},{filter_}": s for n, s in given.items()}
+    verdict = next((given[n].value for n in ("exact_match", "acc") if n in given), None)
+    extra = {k: v for k, v in made.extra.items() if k not in names}
+    prompt = made.prompt or conversation(next((a[0] for a in listed(document["arguments"]) if listed(a)), None))
+    return replace(
+        made,
+        prompt=prompt,
+        completion=tuple(m for r in wrote[:1] for m in completion(r)),
+        answer=text(next((r for r in listed(document.get("filtered_resps")) if isinstance(r, str)), None)),
+        components=components,
+        correct=bool(verdict) if verdict in (0, 1) else None,
+        extra={**extra, **({"responses": len(wrote)} if len(wrote) > 1 else {})},
+        same_as_id=True,
+    )
+
+
+_HARNESS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "doc_hash", "prompt_hash", "target_hash")
+HARNESS = Mapped(
+    name="lm-eval-harness samples",
+    needs=("doc_id", "arguments", "resps"),
+    keys={
+        "id": ("doc_hash",),
+        "prompt_id": ("doc_id",),
+        "group": ("doc_id",),
+        "prompt": ("arguments.gen_args_0.arg_0",),
+        "expected": ("target",),
+        "task": ("doc",),
+    },
+    ignored=(*_HARNESS, "filter", "metrics"),
+    finish=_of_harness,
+    split="eval",
+    unknown={**_EVALUATION, "reward": "metrics are written, and no total", "error": "errors are not written"},
+)
+
+
+def _of_promptfoo(made: Rollout, document: Mapping[str, Any]) -> Rollout:
+    """Keep an error only where the call failed: promptfoo writes the reason of a failed assertion there, too."""
+    failed = document.get("failureReason") != 1 and made.error
+    seconds = number(document.get("latencyMs"))
+    extra = made.extra if failed or not made.error else {**made.extra, "reason": made.error[:400]}
+    return replace(made, error=failed or None, seconds=(seconds or 0.0) / 1000, extra=extra)
+
+
+PROMPTFOO = Mapped(
+    name="promptfoo results",
+    rows=("results.results", "results"),
+    needs=("promptIdx", "testIdx", "success"),
+    keys={
+        "id": ("id",),
+        "prompt": ("prompt.raw",),
+        "completion": ("response.output",),
+        "reward": ("score",),
+        "components": ("namedScores",),
+        "correct": ("success",),
+        "error": ("error", "response.error"),
+        "model": ("provider.id",),
+        "group": ("testIdx",),
+        "prompt_id": ("testIdx",),
+        "index": ("promptIdx",),
+        "stop": ("response.finishReason",),
+        "token_count": ("response.tokenUsage.total",),
+        "extra": ("vars", "metadata"),
+    },
+    ignored=("testCase", "gradingResult", "promptId", "tokenUsage", "latencyMs", "failureReason", "evalId"),
+    finish=_of_promptfoo,
+    split="eval",
+    unknown=_EVALUATION,
+)
+
+
+def _of_batch(made: Rollout, document: Mapping[str, Any]) -> Rollout:
+    """Add the error of a request that a batch did not answer."""
+    kind = text(at(document, "result.type")) or "succeeded"
+    why = next((e for p in ("result.error.error", "result.error", "error") if (e := error_text(at(document, p)))), None)
+    why = why or error_text(at(document, "response.body.error"))
+    usage = mapping(at(document, "result.message.usage"))
+    tokens = summed([usage.get(k) for k in ("input_tokens", "output_tokens")])
+    return replace(
+        made,
+        error=why or (None if kind == "succeeded" else kind),
+        token_count=tokens if made.token_count is None else made.token_count,
+        split=made.split or "eval",
+    )
+
+
+BATCH = Mapped(
+    name="outputs of a batch",
+    needs=("custom_id",),
+    keys={
+        "id": ("custom_id",),
+        "completion": ("result.message", "response.body"),
+        "stop": ("result.message.stop_reason", "response.body.incomplete_details.reason"),
+        "model": ("result.message.model", "response.body.model"),
+        "token_count": ("response.body.usage.total_tokens",),
+    },
+    ignored=("id", "result", "response", "error"),
+    finish=_of_batch,
+    unknown={
+        "prompt": "the output of a batch does not repeat the request",
+        "reward": "a batch has no rewards",
+        "advantage": "a batch has no advantages",
+        "step": "a batch has no training step",
+        "group": "no group is written",
+    },
+)
+
+
+class Pairs:
+    """Pairs of a preferred and a rejected answer (DPO): two rollouts of one group."""
+
+    name = "preference pairs"
+    unknown: Mapping[str, str] = {
+        "reward": "pairs name the better answer; most give it no reward",
+        "advantage": "pairs have no advantages",
+        "step": "pairs have no training step",
+        "group": "each pair is shown as a group",
+    }
+    _SIDES = ("chosen", "rejected")
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """Return whether a document has both answers."""
+        return isinstance(document, Mapping) and all(document.get(side) is not None for side in self._SIDES)
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """Yield the preferred answer, then the rejected one."""
+        sides = {k: v for k, v in document.items() if any(side in k for side in self._SIDES)}
+        made = GENERIC.rollout({**{k: v for k, v in document.items() if k not in sides}, "completion": ""}, origin)
+        talks = [_dialogue(document[side]) for side in self._SIDES]
+        shared = len(made.prompt) if all(t[: len(made.prompt)] == made.prompt for t in talks) else 0
+        if not made.prompt:  # both answers repeat it
+            pairs = enumerate(zip(*(t[:-1] for t in talks), strict=False))
+            shared = next((i for i, (one, other) in pairs if one != other), min(len(t) - 1 for t in talks))
+        prompt = made.prompt or talks[0][:shared]
+        for index, (side, said) in enumerate(zip(self._SIDES, talks, strict=True)):
+            own = {k: v for k, v in sides.items() if side in k and k != side}
+            value = next((n for k, v in own.items() if _SCORE.search(k) and (n := number(v)) is not None), None)
+            yield replace(
+                made,
+                prompt=prompt,
+                completion=said[shared:],
+                index=index,
+                reward=value,
+                model=next((text(v) or "" for k, v in own.items() if "model" in k), made.model),
+                extra={**made.extra, **plain(own), "pair": side},
+            )
+
+
+_SCORE = re.compile("score|reward|rating")
+_HH = re.compile(r"\n\n(Human|Assistant):")
+
+
+def _dialogue(value: object) -> tuple[Message, ...]:
+    """Return an answer, or the whole conversation with it, also as text with `Human:` and `Assistant:`."""
+    if not isinstance(value, str) or not _HH.match(value):
+        return completion(value)
+    _, *parts = _HH.split(value)
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return tuple(Message("user" if who == "Human" else "assistant", said.strip()) for who, said in pairs)

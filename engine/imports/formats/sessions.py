@@ -1,0 +1,300 @@
+"""Sessions of agents: Claude Code, Codex, OpenHands, and a bare list of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..containers.session import is_entry, is_session
+from ..format import Origin
+from ..mapped import at, plain
+from ..messages import conversation, split
+from ..rollout import Item, Message, Rollout, listed, mapping, number, parsed, summed, text, whole
+
+_UNKNOWN = {
+    "reward": "the session holds no reward",
+    "advantage": "the session holds no advantages",
+    "step": "the session names no training step",
+    "group": "no group is written: sessions with one prompt are shown as one",
+}
+_ITEMS = ("message", "reasoning")
+Entries = list[Mapping[str, Any]]
+
+
+class Sessions:
+    """A file that is one session (`containers/session.py`)."""
+
+    name = "agent session"
+    unknown: Mapping[str, str] = _UNKNOWN
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """Return whether the document is a session of a kind that is known."""
+        entries = document.get("session") if isinstance(document, Mapping) else None
+        return isinstance(entries, list) and (is_session(entries[:32]) or (bool(entries) and is_entry(entries[0])))
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """Yield the rollouts of a session: one, or one more for each subagent."""
+        entries: Entries = [e for e in document["session"] if isinstance(e, Mapping)]
+        first = entries[0]
+        if "source" in first and "role" not in first:
+            prompt, said = split(conversation(openhands_messages(entries)))
+            found = [Rollout(prompt=prompt, completion=said, env="OpenHands")]
+        elif any("sessionId" in e or "leafUuid" in e for e in entries[:32]):
+            found = list(_claude(entries))
+        elif is_entry(first):
+            prompt, said = split(conversation(entries))
+            found = [Rollout(prompt=prompt, completion=said)]
+        else:
+            found = [_codex(entries)]
+        for made in found:
+            stop = made.stop or next((m.stop for m in reversed(made.completion) if m.stop), "")
+            yield replace(made, id=made.id or origin.relative, grows=True, stop=stop, split=origin.split)
+
+
+class OpenHands:
+    """Lines of OpenHands' evaluations (`output.jsonl`), with the events of versions 0 and 1."""
+
+    name = "OpenHands outputs"
+    unknown: Mapping[str, str] = {**_UNKNOWN, "reward": "OpenHands writes test results, and no reward"}
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """Return whether the document has the keys of an output."""
+        return isinstance(document, Mapping) and "instance_id" in document and isinstance(document.get("history"), list)
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """Yield one rollout."""
+        events = [e for e in _flat(document["history"]) if isinstance(e, Mapping)]
+        asked, said = split(conversation(openhands_messages(events)))
+        if not any(m.role == "user" for m in asked) and (instruction := text(document.get("instruction"))):
+            asked = (*asked, Message("user", instruction))
+        resolved = at(document, "test_result.report.resolved")
+        metrics = mapping(document.get("metrics"))
+        usage = mapping(metrics.get("accumulated_token_usage"))
+        finish = next((e for e in reversed(events) if e.get("action") == "finish"), {})
+        yield Rollout(
+            prompt=asked,
+            completion=said,
+            id=f"{text(document['instance_id'])}:{text(document.get('attempt')) or 1}"
+            if "attempt" in document
+            else text(document["instance_id"]) or "",
+            prompt_id=text(document["instance_id"]) or "",
+            env=text(at(document, "metadata.dataset")) or "OpenHands",
+            agent=text(at(document, "metadata.agent_class")) or "",
+            model=text(at(document, "metadata.llm_config.model")) or text(at(document, "metadata.llm.model")) or "",
+            split="eval",
+            answer=text(at(finish, "args.final_thought")) or text(at(document, "test_result.git_patch")) or None,
+            correct=resolved if isinstance(resolved, bool) else None,
+            stop="finish" if finish else "",
+            error=text(document.get("error")),
+            token_count=summed([usage.get(k) for k in ("prompt_tokens", "completion_tokens")]),
+            extra=plain({"cost": metrics.get("accumulated_cost"), "report": at(document, "test_result.report")}),
+        )
+
+
+def _flat(history: list[Any]) -> list[Any]:
+    """Return events; older outputs hold pairs of an action and its observation."""
+    return [event for each in history for event in (each if isinstance(each, list) else [each])]
+
+
+# --------------------------------------------------------------------------------------------------------- Claude Code
+
+
+def _claude(entries: Entries) -> Iterable[Rollout]:
+    """Read a session of Claude Code. Entries form a tree: the branch of the last entry is shown. A subagent that is
+    logged in the same file (`isSidechain`) is a rollout of its own."""
+    main = [e for e in entries if not e.get("isSidechain")]
+    roots: dict[str, Entries] = {}
+    of: dict[str, str] = {}
+    for entry in entries:
+        if entry.get("isSidechain") and entry.get("uuid"):
+            own = str(entry["uuid"])
+            of[own] = of.get(str(entry.get("parentUuid")), own)
+            roots.setdefault(of[own], []).append(entry)
+    parts = [("", _branch(main))]
+    parts += [(f"agent-{text(side[0].get('agentId')) or i}", side) for i, side in enumerate(roots.values(), 1)]
+    session = next((str(e["sessionId"]) for e in entries if e.get("sessionId")), "")
+    about = next((e for e in entries if e.get("cwd")), {})
+    for agent, branch in parts:
+        if not any(e.get("type") in ("user", "assistant") for e in branch):
+            continue
+        prompt, said = split(conversation(_claude_messages(branch)))
+        answers = [mapping(e.get("message")) for e in branch if e.get("type") == "assistant"]
+        usage = mapping(answers[-1].get("usage")) if answers else {}
+        keys = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+        yield Rollout(
+            prompt=prompt,
+            completion=said,
+            id=f"{session}:{agent}" if agent and session else session,
+            env="Claude Code",
+            agent=agent,
+            model=next((m for a in answers if (m := text(a.get("model"))) and m != "<synthetic>"), ""),
+            token_count=summed([usage[k] for k in keys if k in usage]),
+            extra=plain({k: about.get(k) for k in ("cwd", "version", "gitBranch")}),
+        )
+
+
+def _branch(entries: Entries) -> Entries:
+    """Return the entries on the way from the root to the last entry, with the results of their calls: results of
+    parallel calls are siblings in the tree."""
+    by_id = {str(e["uuid"]): e for e in entries if e.get("uuid")}
+    spoken = [e for e in entries if e.get("uuid") and e.get("type") in ("user", "assistant")]
+    if not spoken:
+        return entries
+    chain: set[str] = set()
+    current: Mapping[str, Any] | None = spoken[-1]
+    while current is not None and str(current["uuid"]) not in chain:
+        chain.add(str(current["uuid"]))
+        current = by_id.get(str(current.get("parentUuid") or current.get("logicalParentUuid")))
+    answers = {mapping(by_id[u].get("message")).get("id") for u in chain if by_id[u].get("type") == "assistant"} - {
+        None
+    }
+    kept = [e for e in entries if str(e.get("uuid")) in chain or mapping(e.get("message")).get("id") in answers]
+    calls = {p.get("id") for e in kept for p in _parts(e) if p.get("type") == "tool_use"}
+    results = {
+        id(e)
+        for e in entries
+        if any(p.get("type") == "tool_result" and p.get("tool_use_id") in calls for p in _parts(e))
+    }
+    shown = {id(e) for e in kept} | results
+    return [e for e in entries if id(e) in shown]
+
+
+def _parts(entry: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [p for p in listed(mapping(entry.get("message")).get("content")) if isinstance(p, Mapping)]
+
+
+def _claude_messages(entries: Entries) -> Entries:
+    """Return the messages. One answer is logged as an entry for each of its parts; its id joins them."""
+    found: list[dict[str, Any]] = []
+    for entry in entries:
+        said = mapping(entry.get("message"))
+        if entry.get("type") not in ("user", "assistant") or not said or entry.get("isApiErrorMessage"):
+            continue
+        id_ = said.get("id")
+        same = next((m for m in reversed(found) if id_ and m.get("id") == id_), None)
+        if same is not None and isinstance(said.get("content"), list) and isinstance(same["content"], list):
+            same["content"] = [*same["content"], *said["content"]]
+            same["stop_reason"] = said.get("stop_reason") or same.get("stop_reason")
+        else:
+            found.append({"role": entry["type"], **said})
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- Codex
+
+
+def _codex(entries: Entries) -> Rollout:
+    """Read a session of Codex: items of Responses, each in an entry with a type (without one in older versions)."""
+    wrapped = entries[0].get("type") == "session_meta"
+    about = mapping(entries[0].get("payload")) if wrapped else entries[0]
+    items = [mapping(e.get("payload")) for e in entries if e.get("type") == "response_item"] if wrapped else entries[1:]
+    kept = [i for i in items if (kind := str(i.get("type"))) in _ITEMS or kind.endswith(("_call", "_call_output"))]
+    rules = text(at(about, "base_instructions.text")) or text(about.get("instructions"))
+    asked: Entries = [{"role": "system", "content": rules}] if rules else []
+    prompt, said = split(conversation([*asked, *map(_codex_item, kept)]))
+    events = [mapping(e.get("payload")) for e in entries if e.get("type") == "event_msg"]
+    usage = [at(e, "info.total_token_usage.total_tokens") for e in events if e.get("type") == "token_count"]
+    turns = [mapping(e.get("payload")) for e in entries if e.get("type") == "turn_context"]
+    return Rollout(
+        prompt=prompt,
+        completion=said,
+        id=text(about.get("id")) or "",
+        env="Codex",
+        model=next((m for t in reversed(turns) if (m := text(t.get("model")))), ""),
+        stop="aborted" if any(e.get("type") == "turn_aborted" for e in events[-2:]) else "",
+        token_count=next((n for u in reversed(usage) if (n := whole(u)) is not None), None),
+        extra=plain({k: about.get(k) for k in ("cwd", "cli_version", "originator")}),
+    )
+
+
+def _codex_item(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an item; the output of a command may be JSON text with its exit code."""
+    given = item.get("output")
+    inner = parsed(given) if isinstance(given, str) and given[:1] == "{" else given
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("output", inner.get("content")), str):
+        return item
+    code = number(at(inner, "metadata.exit_code"))
+    failed = f"exit code {code:g}" if code else "the tool failed" if inner.get("success") is False else None
+    return {**item, "output": inner.get("output", inner.get("content")), "error": failed}
+
+
+# ----------------------------------------------------------------------------------------------------------- OpenHands
+
+_SILENT = ("agent_state_changed", "change_agent_state", "null", "recall", "condensation", "condensation_request")
+_META = ("thought", "confirmation_state", "security_risk", "hidden", "is_confirmed", "blocking", "timeout")
+
+
+def openhands_messages(events: Entries) -> Entries:
+    """Return the messages of OpenHands' events. Calls of one answer share its id."""
+    found: list[dict[str, Any]] = []
+    for event in events:
+        made, answer = _sdk_event(event) if isinstance(event.get("kind"), str) else _event(event)
+        if made is None:
+            continue
+        last = found[-1] if found else {}
+        if answer and last.get("answer") == answer:
+            last["tool_calls"] = [*last.get("tool_calls", ()), *made.get("tool_calls", ())]
+            last["content"] = last.get("content") or made.get("content")
+        elif answer and (earlier := next((m for m in found if m.get("answer") == answer), None)) is not None:
+            earlier["tool_calls"] = [*earlier.get("tool_calls", ()), *made.get("tool_calls", ())]
+        else:
+            found.append({**made, "answer": answer})
+    return [{k: v for k, v in m.items() if k != "answer"} for m in found]
+
+
+def _event(event: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """Return the message of an event of version 0, and the id of the model's answer."""
+    args, tool = mapping(event.get("args")), mapping(event.get("tool_call_metadata"))
+    call_id = text(tool.get("tool_call_id"))
+    action, observation = event.get("action"), event.get("observation")
+    if observation is not None:
+        if observation in _SILENT:
+            return None, ""
+        extras = mapping(event.get("extras"))
+        code = number(at(extras, "metadata.exit_code") if "metadata" in extras else extras.get("exit_code"))
+        failed = "the tool failed" if observation == "error" or extras.get("error") is True else None
+        failed = failed or (f"exit code {code:g}" if code not in (None, 0, -1) else None)
+        id_ = call_id or f"event-{text(event.get('cause'))}"
+        return {"role": "tool", "content": text(event.get("content")) or "", "tool_call_id": id_, "error": failed}, ""
+    if action is None or action in _SILENT:
+        return None, ""
+    content = text(args.get("content")) or ""
+    if action == "system":
+        return {"role": "system", "content": content}, ""
+    if event.get("source") == "user":
+        return {"role": "user", "content": content}, ""
+    if action == "message":
+        return {"role": "assistant", "content": content}, ""
+    answer = mapping(tool.get("model_response"))
+    said = mapping(at(next(iter(listed(answer.get("choices"))), {}), "message"))
+    name = text(tool.get("function_name")) or str(action)
+    given = next((c for c in map(mapping, listed(said.get("tool_calls"))) if c.get("id") == call_id), None)
+    call = given or {"id": call_id or f"event-{text(event.get('id'))}", "name": name}
+    if given is None:
+        call = {**call, "arguments": {k: v for k, v in args.items() if k not in _META}}
+    words = text(said.get("content")) if said else text(args.get("thought"))
+    return {"role": "assistant", "content": words or "", "tool_calls": [call]}, text(answer.get("id")) or ""
+
+
+def _sdk_event(event: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """Return the message of an event of the SDK (version 1), and the id of the model's answer."""
+    match event["kind"]:
+        case "SystemPromptEvent":
+            return {"role": "system", "content": at(event, "system_prompt.text")}, ""
+        case "MessageEvent":
+            said = mapping(event.get("llm_message"))
+            return {**said, "role": said.get("role") or event.get("source")}, text(event.get("llm_response_id")) or ""
+        case "ActionEvent":
+            call = {"id": event.get("tool_call_id"), "name": event.get("tool_name")}
+            given = mapping(event.get("tool_call"))
+            call["arguments"] = given.get("arguments", at(given, "function.arguments"))
+            made = {"role": "assistant", "content": event.get("thought"), "tool_calls": [call]}
+            made["reasoning_content"] = event.get("reasoning_content")
+            return made, text(event.get("llm_response_id")) or ""
+        case "ObservationEvent" | "AgentErrorEvent" | "UserRejectObservation":
+            seen = mapping(event.get("observation"))
+            failed = text(event.get("error")) or ("the tool failed" if seen.get("is_error") is True else None)
+            content = seen.get("content", seen.get("output", event.get("error", event.get("rejection_reason"))))
+            return {"role": "tool", "content": content, "tool_call_id": event.get("tool_call_id"), "error": failed}, ""
+    return None, ""

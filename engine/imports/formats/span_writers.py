@@ -1,0 +1,233 @@
+"""Spans of each writer of traces, as `spans.Span`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..mapped import scores
+from ..rollout import Score, listed, mapping, number, parsed, text, whole
+from .spans import Span, Spans, read_json
+
+
+def otlp(document: Mapping[str, Any]) -> list[Span] | None:
+    """Read OTLP JSON, one export request a line."""
+    if not isinstance(document.get("resourceSpans"), list):
+        return None
+    found = []
+    for resource in document["resourceSpans"]:
+        for scope in listed(mapping(resource).get("scopeSpans")):
+            for span in listed(mapping(scope).get("spans")):
+                if isinstance(span, Mapping):
+                    events = [
+                        (str(e.get("name")), _typed(e)) for e in listed(span.get("events")) if isinstance(e, dict)
+                    ]
+                    about = {"parent_id": span.get("parentSpanId"), "start_time": span.get("startTimeUnixNano")}
+                    found.append(_otel(span, str(span.get("traceId")), _typed(span), events, about))
+    return found
+
+
+def console(document: Mapping[str, Any]) -> list[Span] | None:
+    """Read a span that `ConsoleSpanExporter` printed (`ReadableSpan.to_json`)."""
+    context = document.get("context")
+    if not isinstance(context, Mapping) or "trace_id" not in context or "attributes" not in document:
+        return None
+    events = [
+        (str(e.get("name")), mapping(e.get("attributes")))
+        for e in listed(document.get("events"))
+        if isinstance(e, dict)
+    ]
+    return [_otel(document, str(context["trace_id"]), mapping(document["attributes"]), events, document)]
+
+
+def phoenix(document: Mapping[str, Any]) -> list[Span] | None:
+    """Read a row of Phoenix's table of spans: attributes are columns `attributes.…`."""
+    if "context.trace_id" not in document:
+        return None
+    own = {
+        k.removeprefix("attributes."): v for k, v in document.items() if k.startswith("attributes.") and v is not None
+    }
+    status = {"code": document.get("status_code"), "message": document.get("status_message")}
+    events = [
+        (str(e.get("name")), mapping(e.get("attributes", e)))
+        for e in listed(document.get("events"))
+        if isinstance(e, dict)
+    ]
+    about = {**document, "status": status}
+    return [_otel(about, str(document["context.trace_id"]), own, events, about)]
+
+
+def _otel(span: Mapping[str, Any], trace: str, attributes: Mapping[str, Any]) -> Span:
+    status = mapping(span.get("status"))
+    failed = status.get("code", status.get("status_code")) in (2, "STATUS_CODE_ERROR", "ERROR")
+    why = text(status.get("message", status.get("description"))) or text(attributes.get("error.type")) or "error"
+    kind = str(attributes.get("openinference.span.kind") or span.get("span_kind") or "").lower()
+    return Span(
+        trace=trace,
+        start=_time(span.get("start_time")),
+        is_root=not span.get("parent_id"),
+        name=text(span.get("name")) or "",
+        kind=kind if kind in ("llm", "tool") else "",
+        attributes=attributes,
+        events=[
+            (str(mapping(e).get("name")), mapping(mapping(e).get("attributes"))) for e in listed(span.get("events"))
+        ],
+        asked=attributes.get("input.value"),
+        said=attributes.get("output.value"),
+        error=why if failed else None,
+        model=text(attributes.get("llm.model_name")) or "",
+        tokens=whole(attributes.get("llm.token_count.total")),
+    )
+
+
+def mlflow(document: Mapping[str, Any]) -> list[Span] | None:
+    """Read a trace of MLflow, of version 2 or 3 (`Trace.to_dict`)."""
+    info, data = document.get("info"), document.get("data")
+    if not isinstance(info, Mapping) or not isinstance(data, Mapping) or not isinstance(data.get("spans"), list):
+        return None
+    trace = text(info.get("trace_id")) or text(info.get("request_id")) or ""
+    about = {**mapping(info.get("tags")), **mapping(info.get("trace_metadata"))}
+    about = {k: v for k, v in about.items() if not str(k).startswith("mlflow.")}
+    given = {}
+    for each in listed(info.get("assessments")):
+        value = mapping(mapping(each).get("feedback")).get("value")
+        if (score := number(value)) is not None:
+            given[text(mapping(each).get("assessment_name") or mapping(each).get("name")) or "score"] = Score(score)
+    found = []
+    for span in data["spans"]:
+        own = {k: _read_any(v) for k, v in mapping(mapping(span).get("attributes")).items()}
+        kind = str(own.get("mlflow.spanType") or span.get("span_type") or "").lower()
+        status = span.get("status") or {}
+        code = mapping(status).get("code", span.get("status_code"))
+        is_root = not (span.get("parent_span_id") or span.get("parent_id"))
+        why = text(mapping(status).get("message") or span.get("status_message")) or "error"
+        usage = mapping(own.get("mlflow.chat.tokenUsage"))
+        found.append(
+            Span(
+                trace=trace,
+                start=_time(span.get("start_time_unix_nano", span.get("start_time"))),
+                is_root=is_root,
+                name=text(span.get("name")) or "",
+                kind={"chat_model": "llm", "llm": "llm", "tool": "tool"}.get(kind, ""),
+                attributes={**own, **(about if is_root else {})},
+                asked=own.get("mlflow.spanInputs", span.get("inputs")),
+                said=own.get("mlflow.spanOutputs", span.get("outputs")),
+                error=why if code in ("ERROR", "STATUS_CODE_ERROR", 2) else None,
+                components=given if is_root else {},
+                tokens=whole(usage.get("total_tokens")),
+                model=text(mapping(own.get("mlflow.spanInputs")).get("model")) or "",
+            )
+        )
+    return found
+
+
+def langsmith(document: Mapping[str, Any]) -> list[Span] | None:
+    """Read a run of LangSmith, with its child runs if they are in it. A bulk export has one run a row."""
+    if "run_type" not in document or "inputs" not in document:
+        return None
+    extra = mapping(document.get("extra"))
+    metadata = mapping(extra.get("metadata"))
+    asked, said = read_json(document.get("inputs")), read_json(document.get("outputs"))
+    kind = {"llm": "llm", "chat_model": "llm", "tool": "tool"}.get(str(document["run_type"]), "")
+    given = {
+        name: Score(number(mapping(stats).get("avg")))
+        for name, stats in mapping(document.get("feedback_stats")).items()
+    }
+    answer = mapping(mapping(said).get("output"))
+    call_id = mapping(answer.get("kwargs", answer)).get("tool_call_id") or metadata.get("tool_call_id")
+    own = {**metadata, **({"tool_call_id": call_id} if call_id else {})}
+    made = Span(
+        trace=text(document.get("trace_id")) or text(document.get("id")) or "",
+        start=_time(document.get("start_time")),
+        is_root=not document.get("parent_run_id"),
+        name=text(document.get("name")) or "",
+        kind=kind,
+        attributes=own,
+        asked=asked,
+        said=said if said is not None else document.get("error") if kind == "tool" else None,
+        error=text(document.get("error")),
+        components={k: v for k, v in given.items() if v.value is not None},
+        model=text(metadata.get("ls_model_name")) or "",
+        tokens=whole(document.get("total_tokens")),
+    )
+    children = [c for c in listed(document.get("child_runs")) if isinstance(c, Mapping)]
+    return [made, *(span for child in children for span in langsmith(child) or ())]
+
+
+def langfuse(document: Mapping[str, Any]) -> list[Span] | None:
+    """Read a trace of Langfuse, with its observations if they are in it."""
+    if not isinstance(document.get("scores"), list) or not ("observations" in document or "projectId" in document):
+        return None
+    trace = text(document.get("id")) or ""
+    metadata = mapping(document.get("metadata"))
+    about = {**metadata, "gen_ai.conversation.id": trace}
+    root = Span(
+        trace, _time(document.get("timestamp")), True, text(document.get("name")) or "", attributes=about,
+        asked=document.get("input"), said=document.get("output"), components=scores(document["scores"]),
+    )  # fmt: skip
+    kinds = {"GENERATION": "llm", "TOOL": "tool"}
+    found = [root]
+    for each in listed(document.get("observations")):
+        if not isinstance(each, Mapping):
+            continue
+        failed = each.get("level") == "ERROR"
+        found.append(
+            Span(
+                trace,
+                _time(each.get("startTime")),
+                name=text(each.get("name")) or "",
+                kind=kinds.get(str(each.get("type")), "other"),
+                attributes=mapping(each.get("metadata")),
+                asked=each.get("input"),
+                said=each.get("output"),
+                error=(text(each.get("statusMessage")) or "error") if failed else None,
+                model=text(each.get("model")) or "",
+                tokens=whole(mapping(each.get("usage")).get("total", each.get("totalTokens"))),
+            )
+        )
+    return found
+
+
+def _time(value: Any) -> float:
+    """Return a time as a number that sorts: nanoseconds, seconds, or the digits of an ISO date."""
+    found = number(value)
+    if found is None:
+        found = float((re.sub(r"\D", "", str(value or "")) + "0" * 20)[:20])
+    return found
+
+
+def _typed(span: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes as OTLP writes them, as plain values."""
+    return {str(a.get("key")): _value(a.get("value")) for a in listed(span.get("attributes")) if isinstance(a, Mapping)}
+
+
+def _value(value: Any) -> Any:
+    for kind, given in mapping(value).items():
+        match kind:
+            case "intValue":
+                return whole(given)
+            case "arrayValue":
+                return [_value(v) for v in listed(mapping(given).get("values"))]
+            case "kvlistValue":
+                pairs = listed(mapping(given).get("values"))
+                return {str(mapping(p).get("key")): _value(mapping(p).get("value")) for p in pairs}
+            case _:
+                return given
+    return None
+
+
+def _read_any(value: Any) -> Any:
+    """Return an attribute of MLflow, which keeps each as JSON text."""
+    found = parsed(value) if isinstance(value, str) else value
+    return value if found is None else found
+
+
+SPANS = (
+    Spans("OpenTelemetry spans", otlp),
+    Spans("OpenTelemetry spans of the console", console),
+    Spans("OpenInference spans", phoenix),
+    Spans("MLflow traces", mlflow),
+    Spans("LangSmith runs", langsmith),
+    Spans("Langfuse traces", langfuse),
+)

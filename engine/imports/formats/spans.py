@@ -1,0 +1,304 @@
+"""Traces of spans: OpenTelemetry (OTLP lines, `ConsoleSpanExporter`), OpenInference, MLflow, LangSmith, Langfuse.
+
+Each writer's document becomes a list of `Span`; one function makes rollouts from them. A trace is a rollout: its
+longest conversation, with the results of tools and with scores that other spans hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..format import Origin
+from ..mapped import plain
+from ..messages import completion, conversation, split
+from ..rollout import Amendment, Item, Message, Rollout, Score, listed, mapping, number, parsed, summed, text, whole
+
+_REWARDS = ("training.reward", "reward")
+_SHOWN = ("gen_ai.", "training.", "llm.", "input.", "output.", "openinference.", "mlflow.", "tool.")
+_INDEXED = re.compile(r"(?:gen_ai|llm)\.(prompt|completion|input_messages|output_messages)\.\d+\.")
+_SAID = ("completion", "output_messages")
+
+
+@dataclass(frozen=True)
+class Span:
+    """One span. `kind` is `llm`, `tool`, or empty; `asked` and `said` are the input and output of the operation, where
+    the writer keeps them apart from the attributes."""
+
+    trace: str
+    start: float = 0.0
+    is_root: bool = False
+    name: str = ""
+    kind: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    events: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    asked: Any = None
+    said: Any = None
+    error: str | None = None
+    components: Mapping[str, Score] = field(default_factory=dict)
+    model: str = ""
+    tokens: int | None = None
+
+    def talk(self) -> tuple[Message, ...]:
+        """The conversation of the span: lists of messages in attributes or events, numbered attributes
+        (`gen_ai.prompt.0.content`), one event a message, or the input and output of the operation."""
+        for given in (self.attributes, *(about for _, about in self.events)):
+            heard, said = (read_json(given.get(f"gen_ai.{k}.messages")) for k in ("input", "output"))
+            if heard is not None or said is not None:
+                instructions = read_json(given.get("gen_ai.system_instructions"))
+                rules = conversation([{"role": "system", "content": instructions}])
+                found = (*conversation(heard), *_with_stop(conversation(said), given))
+                return found if any(m.role == "system" for m in found) or not rules[0].text else (*rules, *found)
+        if found := _numbered(self.attributes):
+            return _with_stop(found, self.attributes)
+        said = []
+        for name, about in self.events:
+            role = name.removeprefix("gen_ai.").removesuffix(".message")
+            if name.startswith("gen_ai.") and (role == "choice" or name.endswith(".message")):
+                inner = mapping(read_json(about.get("message")))
+                said.append({"role": "assistant" if role == "choice" else role, **about, **inner})
+        if said:
+            return conversation(said)
+        if self.kind == "llm" or (self.is_root and not self.kind):
+            asked, answered = conversation(_messages(self.asked)), completion(_messages(self.said))
+            return answered if asked and answered[: len(asked)] == asked else (*asked, *answered)
+        return ()
+
+
+class Spans:
+    """Documents of one writer that hold spans. `read` returns the spans of a document, or None if it is another's."""
+
+    def __init__(self, name: str, read: Callable[[Mapping[str, Any]], list[Span] | None]) -> None:
+        self.name = name
+        self.read = read
+        self.unknown: Mapping[str, str] = {
+            "reward": "no score without a name, and no attribute `reward`, is on its spans",
+            "advantage": "spans hold no advantages",
+            "weight": "spans hold no weights",
+            "components": "no score with a name is on its spans",
+            "step": "no attribute names a training step",
+            "group": "no group is written: rollouts of one prompt in one step are shown as one",
+        }
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        """Return whether the document has the keys of this writer."""
+        return isinstance(document, Mapping) and self.read(document) is not None
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        """Yield a rollout for each trace that holds a conversation, and an amendment for the others."""
+        traces: dict[str, list[Span]] = defaultdict(list)
+        for span in self.read(document) or ():
+            traces[span.trace].append(span)
+        for trace, spans in traces.items():
+            made = _rollout(trace, sorted(spans, key=lambda s: s.start), origin)
+            if made is not None:
+                yield made
+            # Spans are exported when they end: another document may hold more of this conversation, but not the root.
+            if (more := _amendment(trace, spans)) is not None and (made is None or len(spans) == 1):
+                yield more
+
+
+def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
+    talks = [span.talk() for span in spans]
+    longest = max(range(len(spans)), key=lambda i: (len(talks[i]), i))
+    if not talks[longest]:
+        return None
+    source = spans[longest]
+    messages = _with_tools(talks[longest], spans)
+    root = next((s for s in spans if s.is_root), spans[0])
+    known = root.attributes
+    prompt, said = split(messages)
+    evaluated = {k: v for span in spans for k, v in _evaluations(span).items()}
+    reward = evaluated.pop("reward", None)
+    if reward is None:
+        reward = Score(number(next((known[k] for k in _REWARDS if k in known), None)))
+    usage = summed([source.attributes.get(f"gen_ai.usage.{k}_tokens") for k in ("input", "output")])
+    step = whole(known.get("training.step", known.get("step")))
+    return Rollout(
+        prompt=prompt,
+        completion=said,
+        id=_conversation(spans) or trace,
+        grows=True,
+        step=origin.step if step is None else step,
+        group=text(known.get("training.group")) or text(known.get("group")) or "",
+        env=text(known.get("gen_ai.agent.name")) or (root.name if root.said is not None else ""),
+        split=origin.split,
+        model=next((m for s in spans if (m := text(s.attributes.get("gen_ai.request.model")) or s.model)), ""),
+        reward=reward.value,
+        components=evaluated,
+        error=root.error,
+        stop=next((m.stop for m in reversed(said) if m.stop), ""),
+        token_count=source.tokens if usage is None else usage,
+        extra=_columns(known),
+    )
+
+
+def _with_tools(messages: tuple[Message, ...], spans: list[Span]) -> tuple[Message, ...]:
+    """Add what the spans of tools hold: errors, and results that no message repeats."""
+    made = list(messages)
+    waiting = {call.id: call for m in made for call in m.calls if call.id}
+    for call_id in [m.call_id for m in made if m.call_id]:
+        waiting.pop(call_id, None)
+    for span in spans:
+        about = span.attributes
+        if span.kind != "tool" and about.get("gen_ai.operation.name") != "execute_tool":
+            continue
+        call_id = text(about.get("gen_ai.tool.call.id")) or text(about.get("tool_call_id")) or ""
+        result = about.get("gen_ai.tool.call.result", span.said)
+        if call_id in waiting and result is not None:
+            made.append(Message("tool", text(_content(result)) or "", call_id=call_id, name=span.name))
+            waiting.pop(call_id)
+        if span.error:
+            made = [replace(m, error=m.error or span.error) if call_id and m.call_id == call_id else m for m in made]
+    return tuple(made)
+
+
+def _amendment(trace: str, spans: list[Span]) -> Amendment | None:
+    """Return what spans without a conversation add to a rollout of another document, or None if they add nothing."""
+    known = {k: v for span in spans for k, v in span.attributes.items()}
+    evaluated = {k: v.value for span in spans for k, v in _evaluations(span).items()}
+    step = whole(known.get("training.step"))
+    reward = evaluated.pop("reward", None)
+    reward = number(next((known[k] for k in _REWARDS if k in known), None)) if reward is None else reward
+    if not evaluated and step is None and reward is None:
+        return None
+    extra = _columns(known) | {f"component.{name}": value for name, value in evaluated.items()}
+    return Amendment(_conversation(spans) or trace, step=step, reward=reward, extra=extra)
+
+
+def _columns(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {k: v for k, v in attributes.items() if not k.startswith(_SHOWN) and k not in (*_REWARDS, "step", "group")}
+    return plain(shown)
+
+
+def _conversation(spans: list[Span]) -> str:
+    """Return the id of the conversation, whichever span has it."""
+    return next(
+        (str(s.attributes["gen_ai.conversation.id"]) for s in spans if "gen_ai.conversation.id" in s.attributes), ""
+    )
+
+
+def _evaluations(span: Span) -> dict[str, Score]:
+    """Return scores by name: attributes of a span, or events on it (`gen_ai.evaluation.result`). A score without a
+    name is the reward."""
+    given = {
+        text(values.get("gen_ai.evaluation.name")) or "reward": Score(number(values["gen_ai.evaluation.score.value"]))
+        for values in (span.attributes, *(about for _, about in span.events))
+        if "gen_ai.evaluation.score.value" in values
+    }
+    return {**given, **span.components}
+
+
+def _with_stop(said: tuple[Message, ...], attributes: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Give the last message the span's finish reason, if it has none of its own."""
+    given = read_json(attributes.get("gen_ai.response.finish_reasons"))
+    reason = text(next(iter(listed(given)), None)) or ""
+    if not said or not reason or said[-1].stop or not said[-1].is_agent:
+        return said
+    return (*said[:-1], replace(said[-1], stop=reason))
+
+
+def _numbered(attributes: Mapping[str, Any]) -> tuple[Message, ...]:
+    tree: dict[str, Any] = {}
+    for key, value in attributes.items():
+        if _INDEXED.match(key):
+            _put(tree, key.split(".")[1:], value)
+        elif key in ("llm.input_messages", "llm.output_messages"):  # an export of Phoenix: a list in one attribute
+            for i, each in enumerate(listed(value)):
+                for name, inner in mapping(each).items():
+                    _put(tree, [key.removeprefix("llm."), str(i), *name.split(".")], inner)
+    made = {k: [_message_of(m) for _, m in sorted(v.items(), key=_place)] for k, v in tree.items()}
+    return tuple(
+        m
+        for is_said in (False, True)
+        for k, part in made.items()
+        if (k in _SAID) is is_said
+        for m in conversation(part)
+    )
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    """Put a value at a path of a tree of objects. Lists are objects whose keys are numbers."""
+    for name in path[:-1]:
+        below = tree.setdefault(name, {})
+        if not isinstance(below, dict):
+            return
+        tree = below
+    tree[path[-1]] = value
+
+
+def _message_of(tree: Any) -> Any:
+    """Return a message with its calls as a list, without OpenInference's wrappers (`message.`, `tool_call.`)."""
+    if not isinstance(tree, dict):
+        return tree
+    tree = tree.get("message", tree)
+    parts = tree.get("contents")
+    if isinstance(parts, dict):
+        items = [
+            c.get("message_content", c) if isinstance(c, dict) else c for _, c in sorted(parts.items(), key=_place)
+        ]
+        tree = {**tree, "content": items}
+    calls = tree.get("tool_calls")
+    if isinstance(calls, dict):
+        calls = [c for _, c in sorted(calls.items(), key=_place)]
+    if not isinstance(calls, list):
+        return tree
+    return {**tree, "tool_calls": [_call_of(c) for c in calls]}
+
+
+def _call_of(value: Any) -> Any:
+    """Return a call without OpenInference's wrapper, nested or in dotted names."""
+    if not isinstance(value, dict):
+        return value
+    tree: dict[str, Any] = {}
+    for key, inner in value.items():
+        _put(tree, key.split("."), inner)
+    return tree.get("tool_call", tree)
+
+
+def _place(item: tuple[str, Any]) -> int:
+    return whole(item[0]) or 0
+
+
+def read_json(value: Any) -> Any:
+    """Return a list or object that is written as text, parsed. Return anything else unchanged."""
+    return parsed(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
+
+
+def _content(value: Any) -> Any:
+    """Return the text of a tool's output: bare, or in an object with one value."""
+    value = read_json(value)
+    for key in ("output", "content", "result"):
+        if isinstance(value, Mapping) and key in value:
+            return _content(value[key])
+    if isinstance(value, Mapping) and isinstance(value.get("kwargs"), Mapping):
+        return _content(value["kwargs"])
+    return value
+
+
+def _messages(value: Any) -> Any:
+    """Return the messages in the input or output of an operation: of a chat API, of LangChain, or plain text."""
+    value = read_json(value)
+    if not isinstance(value, Mapping):
+        return value
+    if isinstance(generations := value.get("generations"), list):  # LangChain: a list of choices for each prompt
+        first = generations[0] if generations else []
+        first = first[0] if isinstance(first, list) and first else first
+        about = mapping(mapping(first).get("generation_info"))
+        said = mapping(first).get("message", mapping(first).get("text"))
+        stop = about.get("finish_reason") or about.get("stop_reason")
+        if isinstance(said, Mapping) and stop:
+            return {"message": said, "finish_reason": stop}
+        return said
+    if isinstance(value.get("message"), (Mapping, str)) and "role" not in value:
+        return [value["message"]]
+    if len(value) == 1 and "messages" not in value and "choices" not in value:
+        (only,) = value.values()
+        return _messages(only) if isinstance(only, (str, Mapping)) else only
+    for key in ("question", "query", "input", "prompt", "answer", "output"):
+        if isinstance(value.get(key), str) and "messages" not in value and "role" not in value:
+            return value[key]
+    return value
