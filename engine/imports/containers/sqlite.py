@@ -89,6 +89,18 @@ def _runs_of(path: Path, _size: int, _changed: int) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+@lru_cache(maxsize=8)
+def is_empty(path: Path, table: str, _size: int) -> bool:
+    """Return whether a database has no row of a table."""
+    try:
+        db = _connect(path)
+        found = db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
+        db.close()
+        return found is None
+    except (DumpError, sqlite3.Error):
+        return True
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     try:
         db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)

@@ -20,11 +20,9 @@ def otlp(document: Mapping[str, Any]) -> list[Span] | None:
         for scope in listed(mapping(resource).get("scopeSpans")):
             for span in listed(mapping(scope).get("spans")):
                 if isinstance(span, Mapping):
-                    events = [
-                        (str(e.get("name")), _typed(e)) for e in listed(span.get("events")) if isinstance(e, dict)
-                    ]
+                    events = [{**e, "attributes": _typed(e)} for e in map(mapping, listed(span.get("events")))]
                     about = {"parent_id": span.get("parentSpanId"), "start_time": span.get("startTimeUnixNano")}
-                    found.append(_otel(span, str(span.get("traceId")), _typed(span), events, about))
+                    found.append(_otel({**span, **about, "events": events}, str(span.get("traceId")), _typed(span)))
     return found
 
 
@@ -33,29 +31,17 @@ def console(document: Mapping[str, Any]) -> list[Span] | None:
     context = document.get("context")
     if not isinstance(context, Mapping) or "trace_id" not in context or "attributes" not in document:
         return None
-    events = [
-        (str(e.get("name")), mapping(e.get("attributes")))
-        for e in listed(document.get("events"))
-        if isinstance(e, dict)
-    ]
-    return [_otel(document, str(context["trace_id"]), mapping(document["attributes"]), events, document)]
+    return [_otel(document, str(context["trace_id"]), mapping(document["attributes"]))]
 
 
 def phoenix(document: Mapping[str, Any]) -> list[Span] | None:
     """Read a row of Phoenix's table of spans: attributes are columns `attributes.…`."""
     if "context.trace_id" not in document:
         return None
-    own = {
-        k.removeprefix("attributes."): v for k, v in document.items() if k.startswith("attributes.") and v is not None
-    }
+    start = "attributes."
+    own = {k.removeprefix(start): v for k, v in document.items() if k.startswith(start) and v is not None}
     status = {"code": document.get("status_code"), "message": document.get("status_message")}
-    events = [
-        (str(e.get("name")), mapping(e.get("attributes", e)))
-        for e in listed(document.get("events"))
-        if isinstance(e, dict)
-    ]
-    about = {**document, "status": status}
-    return [_otel(about, str(document["context.trace_id"]), own, events, about)]
+    return [_otel({**document, "status": status}, str(document["context.trace_id"]), own)]
 
 
 def _otel(span: Mapping[str, Any], trace: str, attributes: Mapping[str, Any]) -> Span:
@@ -70,9 +56,7 @@ def _otel(span: Mapping[str, Any], trace: str, attributes: Mapping[str, Any]) ->
         name=text(span.get("name")) or "",
         kind=kind if kind in ("llm", "tool") else "",
         attributes=attributes,
-        events=[
-            (str(mapping(e).get("name")), mapping(mapping(e).get("attributes"))) for e in listed(span.get("events"))
-        ],
+        events=[(str(e.get("name")), mapping(e.get("attributes"))) for e in map(mapping, listed(span.get("events")))],
         asked=attributes.get("input.value"),
         said=attributes.get("output.value"),
         error=why if failed else None,

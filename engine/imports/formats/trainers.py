@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..containers.sqlite import runs_of
+from ..containers.sqlite import is_empty, runs_of
 from ..convert import identity
 from ..format import Format, Origin
 from ..mapped import SEVERAL, Mapped, mean, plain, several
@@ -229,7 +229,7 @@ class Trackio:
         elif table == "metrics" and step is not None:
             values = mapping(row.get("metrics")) if not exported else {k: v for k, v in row.items() if k != "step"}
             for value in map(mapping, values.values()):
-                if value.get("_type") == "trackio.table":  # TRL's completions
+                if value.get("_type") == "trackio.table" and (exported or _without_traces(origin)):  # TRL's completions
                     rows = [r for r in listed(value.get("_value")) if isinstance(r, Mapping)]
                     names = frozenset(
                         n.split("/")[1] for n in values if n.startswith("rewards/") and n.endswith("/mean")
@@ -237,6 +237,11 @@ class Trackio:
                     yield from table_rows(rows, (Trl(names), GENERIC), origin)
             prefix = f"{run}/" if several_runs else ""
             yield Numbers(step, {f"{prefix}{k}": n for k, v in values.items() if (n := number(v)) is not None})
+
+
+def _without_traces(origin: Origin) -> bool:
+    """Return whether a project's rollouts are in its tables only."""
+    return is_empty(origin.path, "traces", origin.path.stat().st_size)
 
 
 class Zipped:

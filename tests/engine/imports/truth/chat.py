@@ -40,8 +40,8 @@ def said(e: Episode, *, errors: bool = False) -> Messages:
 def hermes(turn: Turn) -> str:
     """A turn as Qwen's chat template renders it."""
     calls = [f"<tool_call>\n{json.dumps({'name': c.name, 'arguments': c.arguments})}\n</tool_call>" for c in turn.calls]
-    thought = f"<think>\n{turn.thought}\n</think>\n\n" if turn.thought else ""
-    return thought + "\n".join([*([turn.text] if turn.text else []), *calls])
+    thought = [f"<think>\n{turn.thought}\n</think>\n"] if turn.thought else []
+    return "\n".join([*thought, *([turn.text] if turn.text else []), *calls]).rstrip("\n")
 
 
 def answers(turn: Turn) -> str:
@@ -66,8 +66,8 @@ def anthropic(e: Episode) -> Messages:
         parts += [{"type": "tool_use", "id": c.id, "name": c.name, "input": dict(c.arguments)} for c in turn.calls]
         found.append({"role": "assistant", "content": parts})
         if turn.calls:
-            results = [{"type": "tool_result", "tool_use_id": c.id, "content": c.result, **({"is_error": True} if c.failed else {})}
-                       for c in turn.calls]  # fmt: skip
+            results = [{"type": "tool_result", "tool_use_id": c.id, "content": c.result} for c in turn.calls]
+            results = [{**r, "is_error": True} if c.failed else r for r, c in zip(results, turn.calls, strict=True)]
             found.append({"role": "user", "content": results})
         elif turn.heard:
             found.append({"role": "user", "content": turn.heard})

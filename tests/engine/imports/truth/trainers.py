@@ -264,7 +264,8 @@ def wandb(episodes: list[Episode], folder: Path) -> None:
         columns = ["step", "prompt", "completion", *episodes[0].components, "advantage"]
         data = [
             [str(step), chat.chatml(chat.asked(e), generation=True),
-             _completion([m for i, t in enumerate(e.turns) for m in _chat_turn(t, i)]), *e.components.values(), e.advantage]
+             _completion([m for i, t in enumerate(e.turns) for m in _chat_turn(t, i)]), 
+             *e.components.values(), e.advantage]
             for e in given
         ]  # fmt: skip
         made[step] = json.dumps({"columns": columns, "data": data})
@@ -335,7 +336,8 @@ TRAINERS = (
     Writer("TRL `completions/*.parquet`", "TRL 1.16.0", trl, _TABLE, _TRL),
     Writer("TRL with wandb", "wandb 0.31.0", wandb, _TABLE, _TRL, shown=chat.hermes),
     Writer("TRL with trackio", "trackio 0.43.0", trackio_table, _TABLE, _TRL, shown=chat.hermes),
-    Writer("verl", "verl 0.9.1", verl, {**_FLAT, "advantage": NO_ADVANTAGE}, Limits(component=FINITE), shown=chat.hermes,
+    Writer("verl", "verl 0.9.1", verl, {**_FLAT, "advantage": NO_ADVANTAGE}, Limits(component=FINITE),
+           shown=chat.hermes,
            order=lambda e: (e.split == "eval", e.step)),
     Writer("SkyRL", "skyrl 0.4.0", skyrl, {
         "tool errors": NO_TOOL_ERROR, "error": NO_ERROR, "advantage": NO_ADVANTAGE, "components": NO_PARTS,
@@ -343,7 +345,8 @@ TRAINERS = (
     Writer("AReaL", "areal 1.0.4", areal, {
         **_FLAT, "advantage": NO_ADVANTAGE, "components": NO_PARTS, "step": "it writes the policy's version"},
         shown=chat.hermes, order=eval_first),
-    Writer("NeMo-RL", "NeMo-RL 7ea279ab", nemo, {**_FLAT, "components": NO_PARTS, "group": NO_GROUP}, shown=chat.hermes,
+    Writer("NeMo-RL", "NeMo-RL 7ea279ab", nemo, {**_FLAT, "components": NO_PARTS, "group": NO_GROUP},
+           shown=chat.hermes,
            seen=lambda e: replace(e, advantage=None) if e.split == "eval" else e, order=eval_last),
     Writer("rLLM", "rLLM 9beb6e0f", rllm, {"tool errors": NO_TOOL_ERROR, "advantage": NO_ADVANTAGE},
            seen=lambda e: replace(e, stop="error" if e.error else "env_done"), order=eval_last),
