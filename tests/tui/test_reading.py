@@ -415,5 +415,5 @@ async def test_words_of_tokens_are_not_torn(tmp_path: Path) -> None:
 
 
 def test_a_rollout_says_at_once_which_messages_are_wrong() -> None:
-    with pytest.raises(TypeError, match=r"prompt of a Rollout holds a dict; right would be a text, or messages"):
-        Rollout(prompt=[{"role": "user"}])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"prompt of a Rollout holds a int; right would be a text, or messages"):
+        Rollout(prompt=[3])  # type: ignore[arg-type]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
-
-import orjson
 
 from ..format import Format, Origin
 from ..mapped import Mapped
@@ -119,7 +118,7 @@ class Table:
 def table_rows(rows: list[Mapping[str, Any]], formats: Iterable[Format], origin: Origin) -> Iterable[Item]:
     """Yield the rollouts of a table's rows, each by the first format that knows it. A table may be logged twice, at the
     last step and when the training ends: ids made of its content show that it is the same one."""
-    digest = hashlib.blake2b(orjson.dumps(rows, default=str), digest_size=6).hexdigest()
+    digest = hashlib.blake2b(json.dumps(rows, default=str).encode(), digest_size=6).hexdigest()
     for n, row in enumerate(rows, 1):
         for part in _verl_samples(row) or (row,):
             found = next(((f, r) for r in (part, _lower(part)) for f in formats if f.detect(r, origin)), None)
