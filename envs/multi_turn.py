@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast, get_args
 
@@ -38,7 +38,6 @@ from .explain import with_explanation
 from .guard import Outcome, describe, guarded_map
 from .kept_pictures import KeptPictures
 from .pacing import OnProgress, Stopwatch, Turns
-from .schemas import schema_of_tool
 from .showing import cleaned, loaded, shown_in, with_seen
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .trajectory import StepContext, TokenArrays, Trajectory
@@ -95,6 +94,8 @@ class MultiTurnEnv(Env):
         self.image_store = image_store
         self.image_tasks = image_tasks
         self._kept = KeptPictures(image_store)
+        self.on_turn: Callable[[Trajectory], None] | None = None
+        """Called with each rollout before its first turn and after each turn."""
 
     def run_trial(
         self,
@@ -134,13 +135,19 @@ class MultiTurnEnv(Env):
         if not rollouts:
             return self._result([], [], [], generating, environment)
 
+        def note(rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[Answer]) -> None:
+            self._note(rollout, turn, outcome)
+            self._report(rollout, step)
+
+        for rollout in rollouts:
+            self._report(rollout, step)
         with generating:
             session = agent.start(prompts, num_rollouts, tools=self._offered, seed=seed)
         try:
             turns = Turns(
                 rollouts,
                 answer=self._answer,
-                note=self._note,
+                note=note,
                 observe=lambda rows: self._observe(session, rollouts, rows),
                 max_turns=self.max_turns,
                 timeout_s=self.turn_timeout_s,
@@ -176,7 +183,7 @@ class MultiTurnEnv(Env):
         """See what this agent has to be told, how it calls tools, and whether it is shown pictures."""
         self.style = self._style(agent)
         self._reader = call_reader(agent) if self.style == "native" else None
-        self._offered = [schema_of_tool(tool) for tool in self.offered()] if self._reader is not None else None
+        self._offered = [tool.schema for tool in self.offered()] if self._reader is not None else None
         self.sees = sees(agent)
 
     # ------------------------------------------------------------------------------------------------ one turn
@@ -239,6 +246,11 @@ class MultiTurnEnv(Env):
             if rollout.keep_images:
                 images, overlay = self._kept.of_answer(outcome.value.result, rollout.images)
         rollout.note(turn, outcome, images, overlay)
+
+    def _report(self, rollout: RolloutUnderWay, step: int) -> None:
+        """Tell `on_turn` of a rollout under way."""
+        if self.on_turn is not None and rollout.messages is not None:
+            self.on_turn(self._trajectories([rollout], [rollout.messages], 1, step)[0])
 
     # ------------------------------------------------------------------------------------------------ begin and end
 
@@ -343,6 +355,7 @@ class MultiTurnEnv(Env):
                     rollout=number,
                     tools=self.tools,
                     expected=self._expected(rollout.task),
+                    meta={"offered": [tool.name for tool in self.offered()]} if self._offered else {},
                 )
                 for number, rollout in enumerate(members)
             )

@@ -1,4 +1,4 @@
-"""Tools as JSON schemas and back: what chat templates, MCP servers and other libraries exchange."""
+"""Tools from JSON schemas, as MCP servers and other libraries give them; `ToolSpec.schema` is the way back."""
 
 from __future__ import annotations
 
@@ -21,22 +21,6 @@ def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, 
     return ToolSpec(name, " ".join((description or "").split()), arguments)
 
 
-def schema_of_tool(tool: ToolSpec) -> dict[str, Any]:
-    """A tool as `{"type": "function", "function": {...}}`, as chat templates take it."""
-    return {
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": {
-                "type": "object",
-                "properties": {argument.name: _schema(argument) for argument in tool.arguments},
-                "required": [argument.name for argument in tool.arguments if argument.required],
-            },
-        },
-    }
-
-
 def _argument(name: str, schema: Mapping[str, Any], required: bool) -> Argument:
     kind = schema.get("type")
     if isinstance(kind, list):
@@ -54,16 +38,3 @@ def _argument(name: str, schema: Mapping[str, Any], required: bool) -> Argument:
         minimum=minimum if isinstance(minimum, (int, float)) else None,
         choices=texts if known == "string" else None,
     )
-
-
-def _schema(argument: Argument) -> dict[str, Any]:
-    schema: dict[str, Any] = {"description": argument.description} if argument.description else {}
-    if argument.type == "box":
-        return {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4} | schema
-    if argument.type != "any":
-        schema = {"type": argument.type} | schema
-    if argument.choices is not None:
-        schema["enum"] = list(argument.choices)
-    if isinstance(argument.minimum, (int, float)):
-        schema["minimum"] = argument.minimum
-    return schema

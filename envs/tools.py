@@ -35,6 +35,20 @@ class Argument:
     choices: tuple[str, ...] | None = None
     refers_to: str | None = None
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The argument as a JSON schema."""
+        schema: dict[str, Any] = {"description": self.description} if self.description else {}
+        if self.type == "box":
+            return {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4} | schema
+        if self.type != "any":
+            schema = {"type": self.type} | schema
+        if self.choices is not None:
+            schema["enum"] = list(self.choices)
+        if isinstance(self.minimum, (int, float)):
+            schema["minimum"] = self.minimum
+        return schema
+
 
 @dataclass(frozen=True)
 class ToolSpec:
@@ -56,6 +70,22 @@ class ToolSpec:
     def requires(self) -> tuple[str, ...]:
         """Kinds of resource that must exist before this tool may be called."""
         return tuple(dict.fromkeys(a.refers_to for a in self.arguments if a.refers_to and a.required))
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The tool as `{"type": "function", "function": {...}}`, as chat templates take it."""
+        parameters = {
+            "type": "object",
+            "properties": {argument.name: argument.schema for argument in self.arguments},
+            "required": [argument.name for argument in self.arguments if argument.required],
+        }
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+    @property
+    def signature(self) -> str:
+        """How the tool is called: `SEGMENT_OBJECT_AT(x, y)`; optional arguments end with a question mark."""
+        return f"{self.name}({', '.join(a.name if a.required else a.name + '?' for a in self.arguments)})"
 
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary, as stored in the run record."""

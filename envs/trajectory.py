@@ -203,7 +203,8 @@ class Trajectory:
     `messages` is the prompt with its roles where there are several; `agent` names who acts in runs with several
     agents; `extra` holds columns of the writer's own, which filters see as `extra.<name>`. `env_reward` is None where
     none was recorded. `judged_by` is the reward function that said whether it is `correct`; empty where the environment
-    did. `seen` are the images of the prompt that a policy that sees was shown.
+    did. `seen` are the images of the prompt that a policy that sees was shown. `meta["offered"]` names the tools that
+    the chat template showed, where it did.
     """
 
     id: str

@@ -143,6 +143,7 @@ class RolloutUnderWay:
         rollout: int,
         tools: Sequence[ToolSpec],
         expected: str | None,
+        meta: Mapping[str, Any],
     ) -> Trajectory:
         """The finished rollout, number `rollout` of its group."""
         return Trajectory(
@@ -164,6 +165,7 @@ class RolloutUnderWay:
             stop_reason=self.stop_reason or "max_turns",
             error=self.error,
             seconds=self.seconds,
+            meta=meta,
             messages=_with_roles(prompt),
             extra=dict(self.verdict.extra),
             judged_by=self.verdict.judged_by,

@@ -86,7 +86,21 @@ def trajectory_text(whole: Whole) -> str:
 
 def trajectory_lines(whole: Whole) -> Iterator[str]:
     """All of it in literal lines of `WIDTH` cells: nothing in them is markup or a control character."""
-    for head, text in _blocks(whole):
+    return _lines(_blocks(whole))
+
+
+def step_lines(whole: Whole, position: int) -> Iterator[str]:
+    """One step of it in such lines."""
+    return _lines(_step(whole, position))
+
+
+def end_lines(whole: Whole) -> Iterator[str]:
+    """Its end in such lines."""
+    return _lines(_end(whole))
+
+
+def _lines(blocks: Iterator[tuple[str, str]]) -> Iterator[str]:
+    for head, text in blocks:
         for i, line in enumerate(wrap(text, WIDTH - len(head), limit=len(text))):
             yield (literal(head) if i == 0 else " " * len(head)) + line
 
@@ -99,29 +113,43 @@ def _blocks(whole: Whole) -> Iterator[tuple[str, str]]:
     if whole.note is not None:
         yield "note     ", whole.note.text
     yield "prompt   ", t.prompt
+    for position in range(len(t.steps)):
+        yield from _step(whole, position)
+    yield from _end(whole)
+
+
+def _step(whole: Whole, position: int) -> Iterator[tuple[str, str]]:
+    """One step: its call, what came of it, its reward and its advantage."""
+    record = whole.record
+    step = record.trajectory.steps[position]
     rewards = {s.step: s for s in record.breakdown.steps} if record.breakdown is not None else {}
-    for position, step in enumerate(t.steps):
-        call = f"{step.action}({json.dumps(dict(step.arguments), ensure_ascii=False, default=str)})"
-        yield "", ""
-        yield "", f"step {step.index}"
-        yield "  wrote  ", step.text
-        if step.calls:
-            yield from _calls(step)
-        elif step.action or step.needs_call or step.parse_error:
-            yield "  call   ", call if step.action else f"none: {step.parse_error or 'no call was found'}"
-        if step.error:
-            yield "  error  ", step.error
-        if step.observation and not any(c.result for c in step.calls):
-            yield "  saw    ", step.observation
-        if step.index in rewards:
-            yield from _reward(rewards[step.index])
-            yield from ((f"  {score.name}: ", score.why) for score in step.scores if score.why)
-        else:  # scores of a held-out rollout became no reward
-            yield from ((f"  {score.name} {number(score.value)} ", score.why) for score in step.scores)
-        if position < len(record.step_advantages):
-            advantage = record.step_advantages[position]
-            *terms, said = equation(whole.formula, position, advantage)
-            yield "  advantage ", f"{number(advantage, signed=True)} {' '.join(terms or [said])}"
+    call = f"{step.action}({json.dumps(dict(step.arguments), ensure_ascii=False, default=str)})"
+    yield "", ""
+    yield "", f"step {step.index}"
+    yield "  wrote  ", step.text
+    if step.calls:
+        yield from _calls(step)
+    elif not step.is_text and (step.action or step.needs_call or step.parse_error):
+        yield "  call   ", call if step.action else f"none: {step.parse_error or 'no call was found'}"
+    if step.error:
+        yield "  error  ", step.error
+    if step.observation and not any(c.result for c in step.calls):
+        yield "  saw    ", step.observation
+    if step.index in rewards:
+        yield from _reward(rewards[step.index])
+        yield from ((f"  {score.name}: ", score.why) for score in step.scores if score.why)
+    else:  # scores of a held-out rollout became no reward
+        yield from ((f"  {score.name} {number(score.value)} ", score.why) for score in step.scores)
+    if position < len(record.step_advantages):
+        advantage = record.step_advantages[position]
+        *terms, said = equation(whole.formula, position, advantage)
+        yield "  advantage ", f"{number(advantage, signed=True)} {' '.join(terms or [said])}"
+
+
+def _end(whole: Whole) -> Iterator[tuple[str, str]]:
+    """The answer, the reward, the advantage and what learning did with them."""
+    record = whole.record
+    t = record.trajectory
     yield "", ""
     expected = f", expected {t.expected}" if t.expected is not None else ""
     ended = f"; ended by {t.stop_reason}" if t.stop_reason else ""

@@ -17,9 +17,9 @@ from .chat_agent import ChatAgent
 from .history import TokenHistory
 from .seen_rows import ShownImage
 
-Script = Callable[[int, int, str | None], str] | Sequence[Sequence[str]]
+Script = Callable[[int, int, str | None], str | None] | Sequence[Sequence[str]]
 """`script(row, turn, observation) -> text`, or `script[row][turn]` (rows and turns wrap around: `[["hello"]]` always
-says hello). The observation is None in the first turn."""
+says hello). The observation is None in the first turn. The text None ends the rollout."""
 
 
 class ScriptedAgent(ChatAgent):
@@ -122,6 +122,8 @@ class ScriptedSession:
         else:
             lines = agent.script[row % len(agent.script)]
             text = lines[turn % len(lines)]
+        if text is None:
+            return AgentTurn("", (start, start), "refused", "the script ended")
         end = agent.chat.end_of_turn
         tokens = agent.chat.encode(text) + ([end] if end is not None else [])
         kept = tokens[: self._limit - start]

@@ -67,24 +67,24 @@ class NativeCalls:
     def _fits(self, chat: ChatBridge, shown: str, asked: Sequence[Message], probe: Mapping[str, Any]) -> bool:
         """Whether a call that the template writes is read; of a template that writes none, whether its form is known.
         shown: the prompt with the probe."""
-        function = {"name": PROBE, "arguments": {"text": "a"}}
-        called: Any = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "a1b2c3d4e", "type": "function", "function": function}],
-        }
-        try:
-            written = chat.prompt_text([*asked, called], [probe], opened=False)
-        except ChatTemplateError:
-            written = ""
-        written = written[
-            sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, shown, strict=False))) :
-        ]
-        if PROBE in written:
+        called = ToolCall(PROBE, {"text": "a"})
+        if PROBE in (written := _rendered(chat, shown, asked, "", [called], [probe])):
             call = self.read(written, [probe])
-            return (call.name, call.arguments) == (PROBE, function["arguments"])
+            return (call.name, call.arguments) == (PROBE, called.arguments)
         template = chat.tokenizer.chat_template
         return self._template is not None or any(mark in f"{template}{shown}" for mark in _MARKS)
+
+    def write(
+        self, chat: ChatBridge, thought: str, calls: Sequence[ToolCall], tools: Sequence[Mapping[str, Any]]
+    ) -> str | None:
+        """A turn with these calls as the chat template writes it; None where that cannot be read back."""
+        asked: list[Message] = [{"role": "user", "content": "?"}]
+        text = _rendered(chat, chat.prompt_text(asked, tools), asked, thought, calls, tools)
+        if chat.end_of_turn is not None:
+            text = text.partition(str(chat.tokenizer.decode([chat.end_of_turn])))[0]
+        first = self.read(text := text.strip(), tools)
+        read = [(call.name, dict(call.arguments)) for call in (first, *first.further)]
+        return text if read == [(call.name, dict(call.arguments)) for call in calls] else None
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
         """The calls of a turn: the first, with the others as `further`; without a name where there is none.
@@ -118,6 +118,27 @@ class NativeCalls:
                 arguments = _json(arguments)
             if isinstance(function.get("name"), str) and isinstance(arguments, dict):
                 yield ToolCall(function["name"], arguments, text, thought)
+
+
+def _rendered(
+    chat: ChatBridge,
+    shown: str,
+    asked: Sequence[Message],
+    thought: str,
+    calls: Sequence[ToolCall],
+    tools: Sequence[Mapping[str, Any]],
+) -> str:
+    """The rest of a turn with these calls after `shown`, the prompt; empty where the template writes no calls."""
+    made = [
+        {"id": f"a1b2c3d4{i}", "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+        for i, call in enumerate(calls)
+    ]
+    called: Any = {"role": "assistant", "content": thought, "tool_calls": made}
+    try:
+        written = chat.prompt_text([*asked, called], tools, opened=False)
+    except ChatTemplateError:
+        return ""
+    return written[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, shown, strict=False))) :]
 
 
 def response_template(tokenizer: PreTrainedTokenizerBase) -> Any:

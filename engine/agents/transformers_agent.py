@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ...envs.agent import AgentSession, Message, Seed
+from ...envs.agent import AgentSession, AgentTurn, Message, Seed
 from ..policy.sight.processor import Encoded, Sight, SightError
 from .acting_rows import RowsOf, fitting_rows
 from .cached_rows import CachedRows
@@ -101,6 +101,15 @@ class TransformersAgent(ChatAgent):
         begun = [self.begin(messages, tools) for messages in prompts]
         watched = self.watched(prompts, num_rollouts, self.config)
         return TransformersSession(self.decoder, chat, self.config, begun, num_rollouts, seeds, self._rows_of, watched)
+
+    def next_turn(self, conversation: Encoded) -> AgentTurn:
+        """Sample one turn after a conversation that another agent has written so far."""
+        begun, seeds = [conversation], seeds_of(None, 1)
+        session = TransformersSession(self.decoder, self.chat, self.config, begun, 1, seeds, self._rows_of)
+        try:
+            return session.act([0])[0]
+        finally:
+            session.close()
 
     @cached_property
     def _rows_of(self) -> RowsOf:

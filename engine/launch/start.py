@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...configs.schema import RunConfig
 
 MODULES = {"training": "grpo_tui.engine.training"}
+PLAY_MODULES = {"play": "grpo_tui.engine.training.play"}
 ONLINE_MODULES = {"engine": "grpo_tui.engine.online.serve.engine", "worker": "grpo_tui.engine.online.learn.worker"}
 ENDING_SECONDS = 10.0
 """How long resuming waits for processes of the run that are about to end."""
@@ -49,29 +50,33 @@ def start_run(
     resume: str | None = None,
     num_processes: int = 1,
     accelerate_config: Path | None = None,
+    by_hand: bool = False,
     stdin: int | IO[bytes] | None = None,
     stdout: int | IO[bytes] | None = None,
 ) -> RunInfo:
     """Start the processes of a run and return at once; the run is then `starting`.
 
     resume: a run (id, prefix, path) to go on with instead of making one. num_processes > 1, or an accelerate config,
-    starts training with `accelerate launch`. stdin, stdout: for the inference engine in a pipe; else the log gets
-    all output. Raises LaunchError (the trainer is not installed, too), RunNotFound.
+    starts training with `accelerate launch`. by_hand: a person plays the tasks in place of training. stdin, stdout: for
+    the inference engine in a pipe and for play; else the log gets all output. Raises LaunchError (the trainer is not
+    installed, too), RunNotFound.
     """
-    trainer.require("serving" if config.mode == "online" else "training")
+    trainer.require("play" if by_hand else "serving" if config.mode == "online" else "training")
     trainer.check_processes(config, num_processes, accelerate_config)
     made = resume is None
     run_dir = _made(runs_dir, run_id) if resume is None else Path(find_run(runs_dir, resume).path)
     with _alone(run_dir):
         if not made:
             _prepare_resume(run_dir)
-        return _started(config, run_dir, made, num_processes, accelerate_config, stdin, stdout)
+        mode = "play" if by_hand else config.mode
+        return _started(config, run_dir, made, mode, num_processes, accelerate_config, stdin, stdout)
 
 
 def _started(
     config: RunConfig,
     run_dir: Path,
     made: bool,
+    mode: str,
     num_processes: int,
     accelerate_config: Path | None,
     stdin: int | IO[bytes] | None,
@@ -80,13 +85,13 @@ def _started(
     if made:  # a resumed run begins with the same adapters, also after other runs have ended
         config = _with_pinned_adapters(config)
     try:
-        secrets = _write_settings(config, run_dir, num_processes, resumed=not made)
+        secrets = _write_settings(config, run_dir, mode, num_processes, resumed=not made)
         control.clear(run_dir)
         (run_dir / LOGS).mkdir(exist_ok=True)
-        modules = ONLINE_MODULES if config.mode == "online" else MODULES
+        modules = {"online": ONLINE_MODULES, "play": PLAY_MODULES}.get(mode, MODULES)
         for name, module in modules.items():
             command = _command(module, run_dir, num_processes, accelerate_config, resume=not made)
-            pipes = (stdin, stdout) if name == "engine" else (None, None)
+            pipes = (stdin, stdout) if name in ("engine", "play") else (None, None)
             spawn(run_dir, name, command, environment=secrets, stdin=pipes[0], stdout=pipes[1])
     except OSError as error:
         if made:
@@ -163,7 +168,9 @@ def _prepare_resume(run_dir: Path) -> None:
         (run_dir / PROCESSES / f"{name}.json").unlink(missing_ok=True)
 
 
-def _write_settings(config: RunConfig, run_dir: Path, num_processes: int, *, resumed: bool) -> dict[str, str]:
+def _write_settings(
+    config: RunConfig, run_dir: Path, mode: str, num_processes: int, *, resumed: bool
+) -> dict[str, str]:
     """Write run.json and config.yaml; returns the environment variables with the secrets.
 
     run.json comes first and knows the checksum of the configuration that is there, too: killed in between, the run can
@@ -173,13 +180,13 @@ def _write_settings(config: RunConfig, run_dir: Path, num_processes: int, *, res
     checksums = {config_checksum(text)}
     with contextlib.suppress(OSError):
         checksums.add(config_checksum((run_dir / CONFIG_FILE).read_bytes()))
-    _write_facts(config, run_dir, num_processes, sorted(checksums), resumed=resumed)
+    _write_facts(config, run_dir, mode, num_processes, sorted(checksums), resumed=resumed)
     replace_file(run_dir / CONFIG_FILE, text)
     return secrets
 
 
 def _write_facts(
-    config: RunConfig, run_dir: Path, num_processes: int, config_checksums: list[str], *, resumed: bool
+    config: RunConfig, run_dir: Path, mode: str, num_processes: int, config_checksums: list[str], *, resumed: bool
 ) -> None:
     old = read_json(run_dir / RUN_FILE) if resumed else {}
     facts: dict[str, Any] = {**gather(), "num_processes": num_processes}
@@ -188,7 +195,7 @@ def _write_facts(
     data = {
         "id": run_dir.name,
         "name": old.get("name") or config.name,
-        "mode": config.mode,
+        "mode": mode,
         "created": old.get("created") or time.time(),
         "launched": time.time(),
         "environment": mask(_environment(config)),

@@ -58,8 +58,13 @@ class Scorer:
         rewarded, metrics = self.rewards(rollouts, step)
         return self.advantages(rewarded), metrics
 
-    def rewards(self, rollouts: Sequence[Rollout], step: int = 0) -> tuple[list[Rollout], Metrics]:
-        """The same with `turn_rewards` and, where there is an orchestrator, `breakdown`."""
+    def rewards(
+        self, rollouts: Sequence[Rollout], step: int = 0, *, update: bool = True
+    ) -> tuple[list[Rollout], Metrics]:
+        """The same with `turn_rewards` and, where there is an orchestrator, `breakdown`.
+
+        update: let the running statistics take the rollouts in.
+        """
         trajectories = [r.trajectory for r in rollouts if r.trajectory is not None]
         if self.orchestrator is None or len(trajectories) < len(rollouts):
             return [replace(r, turn_rewards=r.reward_by_turn()) for r in rollouts], {}
@@ -70,6 +75,7 @@ class Scorer:
             embeddings=embeddings if len(embeddings) == len(rollouts) else None,
             groups=[r.group for r in rollouts],
             step=step,
+            update=update,
         )
         totals = result.total.float().numpy()
         rewarded = [

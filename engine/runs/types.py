@@ -25,7 +25,7 @@ from ...rewards.breakdown import AdvantageTerm as AdvantageTerm
 from ...rewards.breakdown import ComponentValue as ComponentValue
 from ...rewards.breakdown import NormalizedBy as NormalizedBy
 from ...rewards.breakdown import Penalty as Penalty
-from ...rewards.breakdown import RewardBreakdown
+from ...rewards.breakdown import RewardBreakdown as RewardBreakdown
 from ...rewards.breakdown import StepReward as StepReward
 from ...rewards.breakdown import comparison as comparison
 from .learning import GateCode as GateCode

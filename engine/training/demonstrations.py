@@ -127,7 +127,8 @@ def read_conversations(
     template_kwargs: Mapping[str, Any] | None = None,
     sight: Sight | None = None,
 ) -> list[Demonstration]:
-    """Conversations of a JSONL file with one `{"messages": [{"role", "content"}, ...]}` a line.
+    """Conversations of a JSONL file with one `{"messages": [{"role", "content"}, ...]}` a line; `tools` in a line are
+    the schemas that the chat template shows.
 
     The agent wrote the turns with role `assistant`; they alternate with observations, which have the role `user`. For
     a policy that takes images (`sight`) the content of all others may be blocks, `{"type": "image", "image":
@@ -167,7 +168,8 @@ def _conversation(
 ) -> Demonstration:
     """One line of a file. Raises DemonstrationError, or SightError for a picture that cannot be shown."""
     try:
-        messages = json.loads(line)["messages"]
+        row = json.loads(line)
+        messages, tools = row["messages"], row.get("tools") or None
         roles = [m["role"] for m in messages]
         given = [m["content"] for m in messages]
     except (ValueError, KeyError, TypeError) as error:
@@ -189,8 +191,14 @@ def _conversation(
                 "answers the assistant has the role user, in which the observations of environments arrive"
             )
     prompt = [Message(role=role, content=content) for role, content in zip(roles[:first], said[:first], strict=True)]
-    agent = ScriptedAgent([list(map(text_of, turns))], tokenizer, template_kwargs=template_kwargs, sight=sight)
-    session = agent.start([prompt])
+    agent = ScriptedAgent(
+        [list(map(text_of, turns))],
+        tokenizer,
+        template_kwargs=template_kwargs,
+        sight=sight,
+        native_calls=tools is not None,
+    )
+    session = agent.start([prompt], tools=tools)
     for answer in [*answers, None][: len(turns)]:
         turn = session.act([0])[0]
         if turn.stop_reason == "refused":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .answers import NoFinalAnswer
 from .arguments import InvalidArgument
-from .base import Episode, PenaltyRule, call_text, listed, shown, signature
+from .base import Episode, PenaltyRule, call_text, listed, shown
 from .calls import UnknownTool, UnparsableCall
 from .loading import PenaltyRuleError, load_rule
 from .modality import WrongModality
@@ -30,5 +30,4 @@ __all__ = [
     "load_rule",
     "make_rules",
     "shown",
-    "signature",
 ]

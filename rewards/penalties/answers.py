@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
-from .base import Episode, PenaltyRule, signature
+from .base import Episode, PenaltyRule
 
-_NOT_THE_AGENTS_FAULT = frozenset({"error", "timeout"})
+_NOT_THE_AGENTS_FAULT = frozenset({"error", "timeout", ""})
+"""Empty: the episode is not over."""
 _HOW = {
     "max_turns": "all turns were used up",
     "max_tokens": "all tokens were used up",
@@ -39,5 +40,5 @@ class NoFinalAnswer(PenaltyRule):
             saw={"stop_reason": trajectory.stop_reason, "steps": len(episode.steps)},
             limit=f"one call of {final.name}",
             why=f"The episode ended without an answer: {how} after {len(episode.steps)} steps.",
-            right=f"Call {signature(final)} while there are turns and tokens left.",
+            right=f"Call {final.signature} while there are turns and tokens left.",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...envs.faults import find_fault
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
-from .base import Episode, PenaltyRule, call_text, kept, listed, named, nearest, shown, signature
+from .base import Episode, PenaltyRule, call_text, kept, listed, named, nearest, shown
 
 
 class InvalidArgument(PenaltyRule):
@@ -38,7 +38,7 @@ class InvalidArgument(PenaltyRule):
             if name not in declared:
                 near = nearest(str(name), declared)
                 hint = f" (did you mean {near}?)" if near else ""
-                found.append((f"{named(name)} is no argument of {tool.name}{hint}", signature(tool)))
+                found.append((f"{named(name)} is no argument of {tool.name}{hint}", tool.signature))
                 saw[named(name)] = kept(value)
         if not found:
             return None
@@ -48,7 +48,7 @@ class InvalidArgument(PenaltyRule):
             saw=saw,
             limit="; ".join(limits),
             why=f"{call_text(step)}: {listed((wrong for wrong, _ in found), 20)}.",
-            right=f"Call {signature(tool)} so that {', and '.join(r for r in limits if r != signature(tool))}."
-            if any(r != signature(tool) for r in limits)
-            else f"Call {signature(tool)}.",
+            right=f"Call {tool.signature} so that {', and '.join(r for r in limits if r != tool.signature)}."
+            if any(r != tool.signature for r in limits)
+            else f"Call {tool.signature}.",
         )

@@ -88,11 +88,6 @@ def call_text(step: Step) -> str:
     return f"{named(step.action)}({arguments if len(arguments) <= SHOWN else arguments[: SHOWN - 1] + '…'})"
 
 
-def signature(tool: ToolSpec) -> str:
-    """How a tool is called: `SEGMENT_OBJECT_AT(x, y)`; optional arguments end with a question mark."""
-    return f"{tool.name}({', '.join(a.name if a.required else a.name + '?' for a in tool.arguments)})"
-
-
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is most like a made-up one, if any is."""
     return _nearest(name[:SHOWN], tuple(known))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
-from .base import Episode, PenaltyRule, kept, listed, named, nearest, printable, signature
+from .base import Episode, PenaltyRule, kept, listed, named, nearest, printable
 
 
 class UnknownTool(PenaltyRule):
@@ -19,13 +19,13 @@ class UnknownTool(PenaltyRule):
             return None
         name = named(step.action)
         near = nearest(step.action, episode.tools)
-        call = f"Did you mean {signature(episode.tools[near])}? " if near else ""
+        call = f"Did you mean {episode.tools[near].signature}? " if near else ""
         return self.penalty(
             step,
             saw={"tool": kept(step.action)},
             limit=f"tools: {listed(episode.tools, 20)}",
             why=f"There is no tool {name} here.",
-            right=f"{call}Tools: {', '.join(signature(t) for t in episode.tools.values())}.",
+            right=f"{call}Tools: {', '.join(t.signature for t in episode.tools.values())}.",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...envs.trajectory import Step
 from ..breakdown import Penalty
-from .base import Episode, PenaltyRule, call_text, signature
+from .base import Episode, PenaltyRule, call_text
 
 
 class WrongModality(PenaltyRule):
@@ -19,7 +19,7 @@ class WrongModality(PenaltyRule):
         if tool is None or not tool.modality or step.context.modality in tool.modality:
             return None
         has, needs = step.context.modality, " or ".join(sorted(tool.modality))
-        fitting = [signature(t) for t in episode.tools.values() if not t.modality or has in t.modality]
+        fitting = [t.signature for t in episode.tools.values() if not t.modality or has in t.modality]
         return self.penalty(
             step,
             saw={"tool": tool.name, "modality": has},

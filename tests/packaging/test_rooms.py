@@ -264,6 +264,7 @@ SHARED = (
     "dialogs",
     "modal",
     "query_list",
+    "reading_screen",
     "following",
     "chart_keys",
     "request_keys",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from textual.binding import Binding, BindingType
 
 RUNS, LIVE, LIST, GROUPS, STEP = "runs", "live", "trajectories", "groups", "stepper"
-COMPARE, DIFF, HELP = "compare", "diff", "help"
-EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP)
+COMPARE, DIFF, HELP, PLAY = "compare", "diff", "help", "play"
+EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY)
 PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
 SCREEN_TITLES = {
     RUNS: "Runs",
@@ -23,6 +23,7 @@ SCREEN_TITLES = {
     COMPARE: "Compare runs",
     DIFF: "Diff",
     HELP: "Help",
+    PLAY: "Play",
 }
 
 
@@ -101,15 +102,15 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "d", "d", "diff", "diff", "Compare with another rollout of the group, or of the prompt", 4),
     Key((STEP,), "c", "c", "conversation", "conversation", "The whole conversation in one scroll, or one step", 7),
     Key((STEP,), "m", "m", "note", "note", "Put a note on the trajectory; words with # are labels to filter by"),
-    Key((STEP,), "P", "P", "prompt", "prompt", "Show or hide the whole prompt and the task"),
+    Key((STEP, PLAY), "P", "P", "prompt", "prompt", "Show or hide the whole prompt and the task"),
     Key((STEP,), "i", "i", "image", "image", "Show or hide the image of the step", 9),
     Key((STEP,), "I", "I", "image_size", "", "Make the image larger or smaller"),
     Key((STEP,), "enter", "enter", "open_text", "open text", "Open the text that is marked, or fold it again", 6),
-    Key((STEP,), "J", "J", "choose_text(1)", "", "Mark the next text that folds"),
-    Key((STEP,), "K", "K", "choose_text(-1)", "", "Mark the text before that folds"),
-    Key((STEP,), "Z", "Z", "open_all(True)", "", "Open all texts"),
-    Key((STEP,), "z", "z", "open_all(False)", "", "Fold all texts"),
-    Key((STEP,), "r", "r", "raw", "raw", "The exact texts, or the rendered ones; of tokens, their symbols"),
+    Key((STEP, PLAY), "J", "J", "choose_text(1)", "", "Mark the next text that folds"),
+    Key((STEP, PLAY), "K", "K", "choose_text(-1)", "", "Mark the text before that folds"),
+    Key((STEP, PLAY), "Z", "Z", "open_all(True)", "", "Open all texts"),
+    Key((STEP, PLAY), "z", "z", "open_all(False)", "", "Fold all texts"),
+    Key((STEP, PLAY), "r", "r", "raw", "raw", "The exact texts, or the rendered ones; of tokens, their symbols"),
     Key((STEP,), "x", "x", "failed(1)", "failed call", "Go to the next step in which a call failed", 7),
     Key((STEP,), "X", "X", "failed(-1)", "", "Go to the step before in which a call failed"),
     Key((STEP,), "asterisk", "*", "same_tool(1)", "", "Go to the next step that calls the same tool"),
@@ -120,6 +121,15 @@ TABLE: tuple[Key, ...] = (
     Key((STEP,), "greater_than_sign", ">", "border(4)", "", "Fewer columns for the text"),
     Key((STEP,), "E", "E", "export_markdown", "", "Write the trajectory to a Markdown file"),
     Key((STEP,), "ctrl+n", "ctrl+n", "next_penalty", "penalised", "Go to the next step that was penalised"),
+    # play
+    Key((PLAY,), "enter,i", "enter", "type", "your turn", "Type the next turn: calls of tools, or plain words", 1),
+    *(Key((PLAY,), str(n), str(n), f"choose({n})", "", f"Begin a call of tool {n}") for n in range(1, 10)),
+    Key((PLAY,), "1", "1-9", "choose(1)", "tool", "", 2),
+    Key((PLAY,), "ctrl+r", "ctrl+r", "model", "model", "The model's own next turn; again to begin with it", 3),
+    Key((PLAY,), "n", "n", "another('next')", "next task", "Leave this rollout and play the next task", 4),
+    Key((PLAY,), "a", "a", "another('again')", "again", "Leave this rollout and play the task again", 5),
+    Key((PLAY,), "o", "o", "recorded", "recorded", "The rollouts that were recorded", 6),
+    Key((PLAY,), "space", "space", "open_text", "open text", "Open the text that is marked, or fold it again", 7),
     # lists and text
     Key(EVERYWHERE, "j,down", "j ↓", "scroll(1)", "", "Down"),
     Key(EVERYWHERE, "k,up", "k ↑", "scroll(-1)", "", "Up"),
@@ -127,8 +137,8 @@ TABLE: tuple[Key, ...] = (
     Key(PAGES, "pageup,ctrl+u,ctrl+b", "pgup", "page(-1)", "", "One page up"),
     Key(PAGES, "g,home", "g", "first", "", "To the first"),
     Key(PAGES, "G,end", "G", "last", "", "To the last"),
-    Key((LIVE, STEP), "tab", "tab", "next_pane(1)", "pane", "The next pane takes the scroll keys", 8),
-    Key((LIVE, STEP), "shift+tab", "shift+tab", "next_pane(-1)", "", "The previous pane takes the scroll keys"),
+    Key((LIVE, STEP, PLAY), "tab", "tab", "next_pane(1)", "pane", "The next pane takes the scroll keys", 8),
+    Key((LIVE, STEP, PLAY), "shift+tab", "shift+tab", "next_pane(-1)", "", "The previous pane takes the scroll keys"),
     Key((LIST, LIVE, GROUPS), "slash", "/", "search", "search", "Search the text of all trajectories", 5),
     Key((STEP,), "slash", "/", "search", "search", "Find in this trajectory", 6),
     Key((RUNS, LIST, GROUPS), "f", "f", "filter", "filter", "Show only what an expression holds for", 3),

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...engine.runs.query import EVERYTHING, Query
 from ...engine.runs.types import RunInfo
+
+if TYPE_CHECKING:
+    from ...engine.launch.play import Play
 
 
 @dataclass(frozen=True)
@@ -83,4 +87,12 @@ class Help:
     about: str
 
 
-Destination = Runs | Live | Trajectories | Groups | Stepper | Diff | Compare | Further | Help
+@dataclass(frozen=True)
+class Playing:
+    """Tasks that a person plays; `game` is the process that plays them."""
+
+    run: Path
+    game: Play
+
+
+Destination = Runs | Live | Trajectories | Groups | Stepper | Diff | Compare | Further | Help | Playing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from .destinations import Compare, Destination, Diff, Further, Groups, Help, Live, Runs, Stepper, Trajectories
+from .destinations import Compare, Destination, Diff, Further, Groups, Help, Live, Playing, Runs, Stepper, Trajectories
 from .screens.base import AppScreen
 from .shell import Shell
 
@@ -47,6 +47,10 @@ def screen_for(destination: Destination, shell: Shell) -> AppScreen:
         case Further(title, run):
             module, name = FURTHER[title]
             return getattr(importlib.import_module(f".screens.{module}", __package__), name)(shell.reads(run))
+        case Playing(run, game):
+            from .screens.play import PlayScreen
+
+            return PlayScreen(run, game)
         case Help(about):
             from .screens.help import HelpScreen
 

@@ -1,4 +1,4 @@
-"""`grpo-tui export`: the trajectories of a run as JSON lines or Parquet."""
+"""`grpo-tui export`: the trajectories of a run as JSON lines, Parquet or demonstrations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from .common import ExitCode, Importers, Maps, RunReference, RunsDir, fail, json
 
 if TYPE_CHECKING:
     from ...engine.runs.reader import RunReader
+    from ...engine.runs.types import Trajectory
 
 HELP = """Write the trajectories of a run, or of a dump of another framework, with their rewards, to a file.
+
+--format messages writes the conversations alone, as `sft.data` of `--mode sft` takes them; with --filter correct only
+the right ones.
 
 Numbers that were not recorded are null; an advantage computed from the rewards of the group stands under `recomputed`.
 """
@@ -29,6 +33,10 @@ class Format(StrEnum):
 
     jsonl = "jsonl"
     parquet = "parquet"
+    messages = "messages"
+
+
+SUFFIXES = {Format.jsonl: "jsonl", Format.parquet: "parquet", Format.messages: "messages.jsonl"}
 
 
 def export(
@@ -37,7 +45,7 @@ def export(
         Path | None,
         typer.Option("--out", metavar="FILE", help="The file to write; else RUN.jsonl or RUN.parquet here."),
     ] = None,
-    format_: Annotated[Format, typer.Option("--format", help="jsonl or parquet.")] = Format.jsonl,
+    format_: Annotated[Format, typer.Option("--format", help="jsonl, parquet or messages.")] = Format.jsonl,
     filter_: Annotated[str | None, typer.Option("--filter", metavar="EXPR", help="Only those that match.")] = None,
     maps: Maps = None,
     importers: Importers = None,
@@ -51,13 +59,13 @@ def export(
     if out is not None and not out.parent.is_dir():
         fail(f"--out: there is no folder {out.parent}; make it first", ExitCode.USAGE)
     info = run_or_dump(run, resolve_runs_dir(runs_dir), maps or (), importers or ())
-    if out is None and (out := Path(f"{Path(info.id).name}.{format_}")).exists():
+    if out is None and (out := Path(f"{Path(info.id).name}.{SUFFIXES[format_]}")).exists():
         fail(f"{out} is there already; name another file with --out, or this one to replace it", ExitCode.USAGE)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with opened(info) as reader:
-            rows = _records(reader, filter_ or "")
-            count = _write_jsonl(part, rows) if format_ is Format.jsonl else _write_parquet(part, rows)
+            rows = _records(reader, filter_ or "", demonstrations=format_ is Format.messages)
+            count = _write_parquet(part, rows) if format_ is Format.parquet else _write_jsonl(part, rows)
         os.replace(part, out)
     except OSError as error:
         fail(f"--out: {out} cannot be written: {error.strerror}")
@@ -66,12 +74,26 @@ def export(
     say(f"wrote {count:,} trajectories to {out}")
 
 
-def _records(reader: RunReader, filter_: str) -> Iterator[dict[str, Any]]:
+def _records(reader: RunReader, filter_: str, *, demonstrations: bool) -> Iterator[dict[str, Any]]:
     from ..plain import read_whole, trajectory_data
     from .records import matching
 
     for row in matching(reader, filter_, "", None):
-        yield {"n": row.n, "step": row.step} | trajectory_data(read_whole(reader, row.n))
+        whole = read_whole(reader, row.n)
+        if not demonstrations:
+            yield {"n": row.n, "step": row.step} | trajectory_data(whole)
+        elif whole.record.trajectory.steps:
+            yield demonstration(whole.record.trajectory)
+
+
+def demonstration(t: Trajectory) -> dict[str, Any]:
+    """A trajectory as a conversation: the agent's turns verbatim, the observations as the user's messages."""
+    messages = [{"role": m.role, "content": m.text} for m in t.messages] or [{"role": "user", "content": t.prompt}]
+    for step in t.steps:
+        messages.append({"role": "assistant", "content": step.text})
+        messages.append({"role": "user", "content": step.observation})
+    tools = [tool.schema for tool in t.tools if tool.name in t.meta.get("offered", ())]
+    return {"messages": messages[:-1], **({"tools": tools} if tools else {})}
 
 
 def _write_jsonl(path: Path, rows: Iterator[dict[str, Any]]) -> int:

@@ -22,6 +22,7 @@ from . import inspect as cli_inspect
 from . import live as cli_live
 from . import note as cli_note
 from . import online as cli_online
+from . import play as cli_play
 from . import repair as cli_repair
 from . import rollouts as cli_rollouts
 from . import runs as cli_runs
@@ -46,6 +47,7 @@ app = typer.Typer(
 app.command("train", help=cli_train.HELP)(cli_train.train)
 app.command("init", help=cli_init.HELP)(cli_init.init)
 app.command("inspect", help=cli_inspect.HELP)(cli_inspect.inspect)
+app.command("play", help=cli_play.HELP)(cli_play.play)
 app.command("live", help=cli_live.HELP)(cli_live.live)
 app.command("check", help=cli_check.HELP)(cli_check.check)
 app.command("eval", help=cli_evaluate.HELP)(cli_evaluate.evaluate)

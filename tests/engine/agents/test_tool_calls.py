@@ -19,7 +19,6 @@ from grpo_tui.engine.agents.chat import ChatBridge
 from grpo_tui.engine.agents.scripted import ScriptedAgent
 from grpo_tui.engine.agents.tool_calls import NativeCalls
 from grpo_tui.envs.dataset import DatasetEnv
-from grpo_tui.envs.schemas import schema_of_tool
 from grpo_tui.envs.tools import Argument, ToolSpec
 
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -28,7 +27,7 @@ LOOK = ToolSpec(
     "Looks up a word.",
     (Argument("word", "string", "the word"), Argument("times", "integer", required=False)),
 )
-TOOLS = [schema_of_tool(LOOK)]
+TOOLS = [LOOK.schema]
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<e>{% endfor %}"
 ARGUMENTS = {"word": "7", "times": 7}
 TOOL_FILE = '''

@@ -148,7 +148,7 @@ def test_what_a_run_is_begun_and_resumed_with(tmp_path: Path, monkeypatch: pytes
     run_dir = start._made(instants.root / "runs", "one")
     for seed in (1, 2):
         config = RunConfig.model_validate({"seed": seed})
-        start._write_settings(config, run_dir, 1, resumed=begun)
+        start._write_settings(config, run_dir, "rft", 1, resumed=begun)
         begun = True
         instants.look()
     assert instants.judged > 30

@@ -32,13 +32,14 @@ from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic
 from ..widgets.token_view import TokenView
 from .among_rollouts import AmongRollouts
+from .reading_screen import ReadingScreen
 from .stepper_plan import ImageBox, Side, is_wide, stepper_boxes
 
 LONG = 500
 """Tokens from which a thought is a long one."""
 
 
-class StepperScreen(AmongRollouts):
+class StepperScreen(AmongRollouts, ReadingScreen):
     """Shows where `RolloutCursor` stands: `h/l` are its steps. One body at a time: the step, the whole conversation, or
     the tokens."""
 
@@ -54,8 +55,6 @@ class StepperScreen(AmongRollouts):
         self._planned: TrajectoryRecord | None = None
         self._outline: OutlineOf | None = None
         self._body = ""
-        self._pane = ""
-        """The pane that has a small screen, where it is none of the bodies."""
         self._image_wanted = True
         self._image_large = False
         self.group = GroupPanel()
@@ -95,7 +94,7 @@ class StepperScreen(AmongRollouts):
             record is not None and has_step_rewards(record),
             self.shell.memory.get("stepper side", 0),
         )
-        shown = self._pane if self._pane and not is_wide(width, height) else self._body or "step"
+        shown = self.tab if self.tab and not is_wide(width, height) else self._body or "step"
         return stepper_boxes(width, height, shown, None if shown != "step" else image, side)
 
     def on_mount(self) -> None:
@@ -105,48 +104,34 @@ class StepperScreen(AmongRollouts):
         self.open_rollout(*self._start, find=1 if self.find else 0)
 
     def header(self, width: int) -> tuple[Line, Line]:
-        """On a small screen the panes by name, and the rollout in short; else the titles of the panes are there."""
-        p, line, right = self.palette, Line(self.palette), Line(self.palette)
-        if is_wide(width, self.frame.size.height):
-            return line, right
-        for name in self._tabs():
-            here = name == (self._pane or self._body)
-            shown = f"step {self.step + 1}/{len(self.cursor.steps)}" if name == "step" and self.cursor.steps else name
-            shown = shown if here or width >= 70 else shown[:4]
-            line.add(shown, p.key if here else p.muted, click=f"show_pane('{name}')").gap(2)
-        row = self.cursor.opened.row
-        if row is not None and row.reward is not None:
+        """On a small screen the panes by name, and the rollout in short."""
+        (line, right), p, row = super().header(width), self.palette, self.cursor.opened.row
+        if not self.is_wide and row is not None and row.reward is not None:
             right.add(f"reward {fixed(row.reward)}", p.muted)
             if row.advantage is not None and width >= 78:
                 right.add(f" A {fixed(row.advantage, signed=True)}", p.sign(row.advantage))
         return line, right
 
-    def _tabs(self) -> list[str]:
+    def tabs(self) -> list[str]:
         """The panes that can have a small screen."""
         tokens = ["tokens"] if self._body == "tokens" else []
         return ["step", "conversation", *tokens, "steps", "reward", "group"]
+
+    def tab_title(self, name: str) -> str:
+        """The step with its number."""
+        return f"step {self.step + 1}/{len(self.cursor.steps)}" if name == "step" and self.cursor.steps else name
+
+    @property
+    def usual(self) -> str:
+        """The body."""
+        return self._body
 
     def action_show_pane(self, name: str) -> None:
         """A pane by name on a small screen."""
         if name in ("step", "conversation", "tokens"):
             self._show_body(name)
         else:
-            self._pane = self._active = name
-            self.frame.replan()
-
-    def action_next_pane(self, by: int) -> None:
-        """The next pane takes the scroll keys; on a small screen, the screen."""
-        if is_wide(*self.frame.size):
-            super().action_next_pane(by)
-            return
-        tabs, now = self._tabs(), self._pane or self._body
-        self.action_show_pane(tabs[((tabs.index(now) if now in tabs else 0) + by) % len(tabs)])
-
-    def activate(self, name: str) -> None:
-        """Give the scroll keys to a pane, and a small screen as well."""
-        super().activate(name)
-        if not is_wide(*self.frame.size) and name in self._tabs():
-            self.action_show_pane(name)
+            super().action_show_pane(name)
 
     def action_border(self, by: int) -> None:
         """A wider or narrower text."""
@@ -238,7 +223,7 @@ class StepperScreen(AmongRollouts):
     def _show_body(self, name: str) -> None:
         """Another body in the middle."""
         self._body = self._active = name
-        self._pane = ""
+        self.tab = ""
         if name == "tokens":
             self._show_tokens()
         elif name == "conversation":
@@ -347,19 +332,6 @@ class StepperScreen(AmongRollouts):
         """The texts that are shown: of the step, or of all."""
         return self.conversation if self._body == "conversation" else self.text
 
-    def action_open_text(self) -> None:
-        """Open the chosen text, or fold it again."""
-        if not self.reading.toggle():
-            self.say("No text on screen folds.")
-
-    def action_choose_text(self, by: int) -> None:
-        """Choose the next text that folds."""
-        self.reading.choose(by)
-
-    def action_open_all(self, opened: bool) -> None:
-        """Open or fold all texts."""
-        self.reading.open_all(opened)
-
     def action_raw(self) -> None:
         """The exact texts, or the rendered ones; of tokens, their symbols."""
         if self._body == "tokens":
@@ -383,12 +355,8 @@ class StepperScreen(AmongRollouts):
 
     def action_conversation(self) -> None:
         """All steps in one scroll, or one at a time."""
-        self._show_body("step" if self._body == "conversation" and not self._pane else "conversation")
+        self._show_body("step" if self._body == "conversation" and not self.tab else "conversation")
         self.shell.memory.put("stepper view", self._body)
-
-    def action_prompt(self) -> None:
-        """The whole prompt, or its beginning at the first step."""
-        self.reading.toggle_prompt()
 
     def action_image(self) -> None:
         """Show or hide the image."""

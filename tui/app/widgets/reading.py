@@ -52,6 +52,8 @@ class ReadingPanel(Pane):
         self.whole_prompt = False
         self.image_note = self.note = self.problem = ""
         """A remark on the image, that of a person, and the reason why nothing can be read."""
+        self.under_way = False
+        """Whether the rollout has no end yet."""
         self.on_step: Callable[[int], None] = lambda step: None
         """Called when scrolling leads to another step."""
         self._open: dict[Key, bool] = {}
@@ -322,7 +324,7 @@ class ReadingPanel(Pane):
             line = Line(p).add("prompt ", p.faint)
             line.add(" ".join(asked.text[:400].split()), p.muted, cells=max(1, lay.width - 12)).add(" · P", p.faint)
             lay.line(line)
-        if not steps:
+        if not steps and not self.under_way:
             lay.line(Line(p).add("The agent took no step.", p.warn))
         shown = range(len(steps)) if self.whole else [min(self.step, len(steps) - 1)] if steps else []
         for at in shown:
@@ -330,7 +332,7 @@ class ReadingPanel(Pane):
                 lay.later(at, _STEP, partial(self._lay_step, lay, at, steps[at]))
             else:
                 self._lay_step(lay, at, steps[at])
-        if not shown or shown[-1] == len(steps) - 1:
+        if not self.under_way and (not shown or shown[-1] == len(steps) - 1):
             lay.put(END, self._of_step(END))
 
     def _lay_step(self, lay: TextLayout, at: int, step: Step) -> None:

@@ -1,0 +1,100 @@
+"""Rollouts by hand: starts the process that plays them (`engine.training.play`) and speaks to it in lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..runs.status import look
+from ..runs.types import RewardBreakdown, RunInfo, ToolSpec, Trajectory, TrajectoryRecord
+from .start import start_run
+from .stop import wait_until_gone
+
+if TYPE_CHECKING:
+    from ...configs.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The rollout so far: task `task` (from 0) of `tasks`, the tools that the policy knows of, and whether it ended."""
+
+    record: TrajectoryRecord
+    tools: tuple[ToolSpec, ...]
+    task: int
+    tasks: int
+    over: bool
+
+
+@dataclass(frozen=True)
+class ModelTurn:
+    """The model's own next turn."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A request that failed, and the reason in a sentence."""
+
+    message: str
+
+
+Event = Situation | ModelTurn | Refusal
+
+
+class Play:
+    """A person's rollouts under way. Raises LaunchError where the process cannot be started."""
+
+    def __init__(self, config: RunConfig, runs_dir: Path, run_id: str | None = None) -> None:
+        theirs_in, ours_out = os.pipe()
+        ours_in, theirs_out = os.pipe()
+        try:
+            self.run = start_run(
+                config, runs_dir=runs_dir, run_id=run_id, by_hand=True, stdin=theirs_in, stdout=theirs_out
+            )
+        except BaseException:
+            os.close(ours_out)
+            os.close(ours_in)
+            raise
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        self._commands = os.fdopen(ours_out, "w", encoding="utf-8")
+        self._events = os.fdopen(ours_in, encoding="utf-8", errors="replace")
+
+    def events(self) -> Iterator[Event]:
+        """Events as they come, until the process ends."""
+        for line in self._events:
+            yield _event(json.loads(line))
+
+    def send(self, **command: Any) -> None:
+        """Send a command; see `engine.training.play`. Does nothing once the process has ended."""
+        with suppress(OSError):
+            self._commands.write(json.dumps(command) + "\n")
+            self._commands.flush()
+
+    def close(self) -> RunInfo:
+        """End the process, wait until its record is whole, and return the state of the run."""
+        with suppress(OSError):
+            self._commands.close()
+        wait_until_gone(Path(self.run.path), 20.0)
+        return look(Path(self.run.path))
+
+
+def _event(data: dict[str, Any]) -> Event:
+    if data["event"] == "model":
+        return ModelTurn(data["text"])
+    if data["event"] == "problem":
+        return Refusal(data["message"])
+    tools = tuple(ToolSpec.from_json(tool) for tool in data["tools"])
+    breakdown = data["breakdown"]
+    record = TrajectoryRecord(
+        Trajectory.from_json(data["trajectory"], tools),
+        None if breakdown is None else RewardBreakdown.from_json(breakdown),
+    )
+    return Situation(record, tools, data["task"], data["tasks"], data["over"])

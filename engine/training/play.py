@@ -1,0 +1,342 @@
+"""`python -m grpo_tui.engine.training.play RUN_DIR`: a person plays the tasks of a run in place of the policy.
+
+The terminal starts this process (`engine.launch.play`). Both write one JSON object a line.
+
+| standard output | |
+|---|---|
+| `{"event": "turn", "task", "tasks", "tools", "over", "trajectory", "breakdown"}` | the rollout so far: after the prompt, after each turn, and at its end |
+| `{"event": "model", "text"}` | the model's own next turn |
+| `{"event": "problem", "message"}` | a request that failed |
+
+| standard input | |
+|---|---|
+| `{"turn": text}` | the next turn: calls such as `LOOK(x=1)`, or the text itself |
+| `{"model": true}` | asks for the model's own next turn |
+| `{"again": true}`, `{"next": true}` | end this rollout; the same task again, or the next one |
+
+The end of the input ends the process. A rollout that was left after its first turn is recorded too.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ...envs.calls import ToolCall, format_call
+from ...envs.multi_turn import MultiTurnEnv
+from ...envs.tools import ToolSpec
+from ...envs.trajectory import Step, Trajectory
+from ..launch.outcome import one_sentence, run_recorded
+from ..launch.process_logging import set_up_logging
+
+if TYPE_CHECKING:
+    from ...configs.schema import RunConfig
+    from ...envs.agent import Message, Seed
+    from ..agents.scripted import ScriptedSession
+    from ..rollouts.rollout import Rollout
+    from ..rollouts.runner import Row
+    from ..runs.writer import RecordWriter
+
+BY_HAND = "by hand"
+"""The agent of such a rollout in the record."""
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+
+
+def typed_calls(text: str, tools: Sequence[ToolSpec]) -> tuple[str, list[ToolCall]]:
+    """Read `a thought NAME(x=1, y="two") OTHER(z=3)`: the thought and the calls.
+
+    Arguments are Python or JSON values, by name or in the order of the tool. No calls where `text` does not end with
+    calls of these tools.
+    """
+    names = {tool.name: tool for tool in tools}
+    either = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    for start in re.finditer(rf"(?<![\w.-])({either})\s*\(", text) if names else ():
+        try:
+            return text[: start.start()].strip(), _calls(text[start.start() :], names, either)
+        except (SyntaxError, ValueError):
+            continue
+    return text, []
+
+
+def _calls(text: str, names: Mapping[str, ToolSpec], either: str) -> list[ToolCall]:
+    """The calls of a text that holds nothing else. Raises SyntaxError, ValueError."""
+    calls: list[ToolCall] = []
+    while text := text.strip(" \n\t;,"):
+        head = re.match(rf"({either})\s*\(", text)
+        if head is None:
+            raise ValueError(text)
+        tool = names[head.group(1)]
+        for end in (match.end() for match in re.finditer(r"\)", text)):  # the first bracket that closes the call
+            try:
+                made = ast.parse(f"f({text[head.end() : end]}", mode="eval").body
+            except SyntaxError:
+                continue
+            break
+        else:
+            raise ValueError(text)
+        assert isinstance(made, ast.Call)
+        if len(made.args) > len(tool.arguments):
+            raise ValueError(text)
+        given = {argument.name: value for argument, value in zip(tool.arguments, made.args, strict=False)}
+        given |= {str(keyword.arg): keyword.value for keyword in made.keywords}
+        calls.append(ToolCall(tool.name, {k: ast.literal_eval(_JSONNames().visit(v)) for k, v in given.items()}))
+        text = text[end:]
+    return calls
+
+
+class _JSONNames(ast.NodeTransformer):
+    """`true`, `false` and `null` as the values that they name."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """See `ast.NodeTransformer`."""
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
+
+
+class Player:
+    """Plays the rollouts of a run as a person types them.
+
+    commands, events: the pipes to the terminal.
+    """
+
+    def __init__(
+        self, config: RunConfig, run_dir: Path, writer: RecordWriter, commands: IO[str], events: IO[str]
+    ) -> None:
+        from ..agents.scripted import ScriptedAgent
+        from ..record.step_recorder import StepRecorder
+        from ..rollouts.runner import parse_row
+        from .rft import build_trainer
+
+        self.recorder = StepRecorder(writer)
+        self.recorder.event("phase", "loading the model and the data", name="loading")
+        self.trainer, _ = build_trainer(config, run_dir, self.recorder)
+        self.rows = [parse_row(row) for row in self.trainer.train_dataset]  # type: ignore[union-attr, arg-type]
+        self.policy: Any = self.trainer.agent
+        player = self
+
+        class Person(ScriptedAgent):
+            """An agent that asks a person. It knows of an environment what the policy knows."""
+
+            def start(
+                self,
+                prompts: Sequence[Sequence[Message]],
+                num_rollouts: int = 1,
+                *,
+                tools: Sequence[Mapping[str, Any]] | None = None,
+                seed: Seed = None,
+            ) -> ScriptedSession:
+                """Open a session, in which the person may ask for the model's turn."""
+                player.session = super().start(prompts, num_rollouts, tools=tools, seed=seed)
+                player.offered = tools
+                return player.session
+
+        person = Person(
+            self._ask,
+            self.trainer.tokenizer,
+            max_trajectory_tokens=config.training.max_trajectory_tokens,
+            knows=self.policy.knows,
+            template_kwargs=config.model.chat_template_kwargs,
+            native_calls=config.model.native_calls,
+            sight=self.policy.chat.sight,
+        )
+        self.person = person
+        self.runner = replace(self.trainer.runner, agent=person, num_rollouts=1)
+        self.session: ScriptedSession
+        self.offered: Sequence[Mapping[str, Any]] | None = None
+        self._commands, self._events = commands, events
+        self._task, self._tools = 0, ()
+        self._so_far: Trajectory | None = None
+        self._next: dict[str, Any] | None = None
+        """The command that ended the rollout under way."""
+
+    def play(self) -> None:
+        """Play task after task until the terminal closes."""
+        played = 0
+        while True:
+            self._rollout(self.rows[self._task], played)
+            played += 1
+            while self._next is None:
+                command = self._command()
+                if command is None or "next" in command or "again" in command:
+                    self._next = command or {"leave": True}
+                elif "model" in command or "turn" in command:
+                    self._tell("problem", message="this rollout is over; play the task again, or the next one")
+            if "leave" in self._next:
+                return
+            if "next" in self._next:
+                self._task = (self._task + 1) % len(self.rows)
+
+    def _rollout(self, row: Row, number: int) -> None:
+        """Play one rollout, then score and record it."""
+        self._next, self._so_far = None, None
+        environment = self.runner.environment(row)
+        self._tools = tuple(getattr(environment, "tools", ()))
+        if isinstance(environment, MultiTurnEnv):
+            environment.on_turn = self._turned
+            self._shown_tools = tuple(environment.offered())
+        else:
+            self._shown_tools = self._tools
+        rollout = self.runner.run([row], first=number, step=0)[0]
+        if rollout.trajectory is None:
+            self._tell("problem", message="this environment gives no trajectory, so nothing can be shown or recorded")
+            return
+        trajectory = replace(rollout.trajectory, agent=BY_HAND)
+        if self._next is not None:
+            trajectory = replace(trajectory, error="left by the person who played")
+        rollout = replace(rollout, trajectory=trajectory)
+        rollout = self._scored(rollout, update=True)
+        if trajectory.steps:
+            self.recorder.trajectories(0, [rollout], "train")
+        if self._next is None:
+            self._show(rollout, over=True)
+
+    def _scored(self, rollout: Rollout, *, update: bool) -> Rollout:
+        """The same with the reward that the policy would get."""
+        done = self.trainer.pipeline.complete([rollout], reference=False)
+        return self.trainer.pipeline.scorer.rewards(done, update=update)[0][0]
+
+    # -- turns ------------------------------------------------------------------------------------------------------
+
+    def _turned(self, trajectory: Trajectory) -> None:
+        self._so_far = replace(trajectory, agent=BY_HAND)
+
+    def _ask(self, row: int, turn: int, observation: str | None) -> str | None:
+        """The person's next turn; None where the person leaves the rollout."""
+        self._show_so_far(turn, observation)
+        while True:
+            command = self._command()
+            if command is None:
+                self._next = {"leave": True}
+                return None
+            if "next" in command or "again" in command:
+                self._next = command
+                return None
+            if isinstance(text := command.get("turn"), str) and text.strip():
+                return self._written(text)
+            if "model" in command:
+                self._show_model()
+
+    def _written(self, text: str) -> str:
+        """A turn as the policy would write it."""
+        thought, calls = typed_calls(text, self._tools)
+        if not calls:
+            return text
+        if self.person.call_reader is not None and self.offered:
+            schemas = [tool.schema for tool in self._tools]
+            native = self.person.call_reader.write(self.person.chat_for(self.offered), thought, calls, schemas)
+            if native is not None:
+                return native
+        return "\n".join([*([thought] if thought else []), *(format_call(c.name or "", c.arguments) for c in calls)])
+
+    def _show_model(self) -> None:
+        from ..policy.prepared import acting
+        from ..policy.sight.processor import Encoded
+
+        images = tuple(shown.image for shown in self.session.shown(0))
+        conversation = Encoded(self.session.tokens(0).token_ids.tolist(), images)
+        try:
+            with acting(self.trainer.policy.model):
+                turn = self.policy.next_turn(conversation)
+        except Exception as problem:  # whatever the model raises: the person plays on
+            self._tell("problem", message=one_sentence(problem))
+            return
+        self._tell("model", text=turn.text, stop=turn.stop_reason)
+
+    def _show_so_far(self, turn: int, observation: str | None) -> None:
+        from ..rollouts.rollout import Rollout
+
+        tokens, so_far = self.session.tokens(0), self._so_far
+        if so_far is None:  # an environment with its own `run_trial` shows only the tokens
+            said = self.person.chat.decode(tokens.token_ids[tokens.turn == -1].tolist())
+            steps = [
+                Step(i, self.person.chat.decode(tokens.token_ids[(tokens.turn == i) & tokens.agent_mask].tolist()))
+                for i in range(turn)
+            ]
+            if steps:
+                steps[-1] = replace(steps[-1], observation=observation or "")
+            env = self.rows[self._task].env_class_path
+            so_far = Trajectory("", env, "", "", 0, said, tuple(steps), correct=None, agent=BY_HAND)
+        rollout = Rollout(
+            tokens.token_ids.astype("int64"), tokens.agent_mask, tokens.turn, tokens.logprobs * 0, 0, 0,
+            logprobs=tokens.logprobs, trajectory=replace(so_far, expected=None, correct=None, stop_reason=""),
+            images=tuple(shown.image for shown in self.session.shown(0)),
+        )  # fmt: skip
+        self._show(_undecided(self._scored(rollout, update=False)) if turn else rollout, over=False)
+
+    # -- pipes ------------------------------------------------------------------------------------------------------
+
+    def _show(self, rollout: Rollout, *, over: bool) -> None:
+        assert rollout.trajectory is not None
+        self.recorder.writer.flush(timeout=10.0)  # images first
+        self._tell(
+            "turn",
+            task=self._task,
+            tasks=len(self.rows),
+            over=over,
+            tools=[tool.to_json() for tool in self._shown_tools],
+            trajectory=rollout.trajectory.to_json(),
+            breakdown=None if rollout.breakdown is None else rollout.breakdown.to_json(),
+        )
+
+    def _tell(self, event: str, **data: Any) -> None:
+        try:
+            self._events.write(json.dumps({"event": event, **data}, default=str) + "\n")
+            self._events.flush()
+        except OSError:  # the terminal is gone; the end of its input follows
+            return
+
+    def _command(self) -> dict[str, Any] | None:
+        """The next command; None at the end of the input."""
+        for line in self._commands:
+            try:
+                command = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(command, dict):
+                return command
+        return None
+
+
+def _undecided(rollout: Rollout) -> Rollout:
+    """The same without the component of the task's answer, which nobody knows before the end."""
+    if rollout.breakdown is None:
+        return rollout
+    *before, last = rollout.breakdown.steps
+    components = {name: value for name, value in last.components.items() if name != "task" or value.raw}
+    steps = (*before, replace(last, components=components))
+    return replace(rollout, breakdown=replace(rollout.breakdown, steps=steps))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play the run in a folder; see the module."""
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    commands = os.fdopen(os.dup(0), encoding="utf-8")
+    os.dup2(2, 1)  # what libraries and the user's code print goes to the log
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    set_up_logging()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    from ..launch.settings import read_config
+    from ..runs.writer import open_writer
+
+    run_dir = Path(arguments[0])
+    writer = open_writer(run_dir, process="play")
+
+    def work() -> bool:
+        player = Player(read_config(run_dir), run_dir, writer, commands, events)
+        writer.status("running")
+        player.play()
+        return True
+
+    return run_recorded(writer, "play", work)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

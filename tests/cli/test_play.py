@@ -1,0 +1,138 @@
+"""`grpo-tui play`: a person in place of the policy, in a pipe and on a terminal."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_tui.configs.loading import load_config
+from grpo_tui.engine.policy.sources import load_tokenizer
+from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.training.demonstrations import read_conversations
+from grpo_tui.engine.training.play import typed_calls
+from grpo_tui.envs.tools import Argument, ToolSpec
+from tests.e2e.terminal import Terminal
+from tests.forked import forked_processes
+
+from .conftest import Cli
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LOOK = ToolSpec("LOOK", "", (Argument("x", "integer"), Argument("where", "string", required=False)))
+FIND = ToolSpec("web-find", "", (Argument("query", "string"),))
+
+
+def played(folder: Path, typed: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Play with these lines as standard input."""
+    command = [sys.executable, "-m", "grpo_tui.tui.cli", "play", *arguments]
+    with forked_processes():
+        return subprocess.run(command, cwd=folder, input=typed, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "calls"),
+    [
+        ("LOOK(x=1)", "", [("LOOK", {"x": 1})]),
+        ("LOOK(1, 'a)b')", "", [("LOOK", {"x": 1, "where": "a)b"})]),
+        ("I look. LOOK(x=-2.5); LOOK(x=null)", "I look.", [("LOOK", {"x": -2.5}), ("LOOK", {"x": None})]),
+        ('web-find(query="LOOK(x=1)") LOOK()', "", [("web-find", {"query": "LOOK(x=1)"}), ("LOOK", {})]),
+        ("LOOK(x=[1, {'a': true}])", "", [("LOOK", {"x": [1, {"a": True}]})]),
+        ("LOOK(x=1) and more", "LOOK(x=1) and more", []),
+        ("OVERLOOK(x=1)", "OVERLOOK(x=1)", []),
+        ("LOOK(x=f(1))", "LOOK(x=f(1))", []),
+        ("LOOK(1, 2, 3)", "LOOK(1, 2, 3)", []),
+        ('{"name": "LOOK", "arguments": {"x": 1}}', '{"name": "LOOK", "arguments": {"x": 1}}', []),
+        ("plain words", "plain words", []),
+    ],
+)
+def test_calls_as_they_are_typed(text: str, thought: str, calls: list[tuple[str, dict[str, object]]]):
+    read = typed_calls(text, [LOOK, FIND])
+    assert (read[0], [(call.name, call.arguments) for call in read[1]]) == (thought, calls)
+
+
+def test_a_rollout_by_hand_is_scored_recorded_and_a_demonstration(tmp_path: Path):
+    """Penalties come with their reasons after each turn; the demonstration has the tokens of the rollout."""
+    turns = ["SEGMENT_OBJECT_AT(x=1, y=9999)", "nonsense", 'I guess. ANSWER(text="red")']
+    typed = "\n".join(["/model", *turns, "/next", "LOOK", "/quit"])
+    answer = played(tmp_path, typed, "--run-id", "mine")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert 'model    {"name": "SEGMENT_OBJECT_AT"' in answer.stdout
+    first, second, third, *_ = answer.stdout.split("\nstep ")[1:]
+    assert "✗ invalid_argument" in first and "so that 0 <= y <" in first and "expected" not in first
+    assert "✗ unparsable_call" in second
+    assert "ANSWER" in third and ("✓ answer red" in third or "✗ answer red" in third)
+    assert answer.stdout.count("task 1 of") == 1 and answer.stdout.count("task 2 of") == 1
+
+    with RunReader(tmp_path / "runs" / "mine") as reader:
+        records = [reader.bodies.trajectory(n) for n in (1, 2)]
+        tokens = reader.bodies.tokens(1)
+    whole, left = records
+    assert whole.trajectory.agent == "by hand" and whole.breakdown is not None and tokens is not None
+    assert [p.rule for p in whole.breakdown.penalties] == ["invalid_argument", "unparsable_call"]
+    shown = [float(line.split()[-1].replace("−", "-")) for line in answer.stdout.splitlines() if "reward −" in line]
+    assert shown and shown[0] == pytest.approx(whole.breakdown.total, abs=0.005)
+    assert left.trajectory.error == "left by the person who played"
+
+    exported = subprocess.run(
+        [sys.executable, "-m", "grpo_tui.tui.cli", "export", "mine", "--format", "messages", "--filter", "stop:answer"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert exported.returncode == 0, exported.stderr
+    config = load_config(tmp_path / "runs" / "mine" / "config.yaml")
+    (demonstration,) = read_conversations(tmp_path / "mine.messages.jsonl", load_tokenizer(config.model))
+    assert demonstration.tokens.token_ids.tolist() == list(tokens.token_ids)
+    assert demonstration.tokens.agent_mask.tolist() == list(tokens.agent_mask)
+
+
+def test_a_dataset_with_a_reward_function(tmp_path: Path):
+    """The whole turn is the answer; the reward function's print reaches the log and not the screen."""
+    (tmp_path / "sums.jsonl").write_text('{"prompt": "2+3?", "answer": "5"}\n{"prompt": "7+1?", "answer": "8"}\n')
+    (tmp_path / "own.py").write_text(
+        "def right(completions, answer, **columns):\n"
+        "    print('printed by the reward function')\n"
+        "    return [float(a in c) for c, a in zip(completions, answer)]\n"
+    )
+    answer = played(
+        tmp_path, "it is 5\n/next\n9\n", "--dataset", "sums.jsonl", "--reward", "own.py:right", "--run-id", "sums"
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "reward 1.00" in answer.stdout and "reward 0.00" in answer.stdout
+    assert "ANSWER" not in answer.stdout and "printed by" not in answer.stdout
+    assert "printed by the reward function" in (tmp_path / "runs" / "sums" / "logs" / "play.log").read_text()
+
+
+def test_tools_of_the_users_own(tmp_path: Path):
+    shutil.copytree(EXAMPLES / "tool_function", tmp_path, dirs_exist_ok=True)
+    shown = played(tmp_path, "", "config.yaml")
+    assert shown.returncode == 0, shown.stderr
+    assert "tools    " in shown.stdout and "(" in shown.stdout.split("tools    ")[1].splitlines()[0]
+
+
+def test_a_model_that_is_not_there(cli: Cli, tmp_path: Path):
+    answer = cli("play", "--model", str(tmp_path / "nothing"), "--run-id", "none")
+    assert answer.returncode == 2
+    assert "nothing" in answer.stderr and "Traceback" not in answer.stdout + answer.stderr
+
+
+def test_the_terminal(tmp_path: Path):
+    """A tool is chosen by its number; the reason of a penalty and the model's turn are on the screen."""
+    command = [sys.executable, "-m", "grpo_tui.tui.cli", "play", "--run-id", "mine"]
+    with Terminal(command, cwd=tmp_path) as screen:
+        screen.see("task 1 of", "1 SEGMENT_OBJECT_AT")
+        screen.press("1")
+        screen.see("Your turn", "SEGMENT_OBJECT_AT(x=, y=)")
+        screen.press("\x15")
+        screen.settle()
+        screen.press("SEGMENT_OBJECT_AT(x=1, y=9999)\r")
+        screen.see("✗ invalid argument", "limit: 0 <= y <", "reward so far")
+        screen.press("\x12")
+        screen.see("the model's own next turn", '{"name"')
+        screen.press("q")
+        assert screen.wait() == 0
+    with RunReader(tmp_path / "runs" / "mine") as reader:
+        assert reader.bodies.trajectory(1).trajectory.agent == "by hand"

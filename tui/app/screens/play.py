@@ -1,0 +1,228 @@
+"""Play a task by hand: the conversation, the tools, the rewards so far, and the model's own next turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..bindings import PLAY, bindings
+from ..destinations import Trajectories
+from ..widgets.frame import Box, Part, split
+from ..widgets.graphics import Picture
+from ..widgets.image_view import ImagePane
+from ..widgets.line import Line, wrapped
+from ..widgets.pane import Pane
+from ..widgets.prompt_bar import ask
+from ..widgets.reading import ReadingPanel
+from ..widgets.reward_arithmetic import RewardArithmetic
+from ..widgets.tools_panel import ToolsPanel, template
+from .reading_screen import ReadingScreen
+from .stepper_plan import is_wide
+
+if TYPE_CHECKING:
+    from ....engine.launch.play import Event, Play, Situation
+
+_HINT = "a call such as {call}, several calls, or plain words · tab completes · ↑ earlier turns · esc cancels"
+_IMAGE_ROOM = 18
+"""Rows of the text under which no image is shown."""
+
+
+class ModelPanel(Pane):
+    """The turn that the model would take now."""
+
+    title = "the model's own next turn"
+
+    def __init__(self) -> None:
+        super().__init__("model")
+        self.text = ""
+
+    def put(self, text: str) -> None:
+        """Show another turn."""
+        self.text = text
+        self.changed(keep_scroll=False)
+
+    def build(self, width: int, height: int) -> list[Line]:
+        """The turn as it was sampled."""
+        return wrapped(self.palette, self.text or "(nothing)", width, self.palette.text, len(self.text) or 1)
+
+
+class PlayScreen(ReadingScreen):
+    """Shows what the process that plays reports, and sends it the person's turns."""
+
+    view = PLAY
+    BINDINGS = bindings(PLAY)
+
+    def __init__(self, run: Path, game: Play) -> None:
+        super().__init__()
+        self.run_path, self.game = run, game
+        self.now: Situation | None = None
+        self.tools = ToolsPanel()
+        self.conversation = ReadingPanel("conversation", whole=True)
+        self.conversation.problem = "loading the model and the data…"
+        self.reward = RewardArithmetic()
+        self.image = ImagePane()
+        self.model = ModelPanel()
+        self.picture = Picture(self, self.image)
+        self._asked = False
+        """Whether the model writes its turn now."""
+        self._model_known = False
+        self._history: list[str] = []
+
+    @property
+    def reading(self) -> ReadingPanel:
+        """The conversation."""
+        return self.conversation
+
+    def panes(self) -> list[Pane]:
+        """Conversation, tools, reward, image and the model's turn."""
+        return [self.conversation, self.tools, self.reward, self.image, self.model]
+
+    def tabs(self) -> list[str]:
+        """The panes that can have a small screen."""
+        return ["conversation", "tools", "reward", *(["model"] if self._model_known else [])]
+
+    def plan(self, width: int, height: int) -> list[Box]:
+        """Tools and reward beside the conversation; one of them alone on a small terminal."""
+        if not is_wide(width, height):
+            return [Box(self.tab or self.usual, 0, 0, width, height)]
+        side = min(56, max(36, width // 3))
+        rows = self.reward.rows_for(side - 4) + 2 if self.reward.record is not None else 4
+        wanted = len(self.tools.build(side - 4, height)) + 2
+        least = max(4, min(rows, height - min(wanted, height // 2)))
+        tools, reward = split(height, [Part(4), Part(least, 0.0)])
+        boxes = [Box("tools", 0, *_at(tools, side)), Box("reward", 0, *_at(reward, side))]
+        x, text, middle = side - 1, width - side + 1, height
+        if self._model_known:
+            rows = min(height // 3, max(4, len(self.model.build(text - 4, height)) + 2))
+            middle -= rows - 1
+            boxes.append(Box("model", x, middle - 1, text, rows))
+        if self.image.source and middle >= _IMAGE_ROOM:
+            rows = max(8, min(self.image.rows_for(text - 2) + 2, middle // 2))
+            middle -= rows - 1
+            boxes.append(Box("image", x, middle - 1, text, rows))
+        return [*boxes, Box("conversation", x, 0, text, middle)]
+
+    def status(self, width: int) -> Line:
+        """The run and the task."""
+        line = Line(self.palette)
+        if self.now is not None:
+            line.add(f"task {self.now.task + 1} of {self.now.tasks}", self.palette.muted)
+            if self.now.over:
+                line.add(" · over", self.palette.strong)
+        return line
+
+    def hint_label(self, action: str, label: str) -> str:
+        """After the end only another rollout can begin."""
+        return "" if action in ("type", "model") and (self.now is None or self.now.over) else label
+
+    def on_mount(self) -> None:
+        """Listen to the process."""
+        self.picture.start()
+        self.conversation.changed()
+        self.run_worker(self._listen, thread=True, exit_on_error=False)
+
+    def on_unmount(self) -> None:
+        """End the process: it waits for turns that nobody takes."""
+        self.game.send(leave=True)
+
+    def _listen(self) -> None:
+        from ....engine.runs.status import look
+
+        for event in self.game.events():
+            self.app.call_from_thread(self._arrived, event)
+        ended = look(self.run_path)
+        if self.is_attached:
+            self.app.call_from_thread(self._ended, ended.error or "the process has ended")
+
+    def _ended(self, why: str) -> None:
+        self.conversation.put(None, 0, why)
+        self.frame.refresh_lines()
+
+    def _arrived(self, event: Event) -> None:
+        from ....engine.launch.play import ModelTurn, Refusal
+
+        if isinstance(event, Refusal):
+            self._asked = False
+            self.say(event.message, "error")
+        elif isinstance(event, ModelTurn):
+            self._asked, self._model_known = False, True
+            self.app.clear_notifications()
+            self.model.put(event.text)
+            if not self.is_wide:
+                self.action_show_pane("model")
+        else:
+            self._show(event)
+        self.frame.replan()
+        self.frame.refresh_lines()
+
+    def _show(self, now: Situation) -> None:
+        trajectory = now.record.trajectory
+        step = max(0, len(trajectory.steps) - 1)
+        self.now, self._model_known = now, False
+        if self.tab == "model":
+            self.tab = ""
+        self.tools.put(now.tools)
+        self.conversation.under_way = not now.over
+        self.conversation.put(now.record, step)
+        self.reward.put(now.record if trajectory.steps else None, step)
+        self.reward.title = "reward" if now.over else "reward so far"
+        self.image.put(self.run_path, trajectory, step)
+
+    # -- turns ------------------------------------------------------------------------------------------------------
+
+    def action_type(self, begun: str = "") -> None:
+        """Type the next turn."""
+        now = self.now
+        if now is None or now.over:
+            self.say("This rollout is over: a plays the task again, n the next one." if now else "Still loading.")
+            return
+        example = template(now.tools[0]) if now.tools else "LOOK(x=1)"
+
+        def send(text: str) -> None:
+            if text:
+                self.game.send(turn=text)
+
+        def complete(text: str) -> list[str]:
+            word = text.split()[-1] if text.split() and not text.endswith(" ") else ""
+            return [text[: len(text) - len(word)] + template(t) for t in now.tools if word and t.name.startswith(word)]
+
+        hint = _HINT.format(call=example) if now.tools else "the answer, in plain words · esc cancels"
+        ask(self, "Your turn", begun, send, hint=hint, complete=complete, history=self._history)
+
+    def action_choose(self, number: int) -> None:
+        """Begin a call of the tool with this number."""
+        if self.now is not None and number <= len(self.now.tools):
+            self.action_type(template(self.now.tools[number - 1]))
+
+    def on_pane_hit(self, message: Pane.Hit) -> None:
+        """A click on a tool begins a call; on the note of a text, opens it."""
+        match message.what:
+            case ("tool", int(number)):
+                self.action_choose(number)
+            case ("fold", tuple(key)):
+                self.reading.toggle(key)
+
+    def action_model(self) -> None:
+        """The model's own next turn; once it is there, begin with it."""
+        if self.now is None or self.now.over or self._asked:
+            return
+        if self._model_known:
+            self.action_type(self.model.text)
+            return
+        self._asked = True
+        self.say("The model writes its next turn…")
+        self.game.send(model=True)
+
+    def action_another(self, which: str) -> None:
+        """The same task again, or the next one."""
+        if self.now is not None:
+            self.game.send(**{which: True})
+
+    def action_recorded(self) -> None:
+        """The rollouts that were recorded."""
+        self.shell.open(Trajectories(self.run_path))
+
+
+def _at(part: tuple[int, int], width: int) -> tuple[int, int, int]:
+    """y, width and height of a box."""
+    return part[0], width, part[1]

@@ -1,0 +1,125 @@
+"""`grpo-tui play`: play the tasks by hand and get the policy's rewards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .common import ExitCode, RunsDir, SetOption, fail, on_terminal, say
+from .config import ConfigArgument, load
+from .train import DatasetOption, ModelOption, RewardOption, own
+
+if TYPE_CHECKING:
+    from ...configs.schema import RunConfig
+    from ...engine.launch.play import Play, Situation
+
+HELP = """Play tasks by hand, in place of the policy, and see the rewards that the policy would get.
+
+A turn is a call such as LOOK(x=1), several of them, or plain words. The rollouts are recorded as a run. `grpo-tui
+export RUN --format messages` writes them as demonstrations for --mode sft.
+
+Without a terminal, each line of standard input is a turn, or one of /model, /again, /next and /quit.
+"""
+
+
+def play(
+    config: ConfigArgument = None,
+    model: ModelOption = None,
+    dataset: DatasetOption = None,
+    reward: RewardOption = None,
+    set_: SetOption = None,
+    run_id: Annotated[str | None, typer.Option("--run-id", help="The new run's id; else one is made.")] = None,
+    runs_dir: RunsDir = None,
+) -> None:
+    """Start the process that plays, and show it on the terminal or in lines."""
+    from ...engine.launch import LaunchError
+    from ...engine.launch.play import Play
+    from ...engine.runs.paths import runs_dir as resolve_runs_dir
+    from .follow import crash_reason
+
+    home = resolve_runs_dir(runs_dir)
+    settings = for_play(load(config, set_, "rft", options=own(model, dataset, reward), paths=True))
+    try:
+        game = Play(settings, home, run_id)
+    except LaunchError as error:
+        fail(str(error), ExitCode.USAGE)
+    try:
+        if on_terminal():
+            from ..app.app import run_app
+            from ..app.destinations import Playing
+
+            run_app(home, Playing(Path(game.run.path), game))
+        else:
+            play_in_lines(game)
+    finally:
+        ended = game.close()
+    if ended.status == "crashed":
+        fail(crash_reason(ended) or "the process ended without a message")
+    say(f"run {ended.id}: grpo-tui inspect {ended.id} · grpo-tui export {ended.id} --format messages")
+
+
+def for_play(config: RunConfig) -> RunConfig:
+    """The same configuration with the policy in the process and without held-out tasks."""
+    return config.model_copy(
+        update={
+            "environment": config.environment.model_copy(update={"eval_tasks": 0}),
+            "rollouts": config.rollouts.model_copy(update={"engine": "transformers"}),
+            "logging": config.logging.model_copy(update={"wandb": "off"}),
+        }
+    )
+
+
+def play_in_lines(game: Play) -> None:
+    """Take turns from standard input until it ends."""
+    from ...engine.launch.play import ModelTurn, Refusal
+    from ..text import literal
+
+    shown: int | None = None
+    for event in game.events():
+        if isinstance(event, Refusal):
+            say(literal(event.message))
+        elif isinstance(event, ModelTurn):
+            say(literal(f"model    {event.text}"))
+        else:
+            steps = len(event.record.trajectory.steps)
+            for line in situation_lines(event, shown if steps else None):
+                say(line)
+            shown = None if event.over else steps
+        if not _send_next(game):
+            return
+
+
+def _send_next(game: Play) -> bool:
+    """Send the next line of standard input; False at its end."""
+    for typed in sys.stdin:
+        line = typed.rstrip("\n")
+        if line == "/quit":
+            return False
+        if line.strip():
+            command = {"/model": {"model": True}, "/again": {"again": True}, "/next": {"next": True}}.get(line)
+            game.send(**(command or {"turn": line}))
+            return True
+    return False
+
+
+def situation_lines(now: Situation, seen: int | None) -> Iterator[str]:
+    """The steps from number `seen` on, and the end; before them the task where `seen` is None."""
+    from ..plain import Whole, end_lines, step_lines
+    from ..text import literal, wrap
+
+    whole, t = Whole(0, now.record), now.record.trajectory
+    if seen is None:
+        yield ""
+        yield literal(f"task {now.task + 1} of {now.tasks}  {t.env}")
+        yield from wrap(t.prompt, 110, limit=len(t.prompt))
+        for number, tool in enumerate(now.tools):
+            yield literal(f"{'' if number else 'tools':<9}{tool.signature}  {tool.description}".rstrip())
+    for position in range(seen or 0, len(t.steps)):
+        yield from step_lines(whole, position)
+    if now.over:
+        yield from end_lines(whole)
+        yield "the rollout is over: /again, /next or /quit"
