@@ -136,13 +136,13 @@ def precision(setting: Setting) -> Iterator[Choice]:
 
 
 def online_rates(setting: Setting) -> Iterator[Choice]:
-    """Learning rates while serving, in the proportions of the built-in policy's."""
+    """Learning rates while serving: an update sees one request, and several hundred are little to learn from."""
     rate = learning_rate(setting)
     for key, factor in (
-        ("lr_correction", 1),
-        ("lr_adaptive_max", 1),
-        ("lr_adaptive_min", 0.2),
-        ("max_learning_rate", 5),
+        ("lr_correction", 5),
+        ("lr_adaptive_max", 5),
+        ("lr_adaptive_min", 3),
+        ("max_learning_rate", 10),
     ):
         yield Choice(f"online.{key}", float(f"{rate.value * factor:.1g}"), rate.why)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .agent import Message
@@ -29,6 +29,11 @@ class ChatEnv(MultiTurnEnv):
 
     def __init__(self, tokenizer: Any = None, **config: Any) -> None:
         super().__init__(tokenizer, **{"max_turns": 1, **config})
+
+    @classmethod
+    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
+        """A question is a conversation of one message."""
+        return {"messages": [{"role": "user", "content": question}]}
 
     def reset(self, task: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Message]]:
         """The messages as they are. Raises ValueError when they are no conversation."""

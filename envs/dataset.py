@@ -62,8 +62,3 @@ class DatasetEnv(ChatEnv):
         if state.get("answer") is not None:
             return super().step(state, call)
         return StepResult("", done=True, answer=str(call.arguments["text"]))
-
-    @classmethod
-    def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
-        """A question is a conversation of one message."""
-        return {"messages": [{"role": "user", "content": question}]}

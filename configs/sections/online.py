@@ -60,6 +60,11 @@ class ValidationConfig(Section):
     max_drop: float = Field(default=0.05, gt=0, le=1)
     """A version whose success is more than this below the best validated one is not served, and learning goes back to
     the last validated one."""
+    max_text_loss: float = Field(default=0.02, gt=0)
+    """A version that gives a fixed set of unrelated texts so much less log-likelihood than the start, as a share, is
+    not served. A model that does not know such texts is not measured by them."""
+    max_text_kl: float = Field(default=0.2, gt=0)
+    """Nor one that is farther than this from the start on these texts, in nats per token."""
     nice: int = Field(default=10, ge=0, le=19)
     """What it gives way to others by, from 0 to 19. No version answers before it was validated: at 19, beside a worker
     and other programs that are always busy, what was learnt waits long."""

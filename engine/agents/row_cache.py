@@ -75,6 +75,31 @@ class RowCache(Cache):
             layer.keys = _resized(layer.keys, rows, kept, self.stride)
             layer.values = _resized(layer.values, rows, kept, self.stride)
 
+    def reserve(self, rows: int, capacity: int, like: RowCache | None = None) -> None:
+        """Make room for `rows` rows of `capacity` tokens; what the present rows hold stays. like: a cache of the same
+        model with content, for the shapes of a cache that has none."""
+        stride = _rounded(capacity) + 1
+        held, kept = self.rows, min(self.capacity, _rounded(capacity))
+        for layer, other in zip(self._row_layers, like._row_layers if like else self._row_layers, strict=True):
+            old = layer.keys, layer.values
+            for name, storage, shape in zip(("keys", "values"), old, (other.keys, other.values), strict=True):
+                assert shape is not None
+                new = shape.new_zeros(rows, shape.shape[1], stride, shape.shape[3])
+                if storage is not None and held:
+                    new[:held, :, :kept] = storage[:, :, :kept]
+                setattr(layer, name, new)
+            layer.is_initialized = True
+        self.rows, self.capacity = rows, stride - 1
+
+    def copy_row(self, source: RowCache, place: int, to: int) -> None:
+        """Copy a row of `source` to place `to` of this cache, as far as both reach."""
+        kept = min(source.capacity, self.capacity)
+        for layer, other in zip(self._row_layers, source._row_layers, strict=True):
+            assert layer.keys is not None and layer.values is not None
+            assert other.keys is not None and other.values is not None
+            layer.keys[to, :, :kept] = other.keys[place, :, :kept]
+            layer.values[to, :, :kept] = other.values[place, :, :kept]
+
     def swap(self, first: torch.Tensor, second: torch.Tensor) -> None:
         """Exchange the rows `first` with the rows `second`, pairwise (disjoint, int64 `[k]`)."""
         for layer in self._row_layers:

@@ -111,6 +111,11 @@ class TransformersAgent(ChatAgent):
         finally:
             session.close()
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows of this model can join and leave a running batch (`live_batch`)."""
+        return self.chat.sight is None and self._rows_of is CachedRows
+
     @cached_property
     def _rows_of(self) -> RowsOf:
         """Found out when the first session starts. Of a model that sees, `sight_check` says whether it is right."""

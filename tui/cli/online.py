@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .common import ExitCode, RunsDir, SetOption, fail, say, warn
 from .config import ConfigArgument, chosen_lines, load
 from .train import DatasetOption, ModelOption, RewardOption, own, watch
+
+if TYPE_CHECKING:
+    from ...configs import Option
 
 HELP = """Serve answers and learn from them while serving: an inference engine and an update worker.
 
@@ -64,6 +67,8 @@ def online(
         overrides.append(f"online.requests={json.dumps(requests)}")
     if serve is not None:
         overrides.append(f"online.serve={json.dumps(serve)}")
+    if "model.base" in options and "data.source" not in options and config is None:
+        options |= _conversations(model or "", overrides)
     settings = load(source, overrides, "online", options=options, paths=old is None)
 
     from ...engine.launch import LaunchError, start_run
@@ -85,3 +90,16 @@ def online(
         fail(str(error), ExitCode.USAGE)
     # in a pipe standard output carries the answers, so what is told goes to standard error
     watch(home, run, headless=headless or piped, out=warn if piped else say)
+
+
+def _conversations(model: str, overrides: list[str]) -> dict[str, Option]:
+    """A model of the user's own holds conversations, unless another environment or data is set."""
+    from ...configs import Option
+    from ...configs.model_defaults import BUILTIN
+
+    if model.startswith(BUILTIN) or any(o.startswith(("environment.", "data.")) for o in overrides):
+        return {}
+    return {
+        "environment.class_path": Option("--model", "grpo_tui.envs.chat.ChatEnv"),
+        "environment.eval_tasks": Option("--model", 0),
+    }

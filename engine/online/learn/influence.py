@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -13,9 +13,10 @@ class Influence:
     The n-th task about the same request weighs 1 / n², so that all repetitions together count at most 1.65 times as
     much as one.
 
-    A source that made a share s of the last `window` tasks, above its cap, weighs cap / s: what it teaches stays at
-    that share. The cap is `share`; of questions alone (labelled by the policy's own vote) it is an equal part where
-    fewer sources than 1 / `share` ask, so that a single caller is not slowed down for nobody's sake. A source is named
+    A source that made a share s of the last `window` tasks, above its cap, weighs cap / s. The cap is `share`, or an
+    equal part where fewer sources than 1 / `share` exist, so that a single caller learns at full speed. For questions
+    that the policy's own vote labels, the sources are those of the last tasks. For feedback they are the callers that
+    asked lately: among several callers, one that sends all the feedback is held to `share`. A source is named
     `caller` or `caller/user`: both are capped, so that a caller gains nothing by inventing users. The run's own
     requests have no source and are not cut.
     """
@@ -26,22 +27,26 @@ class Influence:
         self._requests: Counter[str] = Counter()
         self._sources: Counter[str] = Counter()
 
-    def weigh(self, request: str, source: str, *, labelled: bool = False) -> float:
-        """Count one more task and give its weight. `labelled`: its label is the source's own word."""
+    def weigh(self, request: str, source: str, *, labelled: bool = False, peers: Sequence[int] = ()) -> float:
+        """Count one more task and return its weight. labelled: the source gave the label. peers: how many callers
+        asked lately, and how many users of this caller; empty where that is not known."""
         if len(self._recent) == self._recent.maxlen:
             self._forget(*self._recent[0])
         self._recent.append((request, source))
         self._requests[request] += 1
         self._sources.update(_levels(source))
         weight = 1.0 / self._requests[request] ** 2 if request else 1.0
-        return weight * min((self._room(name, labelled) for name in _levels(source) if name), default=1.0)
+        return weight * min((self._room(name, labelled, peers) for name in _levels(source) if name), default=1.0)
 
-    def _room(self, name: str, labelled: bool) -> float:
-        """What is left to a source that made its share: 1 below its cap."""
+    def _room(self, name: str, labelled: bool, peers: Sequence[int]) -> float:
+        """The weight that a source's own share leaves to it: 1 below its cap."""
         beside = name.rpartition("/")[0]
         equals = sum(known.rpartition("/")[0] == beside for known in self._sources)
-        cap = self.share if labelled else max(self.share, 1 / equals)
-        # a first word of somebody is no majority: the share is taken of at least a few tasks
+        if labelled:
+            known = peers[bool(beside)] if len(peers) == 2 else round(1 / self.share)
+            equals = max(equals, known)
+        cap = max(self.share, 1 / equals)
+        # A single task is not a majority: the share is taken of at least a few tasks.
         of = self._sources[beside] if beside else len(self._recent)
         return min(1.0, cap / (self._sources[name] / max(of, round(5 / self.share))))
 
@@ -96,6 +101,15 @@ class RobustBaseline:
                 return value
         return weighted[-1][0]
 
+    def mean(self) -> float:
+        """The running mean, with the same weights and one return of 0 before the first.
+
+        Ratings are measured by it: they are ±1, and a median of those would hide either all praise or all blame.
+        """
+        newest = len(self._returns) - 1
+        weights = [self.decay ** (newest - i) for i in range(newest + 1)]
+        return sum(w * r for w, r in zip(weights, self._returns, strict=True)) / (1.0 + sum(weights))
+
     def add(self, mean: float) -> None:
         """Take in the mean return of a task."""
         self._returns.append(mean)
@@ -105,8 +119,5 @@ class RobustBaseline:
         return list(self._returns)
 
     def load_state_dict(self, state: Any) -> None:
-        """The inverse of `state_dict`; an older version's running mean counts as three tasks."""
-        if isinstance(state, Mapping):
-            return
-        values = [float(v) for v in state]
-        self._returns = deque(values, maxlen=256)
+        """The inverse of `state_dict`."""
+        self._returns = deque(map(float, state), maxlen=256)

@@ -103,6 +103,7 @@ class PolicyUpdater:
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr_adaptive_min, weight_decay=0.0)
         self.beta = BetaController(config.kl)
         self.baseline = RobustBaseline(config.baseline_decay)
+        self.ratings = RobustBaseline(config.baseline_decay)
         self.influence = Influence(config.repeat_window, config.source_share)
         self._start = [p.clone() for p in self._live]
         """The policy as it was loaded: how far learning has moved is measured against it."""
@@ -139,7 +140,8 @@ class PolicyUpdater:
         weight = self.influence.weigh(
             str(task.facts.get("prompt", "")),
             str(task.facts.get("source", "")),
-            labelled=bool(task.facts.get("labelled")),
+            labelled="feedback" in task.facts,
+            peers=task.facts.get("peers", ()),
         )
         returns, advantages, baseline = self._advantages(task)
         self.optimizer.zero_grad(set_to_none=True)
@@ -174,7 +176,7 @@ class PolicyUpdater:
         self.optimizer.zero_grad(set_to_none=True)
 
         self.update += 1
-        self.baseline.add(float(returns.mean()))
+        (self.ratings if task.facts.get("feedback") == "rating" else self.baseline).add(float(returns.mean()))
         beta = self.beta.beta
         change = self.beta.update(kl, self.update, kl_start) if math.isfinite(kl) else None
         report = UpdateReport(
@@ -208,11 +210,21 @@ class PolicyUpdater:
     # ------------------------------------------------------------------------------------------------- the pieces
 
     def _advantages(self, task: UpdateTask) -> tuple[Tensor, Tensor, float]:
-        """Returns [B], advantages per agent token [A] (row-major), and the baseline that was subtracted."""
+        """Returns [B], advantages per agent token [A] (row-major), and the baseline that was subtracted.
+
+        Samples that feedback judged differently are compared with their own mean (RLOO and GRPO do the same). A rating
+        is compared with the running mean of ratings, anything else with the running median of returns.
+        """
         rewards = task.reward_tensor.double().sum(-1)  # [B, S]
         to_go = rewards.flip(-1).cumsum(-1).flip(-1)
         returns = to_go[:, 0]
-        baseline = self.baseline.value(returns.tolist())
+        feedback = task.facts.get("feedback")
+        if feedback == "rating":
+            baseline = self.ratings.mean()
+        elif feedback is not None and float(returns.max() - returns.min()) > 1e-6:
+            baseline = float(returns.mean())
+        else:
+            baseline = self.baseline.value(returns.tolist())
         limit = self.config.advantage_limit
         by_turn = (to_go - baseline).clamp(-limit, limit)
         e = task.experience
@@ -345,6 +357,7 @@ class PolicyUpdater:
             "update": self.update,
             "beta": self.beta.state_dict(),
             "baseline": self.baseline.state_dict(),
+            "ratings": self.ratings.state_dict(),
             "influence": self.influence.state_dict(),
         }
 
@@ -359,6 +372,7 @@ class PolicyUpdater:
         self.update = int(values["update"])
         self.beta.load_state_dict(values["beta"])
         self.baseline.load_state_dict(values["baseline"])
+        self.ratings.load_state_dict(values["ratings"])
         self.influence.load_state_dict(values.get("influence"))
         if all(f"start/{n}" in tensors for n in self.parameters):
             _torch._foreach_copy_(

@@ -30,7 +30,9 @@ class Publisher:
         self.updater = ledger.updater
         self.queue = ledger.queue
         self.folder = ledger.folder.snapshots
-        self.guard = PublishingGuard(config.validation.max_drop)
+        self.guard = PublishingGuard(
+            config.validation.max_drop, config.validation.max_text_loss, config.validation.max_text_kl
+        )
         self.request = int(self.queue.get("request", 0))
         """The request of the last update: where on the record's axis the worker stands."""
         self.candidate: dict[str, Any] | None = self.queue.get("candidate")

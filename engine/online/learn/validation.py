@@ -11,9 +11,10 @@ process that was killed goes on where it was, and finds what it would have found
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,9 +22,9 @@ from typing import Any, Self
 import torch
 import xxhash
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from ....configs.schema import RunConfig
-from ....configs.sections.data import holds_tasks
 from ...rollouts.dataset import load_rows
 from ...rollouts.evaluation import evaluate
 from ...rollouts.runner import RolloutRunner, Row
@@ -34,6 +35,7 @@ from ..serve.voting import canonical, vote
 from ..store.folder import OnlineFolder
 from ..store.opening import open_queue
 from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue
+from .text_guard import TextGuard
 from .worker_state import StateError, read_state
 
 POLL_S = 1.0
@@ -48,7 +50,8 @@ class Progress:
     `state`: the candidate's state file, whose name holds the update, the time and a checksum. `measure`: the
     `Validator.measure` by which it was found; what another one found does not count. `live`, `ema`: which of the first
     held-out tasks each model answers rightly. `labels`: the voted labels of the first canary tasks; `right`: whether
-    each is the known answer, None where none is known; `before`: the labels of the candidate before. `seconds` of work.
+    each is the known answer, None where none is known; `before`: the labels of the candidate before. `texts`: of the
+    smoothed model, see `TextGuard.measure`. `seconds` of work.
     """
 
     state: str
@@ -58,6 +61,7 @@ class Progress:
     labels: list[str | None] = field(default_factory=list)
     right: list[bool | None] = field(default_factory=list)
     before: list[str | None] | None = None
+    texts: dict[str, float] | None = None
     seconds: float = 0.0
 
     @classmethod
@@ -71,7 +75,9 @@ class Progress:
     def result(self) -> dict[str, Any]:
         """Success of both models in [0, 1], their difference (live − EMA), and how good the voted labels are."""
         live, ema = (sum(outcomes) / max(len(outcomes), 1) for outcomes in (self.live, self.ema))
-        found: dict[str, Any] = {"n": len(self.live), "live": live, "ema": ema, "delta": live - ema}
+        found: dict[str, Any] = dict(self.texts or {})
+        if self.live:
+            found |= {"n": len(self.live), "live": live, "ema": ema, "delta": live - ema}
         known = [right for right in self.right if right is not None]
         if known:
             found["label_accuracy"] = sum(known) / len(known)
@@ -96,6 +102,7 @@ class Validator:
         canary: Sequence[Row],
         samples: int,
         settings: Mapping[str, Any] | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self.runner = runner
@@ -105,6 +112,8 @@ class Validator:
         facts = [[asdict(r) for r in rows], [asdict(r) for r in canary], samples, PORTION, settings or {}]
         self.measure = xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True, default=str).encode())
         """What is measured, and how, as a checksum."""
+        self._start = {n: p.detach().clone() for n, p in self.parameters.items()}
+        self.guard = None if tokenizer is None else TextGuard(model, tokenizer, self._as_started)
 
     def begun(self, state: str, kept: object) -> Progress:
         """How far the validation of `state` has come. kept: the progress that was kept last, of it or of another."""
@@ -118,7 +127,8 @@ class Validator:
 
     def is_whole(self, progress: Progress) -> bool:
         """Whether nothing is left to measure."""
-        return len(progress.ema) == len(self.rows) and len(progress.labels) == len(self.canary)
+        texts = self.guard is None or progress.texts is not None
+        return texts and len(progress.ema) == len(self.rows) and len(progress.labels) == len(self.canary)
 
     def portion(self, progress: Progress, tensors: Mapping[str, Tensor]) -> Progress:
         """Measure some more. tensors: `live/…` and `ema/…`, both of the candidate's state."""
@@ -129,6 +139,9 @@ class Validator:
         elif len(progress.ema) < len(self.rows):
             self._load(tensors, "ema/")
             progress = replace(progress, ema=progress.ema + self._outcomes(len(progress.ema)))
+        elif self.guard is not None and progress.texts is None:
+            self._load(tensors, "ema/")
+            progress = replace(progress, texts=dict(self.guard.measure()))
         else:
             self._load(tensors, "ema/")
             labels, right = self._labels(len(progress.labels))
@@ -138,6 +151,17 @@ class Validator:
     def _load(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
         for name, parameter in self.parameters.items():
             parameter.data.copy_(tensors[prefix + name])
+
+    @contextlib.contextmanager
+    def _as_started(self) -> Iterator[None]:
+        now = {n: p.data for n, p in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            parameter.data = self._start[name]
+        try:
+            yield
+        finally:
+            for name, parameter in self.parameters.items():
+                parameter.data = now[name]
 
     def _outcomes(self, first: int) -> list[bool]:
         portion = self.rows[first : first + PORTION]
@@ -167,14 +191,16 @@ def validate_forever(
     agent = serving_agent(config, model, tokenizer)
     settings = online.validation
     data = config.environment.model_copy(update={"eval_tasks": settings.tasks + settings.canary_tasks})
-    rows = load_rows(data, "eval", config.seed, tokenizer, config.data if holds_tasks(config.data.source) else None)
+    rows = load_rows(data, "eval", config.seed, tokenizer, config.data) if config.environment.eval_tasks else []
     canary = rows[: settings.canary_tasks]
     held_out = rows[settings.canary_tasks :][: settings.tasks] or canary
     acts = config.model.model_dump(mode="json") | {
         name: getattr(online, name) for name in ("temperature", "max_turn_tokens", "max_trajectory_tokens")
     }
     runner = RolloutRunner(agent, tokenizer, online.samples)
-    validation = Validation(Validator(model, runner, held_out, canary, online.samples, acts), OnlineFolder(run_dir))
+    validation = Validation(
+        Validator(model, runner, held_out, canary, online.samples, acts, tokenizer), OnlineFolder(run_dir)
+    )
     queue: UpdateQueue | None = None
     writer.status("running")
     while True:
@@ -207,7 +233,7 @@ class Validation:
             return False
         state = str(candidate["state"])
         result: dict[str, Any] = {"state": state, "update": int(candidate["update"]), "validated": time.time()}
-        if not self.validator.rows:
+        if not self.validator.rows and (self.validator.guard is None or not self.validator.guard.applies):
             missing = (
                 "there are no held-out tasks to validate with; give the environment some (environment.eval_tasks), or "
                 "publish without validation (online.validation.enabled=false)"

@@ -38,10 +38,14 @@ class Answer:
     shown: int | None = None
     single: bool = False
     extracted: str | None = None
+    written: str | None = None
+    """The text of a single answer with its blanks, where it was passed on while it was written."""
 
     @property
     def text(self) -> str | None:
         """The text that the caller gets."""
+        if self.written is not None:
+            return self.written
         if self.shown is None:
             return self.vote.answer
         trajectory = self.samples[self.shown].trajectory

@@ -94,6 +94,10 @@ class EngineBackend:
             named=feedback.source,
         )
 
+    async def unjudged(self, limit: int) -> Mapping[str, Any]:
+        """Remembered answers without feedback, the least certain first. Raises HttpProblem."""
+        return await self._heard("0", unjudged=limit)
+
     async def feedback_outcome(self, identifier: str) -> Mapping[str, Any]:
         """How far earlier feedback is. Raises KeyError, HttpProblem."""
         return await self._heard(identifier, asks=True)

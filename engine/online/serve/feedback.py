@@ -1,10 +1,11 @@
-"""What people say of answers that they were given, as update tasks."""
+"""Turns feedback on answers into update tasks, and follows each to the version that contains it."""
 
 from __future__ import annotations
 
 import logging
+import math
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from ..store.snapshots import SnapshotError
 from .answers import Answer
 from .enqueuer import Enqueuer
 from .inference_engine import InferenceEngine
+from .live_answers import LiveAnswers
 from .requests import HumanFeedback
 from .weights import WeightFollower
 
@@ -30,18 +32,34 @@ class FeedbackKeeper:
         self,
         engine: InferenceEngine,
         follower: WeightFollower,
+        live: LiveAnswers,
         enqueuer: Enqueuer,
         event: Callable[..., Any],
         config: OnlineConfig,
     ) -> None:
         self._engine = engine
         self._follower = follower
+        self._live = live
         self._enqueuer = enqueuer
         self._event = event
         self._config = config
         self._remembered: OrderedDict[int, Answer] = OrderedDict()
         self._outcomes: OrderedDict[int, FeedbackOutcome] = OrderedDict()
+        self._ready: deque[tuple[HumanFeedback, Answer]] = deque()
+        """Feedback whose samples have been drawn."""
+        self._drawing = 0
+        self._judged: set[int] = set()
         self._heard = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether samples of some feedback wait to become an update task."""
+        return bool(self._ready)
+
+    @property
+    def waits(self) -> bool:
+        """Whether some feedback is not an update task yet."""
+        return bool(self._ready or self._drawing)
 
     def remember(self, answers: Iterable[Answer]) -> None:
         """Keep what callers were answered, the oldest no longer than there is room."""
@@ -49,31 +67,61 @@ class FeedbackKeeper:
             if answer.request.reply is not None and answer.error is None:
                 self._remembered[answer.request.number] = answer
         while len(self._remembered) > self._config.remembered_answers:
-            self._remembered.popitem(last=False)
+            number, _ = self._remembered.popitem(last=False)
+            self._judged.discard(number)
 
     def take(self, words: Iterable[HumanFeedback]) -> None:
-        """Learn from what people said, and reply to each what became of it."""
+        """Make update tasks of feedback, and reply to each with its outcome so far."""
+        while self._ready:
+            said, answer = self._ready.popleft()
+            try:
+                self._make_task(said, answer)
+            except Exception:
+                log.exception("feedback on request %d failed", said.request)
+                self._outcomes[said.request] = FeedbackOutcome("", "", reason="it failed; the run's log has the error")
         for said in words:
             try:
-                said.reply(self.outcome(said.request) if said.asks else self._learn_from(said))
+                if said.unjudged:
+                    said.reply({"answers": self.unjudged(said.unjudged)})
+                else:
+                    said.reply(self.outcome(said.request) if said.asks else self._learn_from(said))
             except Exception as error:
                 if not isinstance(error, (KeyError, ValueError)):
                     log.exception("feedback on request %d failed", said.request)
                 said.reply(error)
 
     def _learn_from(self, said: HumanFeedback) -> dict[str, Any]:
-        """Make an update task of feedback. Raises KeyError for an answer that is not remembered any more, and
-        ValueError for feedback without content."""
+        """Reply to feedback. Raises KeyError for an answer that is not remembered any more, and ValueError for feedback
+        without content."""
         answer = self._remembered[said.request]
-        right = said.answer
-        if right is None and said.correction is None and answer.text is None:
+        if said.answer is None and said.correction is None and answer.text is None:
             raise ValueError("there was no answer to this request; give the right one as `answer`")
-        reason = ""
+        self._judged.add(said.request)
+        samples = self._engine.drawn_later
+        if said.answer is None or not answer.single or not samples or not self._live.able or len(answer.samples) > 1:
+            return self._make_task(said, answer)
+        try:
+            self._live.draw(answer, samples, lambda drawn: self._drawn(said, self._engine.widened(answer, drawn)))
+        except SnapshotError as error:
+            raise ValueError(f"nothing can be learnt from it any more: {error}") from error
+        self._drawing += 1
+        self._outcomes[said.request] = FeedbackOutcome("", "", reason=f"{samples} samples are being drawn")
+        return self.outcome(said.request)
+
+    def _drawn(self, said: HumanFeedback, answer: Answer) -> None:
+        self._drawing -= 1
+        self._ready.append((said, answer))
+
+    def _make_task(self, said: HumanFeedback, answer: Answer) -> dict[str, Any]:
+        """Enqueue the update task of feedback; returns its outcome so far."""
+        right = said.answer
+        rated = False
         try:
             with self._follower.scoring(answer.policy_version):
                 if said.correction is not None:
                     learned = self._engine.correct(answer, said.correction)
                 elif right is None and answer.single:
+                    rated = True
                     learned = self._engine.rate(answer, said.verdict == "right")
                 elif right is None and said.verdict == "right":
                     learned = self._engine.label(answer, answer.extracted, None)
@@ -82,23 +130,26 @@ class FeedbackKeeper:
         except SnapshotError as error:
             raise ValueError(f"nothing can be learnt from it any more: {error}") from error
         task = learned.task if self._config.updates else None
+        reason = ""
         if task is None:
             reason = "no sample has tokens to learn from" if self._config.updates else "online.updates is off"
         else:
             self._heard += 1
             named = f"{task.experience.id}-person-{self._heard}-{secrets.token_hex(3)}"
-            task = replace(
-                task,
-                experience=replace(task.experience, id=named),
-                facts={
-                    "prompt": f"person {task.facts['prompt']}",
-                    "source": said.source or "person",
-                    "labelled": True,  # by the source's own word, not by a vote
-                },
-            )
+            source = said.source or "person"
+            facts = {
+                "prompt": f"person {task.facts['prompt']}",
+                "source": source,
+                "feedback": "rating" if rated else "answer",
+                "peers": self._peers(source),
+            }
+            task = replace(task, experience=replace(task.experience, id=named), facts=facts)
             self._enqueuer.put(task)
             known = [c for c in learned.answer.label_vote.correct if c is not None]
-            self._outcomes[said.request] = FeedbackOutcome(task.id, f"{sum(known)} of {len(known)} samples are right")
+            samples = (
+                f"the answer was rated {said.verdict}" if rated else f"{sum(known)} of {len(known)} samples are right"
+            )
+            self._outcomes[said.request] = FeedbackOutcome(task.id, samples)
         called = (
             "corrected the answer"
             if said.correction is not None
@@ -119,6 +170,18 @@ class FeedbackKeeper:
             return {"request": said.request, "accepted": False, "learned": False, "reason": reason}
         return self.outcome(said.request)
 
+    def _peers(self, source: str) -> tuple[int, int]:
+        """How many callers asked what is remembered, and how many users of this source's caller."""
+        asked = {a.request.source for a in self._remembered.values()} | {source}
+        caller = source.partition("/")[0]
+        users = {name for name in asked if name.partition("/")[0] == caller}
+        return len({name.partition("/")[0] for name in asked}), len(users)
+
+    def unjudged(self, limit: int) -> list[dict[str, Any]]:
+        """Remembered answers without feedback, the least certain first."""
+        open_ = [a for n, a in self._remembered.items() if n not in self._judged and a.text is not None]
+        return [_listed(a) for a in sorted(open_, key=certainty)[:limit]]
+
     def outcome(self, request: int) -> dict[str, Any]:
         """How far the last feedback on a request is. Raises KeyError where none is known."""
         return {"request": request, "accepted": True, **self._outcomes[request].as_json()}
@@ -129,6 +192,27 @@ class FeedbackKeeper:
             outcome.note(row)
         while len(self._outcomes) > self._config.remembered_answers:
             self._outcomes.popitem(last=False)
+
+
+def certainty(answer: Answer) -> float:
+    """How certain the policy is of an answer, in [0, 1]: the share of the vote where samples voted, else the geometric
+    mean of the probabilities of the answer's tokens."""
+    if not answer.single or len(answer.samples) > 1:
+        return answer.label_vote.confidence
+    sample = answer.samples[0]
+    written = None if sample.logprobs is None else sample.logprobs[sample.agent_mask]
+    return 0.0 if written is None or not len(written) else math.exp(float(written.mean()))
+
+
+def _listed(answer: Answer) -> dict[str, Any]:
+    trajectory = answer.samples[0].trajectory
+    return {
+        "id": str(answer.request.number),
+        "prompt": trajectory.prompt if trajectory is not None else "",
+        "answer": answer.text,
+        "certainty": round(certainty(answer), 4),
+        "policy_version": answer.policy_version,
+    }
 
 
 @dataclass

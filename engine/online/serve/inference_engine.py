@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,7 +27,7 @@ from ....rewards import RewardOrchestrator
 from ....rewards.functions import RewardFunctionError
 from ....rewards.result import RewardResult
 from ...policy.forward import vocabulary_of
-from ...policy.merged import merged_weights
+from ...policy.prepared import acting
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner
 from ...rollouts.versions import VersionedAgent
@@ -92,6 +92,8 @@ class InferenceEngine:
         self.seed = seed
         self.judge = judge
         self.extract = make_extractor(config.answer)
+        self.between: Callable[[], None] | None = None
+        """Called between two forward passes of learning, so that callers do not wait for all of them."""
         vocabulary = vocabulary_of(model)
         self.logits_top_k = None if vocabulary <= config.kl.full_vocabulary else config.kl.top_k
 
@@ -99,7 +101,7 @@ class InferenceEngine:
 
     def answer(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         """Sample, vote and gate; requests are answered together. An environment that fails costs its own request."""
-        single = [r for r in requests if self._is_single(r)]
+        single = [r for r in requests if self.is_single(r)]
         if not single:
             return self._by_vote(requests, policy_version)
         found = {a.request.number: a for a in self._at_once(single, policy_version)}
@@ -107,7 +109,7 @@ class InferenceEngine:
             found |= {a.request.number: a for a in self._by_vote(rest, policy_version)}
         return [found[r.number] for r in requests]
 
-    def _is_single(self, request: Request) -> bool:
+    def is_single(self, request: Request) -> bool:
         """Whether the caller gets one text at once: in a conversation without tools, unless it asked for the vote."""
         if request.sampling.ensemble is not None:
             return not request.sampling.ensemble
@@ -120,30 +122,29 @@ class InferenceEngine:
     def _at_once(self, requests: Sequence[Request], policy_version: int) -> list[Answer]:
         """One text each, with the model's generation defaults where the caller left them open."""
         first = requests[0].number
-        with self._drawing(), self._sampled_as(self._defaults(requests[0].sampling), whole=True):
+        with self._drawing(), self._sampled_as(self.defaults(requests[0].sampling), whole=True):
             samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=1)
-        answers = []
-        for request, sample in zip(requests, samples, strict=True):
-            outcome = vote([None])
-            answers.append(
-                Answer(
-                    request=request,
-                    vote=outcome,
-                    label_vote=outcome,
-                    gate=self._single_gate(request),
-                    samples=[sample],
-                    policy_version=policy_version,
-                    correct=None if sample.trajectory is None else sample.trajectory.correct,
-                    seconds=time.perf_counter() - request.arrived,
-                    error=_failure([sample]),
-                    shown=0,
-                    single=True,
-                    extracted=self._key(sample),
-                )
-            )
-        return answers
+        return [self.single_answer(r, s, policy_version) for r, s in zip(requests, samples, strict=True)]
 
-    def _defaults(self, chosen: Sampling) -> Sampling:
+    def single_answer(self, request: Request, sample: Rollout, policy_version: int) -> Answer:
+        """The answer that consists of one sampled text; samples for a vote may follow."""
+        outcome = vote([None])
+        return Answer(
+            request=request,
+            vote=outcome,
+            label_vote=outcome,
+            gate=self._single_gate(request),
+            samples=[sample],
+            policy_version=policy_version,
+            correct=None if sample.trajectory is None else sample.trajectory.correct,
+            seconds=time.perf_counter() - request.arrived,
+            error=_failure([sample]),
+            shown=0,
+            single=True,
+            extracted=self._key(sample),
+        )
+
+    def defaults(self, chosen: Sampling) -> Sampling:
         """What the caller asked for, completed by the model's generation configuration."""
         config = getattr(self.model, "generation_config", None)
         usual = 0.0
@@ -153,6 +154,13 @@ class InferenceEngine:
             usual if chosen.temperature is None else chosen.temperature,
             chosen.max_tokens or getattr(config, "max_new_tokens", None),
         )
+
+    def truncation(self) -> tuple[float, int]:
+        """`top_p` and `top_k` of the model's generation configuration, where that samples."""
+        config = getattr(self.model, "generation_config", None)
+        if config is None or not config.do_sample:
+            return 1.0, 0
+        return config.top_p or 1.0, config.top_k or 0
 
     def _single_gate(self, request: Request) -> Gate:
         """Whether samples are to be drawn after this answer."""
@@ -215,9 +223,9 @@ class InferenceEngine:
         return next((i for i, sample in enumerate(group) if canonical(self._key(sample)) == winner), None)
 
     def _drawing(self) -> contextlib.AbstractContextManager[object]:
-        """For the time in which samples are drawn: adapters are merged where the model here draws them."""
+        """Convert and merge weights once for all tokens, where the model of this process draws them."""
         elsewhere = isinstance(self.runner.agent, VersionedAgent)
-        return contextlib.nullcontext() if elsewhere else merged_weights(self.model)
+        return contextlib.nullcontext() if elsewhere else acting(self.model)
 
     @contextlib.contextmanager
     def _sampled_as(self, chosen: Sampling, *, whole: bool = False) -> Iterator[None]:
@@ -229,8 +237,8 @@ class InferenceEngine:
             changes |= {"max_new_tokens": chosen.max_tokens, "max_turn_tokens": chosen.max_tokens}
         elif whole:
             changes["max_turn_tokens"] = self.config.max_trajectory_tokens
-        if whole and (config := getattr(self.model, "generation_config", None)) is not None and config.do_sample:
-            changes |= {"top_p": config.top_p or 1.0, "top_k": config.top_k or 0}
+        if whole:
+            changes |= dict(zip(("top_p", "top_k"), self.truncation(), strict=True))
         if not changes:
             yield
             return
@@ -300,7 +308,7 @@ class InferenceEngine:
         Of free text, from which nothing is extracted, a number is compared with the last number, a letter with the
         choice.
         """
-        if answer.single and right is not None:
+        if answer.single and right is not None and len(answer.samples) == 1:
             answer = self._widened([answer], always=True)[0]
         extract = self.extract
         if extract is None and answer.single and right is not None:
@@ -433,32 +441,40 @@ class InferenceEngine:
         except Exception:
             log.exception("no further samples of %d requests could be drawn", len(able))
             return list(answers)
-        wider = []
-        for i, answer in enumerate(able):
-            joining = _joining(answer.samples, drawn[i * extra : (i + 1) * extra])
-            samples = [*answer.samples, *joining]
-            if not answer.single:
-                label_vote = self.vote(answer.request, samples, answer.neighbours)
-                closed = self._gate(answer.request, label_vote)
-            else:
-                label_vote = self.vote(answer.request, joining, ())
-                closed = gate(label_vote, self.config.min_confidence, self.config.learn_from_unanimous)
-                label_vote = replace(
-                    label_vote,
-                    labels=(None, *label_vote.labels),
-                    correct=(None, *label_vote.correct),
-                    flipped=canonical(answer.extracted) != canonical(label_vote.answer),
-                )
-            wider.append(replace(answer, samples=samples, label_vote=label_vote, gate=closed))
+        wider = [self.widened(answer, drawn[i * extra : (i + 1) * extra]) for i, answer in enumerate(able)]
         found = {a.request.number: a for a in wider}
         return [found.get(a.request.number, a) for a in answers]
+
+    def widened(self, answer: Answer, drawn: Sequence[Rollout]) -> Answer:
+        """The answer with further samples, and the labels that all votes give. A single answer has no vote."""
+        joining = _joining(answer.samples, drawn)
+        samples = [*answer.samples, *joining]
+        if not answer.single:
+            label_vote = self.vote(answer.request, samples, answer.neighbours)
+            return replace(answer, samples=samples, label_vote=label_vote, gate=self._gate(answer.request, label_vote))
+        label_vote = self.vote(answer.request, joining, ())
+        closed = gate(label_vote, self.config.min_confidence, self.config.learn_from_unanimous)
+        label_vote = replace(
+            label_vote,
+            labels=(None, *label_vote.labels),
+            correct=(None, *label_vote.correct),
+            flipped=canonical(answer.extracted) != canonical(label_vote.answer),
+        )
+        return replace(answer, samples=samples, label_vote=label_vote, gate=closed)
+
+    @property
+    def drawn_later(self) -> int:
+        """How many samples follow a single answer."""
+        return (self.config.samples + self.config.samples_to_learn) if self.config.updates else 0
 
     def _score(
         self, samples: Sequence[Rollout], wanted: Sequence[bool]
     ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:
         """What rewards and updates need of a pass of the policy that answered (`embeddings_and_logits`)."""
         embed = self.orchestrator.config.needs_embeddings and self.orchestrator.embedder is None
-        return embeddings_and_logits(self.model, samples, embed=embed, wanted=wanted, top_k=self.logits_top_k)
+        return embeddings_and_logits(
+            self.model, samples, embed=embed, wanted=wanted, top_k=self.logits_top_k, between=self.between
+        )
 
     def _task(
         self,

@@ -65,6 +65,11 @@ class PooledWeights(WeightFollower):
         self._not_before = 0.0
         self._told = ""
 
+    @property
+    def waits(self) -> bool:
+        """Whether `swap` has something to do: it also looks after the servers."""
+        return True
+
     def swap(self) -> Manifest | None:
         """Change to a version once every server which is in has it; None when there is none, or it is not so far.
 
@@ -121,7 +126,7 @@ class PooledWeights(WeightFollower):
             self._offer(self.version, None, self._start)
 
     def _offer(self, version: int, manifest: Manifest | None, tensors: dict[str, Tensor]) -> None:
-        with self._holding(tensors):
+        with self.holding(tensors):
             said = self._publisher.probe(self._model)
         adapter = self._work.submit(self._publisher.offer, self._model, version, said, tensors, patient=True)
         self._offered = _Offered(version, manifest, tensors, adapter)

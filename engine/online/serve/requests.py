@@ -72,6 +72,8 @@ class Request:
     deadline: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event, compare=False)
     source: str = ""
+    on_text: Callable[[int, str], None] | None = None
+    """Gets the request's number and each piece of its text, on the engine's thread."""
     attempts: int = 0
     """How often answering it was begun and broke off, because the policy was away."""
 
@@ -143,6 +145,8 @@ class HumanFeedback:
     answer: str | None = None
     asks: bool = False
     """Whether this only asks for the outcome of earlier feedback."""
+    unjudged: int = 0
+    """Only asks for so many answers without feedback."""
     correction: str | None = None
     """The text that the policy should have written."""
     source: str = ""
@@ -252,8 +256,15 @@ class RequestSource:
                 return
             self.rows_taken += 1
 
-    def take(self, limit: int, timeout: float) -> list[Request]:
-        """Up to `limit` requests that can be answered together; when none wait, look for a caller for `timeout` s."""
+    def take(self, limit: int, timeout: float, only: Callable[[Request], bool] | None = None) -> list[Request]:
+        """Up to `limit` requests that can be answered together; when none wait, look for a caller for `timeout` s.
+
+        only: take callers' requests for which this is true, and nothing else.
+        """
+        if only is not None:
+            with self._changed:
+                self._drop_gone()
+                return self._together(limit, only)
         with self._changed:
             self._drop_gone()
             if not self._callers and not self._rows_left and self._open_ended:
@@ -269,13 +280,15 @@ class RequestSource:
                 taken.append(row)
         return taken
 
-    def _together(self, limit: int) -> list[Request]:
+    def _together(self, limit: int, only: Callable[[Request], bool] | None = None) -> list[Request]:
         """The caller that has waited longest, and those after it that fit into one batch with it."""
         taken: list[Request] = []
         tokens = 0
         for request in list(self._callers):
             if len(taken) == limit:
                 break
+            if only is not None and not only(request):
+                continue
             fits = self._batch_tokens is None or tokens + request.tokens <= self._batch_tokens
             if not taken or (fits and request.batch_key == taken[0].batch_key):
                 taken.append(request)

@@ -3,7 +3,7 @@ that an update is later held to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,9 @@ from ...rollouts.padding import pad_rows
 from ...rollouts.rollout import Rollout
 from ..learn.policy_update import DENSE_LOGITS
 from ..store.update_task import OriginalLogits
+
+TOGETHER = 256
+"""Tokens of one part of a pass that callers may interrupt."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,31 @@ def behaviour_logprobs(model: nn.Module, sample: Rollout, temperature: float) ->
 
 @torch.inference_mode()
 def embeddings_and_logits(
-    model: nn.Module, samples: Sequence[Rollout], *, embed: bool, wanted: Sequence[bool], top_k: int | None
+    model: nn.Module,
+    samples: Sequence[Rollout],
+    *,
+    embed: bool,
+    wanted: Sequence[bool],
+    top_k: int | None,
+    between: Callable[[], None] | None = None,
 ) -> tuple[list[Tensor] | None, dict[int, OriginalLogits]]:
     """Step embeddings [S_i, D] of all samples, where `embed`, and the original logits of the `wanted` ones by their
     place in `samples`, from one pass. No pass is made where neither is needed.
 
-    top_k: logits kept of each token; None: all.
+    top_k: logits kept of each token; None: all. between: called between two parts of the pass.
     """
     if not embed and not any(wanted):
         return None, {}
     length = max(len(s) for s in samples)
     together = max(1, DENSE_LOGITS // (length * vocabulary_of(model)))
+    if between is not None:
+        together = min(together, max(1, TOGETHER // length))
     embeddings: list[Tensor] = []
     logits: dict[int, OriginalLogits] = {}
     for start in range(0, len(samples), together):
+        if start and between is not None:
+            with torch.inference_mode(False):
+                between()
         part = samples[start : start + together]
         batch = PaddedSamples.of(part)
         mask = batch.agent_mask & batch.attention_mask

@@ -26,6 +26,7 @@ from .answers import Answer
 from .enqueuer import Enqueuer
 from .feedback import FeedbackKeeper
 from .inference_engine import InferenceEngine, Learned
+from .live_answers import LiveAnswers
 from .record_keeper import RecordKeeper
 from .requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
 from .validation_process import ValidationProcess
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 KEEPING_S = 0.5
 """How often the worker's journal goes into the record, and the queue is looked at."""
+LISTEN_S = 0.05
+"""How often requests to the run (stop, pause) are looked for: looking reads a folder."""
 DRAIN_S = 120.0
 """How long an engine without further requests waits for the worker to use up the queue."""
 VALIDATE_S = 120.0
@@ -88,22 +91,38 @@ class Serving:
         self.enqueuer.put(None, ending=False, skipped=skipped)
         self._reserve()
         self.source.skip(max(int(self.queue.get("row", 0)), recorded[ROW_POSITION]))
-        self._kept = 0.0
+        self._kept = self._listened = 0.0
         self._worker_missed = False
         self._stopped = False
-        self._feedback = FeedbackKeeper(self.engine, self.follower, self.enqueuer, self.keeper.event, self.config)
+        self.live = LiveAnswers(self.engine, self.follower, self._answered_live, self._dropped_live)
+        self.engine.between = self._serve_callers
+        self._feedback = FeedbackKeeper(
+            self.engine, self.follower, self.live, self.enqueuer, self.keeper.event, self.config
+        )
         self.keeper.heard = self._feedback.note
         self._absence = Absence(self.server_wait_s, self.keeper.event)
         self._broken_off: deque[Request] = deque()
         """Requests that were taken, and that the policy went away from."""
+        self._to_learn: deque[Answer] = deque()
+        """Single answers that were given, with the samples of their vote if there is one."""
 
     def run(self) -> bool:
         """Serve until told to stop (False), or until no request can come (True)."""
-        while not self._stopped and (self._broken_off or not self._all_taken):
+        while not self._stopped and (self._broken_off or not self._all_taken or self._at_work):
             self._listen()
-            self._feedback.take(self.source.take_feedback())
+            words = self.source.take_feedback()
+            if words or self._feedback.ready:
+                self.live.pause()
+                self._feedback.take(words)
             self.turn(self._take())
+            self._serve_callers()
+            if self._to_learn:
+                self.live.pause()
+                self._learn_one(self._to_learn.popleft())
+            elif self.live.busy:
+                self.live.advance()
             self._keep()
+        self.live.pause()
         self._tell_broken_off(ServerEnds())
         finished = not self._stopped
         if finished:
@@ -112,6 +131,76 @@ class Serving:
         self.enqueuer.close()
         self._keep(force=True)
         return finished
+
+    @property
+    def _at_work(self) -> bool:
+        """Whether answers are under way or wait to be learnt from."""
+        return self.live.busy or bool(self._to_learn) or self._feedback.waits
+
+    def _serve_callers(self) -> None:
+        """Write until no caller of a conversation waits; others may join meanwhile. Also called in between by learning,
+        so no request is taken here that needs more than the running batch."""
+        if not self.live.able:
+            return
+        self._join()
+        if not self.live.urgent:
+            return
+        while self.live.urgent and not self._stopped:
+            self.live.advance()
+            self._join()
+            self._listen()
+            self._keep()
+        self.live.pause()
+
+    def _join(self) -> None:
+        """Let waiting callers join the running batch while it has room and the run takes requests."""
+        while self.live.has_room and not self._all_taken:
+            taken = self.source.take(1, 0.0, only=self.live.takes)
+            if not taken:
+                return
+            self._reserve()
+            self.turn(taken)
+
+    def _begin_live(self, request: Request) -> bool:
+        """Whether the running batch took the request, or told its caller why not."""
+        try:
+            return self.live.begin(request)
+        except SnapshotError as error:
+            if request.reply is not None:
+                request.reply(RequestError(f"version {request.version} cannot answer any more: {error}"))
+            return True
+
+    def _answered_live(self, answer: Answer) -> None:
+        """A conversation's answer goes out; samples for a vote are drawn behind the others, if any are to be."""
+        self._deliver([answer])
+        self._feedback.remember([answer])
+        if not answer.gate.open or answer.error or not self.engine.drawn_later:
+            self._to_learn.append(answer)
+            return
+        try:
+            self.live.draw(
+                answer,
+                self.engine.drawn_later,
+                lambda drawn: self._to_learn.append(self.engine.widened(answer, drawn)),
+            )
+        except SnapshotError as error:
+            log.warning("%s: no samples are drawn", error)
+            self._to_learn.append(answer)
+
+    def _dropped_live(self, request: Request) -> None:
+        if request.reply is not None:
+            request.reply(RequestDropped(request.gone() or "the caller has gone"))
+
+    def _learn_one(self, answer: Answer) -> None:
+        """Record a single answer, and enqueue what its vote teaches."""
+        self._keep_learned(self._learn([answer], answer.policy_version), 1, answer.seconds)
+
+    def _deliver(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            if answer.request.reply is not None:
+                answer.request.reply(answer)
+        if self.on_answers is not None:
+            self.on_answers(answers)
 
     @property
     def _all_taken(self) -> bool:
@@ -137,7 +226,7 @@ class Serving:
             return []
         most = self.config.batch_requests
         room = most if self.last is None else min(most, self.last - self.answered)
-        return self.source.take(room, timeout=self.config.poll_interval_s)
+        return self.source.take(room, timeout=0.0 if self._at_work else self.config.poll_interval_s)
 
     def _turn_back(self, problem: PolicyAway) -> None:
         """Callers hear why they get no answer; requests of the run's own wait."""
@@ -157,7 +246,9 @@ class Serving:
 
     def turn(self, requests: Sequence[Request]) -> None:
         """One round: new weights if there are any, answers out, and only then what is learnt from them."""
-        loaded = self.follower.swap()
+        if self.follower.waits:
+            self.live.pause()
+        loaded = self.follower.swap() if self.live.at_rest else None
         if loaded is not None:
             age = time.time() - loaded.created
             self.keeper.event(
@@ -179,20 +270,27 @@ class Serving:
                 arrived = item.arrived if item.reply else time.perf_counter()
                 item = replace(item, number=self.answered, arrived=arrived)
             numbered.append(item)
+        if self.live.able:
+            numbered = [item for item in numbered if not (self.live.takes(item) and self._begin_live(item))]
+        if not numbered:
+            return
+        self.live.pause()
         answers = self._answer(numbered)
-        for answer in answers:
-            if answer.request.reply is not None:
-                answer.request.reply(answer)
-        if self.on_answers is not None:
-            self.on_answers(answers)
+        self._deliver(answers)
         self._feedback.remember(answers)
         learned = self._learn(answers, requests[0].version)
         self._feedback.remember(item.answer for item in learned)
+        self._keep_learned(learned, len(numbered), time.perf_counter() - began)
+
+    def _keep_learned(self, learned: Sequence[Learned], requests: int, seconds: float) -> None:
+        """Enqueue the tasks, and record answers and numbers; seconds: how long so many requests took."""
         for item in learned:
             if item.task is not None:
                 self.enqueuer.put(item.task)
-        # What broke off is asked again, also after a kill: until then nothing behind it counts as answered.
-        position = {} if self._broken_off else {"request": self.answered, "row": self.source.rows_taken}
+        # A request that broke off or is under way is asked again after a kill: nothing behind it counts as answered.
+        under_way = [self.live.oldest, *(a.request.number for a in self._to_learn)]
+        reached = min([self.answered + 1, *(n for n in under_way if n is not None)]) - 1
+        position = {} if self._broken_off else {"request": reached, "row": self.source.rows_taken}
         self.enqueuer.put(None, **position)
         extra = {
             metric.SERVING_VERSION: float(self.follower.version),
@@ -204,7 +302,7 @@ class Serving:
         except QueueError as error:
             log.warning("%s", error)
         self.keeper.requests(learned, extra, **position)
-        self.source.took(len(numbered), time.perf_counter() - began)
+        self.source.took(requests, seconds)
         self.writer.status("running", step=self.answered, total_steps=self.last)
 
     def _learn(self, answers: Sequence[Answer], version: int | None) -> list[Learned]:
@@ -254,6 +352,9 @@ class Serving:
         return []
 
     def _listen(self) -> None:
+        if time.monotonic() - self._listened < LISTEN_S:
+            return
+        self._listened = time.monotonic()
         for command in self.control.poll():
             if command.command == "stop":
                 self._stopped = True

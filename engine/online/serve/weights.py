@@ -66,6 +66,17 @@ class WeightFollower:
             with self._lock:
                 self._ready = snapshot.manifest, ready
 
+    @property
+    def waits(self) -> bool:
+        """Whether `swap` has something to do."""
+        return self._ready is not None
+
+    def weights(self, version: int) -> dict[str, Tensor]:
+        """A version's weights, by reference where it serves. Raises SnapshotError for one that cannot answer."""
+        if version == self.version:
+            return {name: parameter.data for name, parameter in self._parameters.items()}
+        return self._tensors(version)
+
     def swap(self) -> Manifest | None:
         """Put what was read in place; None when nothing new waits. No session may be open."""
         ready = self._take_ready()
@@ -102,7 +113,7 @@ class WeightFollower:
         if version is None or version == self.version:
             yield self.version
             return
-        with self._holding(self._tensors(version)):
+        with self.holding(self._tensors(version)):
             yield version
 
     def _take_ready(self) -> tuple[Manifest, dict[str, Tensor]] | None:
@@ -116,7 +127,7 @@ class WeightFollower:
             parameter.data = tensors[name]
 
     @contextlib.contextmanager
-    def _holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """These weights are the model's inside."""
         served = {name: parameter.data for name, parameter in self._parameters.items()}
         try:

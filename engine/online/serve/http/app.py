@@ -28,7 +28,7 @@ from ..requests import (
 )
 from .asking import Engine
 from .backend import Backend
-from .completion import Completion
+from .completion import ChatStream, Completion, ResponseStream
 from .conversation import row_of
 from .guard import Guard
 from .metrics import ServerMetrics
@@ -65,11 +65,11 @@ class Api:
             row = {"task_data": await asyncio.to_thread(self.uploads.task, asked.task_data or {})}
         limit = asked.max_completion_tokens or asked.max_tokens
         ask = self._request(request, row, asked, limit)
-        make = self._completion("chatcmpl-", self._model_name(ask.version))
+        named = _Naming("chatcmpl-", self._model_name(ask.version))
         if asked.stream:
             usage = bool(asked.stream_options and asked.stream_options.include_usage)
-            return self.engine.stream(ask, lambda answer: make(answer).chat_events(usage))
-        return JSONResponse(make(await self.engine.answer(ask, request)).chat())
+            return self.engine.stream(ask, lambda n: ChatStream(*named.of(n), usage), named.whole)
+        return JSONResponse(named.whole(await self.engine.answer(ask, request)).chat())
 
     async def responses(self, request: HttpRequest) -> Response:
         """`POST /v1/responses`."""
@@ -78,10 +78,10 @@ class Api:
         if asked.instructions:
             messages = [ChatMessage(role="system", content=asked.instructions), *messages]
         ask = self._request(request, await self._row(messages), asked, asked.max_output_tokens)
-        make = self._completion("resp_", self._model_name(ask.version))
+        named = _Naming("resp_", self._model_name(ask.version))
         if asked.stream:
-            return self.engine.stream(ask, lambda answer: make(answer).response_events())
-        return JSONResponse(make(await self.engine.answer(ask, request)).response())
+            return self.engine.stream(ask, lambda n: ResponseStream(*named.of(n)), named.whole)
+        return JSONResponse(named.whole(await self.engine.answer(ask, request)).response())
 
     async def rows(self, request: HttpRequest) -> Response:
         """`POST /v1/requests`: a task of the run's environment, as in a file of requests."""
@@ -107,6 +107,13 @@ class Api:
             ) from None
         except ValueError as error:
             raise HttpProblem(400, str(error)) from None
+
+    async def unjudged(self, request: HttpRequest) -> Response:
+        """`GET /v1/feedback`: remembered answers without feedback, the least certain first."""
+        limit = request.query_params.get("limit", "50")
+        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:6]) <= 1000:
+            raise HttpProblem(400, "limit must be a number from 1 to 1000", param="limit")
+        return JSONResponse(dict(await self.backend.unjudged(int(limit))))
 
     async def feedback_outcome(self, request: HttpRequest) -> Response:
         """`GET /v1/feedback/{id}`: whether a version contains what the feedback taught, and which."""
@@ -212,14 +219,22 @@ class Api:
             code="model_not_found",
         )
 
-    def _completion(self, prefix: str, model: str) -> Callable[[Answer], Completion]:
-        created = int(time.time())
 
-        def make(answer: Answer) -> Completion:
-            facts = answer_as_json(answer)
-            return Completion(f"{prefix}{answer.request.number}-{secrets.token_hex(6)}", model, answer, facts, created)
+class _Naming:
+    """The id, the model's name and the time that all events of one completion carry."""
 
-        return make
+    def __init__(self, prefix: str, model: str) -> None:
+        self._prefix, self._model = prefix, model
+        self._random, self._created = secrets.token_hex(6), int(time.time())
+
+    def of(self, number: int) -> tuple[str, str, int]:
+        """For the request of this number."""
+        return f"{self._prefix}{number}-{self._random}", self._model, self._created
+
+    def whole(self, answer: Answer) -> Completion:
+        """The completion of an answer."""
+        identifier, model, created = self.of(answer.request.number)
+        return Completion(identifier, model, answer, answer_as_json(answer), created)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -269,13 +284,14 @@ def make_app(api: Api) -> Starlette:
         route("/v1/responses", api.responses, "POST"),
         route("/v1/requests", api.rows, "POST"),
         route("/v1/feedback", api.feedback, "POST"),
+        route("/v1/feedback", api.unjudged, "GET"),
         route("/v1/feedback/{id}", api.feedback_outcome, "GET"),
         route("/v1/models", api.models, "GET"),
         route("/v1/models/{name:path}", api.model, "GET"),
         route("/health", api.health, "GET"),
         route("/metrics", api.prometheus, "GET"),
     ]
-    paths = {r.path: sorted(r.methods or ()) for r in routes}
+    paths = dict.fromkeys(r.path for r in routes)
 
     async def no_route(request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

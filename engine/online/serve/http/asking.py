@@ -9,7 +9,7 @@ import asyncio
 import math
 import queue
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request as HttpRequest
@@ -17,12 +17,15 @@ from starlette.responses import Response, StreamingResponse
 
 from ..answers import Answer
 from ..requests import PolicyAway, Request, RequestDropped, RequestError, RequestSource, ServerEnds
-from .completion import event
+from .completion import ChatStream, Completion, ResponseStream, event
 from .metrics import ServerMetrics
 from .problems import HttpProblem
 
 KEEP_ALIVE_S = 10.0
 """A stream that waits for its answer sends a comment this often, so that no proxy takes it for dead."""
+PIECE = 48
+"""Characters in one event where the whole answer is known before its first character goes out, as after a vote."""
+Stream = ChatStream | ResponseStream
 AWAY_AGAIN_S = 10
 """When callers may try again while no rollout server is in."""
 
@@ -77,21 +80,56 @@ class Engine:
             request.cancelled.set()
             gone.cancel()
 
-    def stream(self, request: Request, events: Callable[[Answer], Iterator[str]]) -> Response:
-        """The engine's answer as server-sent events, with a comment now and then while it is awaited."""
+    def stream(
+        self, request: Request, begin: Callable[[int], Stream], whole: Callable[[Answer], Completion]
+    ) -> Response:
+        """The engine's answer as server-sent events, each piece as soon as it is written, with a comment now and then
+        until the first.
+
+        begin: makes the stream of a request's number. whole: the completion of an answer.
+        """
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+
+        def on_text(number: int, text: str) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, (number, text))
+
+        request = replace(request, on_text=on_text)
         future = self._submit(request)
+        future.add_done_callback(lambda _: arrived.put_nowait(None))
 
         async def pieces() -> AsyncIterator[str]:
+            events: Stream | None = None
+            sent = ""
             try:
-                while not future.done():
-                    if _left(request) <= 0:
-                        raise _late(request)
-                    await asyncio.wait({future}, timeout=min(KEEP_ALIVE_S, _left(request)))
-                    if not future.done():
+                while True:
+                    wait = KEEP_ALIVE_S if sent else min(KEEP_ALIVE_S, _left(request))
+                    try:
+                        item = await asyncio.wait_for(arrived.get(), wait)
+                    except TimeoutError:
+                        if not sent and _left(request) <= 0:
+                            raise _late(request) from None
                         yield ": waiting for an answer\n\n"
-                for piece in events(self._checked(request, future)):
+                        continue
+                    if item is None:
+                        break
+                    number, text = item
+                    if events is None:
+                        events = begin(number)
+                        yield events.begin()
+                    if text:
+                        sent += text
+                        yield events.piece(text)
+                answer = self._checked(request, future)
+                done = whole(answer)
+                if events is None:
+                    events = begin(answer.request.number)
+                    yield events.begin()
+                for start in range(len(sent), len(done.text), PIECE):
+                    yield events.piece(done.text[start : start + PIECE])
+                for piece in events.end(done):
                     yield piece
-            except HttpProblem as problem:  # the head went out long ago: an error is an event
+            except HttpProblem as problem:  # The head has been sent, so an error is an event.
                 yield event(problem.body())
             finally:
                 request.cancelled.set()

@@ -53,6 +53,10 @@ class Backend(Protocol):
         """
         ...
 
+    def unjudged(self, limit: int) -> Awaitable[Mapping[str, Any]]:
+        """So many remembered answers without feedback, the least certain first."""
+        ...
+
     def feedback_outcome(self, identifier: str) -> Awaitable[Mapping[str, Any]]:
         """How far earlier feedback on an answer is. Raises KeyError for an answer without any."""
         ...

@@ -1,17 +1,14 @@
-"""Answers in OpenAI's forms: chat completions and responses, whole or as a stream of server-sent events."""
+"""Answers in the forms of the OpenAI API: chat completions and responses, whole or as server-sent events."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..answers import Answer
-
-PIECE = 48
-"""Characters in one event of a stream. The answer is known as a whole, by vote, before its first character goes out."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +48,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer under way to its caller. `facts`: what grpo-tui says besides (votes, version, trajectory)."""
+    """One answer on its way to its caller. facts: the fields under `grpo_tui` (votes, version, trajectory)."""
 
     identifier: str
     model: str
     answer: Answer
     facts: dict[str, Any]
-    created: int = 0
+    created: int
 
     @property
     def finish_reason(self) -> Literal["stop", "length"]:
@@ -83,94 +80,133 @@ class Completion:
         return {
             "id": self.identifier,
             "object": "chat.completion",
-            "created": self.created or int(time.time()),
+            "created": self.created,
             "model": self.model,
             "choices": [choice],
             "usage": Usage.of(self.answer).as_chat(),
             "grpo_tui": self.facts,
         }
 
-    def chat_events(self, include_usage: bool) -> Iterator[str]:
-        """The chunks of a streamed chat completion, as server-sent events."""
-        head = {
-            "id": self.identifier,
-            "object": "chat.completion.chunk",
-            "created": self.created or int(time.time()),
-            "model": self.model,
-        }
-        usage: dict[str, Any] = {"usage": None} if include_usage else {}
-
-        def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-            return event({**head, "choices": [choice], **usage, **more})
-
-        yield chunk({"role": "assistant", "content": ""})
-        for start in range(0, len(self.text), PIECE):
-            yield chunk({"content": self.text[start : start + PIECE]})
-        yield chunk({}, self.finish_reason, grpo_tui=self.facts)
-        if include_usage:
-            yield event({**head, "choices": [], "usage": Usage.of(self.answer).as_chat()})
-        yield "data: [DONE]\n\n"
-
     # ------------------------------------------------------------------------------------------------- responses
 
-    def response(self, status: str = "completed") -> dict[str, Any]:
-        """A `response` with one message; without it while `status` is `in_progress`."""
-        done = status != "in_progress"
-        if done and self.finish_reason == "length":
-            status = "incomplete"
-        return {
-            "id": self.identifier,
-            "object": "response",
-            "created_at": self.created or int(time.time()),
-            "status": status,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": None,
-            "metadata": {},
-            "model": self.model,
-            "output": [self._message(status)] if done else [],
-            "parallel_tool_calls": False,
-            "tool_choice": "auto",
-            "tools": [],
-            "temperature": None,
-            "top_p": None,
-            "usage": Usage.of(self.answer).as_response() if done else None,
-            "grpo_tui": self.facts,
-        }
+    def response(self) -> dict[str, Any]:
+        """A `response` with one message."""
+        cut = self.finish_reason == "length"
+        status = "incomplete" if cut else "completed"
+        return response_in(
+            self.identifier,
+            self.model,
+            self.created,
+            status=status,
+            incomplete_details={"reason": "max_output_tokens"} if cut else None,
+            output=[_message(self.identifier, status, self.text)],
+            usage=Usage.of(self.answer).as_response(),
+            grpo_tui=self.facts,
+        )
 
-    def _message(self, status: str) -> dict[str, Any]:
-        text = [{"type": "output_text", "text": self.text, "annotations": []}]
-        return {
-            "id": f"msg_{self.identifier.removeprefix('resp_')}",
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [] if status == "in_progress" else text,
-        }
 
-    def response_events(self) -> Iterator[str]:
-        """The events of a streamed response."""
-        number = iter(range(1_000_000))
-        message = self._message("completed")
-        part = message["content"][0]
-        place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
+class ChatStream:
+    """A streamed chat completion as server-sent events: `begin`, `piece` for each piece of text, `end`."""
 
-        def named(kind: str, **values: Any) -> str:
-            return f"event: {kind}\n" + event({"type": kind, "sequence_number": next(number), **values})
+    def __init__(self, identifier: str, model: str, created: int, include_usage: bool) -> None:
+        self._usage = include_usage
+        self._head = {"id": identifier, "object": "chat.completion.chunk", "created": created, "model": model}
 
-        started = self.response("in_progress")
-        yield named("response.created", response=started)
-        yield named("response.in_progress", response=started)
-        yield named("response.output_item.added", output_index=0, item=self._message("in_progress"))
-        yield named("response.content_part.added", **place, part={**part, "text": ""})
-        for start in range(0, len(self.text), PIECE):
-            yield named("response.output_text.delta", **place, delta=self.text[start : start + PIECE], logprobs=[])
-        yield named("response.output_text.done", **place, text=self.text, logprobs=[])
-        yield named("response.content_part.done", **place, part=part)
-        yield named("response.output_item.done", output_index=0, item=message)
-        whole = self.response()
-        yield named(f"response.{whole['status']}", response=whole)
+    def begin(self) -> str:
+        """The chunk with the role."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def piece(self, text: str) -> str:
+        """A chunk with text."""
+        return self._chunk({"content": text})
+
+    def end(self, whole: Completion) -> Iterator[str]:
+        """The last chunks: the reason for the end, tokens where they were asked for, and the mark of the end."""
+        yield self._chunk({}, whole.finish_reason, grpo_tui=whole.facts)
+        if self._usage:
+            yield event({**self._head, "choices": [], "usage": Usage.of(whole.answer).as_chat()})
+        yield "data: [DONE]\n\n"
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        usage: dict[str, Any] = {"usage": None} if self._usage else {}
+        return event({**self._head, "choices": [choice], **usage, **more})
+
+
+class ResponseStream:
+    """A streamed response as server-sent events; see `ChatStream`."""
+
+    def __init__(self, identifier: str, model: str, created: int) -> None:
+        self._number = itertools.count()
+        self._started = response_in(identifier, model, created)
+        self._place = {"item_id": _message_id(identifier), "output_index": 0, "content_index": 0}
+
+    def begin(self) -> str:
+        """The events before the first text."""
+        item = _message(self._started["id"], "in_progress", "")
+        part = {"type": "output_text", "text": "", "annotations": []}
+        return "".join(
+            (
+                self._named("response.created", response=self._started),
+                self._named("response.in_progress", response=self._started),
+                self._named("response.output_item.added", output_index=0, item=item),
+                self._named("response.content_part.added", **self._place, part=part),
+            )
+        )
+
+    def piece(self, text: str) -> str:
+        """An event with text."""
+        return self._named("response.output_text.delta", **self._place, delta=text, logprobs=[])
+
+    def end(self, whole: Completion) -> Iterator[str]:
+        """The events after the last text."""
+        item = _message(self._started["id"], "completed", whole.text)
+        yield self._named("response.output_text.done", **self._place, text=whole.text, logprobs=[])
+        yield self._named("response.content_part.done", **self._place, part=item["content"][0])
+        yield self._named("response.output_item.done", output_index=0, item=item)
+        done = whole.response()
+        yield self._named(f"response.{done['status']}", response=done)
+
+    def _named(self, kind: str, **values: Any) -> str:
+        return f"event: {kind}\n" + event({"type": kind, "sequence_number": next(self._number), **values})
+
+
+def response_in(identifier: str, model: str, created: int, **filled: Any) -> dict[str, Any]:
+    """A `response` in progress, or with the fields that are `filled` in."""
+    return {
+        "id": identifier,
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": False,
+        "tool_choice": "auto",
+        "tools": [],
+        "temperature": None,
+        "top_p": None,
+        "usage": None,
+        **filled,
+    }
+
+
+def _message_id(identifier: str) -> str:
+    return f"msg_{identifier.removeprefix('resp_')}"
+
+
+def _message(identifier: str, status: str, text: str) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {
+        "id": _message_id(identifier),
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [] if status == "in_progress" else content,
+    }
 
 
 def event(data: dict[str, Any]) -> str:

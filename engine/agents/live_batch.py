@@ -1,0 +1,166 @@
+"""Continuous batching: rows join and leave a running batch between two tokens.
+
+Foreground rows occupy the first places of the cache, background rows the places behind them. A step runs on the first
+places alone, so background rows wait while any foreground row writes, and no row is copied for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from ...envs.seeds import seed_of
+from .decoder import Decoder
+from .row_cache import RowCache
+from .sampling import SamplingSettings, sample
+
+
+@dataclass(eq=False)
+class LiveRow:
+    """One text under way. limit: most tokens that it may write. on_token: called after each token of the row."""
+
+    prompt: Sequence[int]
+    limit: int
+    sampling: SamplingSettings
+    seed: int
+    background: bool = False
+    on_token: Callable[[LiveRow], None] | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ended: bool = False
+    """Whether the row wrote a stop token."""
+    cancelled: bool = False
+    """Set by the owner: the row leaves the batch at the next step."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the row writes no further token."""
+        return self.ended or self.cancelled or len(self.tokens) >= self.limit
+
+
+class LiveBatch:
+    """The running rows of one policy. The weights must not change while rows are in the batch.
+
+    All calls belong into the context in which the model samples (`prepared.acting`). never: tokens that are not drawn.
+    """
+
+    def __init__(self, decoder: Decoder, stop_ids: Sequence[int], never: torch.Tensor | None = None) -> None:
+        self._decoder = decoder
+        self._stop_ids = frozenset(stop_ids)
+        self._never = never
+        self._cache: RowCache | None = None
+        self._rows: list[LiveRow] = []
+        """The row at each place: foreground first."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def foreground(self) -> int:
+        """Rows that callers wait for."""
+        return sum(not row.background for row in self._rows)
+
+    def join(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
+        """Encode the prompts, each different one once, and draw the first tokens. Returns the rows that are done."""
+        if not rows:
+            return []
+        with self._decoder.sampling(cached=True):
+            prompts = list(dict.fromkeys(tuple(row.prompt) for row in rows))
+            cache, logits = self._encode(prompts)
+            source = [prompts.index(tuple(row.prompt)) for row in rows]
+            self._draw(rows, logits[torch.as_tensor(source, device=logits.device)])
+            for row, place in zip(rows, source, strict=True):
+                if not row.done:
+                    self._enter(row, cache, place)
+        return [row for row in rows if row.done]
+
+    def step(self) -> list[LiveRow]:
+        """One token for every foreground row, or for the background rows where there are none. Returns the rows that
+        are done; they have left the batch."""
+        gone = [row for row in self._rows if row.cancelled]
+        self._leave(gone)
+        running = self._rows[: self.foreground] or self._rows
+        if not running or self._cache is None:
+            return gone
+        device = self._decoder.device
+        positions = [len(row.prompt) + len(row.tokens) - 1 for row in running]
+        longest = max(positions) + 1
+        if longest > self._cache.capacity:
+            self._cache.reserve(self._cache.rows, longest)
+        with self._decoder.sampling(cached=True):
+            logits = self._decoder.forward(
+                torch.tensor([[row.tokens[-1]] for row in running], device=device),
+                torch.tensor(positions, device=device)[:, None],
+                self._cache,
+                longest,
+            )
+            self._draw(running, logits)
+        done = [row for row in running if row.done]
+        self._leave(done)
+        return gone + done
+
+    def _encode(self, prompts: Sequence[Sequence[int]]) -> tuple[RowCache, torch.Tensor]:
+        """A cache with the prompts, padded on the left in the pass, and the logits after each, `[n, V]`."""
+        width = max(map(len, prompts))
+        tokens = np.zeros((len(prompts), width), np.int64)
+        positions = np.full((len(prompts), width), -1, np.int64)
+        for i, prompt in enumerate(prompts):
+            tokens[i, width - len(prompt) :] = prompt
+            positions[i, width - len(prompt) :] = np.arange(len(prompt))
+        cache = RowCache(self._decoder.num_layers, len(prompts), width)
+        device = self._decoder.device
+        fed, at = torch.as_tensor(tokens, device=device), torch.as_tensor(positions, device=device)
+        return cache, self._decoder.forward(fed, at, cache, width)
+
+    def _draw(self, rows: Sequence[LiveRow], logits: torch.Tensor) -> None:
+        """The next token of each row; logits `[n, V]`. Rows of equal sampling are drawn together."""
+        for sampling in dict.fromkeys(row.sampling for row in rows):
+            chosen = [i for i, row in enumerate(rows) if row.sampling == sampling]
+            noise = None
+            if sampling.temperature > 0:
+                drawn = [seed_of(rows[i].seed, len(rows[i].tokens)) % 2**53 / 2**53 for i in chosen]
+                noise = torch.tensor(drawn, dtype=torch.float64, device=logits.device)
+            part = logits if len(chosen) == len(rows) else logits[torch.tensor(chosen, device=logits.device)]
+            tokens, logprobs = sample(part, sampling, noise, self._never)
+            for i, token, logprob in zip(chosen, tokens.tolist(), logprobs.tolist(), strict=True):
+                row = rows[i]
+                row.tokens.append(token)
+                row.logprobs.append(logprob)
+                row.ended = token in self._stop_ids
+                if row.on_token is not None:
+                    row.on_token(row)
+
+    def _enter(self, row: LiveRow, source: RowCache, place: int) -> None:
+        """Give a row a place, with keys and values copied from a place of `source`."""
+        capacity = len(row.prompt) + min(row.limit, 64)
+        if self._cache is None:
+            self._cache = RowCache(self._decoder.num_layers, 0, capacity)
+        count, front = len(self._rows), self.foreground
+        if count == self._cache.rows or capacity > self._cache.capacity:
+            self._cache.reserve(max(self._cache.rows, 2 * count, 4), max(capacity, self._cache.capacity), like=source)
+        at = count if row.background else front
+        if at < count:
+            self._cache.copy_row(self._cache, at, count)
+            self._rows.append(self._rows[at])
+            self._rows[at] = row
+        else:
+            self._rows.append(row)
+        self._cache.copy_row(source, place, at)
+
+    def _leave(self, rows: Sequence[LiveRow]) -> None:
+        """Close the places of rows that are done: the last of the front moves into the hole, the last of all into the
+        hole that it left."""
+        for row in rows:
+            at, front, last = self._rows.index(row), self.foreground - 1, len(self._rows) - 1
+            holes = [at, last] if row.background else [at, front, last]
+            for to, origin in pairwise(holes):
+                if to != origin and self._cache is not None:
+                    self._cache.copy_row(self._cache, origin, to)
+                    self._rows[to] = self._rows[origin]
+            self._rows.pop()
+        if not self._rows:
+            self._cache = None

@@ -1,0 +1,338 @@
+"""Answers conversations in a running batch, and draws the samples of votes behind them.
+
+A caller's text joins the batch between two tokens and is passed on as it is written. Samples run in the background
+places of the same batch, so they never delay an answer. Each policy version has a batch of its own: texts that an
+older version began are finished by it, while a newer one takes the next requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ....envs.agent import AgentTurn
+from ....envs.multi_turn import MultiTurnEnv
+from ....envs.seeds import seed_of
+from ....envs.trajectory import TokenArrays
+from ...agents.live_batch import LiveBatch, LiveRow
+from ...agents.sampling import SamplingSettings
+from ...agents.transformers_agent import TransformersAgent
+from ...policy.prepared import acting
+from ...policy.sight.processor import Encoded
+from ...rollouts.rollout import Rollout
+from .answers import Answer
+from .inference_engine import InferenceEngine
+from .requests import Request, RequestDropped
+from .weights import WeightFollower
+
+VISIT = 8
+"""Tokens after which another version's batch takes its turn."""
+
+
+class TextStream:
+    """The text of a growing row of tokens, in pieces that end with whole characters."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._begin = self._read = 0
+
+    def piece(self, tokens: Sequence[int]) -> str:
+        """The text since the last call; empty while a character is incomplete."""
+        # The window begins one piece earlier: some tokenizers drop a blank at the beginning of what they decode.
+        before = self._decode(tokens[self._begin : self._read])
+        text = self._decode(tokens[self._begin :])
+        if len(text) <= len(before) or text.endswith("\ufffd"):
+            return ""
+        self._begin, self._read = self._read, len(tokens)
+        return text[len(before) :]
+
+
+@dataclass
+class _Running:
+    """The batch of one version. rows: what each row belongs to."""
+
+    version: int
+    tensors: dict[str, Tensor]
+    batch: LiveBatch
+    waiting: list[LiveRow] = field(default_factory=list)
+    behind: list[LiveRow] = field(default_factory=list)
+    """Background rows that wait for a place."""
+
+    @property
+    def urgent(self) -> int:
+        return len(self.waiting) + self.batch.foreground
+
+    @property
+    def rows(self) -> int:
+        return len(self.waiting) + len(self.behind) + len(self.batch)
+
+
+@dataclass
+class _Job:
+    """Rows of one request, and what is called with them when all are done."""
+
+    rows: list[LiveRow]
+    finish: Callable[[list[LiveRow]], None]
+
+
+class LiveAnswers:
+    """See the module. All methods are for the engine's thread.
+
+    answered: called with each finished answer. dropped: called with a request that nobody waits for any more.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        follower: WeightFollower,
+        answered: Callable[[Answer], None],
+        dropped: Callable[[Request], None],
+    ) -> None:
+        self.engine = engine
+        self.follower = follower
+        self._answered = answered
+        self._dropped = dropped
+        agent = engine.runner.agent
+        self._agent = agent if isinstance(agent, TransformersAgent) else None
+        self._running: dict[int, _Running] = {}
+        self._jobs: dict[LiveRow, _Job] = {}
+        self._requests: dict[LiveRow, Request] = {}
+        self._open: contextlib.ExitStack | None = None
+        self._at = -1
+        """The version whose weights are in place."""
+        self._visit = 0
+
+    @property
+    def able(self) -> bool:
+        """Whether the policy can answer in a running batch: its cache rows can join and leave."""
+        return self._agent is not None and self._agent.keeps_rows
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether the served version's weights are in place."""
+        return self._open is None
+
+    @property
+    def urgent(self) -> int:
+        """Texts that callers wait for."""
+        return sum(r.urgent for r in self._running.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether any row is under way."""
+        return bool(self._jobs)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another caller's text may join: all together reserve at most `online.batch_tokens` tokens."""
+        return sum(len(r.prompt) + r.limit for r in self._requests) < self.engine.config.batch_tokens
+
+    @property
+    def oldest(self) -> int | None:
+        """The smallest number of a request that is not answered yet."""
+        return min((r.number for r in self._requests.values()), default=None)
+
+    def takes(self, request: Request) -> bool:
+        """Whether the request is answered here: by one text."""
+        return self.able and self.engine.is_single(request)
+
+    def begin(self, request: Request) -> bool:
+        """Let a request join; False where its environment cannot begin it. Raises SnapshotError."""
+        prompt = self._prompt(request)
+        if prompt is None:
+            return False
+        chosen = self.engine.defaults(request.sampling)
+        room = self.engine.config.max_trajectory_tokens - len(prompt)
+        stream = TextStream(self._text)
+        row = LiveRow(
+            prompt,
+            min(room, chosen.max_tokens or room),
+            SamplingSettings(chosen.temperature or 0.0, *self.engine.truncation()),
+            seed_of(self.engine.seed, request.number),
+        )
+        if request.on_text is not None:
+            told = request.on_text
+
+            def tell(row: LiveRow) -> None:
+                told(request.number, stream.piece(row.tokens[:-1] if row.ended else row.tokens))
+
+            row.on_token = tell
+        running = self._of(request.version)
+        running.waiting.append(row)
+        self._requests[row] = request
+        self._jobs[row] = _Job([row], lambda rows: self._answer(request, rows[0], running.version))
+        return True
+
+    def draw(self, answer: Answer, count: int, finish: Callable[[list[Rollout]], None]) -> None:
+        """Draw `count` samples of an answered request, by the version that answered. Raises SnapshotError."""
+        prompt = self._prompt(answer.request)
+        assert prompt is not None, "its answer began with this prompt"
+        config, number = self.engine.config, answer.request.number
+        limit = min(config.max_turn_tokens, config.max_trajectory_tokens - len(prompt))
+        sampling = SamplingSettings(config.temperature)
+        seeds = [seed_of(-1 - self.engine.seed, number, i) for i in range(count)]
+        rows = [LiveRow(prompt, limit, sampling, seed, background=True) for seed in seeds]
+        running = self._of(answer.policy_version)
+        running.behind += rows
+        job = _Job(rows, lambda rows: finish(self._rollouts(answer.request, rows)))
+        self._jobs |= dict.fromkeys(rows, job)
+
+    def advance(self) -> None:
+        """One token for one version's rows, or the prompts of rows that join."""
+        running = self._choose()
+        if running is None:
+            return
+        self._enter(running)
+        for row in [row for row, request in self._requests.items() if _left(request)]:
+            row.cancelled = True
+        joining = running.waiting or ([] if running.urgent else running.behind)
+        if joining:
+            taken, tokens = 0, 0
+            while taken < len(joining) and (not taken or tokens + len(joining[taken].prompt) <= 2048):
+                tokens += len(joining[taken].prompt)
+                taken += 1
+            rows = joining[:taken]
+            del joining[:taken]
+            done = running.batch.join(rows)
+        else:
+            done = running.batch.step()
+        self._visit += 1
+        if not running.rows and running.version != self.follower.version:
+            del self._running[running.version]
+        for row in done:
+            self._finish(row)
+
+    def pause(self) -> None:
+        """Put the served version's weights back, as everything else expects them."""
+        if self._open is not None:
+            self._open.close()
+            self._open, self._at = None, -1
+
+    # ------------------------------------------------------------------------------------------------------ rows
+
+    def _of(self, version: int | None) -> _Running:
+        """The batch of a version, with its weights."""
+        number = self.follower.version if version is None else version
+        if number not in self._running:
+            assert self._agent is not None
+            batch = LiveBatch(self._agent.decoder, self._agent.chat.stop_ids)
+            self._running[number] = _Running(number, self.follower.weights(number), batch)
+            for old in [v for v, r in self._running.items() if not r.rows and v not in (number, self.follower.version)]:
+                del self._running[old]
+        return self._running[number]
+
+    def _choose(self) -> _Running | None:
+        """The batch to advance: one with callers before one without; the present one for `VISIT` tokens."""
+        able = [r for r in self._running.values() if r.urgent] or [r for r in self._running.values() if r.rows]
+        if not able:
+            return None
+        present = next((r for r in able if r.version == self._at), None)
+        if present is not None and (self._visit < VISIT or len(able) == 1):
+            return present
+        later = [r for r in able if r.version > self._at]
+        return (later or able)[0]
+
+    def _enter(self, running: _Running) -> None:
+        """Put a version's weights in place, converted once for all tokens until `pause`."""
+        if self._open is not None and self._at == running.version:
+            return
+        self.pause()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.follower.holding(running.tensors))
+            stack.enter_context(acting(self.engine.model))
+            self._open = stack.pop_all()
+        self._at, self._visit = running.version, 0
+
+    def _finish(self, row: LiveRow) -> None:
+        job = self._jobs.pop(row)
+        request = self._requests.pop(row, None)
+        if row.cancelled:
+            if request is not None:
+                self._dropped(request)
+        elif all(r not in self._jobs for r in job.rows):
+            job.finish(job.rows)
+
+    def _answer(self, request: Request, row: LiveRow, version: int) -> None:
+        sample = self._rollouts(request, [row])[0]
+        text = self._text(row.tokens[:-1] if row.ended else row.tokens)
+        answer = self.engine.single_answer(request, sample, version)
+        self._answered(replace(answer, written=text))
+
+    # ------------------------------------------------------------------------------------- from and to environments
+
+    def _prompt(self, request: Request) -> list[int] | None:
+        """The prompt's tokens; None where the environment or the policy refuses the task, or no room is left."""
+        assert self._agent is not None
+        env: Any = self.engine.runner.environment(request.row)
+        if not isinstance(env, MultiTurnEnv):
+            return None
+        try:
+            messages, tools = env.opening(request.row.task_data, self._agent)
+        except Exception:  # the ordinary way reports what is wrong with the task
+            return None
+        begun = self._agent.begin(messages, tools)
+        fits = isinstance(begun, Encoded) and len(begun.ids) < self.engine.config.max_trajectory_tokens
+        return list(begun.ids) if isinstance(begun, Encoded) and fits else None
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        words = self.engine.runner.tokenizer
+        return str(words.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _rollouts(self, request: Request, rows: list[LiveRow]) -> list[Rollout]:
+        """The rows as rollouts of the request's environment, which judges them as it judges any turn."""
+        runner = replace(self.engine.runner, agent=_Written(self._agent, rows))
+        return runner.run([request.row], step=request.number, first=request.number, num_rollouts=len(rows))
+
+
+def _left(request: Request) -> bool:
+    """Whether nobody waits for the answer. A stream that has begun is read as long as it takes."""
+    return request.cancelled.is_set() if request.on_text is not None else request.gone() is not None
+
+
+class _Written:
+    """An agent whose only turns are written already; in all else it is the agent that wrote them."""
+
+    def __init__(self, agent: Any, rows: list[LiveRow]) -> None:
+        self._agent = agent
+        self._rows = rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+    def start(self, prompts: Any, num_rollouts: int = 1, **_: Any) -> _Written:
+        """The session of these rows."""
+        return self
+
+    def act(self, rows: Sequence[int]) -> list[AgentTurn]:
+        """The turns."""
+        turns = []
+        for row in (self._rows[i] for i in rows):
+            start, text = len(row.prompt), self._agent.chat.decode(row.tokens)
+            full = start + len(row.tokens) >= self._agent.config.max_trajectory_tokens
+            reason = "stop" if row.ended else "token_limit" if full else "turn_limit"
+            turns.append(AgentTurn(text, (start, start + len(row.tokens)), reason))
+        return turns
+
+    def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
+        """An environment of one turn answers nothing."""
+        raise RequestDropped("a conversation has one turn")
+
+    def tokens(self, row: int) -> TokenArrays:
+        """The prompt and the turn."""
+        written = self._rows[row]
+        start, count = len(written.prompt), len(written.tokens)
+        agent = np.arange(start + count) >= start
+        return TokenArrays(
+            token_ids=np.array([*written.prompt, *written.tokens], np.int32),
+            agent_mask=agent,
+            logprobs=np.array([0.0] * start + written.logprobs, np.float32),
+            turn=np.where(agent, 0, -1).astype(np.int16),
+        )
+
+    def close(self) -> None:
+        """Nothing is kept."""
