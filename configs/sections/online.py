@@ -132,8 +132,9 @@ class OnlineConfig(Section):
     learn_from_unanimous: bool = True
     """Also learn from requests on which all candidates agree: against the running baseline they hold what is right
     already in its place while other kinds of request change the policy."""
-    learn_from: Literal["initial", "all"] = "all"
-    """Learn from the initial trajectory of a request only, or from all that were sampled for it."""
+    learn_from: Literal["all", "initial", "feedback"] = "all"
+    """`all`: from all trajectories that were sampled for a request, `initial`: from the first alone, `feedback`: only
+    from feedback; votes and reward functions then teach nothing."""
 
     lr_correction: float = Field(default=1e-3, gt=0)
     """Learning rate when the initial answer was wrong by the vote."""

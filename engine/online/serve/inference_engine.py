@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FEEDBACK_ONLY = Gate("no_label", "online.learn_from is feedback, and this answer has none")
+
 
 @dataclass
 class Learned:
@@ -166,6 +168,8 @@ class InferenceEngine:
         """Whether samples are to be drawn after this answer."""
         if request.version is not None:
             return Gate("own_sampling", "the caller chose the version")
+        if self.config.learn_from == "feedback":
+            return FEEDBACK_ONLY
         if self.judge is None and self.extract is None:
             return Gate("no_label", "no answer can be extracted from free text: set online.answer, or give feedback")
         return Gate("open")
@@ -248,6 +252,8 @@ class InferenceEngine:
     def _gate(self, request: Request, outcome: Vote) -> Gate:
         """The confidence gate. What a caller had sampled in its own way, or by an older version, is not learnt from:
         it is not what the served policy would have done."""
+        if self.config.learn_from == "feedback":
+            return FEEDBACK_ONLY
         if request.sampling.is_own or request.version is not None:
             return Gate("own_sampling", "the caller chose the sampling or the version")
         return gate(outcome, self.config.min_confidence, self.config.learn_from_unanimous)

@@ -32,7 +32,7 @@ def update_task(
     images: where the worker finds the pictures that were shown; None where there are none.
     """
     outcome = answer.label_vote
-    candidates = range(len(samples)) if config.learn_from == "all" else range(1)
+    candidates = range(1) if config.learn_from == "initial" else range(len(samples))
     rows = [i for i in candidates if outcome.correct[i] is not None and _has_tokens(samples[i])]
     if not rows:
         return None
