@@ -49,8 +49,8 @@ from grpo_tui.engine.launch.children import spawn
 from grpo_tui.engine.launch.settings import rendered
 from grpo_tui.engine.online.process import run_process
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
-from grpo_tui.engine.online.serve.voting import Vote, canonical
 from grpo_tui.engine.online.store.snapshots import SnapshotWriter
+from grpo_tui.engine.online.voting import Vote, canonical
 from grpo_tui.engine.runs import control
 from grpo_tui.engine.runs.paths import CONFIG_FILE
 from grpo_tui.engine.runs.reader import RunReader

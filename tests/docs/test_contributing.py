@@ -112,7 +112,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     empty = "EXTRA: dict[str, type[RewardComponent]] = {}"
     add(f"{components}/brevity.py", component, f"{components}/__init__.py", empty, entry)
     further = "FURTHER: dict[str, tuple[str, str]] = {"
-    line = further + '"Longest rollouts": ("longest", "LongestScreen")'
+    line = further + '"Longest rollouts": ("longest", "LongestScreen"), '
     add("tui/app/screens/longest.py", files["longest.py"], "tui/app/routes.py", further, line)
     formats = "engine/imports/formats"
     first = "FORMATS: tuple[Format, ...] = (\n"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from textual.binding import Binding, BindingType
 
 RUNS, LIVE, LIST, GROUPS, STEP = "runs", "live", "trajectories", "groups", "stepper"
-COMPARE, DIFF, HELP, PLAY = "compare", "diff", "help", "play"
-EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY)
+COMPARE, DIFF, HELP, PLAY, CHAT = "compare", "diff", "help", "play", "chat"
+EVERYWHERE = (RUNS, LIVE, LIST, GROUPS, STEP, COMPARE, DIFF, HELP, PLAY, CHAT)
 PAGES = NOT_LIVE = tuple(s for s in EVERYWHERE if s != LIVE)
 SCREEN_TITLES = {
     RUNS: "Runs",
@@ -23,6 +23,7 @@ SCREEN_TITLES = {
     COMPARE: "Compare runs",
     DIFF: "Diff",
     HELP: "Help",
+    CHAT: "Chat",
     PLAY: "Play",
 }
 
@@ -130,6 +131,16 @@ TABLE: tuple[Key, ...] = (
     Key((PLAY,), "a", "a", "another('again')", "again", "Leave this rollout and play the task again", 5),
     Key((PLAY,), "o", "o", "recorded", "recorded", "The rollouts that were recorded", 6),
     Key((PLAY,), "space", "space", "open_text", "open text", "Open the text that is marked, or fold it again", 7),
+    # chat
+    Key((LIVE,), "a", "a", "chat", "chat", "Chat with the policy that this run serves, and judge its answers", 5),
+    Key((CHAT,), "enter", "enter", "write", "write", "Write a message", 1),
+    Key((CHAT,), "1", "1", "rate('right')", "right", "Rate the last answer as right", 2),
+    Key((CHAT,), "2", "2", "rate('wrong')", "wrong", "Rate the last answer as wrong", 3),
+    Key((CHAT,), "e", "e", "correct", "correct", "Correct the text of the last answer", 4),
+    Key((CHAT,), "i", "i", "inbox", "inbox", "Take the answer without feedback that is least certain", 5),
+    Key((CHAT,), "b", "b", "base", "base", "Ask the base, version 0, the same", 6),
+    Key((CHAT,), "v", "v", "version", "version", "Ask a kept version the same", 7),
+    Key((CHAT,), "n", "n", "new", "new", "Begin a new conversation", 8),
     # lists and text
     Key(EVERYWHERE, "j,down", "j ↓", "scroll(1)", "", "Down"),
     Key(EVERYWHERE, "k,up", "k ↑", "scroll(-1)", "", "Up"),

@@ -8,7 +8,7 @@ from .destinations import Compare, Destination, Diff, Further, Groups, Help, Liv
 from .screens.base import AppScreen
 from .shell import Shell
 
-FURTHER: dict[str, tuple[str, str]] = {}
+FURTHER: dict[str, tuple[str, str]] = {"Chat": ("chat", "ChatScreen")}
 """Further screens of a run, by their title in the command palette: file in `screens/` and class, which is made with the
 run's `Reads`."""
 

@@ -25,15 +25,14 @@ from ....configs.sections.online import OnlineConfig
 from ...policy.forward import forward_agent_tokens, vocabulary_of
 from ...policy.kl import BetaChange, BetaController, kl_directions
 from ...policy.sight.processor import ModelImage
+from ...policy.token_scores import DENSE_LOGITS
 from ..store.images import ImageFolder
+from ..store.snapshots import check_fit
 from ..store.update_task import Experience, OriginalLogits, TaskError, UpdateTask
 from .influence import Influence, RobustBaseline
 
 _torch: Any = torch
 """Torch with its fused operations on lists of tensors, which its type stubs leave out."""
-
-DENSE_LOGITS = 1 << 26
-"""Rows of a task go through the model together up to so many logits (tokens x vocabulary) at once."""
 
 
 @dataclass(frozen=True)
@@ -388,17 +387,6 @@ class PolicyUpdater:
         new = [tensors[n].to(p.device, p.dtype) for n, p in self.parameters.items()]
         _torch._foreach_copy_(self._live, new)
         _torch._foreach_copy_(self._ema, new)
-
-
-def check_fit(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless `tensors` has exactly the names and shapes of `parameters`."""
-    if parameters.keys() != tensors.keys():
-        strange = sorted(parameters.keys() ^ tensors.keys())
-        raise ValueError(f"the weights are of another model: {len(strange)} names differ, such as {strange[0]}")
-    for name, parameter in parameters.items():
-        if parameter.shape != tensors[name].shape:
-            shapes = f"{tuple(tensors[name].shape)}, not {tuple(parameter.shape)}"
-            raise ValueError(f"the weights are of another model: {name} is {shapes}")
 
 
 def _slice(logits: OriginalLogits, tokens: slice) -> OriginalLogits:

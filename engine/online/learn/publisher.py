@@ -12,10 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from ....configs.sections.online import OnlineConfig
-from ..store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter, pointed_version
+from ..store.snapshots import SnapshotError, SnapshotReader, SnapshotWriter, check_fit, pointed_version
 from ..store.update_queue import QueueError
 from .ledger import Ledger
-from .policy_update import check_fit
 from .publishing_guard import PublishingGuard
 from .worker_state import StateError, read_state
 

@@ -31,10 +31,10 @@ from ...rollouts.runner import RolloutRunner, Row
 from ...runs.control import ControlChannel
 from ...runs.writer import RunWriter
 from ..process import load_serving_policy, serving_agent
-from ..serve.voting import canonical, vote
 from ..store.folder import OnlineFolder
 from ..store.opening import open_queue
 from ..store.update_queue import QueueDamaged, QueueError, UpdateQueue
+from ..voting import canonical, vote
 from .text_guard import TextGuard
 from .worker_state import StateError, read_state
 

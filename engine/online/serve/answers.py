@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...rollouts.rollout import Rollout
+from ..voting import Gate, Neighbour, Vote
 from .requests import Request
-from .voting import Gate, Neighbour, Vote
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ...runs.durable import replace_file
-from .voting import Neighbour
+from ..voting import Neighbour
 
 
 @dataclass(frozen=True)

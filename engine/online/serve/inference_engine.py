@@ -34,13 +34,13 @@ from ...rollouts.versions import VersionedAgent
 from ...runs.types import NeighbourVote, Served, TrajectoryRecord
 from ..store.images import ImageFolder
 from ..store.update_task import OriginalLogits, UpdateTask
+from ..voting import Gate, Neighbour, Vote, canonical, gate, vote
 from .answers import Answer
 from .experience_buffer import ExperienceBuffer
 from .extraction import choice, last_number, make_extractor, normal
 from .requests import Request, Sampling
 from .sample_passes import behaviour_logprobs, embeddings_and_logits, request_embeddings
 from .task_making import update_task
-from .voting import Gate, Neighbour, Vote, canonical, gate, vote
 
 if TYPE_CHECKING:
     from ...agents.remote.agent import RemoteAgent

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ....rewards.embedding import pool_step_embeddings
 from ...policy.forward import forward_agent_tokens, hidden_states, vocabulary_of
 from ...policy.kl import TopKDistribution
+from ...policy.token_scores import DENSE_LOGITS
 from ...rollouts.padding import pad_rows
 from ...rollouts.rollout import Rollout
-from ..learn.policy_update import DENSE_LOGITS
 from ..store.update_task import OriginalLogits
 
 TOGETHER = 256

@@ -10,9 +10,9 @@ from ....rewards.result import RewardResult
 from ...rollouts.rollout import Rollout
 from ..store.images import ImageFolder
 from ..store.update_task import Experience, OriginalLogits, UpdateTask
+from ..voting import learning_rate
 from .answers import Answer
 from .sample_passes import PaddedSamples, joined
-from .voting import learning_rate
 
 
 def update_task(

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ...agents.remote.pool import Standing
 from ...policy.forward import device_of
-from ..learn.policy_update import check_fit
-from ..store.snapshots import Manifest, Snapshot, SnapshotError, SnapshotReader
+from ..store.snapshots import Manifest, Snapshot, SnapshotError, SnapshotReader, check_fit
 
 log = logging.getLogger(__name__)
 

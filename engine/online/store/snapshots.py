@@ -414,3 +414,14 @@ class SnapshotReader:
         if self._on_problem is not None and message not in self._reported:
             self._reported.add(message)
             self._on_problem(f"{message}; serving goes on with the newest version that is whole.")
+
+
+def check_fit(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless `tensors` has exactly the names and shapes of `parameters`."""
+    if parameters.keys() != tensors.keys():
+        strange = sorted(parameters.keys() ^ tensors.keys())
+        raise ValueError(f"the weights are of another model: {len(strange)} names differ, such as {strange[0]}")
+    for name, parameter in parameters.items():
+        if parameter.shape != tensors[name].shape:
+            shapes = f"{tuple(tensors[name].shape)}, not {tuple(parameter.shape)}"
+            raise ValueError(f"the weights are of another model: {name} is {shapes}")

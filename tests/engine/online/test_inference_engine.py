@@ -23,11 +23,11 @@ from grpo_tui.engine.online.serve.requests import (
     parse_request,
     read_requests,
 )
-from grpo_tui.engine.online.serve.voting import canonical
 from grpo_tui.engine.online.serve.weights import WeightFollower
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, SnapshotWriter
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_task import UpdateTask
+from grpo_tui.engine.online.voting import canonical
 from grpo_tui.engine.policy.forward import forward_agent_tokens
 from grpo_tui.engine.policy.kl import kl_directions
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row

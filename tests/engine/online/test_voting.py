@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.engine.online.serve.voting import Neighbour, canonical, gate, learning_rate, vote
+from grpo_tui.engine.online.voting import Neighbour, canonical, gate, learning_rate, vote
 
 answers = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=2, max_size=9)
 

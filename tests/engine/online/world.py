@@ -21,7 +21,7 @@ from grpo_tui.engine.online.serve.http.schema import Feedback
 from grpo_tui.engine.online.serve.http.uploads import Uploads
 from grpo_tui.engine.online.serve.requests import Request, RequestSource
 from grpo_tui.engine.online.serve.server import AnswerServer
-from grpo_tui.engine.online.serve.voting import gate, vote
+from grpo_tui.engine.online.voting import gate, vote
 from grpo_tui.envs.base import Env
 
 LIMIT = 20_000

@@ -17,7 +17,7 @@ from ...export import open_outside, write
 from ...text import literal
 from ..bindings import LIVE, bindings
 from ..data import Reads
-from ..destinations import Trajectories
+from ..destinations import Further, Trajectories
 from ..findings import Found, findings
 from ..live_charts import CHARTS
 from ..live_data import Reading
@@ -80,6 +80,8 @@ class LiveScreen(ChartKeys, RequestKeys):
     def hint_label(self, action: str, label: str) -> str:
         """Space is told by what it does now; what an ended run cannot be asked is not told."""
         requests = self.requests
+        if action == "chat" and (self.shown is None or self.shown.kind != "online" or not self.shown.info.active):
+            return ""
         if action in ("stop", "checkpoint") and requests is not None and requests.state == "ended":
             return ""
         return requests.hint if action == "pause" and requests is not None else label
@@ -193,6 +195,13 @@ class LiveScreen(ChartKeys, RequestKeys):
             self._trajectories(Query(filter=f"step={found.last}"))
         else:
             self.say(found.message)
+
+    def action_chat(self) -> None:
+        """Chat with the policy of a run that serves."""
+        if self.shown is not None and self.shown.kind == "online":
+            self.shell.open(Further("Chat", self.reads.path))
+        else:
+            self.say("Only a run of `grpo-tui online` serves its policy.")
 
     def action_search(self) -> None:
         """Search all trajectories."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...runs.learning import GateCode
+from ..runs.learning import GateCode
 
 
 def canonical(answer: str | None) -> str | None:

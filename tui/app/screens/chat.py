@@ -1,0 +1,250 @@
+"""Chat with the policy of an online run, and judge its answers.
+
+An answer can be rated and corrected. The screen shows when a version that learnt from it serves, and then asks that
+version the same again. `i` takes the answer without feedback that the policy is least certain of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...chat_client import ChatClient, ServerProblem
+from ..bindings import CHAT, bindings
+from ..data import Reads
+from ..widgets.frame import Box
+from ..widgets.line import Line, wrapped
+from ..widgets.pane import Pane
+from ..widgets.prompt_bar import ask
+from .base import AppScreen
+
+LOOK_S = 2.0
+"""How often the outcome of feedback is asked for."""
+
+
+@dataclass
+class Exchange:
+    """A message and its answer. messages: the conversation up to it. others: what other versions answer."""
+
+    messages: list[dict[str, str]]
+    id: str = ""
+    answer: str = ""
+    version: int | None = None
+    certainty: float | None = None
+    writing: bool = False
+    feedback: str = ""
+    others: list[tuple[str, str]] = field(default_factory=list)
+
+
+class ChatPane(Pane):
+    """The exchanges, the newest last."""
+
+    def __init__(self) -> None:
+        super().__init__("chat")
+        self.exchanges: list[Exchange] = []
+
+    def build(self, width: int, height: int) -> list[Line]:
+        """Messages, answers, and what became of feedback."""
+        p = self.palette
+        lines: list[Line] = []
+
+        def put(head: str, text: str, style: Any) -> None:
+            lines.append(Line(p).add(head, p.muted))
+            lines.extend(Line(p).gap(2).extend(line) for line in wrapped(p, text or "…", width - 2, style))
+
+        for exchange in self.exchanges:
+            put("you", exchange.messages[-1]["content"], p.strong)
+            sure = "" if exchange.certainty is None else f" · certainty {exchange.certainty:.2f}"
+            version = "" if exchange.version is None else f" · version {exchange.version}"
+            put(f"policy{version}{sure}{' · writing' if exchange.writing else ''}", exchange.answer, p.text)
+            for name, text in exchange.others:
+                put(name, text, p.text)
+            lines += wrapped(p, exchange.feedback, width, p.accent)
+            lines.append(Line(p))
+        if not lines:
+            lines = wrapped(p, "enter writes a message · i takes an answer without feedback", width, p.muted)
+        return lines
+
+
+class ChatScreen(AppScreen):
+    """See the module."""
+
+    view = CHAT
+    BINDINGS = bindings(CHAT)
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__()
+        self.client = ChatClient(reads.path)
+        self.chat = ChatPane()
+        self.model = ""
+        self._followed: dict[str, Exchange] = {}
+        """Exchanges with feedback that no version contains yet, by id."""
+        self._seen: set[str] = set()
+        """Answers that the inbox has shown."""
+
+    def panes(self) -> list[Pane]:
+        """The conversation."""
+        return [self.chat]
+
+    def plan(self, width: int, height: int) -> list[Box]:
+        """It has the whole screen."""
+        return [Box("chat", 0, 0, width, height)]
+
+    def on_mount(self) -> None:
+        """Learn the policy's name, and look after feedback."""
+        self._call(self.client.models, lambda names: setattr(self, "model", names[0]))
+        self.set_interval(LOOK_S, self._look)
+
+    # -- keys ---------------------------------------------------------------------------------------------------
+
+    def action_write(self) -> None:
+        """Type a message."""
+        ask(self, "Message", "", lambda text: self._send(text) if text else None)
+
+    def action_new(self) -> None:
+        """Begin a new conversation."""
+        self.chat.exchanges.clear()
+        self.chat.changed(keep_scroll=False)
+
+    def action_rate(self, verdict: str) -> None:
+        """Call the last answer right or wrong."""
+        self._judge(verdict=verdict)
+
+    def action_correct(self) -> None:
+        """Type the text that the policy should have written."""
+        if (last := self._last()) is not None:
+            ask(self, "Correct text", last.answer, lambda text: self._judge(correction=text) if text else None)
+
+    def action_base(self) -> None:
+        """The answer of the policy as it was loaded."""
+        if (last := self._last()) is not None:
+            self._again(last, f"{self.model}@0", "version 0 (base)")
+
+    def action_version(self) -> None:
+        """The answer of a version by its number."""
+
+        def chosen(text: str) -> None:
+            if (last := self._last()) is not None and text:
+                self._again(last, f"{self.model}@{text}", f"version {text}")
+
+        def check(text: str) -> str:
+            return "" if text.isascii() and text.isdigit() else "the number of a version"
+
+        self._call(
+            self.client.models,
+            lambda names: ask(
+                self, "Version", "", chosen, check, hint=" · ".join(n.rpartition("@")[2] for n in names[1:])
+            ),
+        )
+
+    def action_inbox(self) -> None:
+        """Show the answer without feedback that the policy is least certain of."""
+
+        def show(answers: list[dict[str, Any]]) -> None:
+            found = next((a for a in answers if a["id"] not in self._seen), None)
+            if found is None:
+                self.say("No further answer waits for feedback.")
+                return
+            self._seen.add(found["id"])
+            message = {"role": "user", "content": str(found["prompt"])}
+            self.chat.exchanges.append(
+                Exchange([message], found["id"], str(found["answer"]), found["policy_version"], found["certainty"])
+            )
+            self._show()
+
+        self._call(self.client.unjudged, show)
+
+    # -- what they do -------------------------------------------------------------------------------------------
+
+    def _last(self) -> Exchange | None:
+        """The exchange that keys concern."""
+        if self.chat.exchanges and not self.chat.exchanges[-1].writing:
+            return self.chat.exchanges[-1]
+        self.say("There is no answer yet.")
+        return None
+
+    def _send(self, text: str) -> None:
+        before = self.chat.exchanges[-1] if self.chat.exchanges and self.chat.exchanges[-1].certainty is None else None
+        earlier = [*before.messages, {"role": "assistant", "content": before.answer}] if before is not None else []
+        exchange = Exchange([*earlier, {"role": "user", "content": text}], writing=True)
+        self.chat.exchanges.append(exchange)
+        self._show()
+
+        def piece(text: str) -> None:
+            exchange.answer += text
+            self.app.call_from_thread(self._show)
+
+        def done(found: dict[str, Any]) -> None:
+            exchange.id, exchange.version, exchange.writing = found.get("id", ""), found.get("policy_version"), False
+            self._seen.add(exchange.id.split("-")[1] if "-" in exchange.id else exchange.id)
+            self._show()
+
+        def failed() -> None:
+            exchange.writing = False
+            self._show()
+
+        self._call(lambda: self.client.write(self.model, exchange.messages, piece), done, failed)
+
+    def _again(self, exchange: Exchange, model: str, name: str) -> None:
+        """Ask another version the same."""
+        texts: list[str] = []
+
+        def done(_: object) -> None:
+            exchange.others.append((name, "".join(texts)))
+            self._show()
+
+        self._call(lambda: self.client.write(model, exchange.messages, texts.append), done)
+
+    def _judge(self, **said: str) -> None:
+        exchange = self._last()
+        if exchange is None:
+            return
+
+        def told(outcome: dict[str, Any]) -> None:
+            self._followed[exchange.id] = exchange
+            self._note(exchange, outcome)
+
+        self._call(lambda: self.client.feedback(id=exchange.id, **said), told)
+
+    def _look(self) -> None:
+        for identifier, exchange in list(self._followed.items()):
+            self._call(
+                lambda i=identifier: self.client.outcome(i),
+                lambda outcome, e=exchange: self._note(e, outcome),
+            )
+
+    def _note(self, exchange: Exchange, outcome: dict[str, Any]) -> None:
+        """Show how far feedback is; once a version contains it, ask that version the same."""
+        if exchange.id not in self._followed:
+            return
+        if outcome.get("learned"):
+            del self._followed[exchange.id]
+            version = outcome["version"]
+            exchange.feedback = f"learnt by update {outcome['update']}; version {version} contains it"
+            self._again(exchange, f"{self.model}@{version}", f"version {version}, which learnt from it")
+        else:
+            accepted = "accepted" if outcome.get("accepted") else "not accepted"
+            exchange.feedback = f"feedback {accepted}: {outcome.get('reason', '')}"
+        self._show()
+
+    def _show(self) -> None:
+        self.chat.changed()
+        self.chat.scroll_line_to(10**9)
+
+    def _call(
+        self, do: Callable[[], Any], then: Callable[[Any], None], failed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Call the server on a thread, and `then` with the result here."""
+
+        async def called() -> None:
+            try:
+                found = await asyncio.to_thread(do)
+            except ServerProblem as problem:
+                self.say(str(problem), "error")
+                failed()
+                return
+            then(found)
+
+        self.run_worker(called(), group="chat")
