@@ -26,6 +26,7 @@ from ...policy.forward import forward_agent_tokens, vocabulary_of
 from ...policy.kl import BetaChange, BetaController, kl_directions
 from ...policy.sight.processor import ModelImage
 from ...policy.token_scores import DENSE_LOGITS
+from ...training.losses.base import clipped_surrogate
 from ..store.images import ImageFolder
 from ..store.snapshots import check_fit
 from ..store.update_task import Experience, OriginalLogits, TaskError, UpdateTask
@@ -277,14 +278,14 @@ class PolicyUpdater:
             logprobs = torch.log_softmax(logits / self.temperature, -1)
             logprobs = logprobs.gather(-1, targets[tokens].to(device)[:, None])[:, 0]
             ratio = (logprobs - behaviour[tokens].to(device)).exp()
-            bounded = ratio.clamp(1 - epsilon, 1 + epsilon)
-            rl = -torch.minimum(ratio * advantage, bounded * advantage).sum() / total
+            rl = clipped_surrogate(ratio, advantage, epsilon, epsilon).sum() / total
             kl = _slice(task.original_logits, tokens).kl(logits).reverse.sum() / total
             (rl + self.beta.beta * kl).backward()
             rl_loss += float(rl.detach())
             kl_penalty += float(kl.detach())
             with torch.no_grad():
-                clipped += float((bounded * advantage < ratio * advantage).sum()) / total
+                outside = torch.where(advantage > 0, ratio > 1 + epsilon, ratio < 1 - epsilon)
+                clipped += float((outside & (advantage != 0)).sum()) / total
         return rl_loss, kl_penalty, clipped
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...rollouts.rollout import Rollout
 from ...runs.types import LossTerms
-from .base import kl_k3
+from .base import clipped_surrogate, kl_k3
 
 CLIPPED_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
 """Those of TRL's losses whose policy-gradient term is −min(ρ·A, clip(ρ)·A) for each token."""
@@ -68,7 +68,7 @@ def loss_terms(
     ratio = log_ratio.exp()
     low = mask & (ratio < 1 - how.low) & (advantages < 0)
     high = mask & (ratio > 1 + how.high) & (advantages > 0)
-    policy = -torch.min(ratio * advantages, ratio.clamp(1 - how.low, 1 + how.high) * advantages)
+    policy = clipped_surrogate(ratio, advantages, how.low, how.high)
     kl = torch.zeros_like(ratio)
     if "ref_per_token_logps" in batch:
         kl = kl_k3(logprobs, batch["ref_per_token_logps"]) * (ratio if how.corrected_kl else 1.0)
