@@ -10,13 +10,12 @@ from collections.abc import Sequence
 
 from ...configs.sections.rewards import SHAPED
 from ...configs.sections.training import TrainingConfig
-from ...rewards.advantages import AdvantageMethod, packaged_method
+from ...rewards.advantages import METHODS, AdvantageMethod, packaged_method
 from ...rewards.advantages.base import Returns, learnable, parts_of
 from ...rewards.breakdown import GOAL, AdvantageFormula, AdvantageTerm
 from .items import Item, groups_of
 from .ledger import SINGLE, Report
 
-METHODS = ("group", "turn", "reward", "gdpo")
 BATCH = "batch"
 """The term of the mean over the batch (`gdpo`)."""
 

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 
 from ...configs.errors import GrpoTuiError
 from ...configs.sections.rewards import SHAPED
-from ...configs.sections.training import Advantages
 from ...envs.user_code import UserCodeError, find_class
-from ...rewards.advantages import AdvantageMethod, packaged_method
+from ...rewards.advantages import METHODS, AdvantageMethod, packaged_method
 from ...rewards.advantages.base import Among, Returns, Scale, parts_of
 from ...rewards.breakdown import AdvantageFormula
 from .rollout import Rollout
-from .turn_rewards import unshaped
-
-METHODS: tuple[str, ...] = get_args(Advantages)
-"""Those that come with the package."""
 
 
 class AdvantageError(GrpoTuiError, ValueError):
@@ -97,3 +91,28 @@ def last_of_turn(rollout: Rollout) -> np.ndarray:
     turns = rollout.turn_ids[agent]
     out[agent[np.append(turns[1:] != turns[:-1], True)[: len(agent)]]] = True
     return out
+
+
+def by_turn(rewards: np.ndarray, turns: int) -> np.ndarray:
+    """Return rewards per turn of tokens, float32 [turns], from rewards per step of the trajectory.
+
+    A last step without tokens adds to the turn before it, so that the sum stays.
+    """
+    out = np.zeros(turns, np.float32)
+    n = min(turns, len(rewards))
+    out[:n] = rewards[:n]
+    if turns:
+        out[-1] += rewards[n:].sum()
+    return out
+
+
+def unshaped(rollout: Rollout) -> Rollout:
+    """Return the rollout with `SHAPED` components left out of its rewards, and without a breakdown."""
+    if rollout.breakdown is None:
+        return rollout
+    steps = [
+        sum(value.contribution or 0.0 for name, value in step.components.items() if name not in SHAPED)
+        for step in rollout.breakdown.steps
+    ]
+    rewards = by_turn(np.array(steps, np.float32), rollout.turns)
+    return replace(rollout, turn_rewards=rewards, breakdown=None)

@@ -1,4 +1,4 @@
-"""Importance correction: what makes up for rollouts that another policy sampled than the one that is trained.
+"""Importance correction for rollouts of another policy than the one under training.
 
 With μ the policy that sampled (an older version, or the same one in a server's arithmetic) and π the policy as the
 trainer has it at the beginning of the step, over the agent's tokens t of a rollout:
@@ -44,7 +44,7 @@ def weights(
 
 
 def corrected(sampled: Sequence[Rollout], present: Sequence[Rollout], how: Correction, cap: float) -> list[Rollout]:
-    """Rollouts with their weights, and with the log-probs that the loss compares with.
+    """Return rollouts with their weights and with the log-probs of the loss's ratio.
 
     sampled: with the log-probs of the policy that made them; present: the same with those of the policy as it is.
     """

@@ -22,7 +22,7 @@ from .runner import Row
 
 
 def special_texts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """What decoding with `skip_special_tokens` leaves out."""
+    """Return the texts that decoding with `skip_special_tokens` leaves out."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return tuple(dict.fromkeys([*tokenizer.all_special_tokens, *added]))
 
@@ -64,7 +64,7 @@ class Judge:
             self.functions.check_columns(columns)
 
     def take_metrics(self, prefix: str = "") -> dict[str, float]:
-        """Means of the numbers that functions logged since the last call, under TRL's names."""
+        """Return means of the numbers that functions logged since the last call, under TRL's names."""
         with self._one_at_a_time:
             means = {metric.TRL(f"{prefix}{name}"): fmean(values) for name, values in self.logged.items()}
             self.logged.clear()
@@ -109,7 +109,7 @@ class Judge:
 def completions_of(
     rollouts: Sequence[Rollout], rows: Sequence[Row], step: int = 0, special_tokens: Sequence[str] = ()
 ) -> Completions:
-    """What reward functions are given of these rollouts."""
+    """Return these rollouts as reward functions receive them."""
     names = dict.fromkeys(name for row in rows for name in _columns(row.task_data))
     columns = {name: [_columns(row.task_data).get(name) for row in rows] for name in names}
     prompts: list[Prompt] = []
@@ -135,14 +135,14 @@ def completions_of(
 
 
 def prompt_messages(trajectory: Trajectory) -> Conversation:
-    """The prompt as messages."""
+    """Return the prompt as messages."""
     if trajectory.messages:
         return [{"role": message.role, "content": message.text} for message in trajectory.messages]
     return [{"role": "user", "content": trajectory.prompt}]
 
 
 def completion_messages(trajectory: Trajectory) -> Conversation:
-    """What followed the prompt as messages: the agent's turns, its calls of tools, and what was answered to them."""
+    """Return the completion as messages: the agent's turns, its tool calls, and their results."""
     names = {tool.name for tool in trajectory.tools if not tool.final}
     messages: Conversation = []
     for step in trajectory.steps:
@@ -161,7 +161,7 @@ def completion_messages(trajectory: Trajectory) -> Conversation:
 
 
 def _without(trajectory: Trajectory, special_tokens: Sequence[str]) -> Trajectory:
-    """The same with none of the special tokens in what the agent wrote."""
+    """Remove special tokens from the agent's texts."""
 
     def plain(text: str) -> str:
         for token in special_tokens:
@@ -173,7 +173,7 @@ def _without(trajectory: Trajectory, special_tokens: Sequence[str]) -> Trajector
 
 
 def _columns(task: Mapping[str, object]) -> Mapping[str, object]:
-    """The columns of a dataset's row; of another environment's task its own keys."""
+    """Return the columns of a dataset's row, or the keys of another environment's task."""
     columns = task.get("columns")
     return columns if isinstance(columns, Mapping) else task
 

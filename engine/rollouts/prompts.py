@@ -26,14 +26,14 @@ CHECK_SECONDS = 20.0
 
 
 class PromptWriter(Protocol):
-    """What renders prompts (`engine.agents.chat.ChatBridge`)."""
+    """A renderer of prompts (`engine.agents.chat.ChatBridge`)."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """Token ids of a prompt."""
+        """Return the token ids of a prompt."""
         ...
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-        """The same as text."""
+        """Return a prompt as text."""
         ...
 
 
@@ -43,7 +43,7 @@ class Policy(Protocol):
 
     @property
     def chat(self) -> PromptWriter:
-        """What renders its prompts."""
+        """The renderer of its prompts."""
         ...
 
 
@@ -56,7 +56,7 @@ class Prompt:
 
 
 def prompt_of(env: Any, task: Mapping[str, Any], policy: object) -> Prompt:
-    """The prompt of a task, with what its environment tells this policy of its tools. Raises what `reset` raises."""
+    """Return the prompt of a task with the tools of its environment. Raises the errors of `reset`."""
     if isinstance(env, MultiTurnEnv):
         return Prompt(*env.opening(task, policy))
     return Prompt(env.reset(task)[1])
@@ -123,7 +123,7 @@ class SeeingReader(Protocol):
 
     @property
     def sees(self) -> bool:
-        """Whether it is shown pictures."""
+        """Whether it receives pictures."""
         ...
 
     def begin(

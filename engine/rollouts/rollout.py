@@ -1,4 +1,4 @@
-"""The currency of training: `Rollout`, one trajectory with its tokens and everything that is computed from them.
+"""The data of training: `Rollout`, one trajectory with its tokens and everything computed from them.
 
 A rollout is ragged (its arrays have its own length) and never changes; each stage returns a new one with its field
 filled in:
@@ -44,12 +44,12 @@ class Rollout:
     averaged over each turn's agent tokens. turn_rewards: float32 [S], shaped. advantages: float32 [T]; formula: where
     they come from.
 
-    importance: float32 [T], what the loss multiplies the advantages by (`correction`; None: by 1).
+    importance: float32 [T], factors of the advantages in the loss (`correction`; None: 1).
 
     policy_version: optimiser steps that the policy had made when it sampled this. replayed: drawn from the replay
     buffer, not sampled for this step; draw_probability: with which probability it was drawn first. id: the
-    trajectory's, also where the trajectory itself was left behind. selected: what its own step did with it (see
-    `Selected`; empty before that is decided). images: what a policy that sees was shown, in the order of their tokens.
+    trajectory's, also where the trajectory itself was dropped. selected: its use in its own step (see `Selected`;
+    empty before the selection). images: those shown to a policy that sees, in the order of their tokens.
     """
 
     token_ids: np.ndarray
@@ -81,7 +81,7 @@ class Rollout:
 
     @property
     def key(self) -> str:
-        """The id of its trajectory, by which the record knows it; empty where the environment gave none."""
+        """The id of its trajectory in the record; empty where the environment gave none."""
         return self.id if self.trajectory is None else self.trajectory.id
 
     @property

@@ -42,7 +42,7 @@ class Row:
 
     @cached_property
     def key(self) -> EnvKey:
-        """Equal for rows that one instance of an environment can serve."""
+        """The same for rows that one instance of an environment can serve."""
         return self.env_class_path, canonical_config(self.env_config)
 
 
@@ -92,7 +92,7 @@ class Timings:
 
 
 class TrialEnv(Protocol):
-    """What a runner asks of an environment: `MultiTurnEnv` runs trials, and so may any class of a user's own."""
+    """An environment that runs trials: a `MultiTurnEnv`, or any class of the user's."""
 
     @property
     def run_trial(self) -> Callable[..., Mapping[str, Any]]:
@@ -115,24 +115,24 @@ class LimitsTurns(Protocol):
 
 
 class RolloutWatch(Protocol):
-    """Sees how rollouts come to be. Calls of one trial come from one thread."""
+    """Follows rollouts while they are made. One thread makes all calls of a trial."""
 
     def begins(self, split: str, step: int, turns: int, total: int) -> None:
-        """A trial begins; turns: the most that a rollout may take (0: not known). total: rollouts of the whole call."""
+        """Note that a trial begins. turns: limit of a rollout (0: not known). total: rollouts of the whole call."""
         ...
 
     def ended(self, count: int) -> None:
-        """So many rollouts of the trial have ended."""
+        """Note that `count` more rollouts of the trial have ended."""
         ...
 
     def made(self, rollouts: Sequence[Rollout]) -> None:
-        """The rollouts of the trial, judged."""
+        """Receive the judged rollouts of the trial."""
         ...
 
 
 def prepares(config: EnvironmentConfig, images: ImageStore) -> Callable[[TrialEnv], None]:
-    """What is done once with each environment of a run: its pictures go to `images`, and its turns have the time that
-    the configuration gives, unless its own options say otherwise."""
+    """Return a function that prepares a new environment: its pictures go to `images`, and its turns get the configured
+    time limit unless its own options set one."""
 
     def prepare(env: TrialEnv) -> None:
         if isinstance(env, KeepsImages):
@@ -147,7 +147,7 @@ def prepares(config: EnvironmentConfig, images: ImageStore) -> Callable[[TrialEn
 class RolloutRunner:
     """Runs trials of rows with one agent. `prepare(env)` is called once for each new environment.
 
-    `on_progress` is told how many rollouts of a call have ended, of how many; `watch` sees each trial.
+    `on_progress(ended, total)` receives the number of rollouts of a call; `watch` follows each trial.
     `judge(rollouts, rows, step)` returns finished rollouts with the scores of reward functions (`judging.Judge`).
 
     `env_cache` maps (class path, canonical config) to the instance.
@@ -164,11 +164,11 @@ class RolloutRunner:
     judge: Callable[[Sequence[Rollout], Sequence[Row], int], list[Rollout]] | None = None
 
     def beside(self) -> RolloutRunner:
-        """One that may run at the same time: with environments of its own, and telling nobody how far it is."""
+        """Return a runner for use at the same time: it has its own environments and reports no progress."""
         return replace(self, env_cache={}, timings=Timings(), on_progress=None)
 
     def environment(self, row: Row) -> TrialEnv:
-        """The instance that serves `row`, made on first use. Raises EnvLoadError."""
+        """Return the instance that serves `row`; create it on first use. Raises EnvLoadError."""
         if row.key not in self.env_cache:
             env = cast(TrialEnv, make_env(row.env_class_path, row.env_config, self.tokenizer))
             if self.prepare is not None:
@@ -188,11 +188,11 @@ class RolloutRunner:
         num_rollouts: int | None = None,
         policy_version: int = 0,
     ) -> list[Rollout]:
-        """Rollouts of `rows`, in order: row i gives `num_rollouts` rollouts with `group == first + i * every`.
+        """Return rollouts of `rows`, in order: row i gives `num_rollouts` rollouts with `group == first + i * every`.
 
-        `seed` makes the trials repeatable; each row gets its own, made from it and its group, so that the rollouts of a
-        row are the same whichever process makes them, beside whichever others. (A class whose own `run_trial` takes one
-        number gets one, made from the first.)
+        `seed` makes the trials repeatable. Each row gets a seed made from it and the row's group, so that its rollouts
+        do not depend on the process or on other rows. (A class whose `run_trial` takes one number gets that of the
+        first row.)
         Raises EnvLoadError, TrialError, and whatever the agent raises.
         """
         rollouts = num_rollouts or self.num_rollouts
@@ -245,12 +245,12 @@ class RolloutRunner:
 
 
 def _seeds(env_class: type, seeds: list[int]) -> list[int] | int:
-    """One for each task where the class runs trials as this project does, else the first alone."""
+    """Return a seed for each task where the class uses this package's `run_trial`, else only the first."""
     return seeds if env_class.run_trial is MultiTurnEnv.run_trial else seeds[0] % 2**31
 
 
 def _accepted(env_class: type) -> frozenset[str]:
-    """Which optional keywords this class's `run_trial` takes: a user's own may have only the three of the contract."""
+    """Return the optional keywords that this class's `run_trial` takes. A user's class may take none."""
     parameters = inspect.signature(env_class.run_trial).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return _OPTIONAL

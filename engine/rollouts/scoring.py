@@ -18,9 +18,8 @@ from ...rewards.advantages.base import Scale, learnable
 from ...rewards.advantages.group import GroupAdvantage
 from ...rewards.metrics import batch_metrics
 from ...rewards.orchestrator import RewardOrchestrator
-from .advantages import in_groups, with_advantages
+from .advantages import by_turn, in_groups, with_advantages
 from .rollout import Group, Rollout
-from .turn_rewards import by_turn
 
 Signal = Literal["task", "reward"]
 Metrics = dict[str, float | Mapping[str, float]]

@@ -1,4 +1,4 @@
-"""What becomes of groups without signal: their places are filled from the replay buffer, or by other groups."""
+"""Replacement of groups without signal, from the replay buffer or by other groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .rollout import Group, Rollout, Selected, rollouts_of
 
 
 def fill_from_replay(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -> list[Rollout]:
-    """Selective sample replay: the batch with the groups that carry no signal replaced from the buffer.
+    """Return the batch with groups without signal replaced from the buffer (selective sample replay).
 
     Afterwards the groups with signal are in the buffer. The batch has the order and size of before; rollouts that the
     buffer could not replace stay, with advantages of 0. So do those of groups that are solved: there is nothing to be
@@ -31,7 +31,7 @@ def fill_from_replay(groups: Sequence[Group], buffer: ReplayBuffer, step: int) -
 
 
 def mark(groups: Sequence[Group], batch: Sequence[Rollout], filters: bool) -> list[Rollout]:
-    """The rollouts of `groups` with what the step does with each.
+    """Return the rollouts of `groups`, each marked with its use in the step.
 
     batch: what is trained on, in the same order where it holds replayed ones. filters: groups without signal are left
     out of training.
@@ -50,6 +50,6 @@ def mark(groups: Sequence[Group], batch: Sequence[Rollout], filters: bool) -> li
 
 
 def replace_without_signal(groups: Sequence[Group], extra: Sequence[Group]) -> list[Group]:
-    """Dynamic sampling (DAPO): those of `extra` with signal in the places of those of `groups` without."""
+    """Replace groups without signal by those of `extra` with signal (dynamic sampling, DAPO)."""
     fresh = [g for g in reversed(extra) if g.signal]
     return [g if g.signal or not fresh else fresh.pop() for g in groups]

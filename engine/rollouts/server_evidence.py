@@ -1,4 +1,4 @@
-"""Whether one of several servers writes something else than the others: another policy, other log-probs, shorter turns.
+"""Tests for a rollout server that differs from the others: another policy, other log-probs, shorter turns.
 
 Rollouts of a prompt go to a server for no reason that lies in the prompt, so that under honest servers the numbers of
 the prompts are exchangeable. Each step, the first turns of each server's prompts are ranked among those of the others,
@@ -41,7 +41,7 @@ Numbers = dict[str, float]
 
 @dataclass(frozen=True)
 class Suspicion:
-    """A server, and a sentence's end on what it does otherwise than the others."""
+    """A server, and the end of a sentence on its difference from the others."""
 
     server: str
     reason: str
@@ -130,7 +130,7 @@ class ServerEvidence:
         return {}
 
     def _test(self, prompts: Mapping[str, Sequence[Numbers]], server: str, name: str, sign: int) -> str:
-        """Add what a step shows; why the server is suspected, empty while it is not."""
+        """Add the numbers of a step. Return the reason for suspicion, or an empty text."""
         mine = self._some([p[name] for p in prompts[server]])
         others = self._some([p[name] for s, found in prompts.items() if s != server for p in found])
         evidence = self._evidence[server, name, sign]

@@ -42,7 +42,7 @@ Task = dict[str, Any]
 
 
 class SourceError(GrpoTuiError, ValueError):
-    """A dataset cannot be read or its rows make no tasks; one sentence with the row and what would be right."""
+    """A dataset cannot be read, or its rows make no tasks. The message names the row and a correction."""
 
 
 def load_tasks(config: DataConfig, split: str, eval_tasks: int) -> list[Task]:
@@ -139,7 +139,7 @@ def read_table(source: str, *, name: str | None, split: str, revision: str | Non
 
 
 def _check_plain(source: str, split: str, **of_the_hub: str | None) -> None:
-    """Raise SourceError for a part that a file does not have: other rows would be trained, or judged, on."""
+    """Raise SourceError for a split, configuration or revision of a file, which has none."""
     if split != TRAIN:
         raise SourceError(
             f"{source} has no splits, and {split} is asked of it: leave data.split and data.eval_split out (a tenth of "
@@ -180,7 +180,7 @@ class TaskMaker:
             raise SourceError(f"{has}, and no column {config.answer} for right answers: name it in data.answer")
 
     def _cure(self) -> str:
-        """What may be wrong with a source that has no prompts."""
+        """Suggest a correction for a source without prompts."""
         only = self.columns[0] if len(self.columns) == 1 else ""
         separator = next((name for mark, name in ((";", "semicolons"), ("\t", "tabs")) if mark in only), None)
         if separator is not None:
@@ -225,7 +225,7 @@ class TaskMaker:
                 )
 
     def _messages(self, row: Mapping[str, Any], where: str) -> tuple[list[dict[str, str]], bool]:
-        """The prompt as messages, and whether it was text."""
+        """Return the prompt as messages, and whether it was text."""
         if self.template is not None:
             prompt: Any = _filled(self.template, row)
         else:
@@ -260,7 +260,7 @@ class TaskMaker:
 
 
 def _joined(content: Any) -> Any:
-    """Content in parts that are all text, as one text; other content as it is."""
+    """Join content whose parts are all text; return other content unchanged."""
     if not isinstance(content, list) or not content:
         return content
     parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
@@ -285,7 +285,7 @@ def _filled(template: str, row: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any, where: str, column: str) -> Any:
-    """A value of a column as JSON. Raises SourceError for what cannot be written so, such as pictures."""
+    """Return a column's value as JSON. Raises SourceError for values without a JSON form, such as pictures."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, (datetime, date)):
@@ -329,7 +329,7 @@ def _explain(source: str, path: Path, problem: Exception) -> str:
 
 
 def _wrong_row(source: str, path: Path) -> str | None:
-    """What is wrong with the first row of a text file that cannot be read."""
+    """Describe the first row of a text file that cannot be read."""
     try:
         if path.suffix == ".csv":
             with path.open(encoding="utf-8", newline="") as file:
@@ -384,7 +384,7 @@ def _json_lines(path: Path) -> Iterable[tuple[int, Any]]:
 
 
 def _json_kind(value: Any) -> str:
-    """What kind of value it is, in words; empty for nothing, which any column may hold."""
+    """Name the kind of a value; empty for None, which any column may hold."""
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, (int, float)):

@@ -1,4 +1,4 @@
-"""What `env.run_trial` returned, as rollouts.
+"""Convert the result of `env.run_trial` into rollouts.
 
 Environments of this project hand over their ragged `tokens` beside the padded arrays, and these are taken as they
 are. A class that only returns the padded arrays of the contract is read from those.
@@ -22,13 +22,13 @@ OPTIONAL = ("padded_logprobs", "padded_turn_ids")
 
 
 class TrialError(GrpoTuiError, ValueError):
-    """What `run_trial` returned does not fit its contract; the message says which part."""
+    """The result of `run_trial` does not fit its contract; the message names the part."""
 
 
 def rollouts_from_trial(
     result: Mapping[str, Any], groups: Sequence[int], num_rollouts: int, policy_version: int = 0
 ) -> list[Rollout]:
-    """The rollouts of one `run_trial`, by task and then by rollout; `groups[i]` is the group of its i-th task.
+    """Return the rollouts of one `run_trial`, by task and then by rollout; `groups[i]` is the group of its i-th task.
 
     Raises TrialError when a key is missing, a shape is wrong, or the padded rewards are not those of the steps.
     """
@@ -74,7 +74,7 @@ def turns_of(agent_mask: np.ndarray) -> np.ndarray:
 
 
 def _ragged(tokens: TokenArrays, trajectory: Trajectory) -> dict[str, Any]:
-    """Fields of a rollout from an environment's own arrays."""
+    """Read the fields of a rollout from an environment's own arrays."""
     return {
         "token_ids": tokens.token_ids.astype(np.int64),
         "agent_mask": tokens.agent_mask.astype(bool),
@@ -85,7 +85,7 @@ def _ragged(tokens: TokenArrays, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _unpadded(padded: Mapping[str, np.ndarray], row: int) -> dict[str, Any]:
-    """Fields of a rollout from one row of the padded arrays."""
+    """Read the fields of a rollout from one row of the padded arrays."""
     valid = padded["padded_attn_mask"][row].astype(bool)
     agent_mask = padded["padded_agent_mask"][row].astype(bool)[valid]
     turn_ids, logprobs = padded.get("padded_turn_ids"), padded.get("padded_logprobs")
@@ -99,7 +99,7 @@ def _unpadded(padded: Mapping[str, np.ndarray], row: int) -> dict[str, Any]:
 
 
 def _checked(result: Mapping[str, Any], rows: int, said: str) -> dict[str, np.ndarray]:
-    """The padded arrays [rows, T] of a trial, the optional ones if they are there."""
+    """Return the padded arrays [rows, T] of a trial, with the optional ones that are present."""
     arrays: dict[str, np.ndarray] = {}
     for key in (*REQUIRED, *OPTIONAL):
         value = result.get(key)

@@ -8,9 +8,13 @@ the configuration as `training.advantages: path/to/file.py:Class`.
 from __future__ import annotations
 
 import importlib
+from typing import get_args
 
+from ...configs.sections.training import Advantages
 from .base import AdvantageMethod as AdvantageMethod
 from .base import Among
+
+METHODS: tuple[str, ...] = get_args(Advantages)
 
 
 def packaged_method(name: str, among: Among = "equals") -> AdvantageMethod:

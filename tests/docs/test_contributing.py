@@ -142,6 +142,10 @@ def test_what_comes_with_the_package_trains_by_its_name(package: Path, tmp_path:
     assert formula is not None and formula.method == "halves"
     (*_, said) = equation(formula, 0, formula.advantage(0))
     assert said.startswith("the rewards from this step on, each counting half") or "equal" in said
+    command = [sys.executable, "-m", "grpo_tui.tui.entry", "check", "--recompute", str(run)]
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
+    assert " 0 wrong" in checked.stdout and "returns that are compared" not in checked.stdout
 
 
 def test_a_screen_is_in_the_palette_and_opens(package: Path, tmp_path: Path):

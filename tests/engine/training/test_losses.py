@@ -10,11 +10,12 @@ import torch
 from trl.trainer.grpo_config import GRPOConfig
 
 from grpo_tui.configs.sections.training import OWN_LOSSES, TRL_LOSSES, TrainingConfig
-from grpo_tui.engine.rollouts.advantages import METHODS, advantage_method
+from grpo_tui.engine.rollouts.advantages import advantage_method
 from grpo_tui.engine.training.losses import LossError, own_loss
 from grpo_tui.engine.training.losses.base import LossInputs, kl_k3, sum_over_tokens
 from grpo_tui.engine.training.losses.reinforce import reinforce
 from grpo_tui.engine.training.processes import UnsupportedProcessesError, check_supported
+from grpo_tui.rewards.advantages import METHODS
 
 from .parts import make_trainer, playback_rows, policy
 
