@@ -24,7 +24,7 @@ help:
 	@echo "make train    set up and train the tiny policy, about 4 minutes on 2 cores; live view on a terminal"
 	@echo "make test     style, types and tests, about 12 minutes with the first set-up"
 	@echo "make stress   the long forms of the stress tests, and an hour of mixed load (LOAD_SECONDS=600 for less)"
-	@echo "make bench    the numbers of docs/benchmarks.md, measured again, about an hour; BENCHES=rewards for one of them"
+	@echo "make bench    measure numbers of docs/benchmarks.md again, about an hour; BENCHES=rewards for one of them"
 	@echo "make test-oldest, make test-newest   the tests with the oldest and the newest libraries that are allowed"
 	@echo "make test-vllm   the tests against two real vLLM servers, on the CPU, in an environment of 2.4 GB"
 	@echo "make policy   make the built-in tiny policies again from nothing"

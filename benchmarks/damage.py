@@ -24,6 +24,7 @@ import re
 import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import forked
+from tests.forked import ForkedProcess
 
 TRAINING = (
     *("training.max_steps=8", "training.save_every=4", "training.prompts_per_step=2", "training.num_generations=4"),
@@ -93,7 +94,7 @@ def make_training(folder: Path) -> None:
     for name in ("whole", "base"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         options = ["--headless", "--run-id", "base", "--runs-dir", "runs", *_set(TRAINING)]
-        process = forked.command(["train", *options], folder / name, folder / f"{name}.log")
+        process = started(["train", *options], folder / name, folder / f"{name}.log")
         if name == "whole":
             _ended(process)
         else:
@@ -111,10 +112,34 @@ def make_online(folder: Path) -> None:
     lines = [json.dumps({"id": f"ask-{i}", "task_data": task}) for i, task in enumerate(tasks)]
     (base / "requests.jsonl").write_text("\n".join(lines) + "\n")
     options = ["--headless", "--run-id", "base", "--runs-dir", "runs", *_set(ONLINE)]
-    process = forked.command(["online", *options], base, folder / "base.log")
+    process = started(["online", *options], base, folder / "base.log")
     run_dir = base / "runs" / "base"
     _kill_when(run_dir, "engine", lambda status: int(status.get("step") or 0) >= SERVED and _updates(run_dir) >= 6)
     _ended(process)
+
+
+def started(
+    arguments: Sequence[str], cwd: Path, log: Path, user: int | None = None
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    """Start `grpo-tui` in a folder, as another user if one is given. Its outputs are appended to `log`."""
+    popen = ForkedProcess if user is None else partial(subprocess.Popen, user=user)
+    with log.open("ab") as output:
+        return popen(
+            [sys.executable, "-m", "grpo_tui.tui.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+
+def end_all(folder: Path) -> None:
+    """Kill every process that still works in a folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _set(settings: tuple[str, ...]) -> list[str]:
@@ -191,12 +216,12 @@ class Case:
         self.log.unlink(missing_ok=True)
         self.log.touch(0o666)
         self.log.chmod(0o666)
-        process = forked.command([*arguments, "--runs-dir", "runs"], self.folder, self.log, self.trouble.user)
+        process = started([*arguments, "--runs-dir", "runs"], self.folder, self.log, self.trouble.user)
         if during is not None:
             during(self.run_dir)
         code = _ended(process, LIMIT_S)
         if code is None:
-            forked.end_all(self.log)
+            end_all(self.folder)
         self.lines += self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return code
 
@@ -466,7 +491,7 @@ def tried(kind: str, folder: Path, given: argparse.Namespace, until: float) -> i
         with (folder / "rows.jsonl").open("a") as out:
             out.write(json.dumps(asdict(row)) + "\n")
         wrong += bool(row.wrong)
-        forked.end_all(case.log)
+        end_all(case.folder)
         print(f"{'WRONG ' + str(row.wrong) if row.wrong else 'ok':8} {file} {damage}: {row.outcome}", flush=True)
         for line in row.said[:6]:
             print(f"         | {line.strip()[:240]}", flush=True)
@@ -523,7 +548,6 @@ def main() -> int:
         return int(any(row["wrong"] for row in _found(folder)))
     folder.mkdir(parents=True, exist_ok=True)
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    forked.load()
     until = time.monotonic() + given.seconds
     return int(sum(tried(kind, folder, given, until) for kind in given.run or MAKERS) > 0)
 

@@ -1,7 +1,7 @@
 """One GRPO step, ours against stock TRL: same policy, environment, prompts, batch and token budgets.
 
     python -m benchmarks.grpo_step [--task default|long|all] [--steps 8] [--rounds 2] [--policy builtin:tiny]
-                                   [--environment-factory on|off] [--profile]
+                                   [--profile]
 
 Stock is TRL's `GRPOTrainer` with a `rollout_func` that drives the same environment with `generate` for each turn,
 all live rollouts together, as its documentation shows. Ours is the trainer of `--mode rft` with everything that it
@@ -18,10 +18,6 @@ micro-batches that suit the machine (`micro` below).
 
 Gradient checkpointing is on in `stock`, as TRL has it by default; ours keeps what is small enough
 (`engine/policy/activations.py`).
-
-A further row is stock with TRL's own `environment_factory` around the same environment (`stock_environment.py`): the
-tools are methods, whose schemas stand in every prompt, so the column `prompt` (mean prompt tokens of a trajectory) says
-what it has to read. It makes half the steps, is not in the ratio, and `--environment-factory off` leaves it out.
 
 `--profile` measures nothing against anything: it says which of torch's kernels one step of ours is spent in.
 """
@@ -45,7 +41,6 @@ from typing import Any
 from grpo_tui.engine.launch.children import CPU_SETTINGS
 
 STOCK, OURS, TUNED = "stock", "ours", "stock, tuned"
-STOCK_FACTORY = "stock, environment_factory"
 TASKS: dict[str, dict[str, Any]] = {
     "default": {
         "environment": "grpo_tui.envs.visual.VisualEnv",
@@ -78,9 +73,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--policy", default="builtin:tiny")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--environment-factory", choices=["on", "off"], default="on")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--variant", choices=[STOCK, OURS, TUNED, STOCK_FACTORY], help=argparse.SUPPRESS)
+    parser.add_argument("--variant", choices=[STOCK, OURS, TUNED], help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.variant:
         print("RESULT " + json.dumps(measure(given.variant, given)), flush=True)
@@ -96,9 +90,6 @@ def main() -> None:
 def table(task: str, given: argparse.Namespace) -> None:
     """The variants in turns, each in a process of its own."""
     variants = [STOCK, TUNED, OURS]
-    factory = given.environment_factory == "on"
-    if factory and given.policy == "builtin:tiny":
-        variants.append(STOCK_FACTORY)
     row = TASKS[task]
     say(f"\n{task}: {row['prompts']} x {row['group']} rollouts, up to {row['turns']} turns, policy {given.policy}")
     width = max(map(len, variants)) + 2
@@ -115,8 +106,6 @@ def table(task: str, given: argparse.Namespace) -> None:
             say(line(name, width, runs))
     medians = {name: median(s for r in runs for s in r["seconds"]) for name, runs in results.items()}
     cpu = {name: median(r["cpu"] for r in runs) for name, runs in results.items()}
-    if factory and STOCK_FACTORY not in results:
-        say(f"{STOCK_FACTORY}: not applicable, only builtin:tiny has a chat template for tools here")
     for other in (STOCK, TUNED):
         goal = f" (to reach: {TARGETS[task]:.2f})" if other == TUNED else ""
         in_cpu = cpu[OURS] / cpu[other]
@@ -129,8 +118,6 @@ def line(name: str, width: int, runs: list[dict[str, Any]]) -> str:
     memory = max(r["memory"] for r in runs)
     tokens, agent, prompt = (median(r[k] for r in runs) for k in ("tokens", "agent_tokens", "prompt_tokens"))
     phases = "  ".join(f"{k} {median(r['phases'].get(k, 0) for r in runs):.2f}" for k in runs[0]["phases"])
-    if "tool_calls" in runs[0]:
-        phases += f"   ({median(r['tool_calls'] for r in runs):.1f} tool calls a trajectory)"
     seconds = median(s for r in runs for s in r["seconds"])
     return f"{name:{width}}{seconds:9.3f}{cpu:8.2f}{memory:8.0f}{tokens:9.0f}{agent:8.0f}{prompt:8.0f}   {phases}"
 
@@ -142,8 +129,7 @@ def say(text: str) -> None:
 
 def _run(name: str, task: str, given: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.grpo_step", "--variant", name, "--task", task]
-    steps = max(given.steps // 2, 1) if name == STOCK_FACTORY else given.steps
-    command += ["--steps", str(steps), "--policy", given.policy, "--device", given.device]
+    command += ["--steps", str(given.steps), "--policy", given.policy, "--device", given.device]
     command += ["--profile"] * given.profile
     environment = {**CPU_SETTINGS, **os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -300,7 +286,6 @@ def build_stock(config: Any, folder: Path, variant: str, task: str) -> tuple[Any
     from grpo_tui.engine.rollouts.dataset import load_rows
     from grpo_tui.engine.training.rft import grpo_config
 
-    from . import stock_environment
     from .stock_rollout import StockRollout, TunedRollout
 
     model, tokenizer = load_policy(config.model, adapters=config.model.sft_adapters, trainable=True)
@@ -314,9 +299,6 @@ def build_stock(config: Any, folder: Path, variant: str, task: str) -> tuple[Any
         args.steps_per_generation = args.gradient_accumulation_steps  # one batch of rollouts a step, whatever the micro
     args.activation_checkpointing_kwargs = args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    if variant == STOCK_FACTORY:
-        trainer, counts = stock_environment.build(task, model, tokenizer, rows, args, config)
-        return trainer, counts, lambda: None
     rollout = (TunedRollout if variant == TUNED else StockRollout)(rows, tokenizer, config)
     trainer = GRPOTrainer(
         model=model,

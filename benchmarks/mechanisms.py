@@ -2,32 +2,26 @@
 
 Trains once for each task, arm and seed, and prints every row as soon as it is known, then means with 95 % intervals
 over the seeds. `plain` has no mechanism; `only X` adds one to it, `without X` takes one from the default configuration
-(`default`). The built-in policy is trained on `default`, `long` and `loops`, a small one on each small world
-(`benchmarks.small_worlds`). On the default task every mechanism is tried, on the others the one that it is made for;
-`--arm` names others (`summed`, `gdpo`, `annealed`, …). Rows that `--results` holds already are not run again, so the
-command may be stopped and started as one likes. `--quick`: smaller batches and fewer steps for the built-in policy.
+(`default`). The built-in policy is trained on `default`, a small one on each small world (`benchmarks.small_worlds`).
+On the default task every mechanism is tried, on a world the one that it is made for. Rows in `--results` are not run
+again, so the command may be stopped and started at any time.
 
 Columns: held-out success at temperature 1 halfway and at the end; success of the last quarter's training rollouts; the
 penalties a rollout (misuse); the KL to the policy of the start, nats per token.
-
-`--task online` serves the stream of `benchmarks.online` with one switch at a time; its columns are the success of the
-answers given out in the first and in the last quarter.
 """
 
 from __future__ import annotations
 
 import argparse
-import atexit
 import hashlib
 import json
 import logging
 import math
-import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -39,8 +33,6 @@ from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.runs.null_writer import NullWriter
 from grpo_tui.engine.training.rft import run_rft
 
-from .kept_rows import KeptRows
-from .online import offline, stream
 from .small_worlds import Boxes, Doors, Keys, Misuse, World, save_policy
 
 SMALL_WORLDS = Path(__file__).with_name("small_worlds.py")
@@ -60,36 +52,21 @@ ON = {
     "beta": ["training.beta_mode=auto"],
 }
 DIRECT = "training.compare_shaping=group"
-SUMMED = [DIRECT, "rewards.w_penalty=1", "training.replay.signal=reward"]
-SHAPED = [*ON["curiosity"], *ON["coherence"], *ON["penalties"], *ON["replay"]]
 PLAIN = [setting for settings in OFF.values() for setting in settings]
-BATCH = "training.scale_advantages=batch"
 ARMS: dict[str, list[str]] = {
     "plain": PLAIN,
     "default": [],
     "unshaped": [*OFF["curiosity"], *OFF["coherence"], *OFF["penalties"]],
-    "summed": [*SHAPED, *SUMMED],
-    "gdpo": [*SHAPED, "training.advantages=gdpo", DIRECT, "rewards.w_penalty=0.1"],
-    "gdpo equals": [*SHAPED, "training.advantages=gdpo", "rewards.w_penalty=0.1"],
-    "annealed": [*SHAPED, *SUMMED, "rewards.anneal_steps=20"],
-    "potential": [*SHAPED, *SUMMED, "rewards.shaping=potential", "training.advantages=turn"],
     **{f"only {name}": [*PLAIN, "training.replay.signal=reward", *settings] for name, settings in ON.items()},
-    "plain batch": [*PLAIN, BATCH],
-    "default batch": [DIRECT, BATCH],
     "direct": [DIRECT],
     **{
         f"direct {name}": [*PLAIN, "training.replay.signal=reward", *ON[name], DIRECT]
         for name in ("curiosity", "coherence", "penalties")
     },
-    **{
-        f"{name} batch": [*PLAIN, "training.replay.signal=reward", *ON[name], DIRECT, BATCH]
-        for name in ("curiosity", "coherence")
-    },
     **{f"without {name}": settings for name, settings in OFF.items()},
 }
-"""What each arm sets, over the default configuration. `direct`: shaping is a part of the return, in the place of
-deciding between rollouts that succeeded alike. `batch`: advantages are divided by the standard deviation of the
-batch, so that shaping in groups which all succeed or all fail is not made as large as success."""
+"""Settings of each arm over the default configuration. `direct`: shaping is a part of the return, instead of deciding
+between rollouts that succeeded alike."""
 SMALL = [
     *("model.sft_adapters=null", "model.lora=null", "model.device=cpu", "environment.config={}"),
     *("environment.train_tasks=208", "training.max_turn_tokens=3", "training.max_trajectory_tokens=160"),
@@ -98,38 +75,23 @@ SMALL = [
 """All weights of a small policy, which has no adapters yet."""
 TASKS: dict[str, list[str]] = {
     "default": [],
-    "long": ['environment.config={"questions": ["bigger", "same_colour"]}'],
-    "loops": ['environment.config={"max_turns": 14}', "training.max_trajectory_tokens=768"],
     "doors": SMALL,
     "boxes": SMALL,
     "misuse": SMALL,
     "rare": SMALL,
     "drift": [*SMALL, "training.learning_rate=0.007"],
 }
-"""What each task sets. long, doors: several actions in a row, and reward only at their end (curiosity). loops, boxes:
-room for going round in circles, and a policy that looks again where it has just looked (coherence). misuse: wrong calls
-before the right one cost nothing (penalties). rare: most groups are all right or all wrong (replay). drift: steps so
-large that the policy runs away (beta)."""
+"""Settings of each task. doors: several actions in a row, and reward only at their end (curiosity). boxes: a policy
+that looks again where it has just looked (coherence). misuse: wrong calls before the right one cost nothing
+(penalties). rare: most groups are all right or all wrong (replay). drift: steps so large that the policy runs away
+(beta)."""
 WORLDS: Mapping[str, type[World]] = {"doors": Doors, "boxes": Boxes, "misuse": Misuse, "rare": Keys, "drift": Keys}
 SAME = {"without beta": "default", "only replay": "unshaped"}
 """Arms that are another one by the present defaults, where beta is fixed."""
-MADE_FOR = {
-    **{"long": "curiosity", "doors": "curiosity", "loops": "coherence", "boxes": "coherence"},
-    **{"misuse": "penalties", "rare": "replay", "drift": "beta"},
-}
+MADE_FOR = {"doors": "curiosity", "boxes": "coherence", "misuse": "penalties", "rare": "replay", "drift": "beta"}
 """Which mechanism a task is made for."""
-ONLINE: dict[str, dict[str, Any]] = {
-    "off": {"updates": False},
-    "default": {},
-    "without gate": {"min_confidence": 0.0},
-    "without EMA": {"ema_decay": 0.0},
-    "without KL limit": {"kl": {"target_kl": 0.2, "limit": 1e6}},
-    "initial trajectory alone": {"learn_from": "initial"},
-}
-FULL = {"prompts": 8, "steps": 40, "eval": 96}
-QUICK = {"prompts": 6, "steps": 24, "eval": 48}
-SMALL_SIZES = {"rare": 120}
-"""Steps of a small world, where they are not 40."""
+STEPS = {"rare": 120}
+"""Optimiser steps, where they are not 40."""
 COLUMNS = ("halfway", "end", "training", "penalties", "kl")
 
 
@@ -137,48 +99,42 @@ def main() -> None:
     """Run the rows that are missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--task", default=",".join(TASKS), help=f"of {', '.join([*TASKS, 'online'])}")
-    parser.add_argument(
-        "--arm", help=f"of {', '.join(ARMS)}; online: {', '.join(ONLINE)}; by default those of the task"
-    )
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--task", default=",".join(TASKS), help=f"of {', '.join(TASKS)}")
+    parser.add_argument("--arm", help=f"of {', '.join(ARMS)}; by default those of the task")
     parser.add_argument("--results", type=Path, default=Path("runs/mechanisms.jsonl"))
     given = parser.parse_args()
     logging.disable(logging.INFO)
-    size = QUICK if given.quick else FULL
     kept = KeptRows(given.results)
     wanted: list[dict[str, Any]] = []
     for seed in range(given.seeds):
         for task in given.task.split(","):
-            used = size_of(task, size)
+            used = size_of(task)
             for arm in given.arm.split(",") if given.arm else arms_of(task):
                 row, new = kept.get(_key(task, arm, seed, used), partial(one, task, arm, seed, used))
                 wanted.append(row)
                 if new:
                     print(line_of(f"{task:8} {arm:16} seed {seed}", row) + f"  {row['seconds']:.0f} s", flush=True)
-    table(wanted, size)
+    table(wanted)
 
 
 def arms_of(task: str) -> list[str]:
     """All mechanisms off alone and on alone on the default task, the one that a task is made for on that task."""
-    if task == "online":
-        return list(ONLINE)
     mechanisms = [MADE_FOR[task]] if task in MADE_FOR else list(ON)
     shaped = [] if task in MADE_FOR else ["unshaped"]
     arms = [f"{way} {name}" for name in mechanisms for way in ("only", "without")]
     return ["plain", "default", "direct", *shaped, *(arm for arm in arms if arm not in SAME)]
 
 
-def size_of(task: str, size: Mapping[str, int]) -> Mapping[str, int]:
-    """That of the default task, or of a small world."""
-    return {"prompts": 8, "steps": SMALL_SIZES.get(task, 40), "eval": 104} if task in WORLDS else size
+def size_of(task: str) -> Mapping[str, int]:
+    """Prompts a step, steps, and held-out tasks."""
+    return {"prompts": 8, "steps": STEPS.get(task, 40), "eval": 104 if task in WORLDS else 96}
 
 
 def one(task: str, arm: str, seed: int, size: Mapping[str, int]) -> dict[str, Any]:
-    """One training, or one stream of requests."""
+    """Train once."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        found = _online(Path(folder), arm, seed) if task == "online" else _training(Path(folder), task, arm, seed, size)
+        found = _training(Path(folder), task, arm, seed, size)
     return {"task": task, "arm": arm, "seed": seed, **found, "seconds": time.monotonic() - began}
 
 
@@ -215,17 +171,26 @@ def _training(folder: Path, task: str, arm: str, seed: int, size: Mapping[str, i
     }
 
 
-def _online(folder: Path, arm: str, seed: int) -> dict[str, float]:
-    row = stream(folder, "off" if arm == "off" else "on", seed, _deployed(seed), 320, {"online": ONLINE[arm]})
-    return {"halfway": row["served_first"], "end": row["served_last"]}
+class KeptRows:
+    """The rows of a JSON-lines file, each with a `key`. A row that is there is not measured again."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows: list[dict[str, Any]] = []
+        if path.exists():
+            self.rows = [json.loads(line) for line in path.read_text().splitlines()]
 
-@cache
-def _deployed(seed: int) -> str:
-    """The policy that all arms of a seed begin with, in a folder that lasts as long as the command."""
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return offline(folder, 15, seed, {})
+    def get(self, key: object, measure: Callable[[], Mapping[str, Any]]) -> tuple[dict[str, Any], bool]:
+        """Return the row of this key, and whether it had to be measured."""
+        for row in self.rows:
+            if row["key"] == key:
+                return row, False
+        row = {"key": key, **measure()}
+        self.rows.append(row)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        return row, True
 
 
 class Log(NullWriter):
@@ -243,16 +208,15 @@ class Log(NullWriter):
         return float(self.steps[step][name])
 
 
-def table(rows: list[dict[str, Any]], size: Mapping[str, int]) -> None:
+def table(rows: list[dict[str, Any]]) -> None:
     """Means and intervals, and the difference to `plain` with its own interval, over the seeds that both have."""
     print("\nmean ± 95 %")
     for task in dict.fromkeys(row["task"] for row in rows):
-        used = size_of(task, size)
-        if task != "online":
-            print(f"\n{used['steps']} steps of {used['prompts']} x 8 rollouts, evaluated on {used['eval']} tasks")
+        used = size_of(task)
+        print(f"\n{used['steps']} steps of {used['prompts']} x 8 rollouts, evaluated on {used['eval']} tasks")
         print(f"\n{task:19}" + "".join(f"{name:>16}" for name in COLUMNS) + f"{'end - plain':>16}{'seeds':>7}")
         mine = [row for row in rows if row["task"] == task]
-        base = {row["seed"]: row["end"] for row in mine if row["arm"] in ("plain", "off")}
+        base = {row["seed"]: row["end"] for row in mine if row["arm"] == "plain"}
         for arm in dict.fromkeys(row["arm"] for row in mine):
             of_arm = [row for row in mine if row["arm"] == arm]
             cells = [interval([row[c] for row in of_arm if c in row]) for c in COLUMNS]
@@ -277,8 +241,7 @@ def line_of(name: str, row: Mapping[str, Any]) -> str:
 
 def _key(task: str, arm: str, seed: int, size: Mapping[str, int]) -> str:
     """The same for rows of the same settings."""
-    settings = ONLINE.get(arm) if task == "online" else [*TASKS[task], *ARMS[arm]]
-    digest = hashlib.sha1(json.dumps([settings, dict(size)]).encode()).hexdigest()[:10]
+    digest = hashlib.sha1(json.dumps([[*TASKS[task], *ARMS[arm]], dict(size)]).encode()).hexdigest()[:10]
     return f"{task}/{arm}/{seed}/{digest}"
 
 

@@ -41,8 +41,7 @@ import numpy as np
 
 from grpo_tui.engine.launch.children import CPU_SETTINGS
 
-from .kept_rows import KeptRows
-from .mechanisms import Log, interval
+from .mechanisms import KeptRows, Log, interval
 from .smollm2 import smollm2
 
 F, H = "float32", "bfloat16"

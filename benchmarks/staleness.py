@@ -30,8 +30,7 @@ from grpo_tui.engine.policy.sources import load_tokenizer
 from grpo_tui.engine.training.rft import run_rft
 from tests.engine.agents.fake_vllm import FakeVLLM
 
-from .kept_rows import KeptRows
-from .mechanisms import Log, interval
+from .mechanisms import KeptRows, Log, interval
 
 FULL = {"prompts": 16, "steps": 75, "eval": 128}
 QUICK = {"prompts": 6, "steps": 24, "eval": 48}
