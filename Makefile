@@ -94,9 +94,9 @@ bench: $(VENV)/.ready-test
 
 policy: $(VENV)/.ready
 	@echo "== the policy that reads words"
-	@$(BIN)/python -m grpo_tui.engine.training.tiny.build $(ARGS)
+	@$(BIN)/python -m grpo_tui.engine.demonstration.making.build $(ARGS)
 	@echo "== the policy that sees"
-	@$(BIN)/python -m grpo_tui.engine.training.tiny.seeing
+	@$(BIN)/python -m grpo_tui.engine.demonstration.making.seeing
 
 smollm2: $(VENV)/.ready-test
 	@$(BIN)/python -m benchmarks.smollm2

@@ -20,7 +20,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 import grpo_tui.trl as hook
-from grpo_tui.engine.policy import tiny
+from grpo_tui.engine.demonstration import policies
 
 
 def letters(completions: list[str], **columns: object) -> list[float | None]:
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64, help="of a completion, at most")
     given = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(Path(tiny.__file__).parent / "base")
+    tokenizer = AutoTokenizer.from_pretrained(Path(policies.__file__).parent / "base")
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=4, head_dim=32,
         num_attention_heads=4, num_key_value_heads=2, pad_token_id=tokenizer.pad_token_id,

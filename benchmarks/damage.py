@@ -104,7 +104,7 @@ def make_training(folder: Path) -> None:
 
 def make_online(folder: Path) -> None:
     """`runs/base`: a server with two versions at least, killed after it has answered ten requests."""
-    from grpo_tui.envs.visual import VisualEnv
+    from grpo_tui.engine.demonstration.visual import VisualEnv
 
     base = folder / "base"
     base.mkdir(parents=True, exist_ok=True)

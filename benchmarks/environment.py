@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 
 from grpo_tui.configs import metric_names as metric
+from grpo_tui.engine.demonstration.visual import VisualEnv
+from grpo_tui.engine.demonstration.visual.operations import ocr, properties, segment, track, zoom
+from grpo_tui.engine.demonstration.visual.questions import Question, make_question
+from grpo_tui.engine.demonstration.visual.render import render, true_mask
+from grpo_tui.engine.demonstration.visual.scenes import SceneOptions, Shape
 from grpo_tui.envs.agent import AgentTurn, Message, Seed
 from grpo_tui.envs.trajectory import TokenArrays
-from grpo_tui.envs.visual import VisualEnv
-from grpo_tui.envs.visual.operations import ocr, properties, segment, track, zoom
-from grpo_tui.envs.visual.questions import Question, make_question
-from grpo_tui.envs.visual.render import render, true_mask
-from grpo_tui.envs.visual.scenes import SceneOptions, Shape
 
 
 def iou(mask: np.ndarray | None, truth: np.ndarray) -> float:

@@ -43,7 +43,7 @@ from grpo_tui.engine.launch.children import CPU_SETTINGS
 STOCK, OURS, TUNED = "stock", "ours", "stock, tuned"
 TASKS: dict[str, dict[str, Any]] = {
     "default": {
-        "environment": "grpo_tui.envs.visual.VisualEnv",
+        "environment": "grpo_tui.engine.demonstration.visual.VisualEnv",
         "prompts": 16,
         "group": 8,
         "turn_tokens": 64,
@@ -316,11 +316,11 @@ def random_policy(name: str) -> str:
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    from grpo_tui.engine.policy import tiny
+    from grpo_tui.engine.demonstration import policies
 
     if name != "random:0.5b":
         raise SystemExit(f"unknown policy {name}: builtin:tiny, random:0.5b, or a folder")
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(Path(tiny.__file__).parent / "base"))
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(Path(policies.__file__).parent / "base"))
     folder = Path(tempfile.gettempdir()) / "grpo-tui-random-0.5b"
     if not (folder / "config.json").exists():
         torch.manual_seed(0)

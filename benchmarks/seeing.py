@@ -10,9 +10,9 @@ import argparse
 
 from grpo_tui.configs import load_config
 from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.demonstration.making.common import table
+from grpo_tui.engine.demonstration.making.seeing import evaluate
 from grpo_tui.engine.policy.models import load_policy, load_sight
-from grpo_tui.engine.training.tiny.common import table
-from grpo_tui.engine.training.tiny.seeing import evaluate
 
 
 def main() -> None:

@@ -229,7 +229,7 @@ def _rollout(
     failed = rng.random() < 0.001
     trajectory = Trajectory(
         id=id_,
-        env="grpo_tui.envs.visual.VisualEnv",
+        env="grpo_tui.engine.demonstration.visual.VisualEnv",
         prompt_id=f"task-{task}",
         group=f"s{step}-g{g}",
         rollout=r,

@@ -2,8 +2,8 @@
 
 Where to look: `base` is what an environment's author writes, `multi_turn` runs many rollouts of it together, `calls`
 reads what the agent wrote, `checks` tests a call against its tool's declaration, `guard` keeps a broken environment
-from harming the step, `loading` finds a class by its name, `visual` looks at pictures, `calculator` is the smallest
-whole example, `gym` adapts reasoning-gym. Names are loaded when they are first used, so importing this costs nothing.
+from harming the step, `loading` finds a class by its name, `calculator` is the smallest whole example, `plugins` adapts
+environments of other projects. Names load when they are first used, so this import costs nothing.
 """
 
 from __future__ import annotations

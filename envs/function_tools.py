@@ -132,7 +132,7 @@ def load_tools(paths: Sequence[str]) -> tuple[Tool, ...]:
     tools: list[Tool] = []
     for path in paths:
         if path.startswith(MCP):
-            from .mcp import load_mcp_tools
+            from .plugins.mcp import load_mcp_tools
 
             tools += load_mcp_tools(path)
         else:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..configs.errors import GrpoTuiError
 from .base import Env
+from .plugins import PLUGINS
 from .user_code import UserCodeError, find_module
 
 
@@ -22,14 +23,14 @@ class EnvLoadError(GrpoTuiError, ValueError):
 
 
 def load_env_class(path: str) -> type[Env]:
-    """The class at `package.module.Class`, or `path/to/file.py:Class`.
+    """Load the class at `package.module.Class` or `path/to/file.py:Class`, or a plugin by its name (`verifiers`).
 
-    Raises EnvLoadError with what is wrong and what would be right.
+    Raises EnvLoadError, which names the correct form.
     """
     if not isinstance(path, str) or not path.strip():
         raise EnvLoadError(f'env_class_path must be "package.module.Class" or "file.py:Class", not {path!r}')
     try:
-        module, class_name = find_module(path)
+        module, class_name = find_module(PLUGINS.get(path, path))
     except UserCodeError as problem:
         raise EnvLoadError(str(problem)) from problem
     found = getattr(module, class_name, None)

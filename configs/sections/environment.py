@@ -21,8 +21,9 @@ MCP = "mcp:"
 class EnvironmentConfig(Section):
     """The environment. It makes its own tasks (`Env.make_tasks`), or `data.source` holds them."""
 
-    class_path: str = "grpo_tui.envs.visual.VisualEnv"
-    """`package.module.Class`, or `path/to/file.py:Class`."""
+    class_path: str = "grpo_tui.engine.demonstration.visual.VisualEnv"
+    """`package.module.Class`, `path/to/file.py:Class`, or a plugin: `verifiers`, `openenv`, `textarena`, `gymnasium`,
+    `reasoning-gym`."""
     config: dict[str, Any] = Field(default_factory=dict)
     train_tasks: int = Field(default=2048, ge=1)
     """How many tasks the environment makes for training."""

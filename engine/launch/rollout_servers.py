@@ -71,7 +71,7 @@ def serve_commands(
 def model_path(base: str) -> str:
     """What a server calls the base model."""
     if base == BUILTIN_MODEL:
-        return str(Path(__file__).parents[1] / "policy" / "tiny" / "base")
+        return str(Path(__file__).parents[1] / "demonstration" / "policies" / "base")
     return base
 
 

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ...configs.errors import GrpoTuiError
 from ...configs.sections.model import ModelConfig
-from . import tiny
 
 BUILTIN_MODELS = {"builtin:tiny": "base", "builtin:tiny-vl": "seeing/base"}
 """Names of models that ship with the package, and their folder there."""
@@ -84,7 +83,7 @@ def builtin(name: str, known: dict[str, str], kind: str) -> Path:
     """The folder of a built-in model or adapters. Raises ModelLoadError."""
     if name not in known:
         raise ModelLoadError(f"there is no built-in {kind} {name}; there is {', '.join(known)}")
-    folder = Path(tiny.__file__).parent / known[name]
+    folder = Path(__file__).parents[1] / "demonstration" / "policies" / known[name]
     if not folder.is_dir():
         raise ModelLoadError(f"{name} is not built in this checkout; run `make policy`")
     return folder

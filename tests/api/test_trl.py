@@ -14,7 +14,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 import grpo_tui.trl as hook
-from grpo_tui.engine.policy import tiny
+from grpo_tui.engine.demonstration import policies
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.status import look
 
@@ -58,7 +58,7 @@ def trainer(folder: Path, model: Any, tokenizer: Any, **more: Any) -> Any:
 
 def small() -> tuple[Any, Any]:
     """A model and a tokenizer."""
-    tokenizer = AutoTokenizer.from_pretrained(Path(tiny.__file__).parent / "base")
+    tokenizer = AutoTokenizer.from_pretrained(Path(policies.__file__).parent / "base")
     set_seed(3)
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=16,

@@ -83,7 +83,12 @@ def record(runs: Path, run_id: str = "1120-0949-test", count: int = 12) -> Path:
     folder = runs / run_id
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(to_yaml(RunConfig()))
-    facts = {"id": run_id, "mode": "rft", "environment": "grpo_tui.envs.visual.VisualEnv", "model": "builtin:tiny"}
+    facts = {
+        "id": run_id,
+        "mode": "rft",
+        "environment": "grpo_tui.engine.demonstration.visual.VisualEnv",
+        "model": "builtin:tiny",
+    }
     write_json(folder / "run.json", {**facts, "created": time.time(), "total_steps": count // 4})
     writer = RunWriter(folder)
     writer.status("running", step=0, total_steps=count // 4)

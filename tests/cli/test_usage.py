@@ -134,7 +134,7 @@ def test_where_the_app_opens_needs_a_terminal(cli: Cli) -> None:
 def test_checking_a_configuration_loads_the_environment(cli: Cli, tmp_path: Path) -> None:
     good = cli("config", "check")
     assert good.returncode == 0 and "good" in good.stdout
-    missing = cli("config", "check", "--set", "environment.class_path=grpo_tui.envs.visual.VisualEnw")
+    missing = cli("config", "check", "--set", "environment.class_path=grpo_tui.engine.demonstration.visual.VisualEnw")
     assert missing.returncode == 2 and "environment.class_path: " in missing.stderr
     assert "has no class VisualEnw" in missing.stderr and "Traceback" not in missing.stderr
     (tmp_path / "mine.py").write_text("import nowhere_to_be_found\n")

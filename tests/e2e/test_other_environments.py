@@ -34,10 +34,10 @@ def test_four_environments_train_in_one_batch(project: Path, model: Path):
     from grpo_tui.envs.loading import make_env
 
     paths = {
-        "grpo_tui.envs.visual.VisualEnv": {"questions": ["colour", "text", "motion"]},
+        "grpo_tui.engine.demonstration.visual.VisualEnv": {"questions": ["colour", "text", "motion"]},
         "grpo_tui.envs.CalculatorEnv": {"operations": 3},
-        "grpo_tui.envs.gym.ReasoningGymEnv": {"dataset": "gcd"},
-        "grpo_tui.envs.gym.ReasoningGymEnv ": {"dataset": "chain_sum", "scratch_pad": True},
+        "grpo_tui.envs.plugins.gym.ReasoningGymEnv": {"dataset": "gcd"},
+        "grpo_tui.envs.plugins.gym.ReasoningGymEnv ": {"dataset": "chain_sum", "scratch_pad": True},
     }
     rows = [
         {"env_class_path": path.strip(), "env_config": config, "task_data": task}

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from grpo_tui.engine.demonstration.visual import VisualEnv
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.envs.content import text_of
 from grpo_tui.envs.explain import EXAMPLES
-from grpo_tui.envs.gym import ReasoningGymEnv
 from grpo_tui.envs.multi_turn import MultiTurnEnv
-from grpo_tui.envs.visual import VisualEnv
+from grpo_tui.envs.plugins.gym import ReasoningGymEnv
 
 from .scripts import ByteAgent, ByteSession
 

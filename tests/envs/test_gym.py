@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from grpo_tui.envs.calls import format_call
-from grpo_tui.envs.gym import ReasoningGymEnv
+from grpo_tui.envs.plugins.gym import ReasoningGymEnv
 
 from .scripts import ByteAgent, demonstrating
 

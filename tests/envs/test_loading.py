@@ -76,3 +76,8 @@ def test_equal_configs_have_one_name():
     assert canonical_config({"a": 1, "b": {"c": 2, "d": 3}}) == canonical_config({"b": {"d": 3, "c": 2}, "a": 1})
     assert canonical_config({"a": 1}) != canonical_config({"a": 1.5})
     assert canonical_config(None) == canonical_config({})
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_plugin_loads_by_its_short_name(name: str):
+    assert load_env_class(name).__module__.startswith("grpo_tui.envs.plugins")

@@ -15,7 +15,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from grpo_tui.envs.loading import EnvLoadError, make_env
-from grpo_tui.envs.openenv import OpenEnvEnv
+from grpo_tui.envs.plugins.openenv import OpenEnvEnv
 
 from .scripts import ByteAgent
 
@@ -155,7 +155,7 @@ def test_a_full_server_says_what_it_needs() -> None:
 )
 def test_what_cannot_be_had_is_one_sentence(config: dict[str, Any], said: str) -> None:
     with pytest.raises(EnvLoadError, match=said) as raised:
-        make_env("grpo_tui.envs.openenv.OpenEnvEnv", config)
+        make_env("grpo_tui.envs.plugins.openenv.OpenEnvEnv", config)
     assert "\n" not in str(raised.value)
 
 

@@ -12,10 +12,10 @@ from PIL import Image
 from scipy import ndimage
 from skimage import filters, measure
 
-from grpo_tui.envs.visual.operations import ocr, properties, segment, track, zoom
-from grpo_tui.envs.visual.questions import make_question
-from grpo_tui.envs.visual.render import photo_path, render, true_mask
-from grpo_tui.envs.visual.scenes import SceneOptions
+from grpo_tui.engine.demonstration.visual.operations import ocr, properties, segment, track, zoom
+from grpo_tui.engine.demonstration.visual.questions import make_question
+from grpo_tui.engine.demonstration.visual.render import photo_path, render, true_mask
+from grpo_tui.engine.demonstration.visual.scenes import SceneOptions
 
 BACKGROUNDS = pytest.mark.parametrize("background", ["plain", "photo"])
 
@@ -209,7 +209,7 @@ def test_an_object_that_stands_still_is_still():
 
 
 def test_tools_import_nothing_that_knows_the_scene():
-    found = importlib.util.find_spec("grpo_tui.envs.visual.operations")
+    found = importlib.util.find_spec("grpo_tui.engine.demonstration.visual.operations")
     assert found is not None and found.submodule_search_locations
     files = list(Path(next(iter(found.submodule_search_locations))).glob("*.py"))
     assert len(files) >= 6

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from grpo_tui.engine.demonstration.visual import VisualEnv, drawing
+from grpo_tui.engine.demonstration.visual.clips import clip_of_files
+from grpo_tui.engine.demonstration.visual.glance import GlanceEnv
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.calls import ToolCall
 from grpo_tui.envs.chat import ChatEnv
 from grpo_tui.envs.content import Content, checked_content, pictures_of, text_of, with_text_before
 from grpo_tui.envs.pictures import picture_of, read_pixels
-from grpo_tui.envs.visual import VisualEnv, drawing
-from grpo_tui.envs.visual.clips import clip_of_files
-from grpo_tui.envs.visual.glance import GlanceEnv
 
 
 def content_of(messages: Sequence[Message]) -> Content:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from grpo_tui.envs.loading import EnvLoadError, make_env
-from grpo_tui.envs.text_games import TextGameEnv
+from grpo_tui.envs.plugins.text_games import TextGameEnv
 
 from .scripts import ByteAgent
 
@@ -92,5 +92,5 @@ def test_a_game_of_textarena_is_the_same_for_a_seed_whatever_else_draws() -> Non
 def test_what_cannot_be_played_is_one_sentence(config: dict[str, Any], said: str) -> None:
     pytest.importorskip("textarena", reason="needs the extra textarena")
     with pytest.raises(EnvLoadError, match=said) as raised:
-        make_env("grpo_tui.envs.text_games.TextGameEnv", config)
+        make_env("grpo_tui.envs.plugins.text_games.TextGameEnv", config)
     assert "\n" not in str(raised.value)

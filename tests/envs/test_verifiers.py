@@ -15,13 +15,13 @@ from grpo_tui.envs.loading import EnvLoadError, make_env
 from .scripts import ByteAgent
 
 vf: Any = pytest.importorskip("verifiers", reason="needs the extra verifiers", exc_type=ImportError)
-from grpo_tui.envs.verifiers import VerifiersEnv  # noqa: E402
+from grpo_tui.envs.plugins.verifiers import VerifiersEnv  # noqa: E402
 
 PACKAGES = Path(__file__).parent / "verifiers_envs"
 
 
 def made(name: str, **config: Any) -> VerifiersEnv:
-    path = "grpo_tui.envs.verifiers.VerifiersEnv"
+    path = "grpo_tui.envs.plugins.verifiers.VerifiersEnv"
     env = make_env(path, {"id": f"{PACKAGES}/{name}", **config})
     assert isinstance(env, VerifiersEnv)
     return env
@@ -188,5 +188,5 @@ def test_a_run_keeps_its_signals() -> None:
 )
 def test_what_cannot_be_loaded_is_one_sentence(config: dict[str, Any], said: str) -> None:
     with pytest.raises(EnvLoadError, match=said) as raised:
-        make_env("grpo_tui.envs.verifiers.VerifiersEnv", config)
+        make_env("grpo_tui.envs.plugins.verifiers.VerifiersEnv", config)
     assert "\n" not in str(raised.value)

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from grpo_tui.engine.demonstration.visual import VisualEnv
+from grpo_tui.engine.demonstration.visual.cache import ResultCache
+from grpo_tui.engine.demonstration.visual.clips import clip_of_task
+from grpo_tui.engine.demonstration.visual.disk_cache import TextStore
+from grpo_tui.engine.demonstration.visual.operations.properties import colour_name
+from grpo_tui.engine.demonstration.visual.questions import QUESTIONS, make_question
+from grpo_tui.engine.demonstration.visual.render import photo_path, render, true_mask
+from grpo_tui.engine.demonstration.visual.routes import ROUTES
+from grpo_tui.engine.demonstration.visual.scenes import COLOURS, EVAL_PHOTOS, TRAIN_PHOTOS, Scene, SceneOptions
+from grpo_tui.engine.demonstration.visual.words import EVAL_WORDS, TRAIN_WORDS
 from grpo_tui.envs.calls import format_call
 from grpo_tui.envs.explain import with_explanation
 from grpo_tui.envs.trajectory import Trajectory
-from grpo_tui.envs.visual import VisualEnv
-from grpo_tui.envs.visual.cache import ResultCache
-from grpo_tui.envs.visual.clips import clip_of_task
-from grpo_tui.envs.visual.disk_cache import TextStore
-from grpo_tui.envs.visual.operations.properties import colour_name
-from grpo_tui.envs.visual.questions import QUESTIONS, make_question
-from grpo_tui.envs.visual.render import photo_path, render, true_mask
-from grpo_tui.envs.visual.routes import ROUTES
-from grpo_tui.envs.visual.scenes import COLOURS, EVAL_PHOTOS, TRAIN_PHOTOS, Scene, SceneOptions
-from grpo_tui.envs.visual.words import EVAL_WORDS, TRAIN_WORDS
 
 from .scripts import ByteAgent, demonstrating
 
@@ -448,8 +448,8 @@ class NoOpenCV:
         if name.split(".")[0] == "cv2":
             raise ImportError("libGL.so.1: cannot open shared object file")
 sys.meta_path.insert(0, NoOpenCV())
-from grpo_tui.envs.visual import VisualEnv
-from grpo_tui.envs.visual.clips import clip_of_task
+from grpo_tui.engine.demonstration.visual import VisualEnv
+from grpo_tui.engine.demonstration.visual.clips import clip_of_task
 env = VisualEnv(disk_cache=False)
 task = next(t for t in env.make_tasks("train", 40, 0) if t["question"] == "text")
 assert env._text(clip_of_task(task, 512), tuple(task["box"])) == task["answer"]

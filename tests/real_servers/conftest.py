@@ -15,7 +15,7 @@ import pytest
 
 import grpo_tui
 
-TINY = Path(grpo_tui.__file__).parents[1] / "engine" / "policy" / "tiny" / "base"
+TINY = Path(grpo_tui.__file__).parents[1] / "engine" / "demonstration" / "policies" / "base"
 START_S = 1200
 OPTIONS = (
     *("--enable-lora", "--max-lora-rank", "16", "--max-loras", "3", "--max-cpu-loras", "6", "--dtype", "float32"),

@@ -22,7 +22,7 @@ from grpo_tui.engine.imports.tokens import Tokens
 from grpo_tui.engine.runs.alphabet import SAME_CHARACTER, Alphabet, texts_in_order
 from grpo_tui.engine.runs.reader import RunReader
 from grpo_tui.engine.runs.types import Call, Step, Trajectory
-from grpo_tui.envs.text_games import GymnasiumGame
+from grpo_tui.envs.plugins.text_games import GymnasiumGame
 from grpo_tui.envs.trajectory import Display
 from grpo_tui.tui.app.calls import calls_of, ended, shown, summary
 from grpo_tui.tui.app.comparison import align, rows

@@ -19,7 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 import grpo_tui.trl
 from grpo_tui.engine.runs.reader import RunReader
 
-BASE = Path(__file__).parents[2] / "engine" / "policy" / "tiny" / "base"
+BASE = Path(__file__).parents[2] / "engine" / "demonstration" / "policies" / "base"
 
 
 def letters(completions: list[Any], **columns: Any) -> list[float]:

@@ -189,7 +189,7 @@ for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
     gpus.append(dict(name=torch.cuda.get_device_name(i), memory=memory, bf16=torch.cuda.is_bf16_supported()))
 try:
     import onnxruntime, skimage, scipy
-    from grpo_tui.envs.visual.operations.ocr import model_path
+    from grpo_tui.engine.demonstration.visual.operations.ocr import model_path
     model_path()
     tools = ""
 except (ImportError, RuntimeError) as error:

@@ -35,9 +35,9 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.demonstration.making.tokenizer import train_tokenizer
 from grpo_tui.engine.policy.sight.loading import without_video
 from grpo_tui.engine.policy.sight.processor import Sight
-from grpo_tui.engine.training.tiny.tokenizer import train_tokenizer
 from grpo_tui.envs.content import Picture
 
 from .models import SHAPE, TEXTS, make_likelier

@@ -4,7 +4,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from grpo_tui.engine.agents.chat import ChatBridge, ChatTemplateError
-from grpo_tui.engine.training.tiny.tokenizer import train_tokenizer
+from grpo_tui.engine.demonstration.making.tokenizer import train_tokenizer
 from grpo_tui.envs.agent import Message
 
 from .models import TEXTS

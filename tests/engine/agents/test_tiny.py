@@ -10,10 +10,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_tui.engine.agents.chat import ChatBridge
-from grpo_tui.engine.training.tiny import build
-from grpo_tui.engine.training.tiny.curriculum import HABITS, spelling
-from grpo_tui.envs.visual import VisualEnv
-from grpo_tui.envs.visual.questions import QUESTIONS
+from grpo_tui.engine.demonstration.making import build
+from grpo_tui.engine.demonstration.making.curriculum import HABITS, spelling
+from grpo_tui.engine.demonstration.visual import VisualEnv
+from grpo_tui.engine.demonstration.visual.questions import QUESTIONS
 
 from .models import tokenizer
 

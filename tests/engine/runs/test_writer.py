@@ -143,7 +143,10 @@ def test_two_processes_of_a_run_write_to_one_record(run_dir: Path, make_record):
             len(reader.metrics.points("online/current_beta")) == len(reader.metrics.points("online/queue_depth")) == 30
         )
         assert reader.rollouts.count(Query("split:split7")) == 3
-        assert {r.env for r in reader.rollouts.page(limit=500)} <= {"grpo_tui.envs.visual.VisualEnv", "my.Env"}
+        assert {r.env for r in reader.rollouts.page(limit=500)} <= {
+            "grpo_tui.engine.demonstration.visual.VisualEnv",
+            "my.Env",
+        }
 
 
 def test_secrets_never_reach_the_record(run_dir: Path):

@@ -263,7 +263,7 @@ def test_a_step_runs_on_two_real_environments_in_one_batch(tmp_path):
     """The visual environment and the calculator, a policy that writes whatever it likes, one whole training step."""
     from grpo_tui.envs.loading import make_env
 
-    paths = ["grpo_tui.envs.visual.VisualEnv", "grpo_tui.envs.calculator.CalculatorEnv"]
+    paths = ["grpo_tui.engine.demonstration.visual.VisualEnv", "grpo_tui.envs.calculator.CalculatorEnv"]
     rows = []
     for path in paths:
         for task in make_env(path, {}, tokenizer()).make_tasks("train", 2, 0):

@@ -18,6 +18,7 @@ from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
 from grpo_tui.engine.agents import TransformersAgent
+from grpo_tui.engine.demonstration.visual.glance import GlanceEnv
 from grpo_tui.engine.policy.models import load_policy, load_sight, lora_config
 from grpo_tui.engine.policy.sight.inputs import SeeingModel
 from grpo_tui.engine.policy.sight.processor import stack_inputs
@@ -34,7 +35,6 @@ from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import StepResult
 from grpo_tui.envs.content import ImageBlock, Picture, TextBlock
 from grpo_tui.envs.multi_turn import MultiTurnEnv
-from grpo_tui.envs.visual.glance import GlanceEnv
 from tests.engine.agents.seeing_models import agent, model, picture, processor, tokenizer
 
 from .parts import arguments
@@ -267,7 +267,7 @@ def test_files_of_every_kind_are_trained_on_or_fail_alone(tmp_path):
 
 
 def test_a_task_that_cannot_fit_or_be_seen_is_said_before_training():
-    path, config = "grpo_tui.envs.visual.glance.GlanceEnv", json.dumps({})
+    path, config = "grpo_tui.engine.demonstration.visual.glance.GlanceEnv", json.dumps({})
     env = GlanceEnv()
     tasks = [Row(path, json.loads(config), task) for task in env.make_tasks("train", 2, 0)]
     acting = agent("qwen3_vl")

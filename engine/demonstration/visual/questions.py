@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base import Split
+from ....envs.base import Split
 from . import render
 from .operations.segment import lengths, opponent
 from .scenes import (

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .agent import Message
-from .base import Demonstrator, Split, StepResult
-from .calls import ToolCall, format_call
-from .multi_turn import MultiTurnEnv
-from .tools import Argument, ToolSpec
+from ..agent import Message
+from ..base import Demonstrator, Split, StepResult
+from ..calls import ToolCall, format_call
+from ..multi_turn import MultiTurnEnv
+from ..tools import Argument, ToolSpec
 
 EVAL_SHARE = 64
 """Of 256: the questions whose hash is below are held out."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..agent import Message
-from ..base import PromptStyle
-from ..content import Block, ImageBlock, Picture, TextBlock
+from ....envs.agent import Message
+from ....envs.base import PromptStyle
+from ....envs.content import Block, ImageBlock, Picture, TextBlock
 
 TERSE = {
     "colour": "colour at {0}?",

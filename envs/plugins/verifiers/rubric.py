@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..trajectory import Score
+from ...trajectory import Score
 from .library import library
 
 TOTAL = "rubric"

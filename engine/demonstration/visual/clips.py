@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from ...configs.pictures import check_size, open_picture
+from ....configs.pictures import check_size, open_picture
 from . import render
 from .scenes import Scene
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..user_code import UserCodeError, find_module, one_line
+from ...user_code import UserCodeError, find_module, one_line
 from .library import library
 from .rubric import TOTAL, RubricParts
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from ..calls import format_call
+from ....envs.calls import format_call
 from .scenes import COLOURS, DIRECTIONS, SHAPES
 from .words import TRAIN_WORDS
 

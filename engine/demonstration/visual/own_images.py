@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..base import Split
+from ....envs.base import Split
 
 NAMES = ("questions.jsonl", "metadata.jsonl")
 """Files that are looked for in a folder."""

@@ -1,7 +1,7 @@
-"""Make the tiny policy from nothing: `python -m grpo_tui.engine.training.tiny.build` (or `make policy`).
+"""Make the tiny policy from nothing: `python -m grpo_tui.engine.demonstration.making.build` (or `make policy`).
 
 Tokenizer, base and adapters are made from the visual environment's own demonstrations (see `curriculum`), seeded, and
-written to `engine/policy/tiny` as safetensors. It takes a few minutes on two cores.
+written to `engine/demonstration/policies` as safetensors. It takes a few minutes on two cores.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 
 from ....envs.trajectory import TokenArrays
-from ....envs.visual import VisualEnv
 from ...agents.transformers_agent import TransformersAgent
-from ...policy import tiny
-from ..demonstrations import play_demonstrations
+from ...training.demonstrations import play_demonstrations
+from .. import policies
+from ..visual import VisualEnv
 from .common import LARGEST, Clock, adapters_of, save_adapters, success_by_question, table, write_quality
 from .curriculum import COMPARISONS, PRACTICE, habit_route, spelling
 from .lessons import OnStep, teach
 from .tokenizer import train_tokenizer
 
-HOME = Path(tiny.__file__).parent
+HOME = Path(policies.__file__).parent
 
 WORD_IN_PICTURE = re.compile(r'(?<=text )[A-Z]+|(?<="text": ")[A-Z]+')
 
@@ -147,7 +147,7 @@ def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerF
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the policy, as the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training.tiny.build", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.demonstration.making.build", description=__doc__)
     parser.add_argument("--output", type=Path, default=HOME, help="where base/ and sft/ go")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lessons", type=int, default=3072, help="demonstrations for the base")

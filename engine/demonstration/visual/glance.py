@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from ..agent import Message
-from ..base import Demonstrator, Split, StepResult
-from ..calls import ToolCall
-from ..content import ImageBlock, Picture, TextBlock
-from ..multi_turn import MultiTurnEnv
-from ..trajectory import StepContext
+from ....envs.agent import Message
+from ....envs.base import Demonstrator, Split, StepResult
+from ....envs.calls import ToolCall
+from ....envs.content import ImageBlock, Picture, TextBlock
+from ....envs.multi_turn import MultiTurnEnv
+from ....envs.trajectory import StepContext
 from .clips import clip_of_task
 from .scenes import Background, Scene, SceneOptions, sample_shape
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..agent import Message
-from ..background import loop, submit
+from ...agent import Message
+from ...background import loop, submit
 from .library import library
 from .messages import dumped, plain_messages
 

@@ -1,4 +1,4 @@
-"""Make the tiny policy that sees from nothing: `python -m grpo_tui.engine.training.tiny.seeing` (`make policy`).
+"""Make the tiny policy that sees from nothing: `python -m grpo_tui.engine.demonstration.making.seeing` (`make policy`).
 
 A Qwen3-VL of 1.3 million parameters. Its base is taught to describe small drawn scenes and to answer questions about
 them: with questions alone it takes far longer to learn to look. The adapters are then taught bad habits, such as to
@@ -23,17 +23,17 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
 from ....envs.trajectory import TokenArrays
-from ....envs.visual.glance import ASKED, COLOURS, PLACES, QUESTIONS, GlanceEnv, make_task
 from ...agents.transformers_agent import TransformersAgent
-from ...policy import tiny
 from ...policy.sight.inputs import Images
 from ...policy.sight.loading import without_video
 from ...policy.sight.processor import Sight
+from .. import policies
+from ..visual.glance import ASKED, COLOURS, PLACES, QUESTIONS, GlanceEnv, make_task
 from .common import LARGEST, Clock, adapters_of, save_adapters, success_by_question, table, write_quality
 from .lessons import teach
 from .tokenizer import train_tokenizer
 
-HOME = Path(tiny.__file__).parent / "seeing"
+HOME = Path(policies.__file__).parent / "seeing"
 IMAGE, VIDEO, BEGIN, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}{{ '<|' + message['role'] + '|>' }}"
@@ -221,7 +221,7 @@ def _habit(rng: random.Random, question: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the policy, as the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.training.tiny.seeing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.demonstration.making.seeing", description=__doc__)
     parser.add_argument("--output", type=Path, default=HOME, help="where base/ and sft/ go")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scenes", type=int, default=3000, help="pictures of the base's lessons")

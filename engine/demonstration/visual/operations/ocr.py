@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ....configs.errors import GrpoTuiError
+from .....configs.errors import GrpoTuiError
 
 RECOGNISER = "PP-OCRv6_rec_small 1"
 """Model and preparation; another name when the same crop could be read otherwise."""

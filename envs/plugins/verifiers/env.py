@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..agent import Message
-from ..background import wait
-from ..base import Split, StepResult, Verdict
-from ..calls import ToolCall, means_call, parse_calls
-from ..content import text_of
-from ..explain import OPTIONAL_CALLS, explain_calls
-from ..multi_turn import MultiTurnEnv
-from ..schemas import tool_of_schema
-from ..trajectory import Call
-from ..user_code import one_line
+from ...agent import Message
+from ...background import wait
+from ...base import Split, StepResult, Verdict
+from ...calls import ToolCall, means_call, parse_calls
+from ...content import text_of
+from ...explain import OPTIONAL_CALLS, explain_calls
+from ...multi_turn import MultiTurnEnv
+from ...schemas import tool_of_schema
+from ...trajectory import Call
+from ...user_code import one_line
 from .exchange import Exchange, Turn
 from .loading import limitations, load
 from .messages import plain_messages

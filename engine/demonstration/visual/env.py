@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..agent import Message
-from ..base import Demonstrator, Picture, PromptStyle, Split, StepResult
-from ..calls import ToolCall
-from ..explain import explain_calls
-from ..multi_turn import MultiTurnEnv
-from ..tools import Argument, ToolSpec
-from ..trajectory import Overlay, StepContext
+from ....envs.agent import Message
+from ....envs.base import Demonstrator, Picture, PromptStyle, Split, StepResult
+from ....envs.calls import ToolCall
+from ....envs.explain import explain_calls
+from ....envs.multi_turn import MultiTurnEnv
+from ....envs.tools import Argument, ToolSpec
+from ....envs.trajectory import Overlay, StepContext
 from . import drawing
 from .cache import ResultCache
 from .clips import Clip, Mask, clip_of_task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ..user_code import one_line
+from ...user_code import one_line
 
 
 def library() -> Any:

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from .agent import Message
-from .base import Split, StepResult
-from .calls import ToolCall
-from .multi_turn import MultiTurnEnv
-from .seeds import split_seeds
-from .tools import Argument, ToolSpec
-from .trajectory import Display
-from .user_code import one_line
+from ..agent import Message
+from ..base import Split, StepResult
+from ..calls import ToolCall
+from ..multi_turn import MultiTurnEnv
+from ..seeds import split_seeds
+from ..tools import Argument, ToolSpec
+from ..trajectory import Display
+from ..user_code import one_line
 
 LIBRARIES = ("textarena", "gymnasium")
 ACT = "ACT"

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ...configs.pictures import FORMATS
+from ....configs.pictures import FORMATS
 from .scenes import Background, Scene, Shape, Word
 
 RENDERER = "1"

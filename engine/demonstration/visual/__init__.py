@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...configs.lazy import loaded_when_used
+from ....configs.lazy import loaded_when_used
 
 if TYPE_CHECKING:
     from .env import VisualEnv as VisualEnv

@@ -15,14 +15,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .agent import Message
-from .base import Split, StepResult, Verdict
-from .calls import ToolCall
-from .multi_turn import MultiTurnEnv
-from .schemas import tool_of_schema
-from .seeds import split_seeds
-from .tools import ToolSpec
-from .user_code import one_line
+from ..agent import Message
+from ..base import Split, StepResult, Verdict
+from ..calls import ToolCall
+from ..multi_turn import MultiTurnEnv
+from ..schemas import tool_of_schema
+from ..seeds import split_seeds
+from ..tools import ToolSpec
+from ..user_code import one_line
 
 BESIDE = ("done", "reward", "metadata")
 """Fields of an observation that are no part of what the policy reads."""

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..configs.sections.environment import MCP
-from .background import submit, wait
-from .base import StepResult
-from .loading import EnvLoadError
-from .schemas import tool_of_schema
-from .tools import ToolSpec
-from .user_code import one_line
+from ...configs.sections.environment import MCP
+from ..background import submit, wait
+from ..base import StepResult
+from ..loading import EnvLoadError
+from ..schemas import tool_of_schema
+from ..tools import ToolSpec
+from ..user_code import one_line
 
 START_SECONDS = 30.0
 """How long a server may take until it has said which tools it has."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from ..agent import Message
+from ...agent import Message
 
 ROLES = ("system", "user", "assistant", "tool")
 

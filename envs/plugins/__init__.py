@@ -1,0 +1,10 @@
+"""Environments of other projects. Each needs an extra of the package and loads when a run names it."""
+
+PLUGINS = {
+    "gymnasium": "grpo_tui.envs.plugins.text_games.TextGameEnv",
+    "openenv": "grpo_tui.envs.plugins.openenv.OpenEnvEnv",
+    "reasoning-gym": "grpo_tui.envs.plugins.gym.ReasoningGymEnv",
+    "textarena": "grpo_tui.envs.plugins.text_games.TextGameEnv",
+    "verifiers": "grpo_tui.envs.plugins.verifiers.VerifiersEnv",
+}
+"""The class behind each short name in `environment.class_path` and in `env_class_path` of a row."""
