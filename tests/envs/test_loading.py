@@ -5,6 +5,7 @@ import pytest
 
 from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.envs.loading import EnvLoadError, canonical_config, load_env_class, make_env
+from grpo_tui.envs.plugins import PLUGINS
 
 SOURCE = """
 from grpo_tui.envs import MultiTurnEnv, StepResult
