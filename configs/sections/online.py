@@ -87,8 +87,6 @@ class OnlineConfig(Section):
     """Stop after so many requests; null: after the last one (with `serve`: never)."""
     serve: str | None = None
     """`HOST:PORT` to answer on over HTTP. Beyond the loopback interface only with a token (`GRPO_TUI_TOKEN`)."""
-    max_body_bytes: int = Field(default=8 * 2**20, ge=1024)
-    """Larger HTTP requests are refused."""
     tls_certificate: str | None = None
     """A PEM file: HTTPS in place of HTTP; with `tls_key`, if the key is not in the same file."""
     tls_key: str | None = None
@@ -123,10 +121,6 @@ class OnlineConfig(Section):
     """Earlier experiences, nearest by embedding, that vote too."""
     neighbour_similarity: float = Field(default=0.995, ge=-1, le=1)
     """Least cosine similarity of a neighbour."""
-    neighbour_weight: float = Field(default=0.5, ge=0)
-    """A neighbour's vote counts this much of a candidate's, times its similarity."""
-    buffer_size: int = Field(default=4096, ge=0)
-    """Experiences that are remembered as neighbours."""
     min_confidence: float = Field(default=0.5, ge=0, le=1)
     """The confidence gate: the ensemble answer's share of the vote below which nothing is learnt."""
     learn_from_unanimous: bool = True
@@ -165,10 +159,6 @@ class OnlineConfig(Section):
     """A task during which the worker died this often is set aside."""
 
     kl: KLConfig = KLConfig()
-    clip_epsilon: float = Field(default=0.2, gt=0)
-    """The policy gradient's ratio is clipped to 1 ± this."""
-    baseline_decay: float = Field(default=0.95, ge=0, lt=1)
-    """The baseline is the median of the returns so far, each weighted by this to the power of its age in updates."""
     repeat_window: int = Field(default=1000, ge=1)
     """Updates over which repetitions are counted: the n-th about the same request counts 1 / n²."""
     source_share: float = Field(default=0.25, gt=0, le=1)
@@ -192,7 +182,6 @@ class OnlineConfig(Section):
     engine_threads: int | None = Field(default=None, ge=1)
     """CPU threads of the engine; null: all cores but those of the worker, at least one."""
     worker_nice: int = Field(default=10, ge=0, le=19)
-    worker_threads: int = Field(default=1, ge=1)
     validation: ValidationConfig = ValidationConfig()
 
     @field_validator("queue")

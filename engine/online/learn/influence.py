@@ -83,7 +83,7 @@ class RobustBaseline:
     behind it, a task is measured by the median of its own candidates.
     """
 
-    def __init__(self, decay: float) -> None:
+    def __init__(self, decay: float = 0.95) -> None:
         self.decay = decay
         self._returns: deque[float] = deque(maxlen=256)
 

@@ -32,6 +32,8 @@ from ..store.snapshots import check_fit
 from ..store.update_task import Experience, OriginalLogits, TaskError, UpdateTask
 from .influence import Influence, RobustBaseline
 
+CLIP = 0.2
+"""The ratio of the policy gradient is clipped to 1 ± this (PPO's default)."""
 _torch: Any = torch
 """Torch with its fused operations on lists of tensors, which its type stubs leave out."""
 
@@ -102,8 +104,8 @@ class PolicyUpdater:
         self._ema = [p.detach().clone() for p in self.parameters.values()]
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=config.lr_adaptive_min, weight_decay=0.0)
         self.beta = BetaController(config.kl)
-        self.baseline = RobustBaseline(config.baseline_decay)
-        self.ratings = RobustBaseline(config.baseline_decay)
+        self.baseline = RobustBaseline()
+        self.ratings = RobustBaseline()
         self.influence = Influence(config.repeat_window, config.source_share)
         self._start = [p.clone() for p in self._live]
         """The policy as it was loaded: how far learning has moved is measured against it."""
@@ -268,7 +270,6 @@ class PolicyUpdater:
         """Accumulate the gradient of Total_Loss; returns RL_Loss, KL_Penalty and the share of clipped tokens."""
         e = task.experience
         total = len(advantages)
-        epsilon = self.config.clip_epsilon
         targets, behaviour = e.token_ids[e.agent_mask], e.logprobs[e.agent_mask]
         rl_loss = kl_penalty = clipped = 0.0
         for rows, tokens in self._chunks(task):
@@ -278,13 +279,13 @@ class PolicyUpdater:
             logprobs = torch.log_softmax(logits / self.temperature, -1)
             logprobs = logprobs.gather(-1, targets[tokens].to(device)[:, None])[:, 0]
             ratio = (logprobs - behaviour[tokens].to(device)).exp()
-            rl = clipped_surrogate(ratio, advantage, epsilon, epsilon).sum() / total
+            rl = clipped_surrogate(ratio, advantage, CLIP, CLIP).sum() / total
             kl = _slice(task.original_logits, tokens).kl(logits).reverse.sum() / total
             (rl + self.beta.beta * kl).backward()
             rl_loss += float(rl.detach())
             kl_penalty += float(kl.detach())
             with torch.no_grad():
-                outside = torch.where(advantage > 0, ratio > 1 + epsilon, ratio < 1 - epsilon)
+                outside = torch.where(advantage > 0, ratio > 1 + CLIP, ratio < 1 - CLIP)
                 clipped += float((outside & (advantage != 0)).sum()) / total
         return rl_loss, kl_penalty, clipped
 

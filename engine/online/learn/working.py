@@ -31,7 +31,7 @@ STANDS_BY = "This one stands by, and takes over when that one ends or falls sile
 def work(config: RunConfig, run_dir: Path, writer: RunWriter, control: ControlChannel, resume: bool) -> bool:
     """Update until told to stop; returns False (it never finishes by itself)."""
     online = config.online
-    torch.set_num_threads(online.worker_threads)
+    torch.set_num_threads(1)  # the other cores answer
     torch.manual_seed(config.seed)
     model, _ = load_serving_policy(config)
     started = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}

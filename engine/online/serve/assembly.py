@@ -76,7 +76,7 @@ def serve(
     online = config.online
     writer.event("phase", "The policy is being loaded.", name="loading")
     cores = os.cpu_count() or 1
-    torch.set_num_threads(online.engine_threads or max(1, cores - online.worker_threads * online.updates))
+    torch.set_num_threads(online.engine_threads or max(1, cores - online.updates))
     torch.manual_seed(config.seed)
     folder = OnlineFolder(run_dir)
 
@@ -105,7 +105,7 @@ def serve(
         wandb = WandbSink(config.logging, run_dir, run_id=run_dir.name, name=config.name, on_problem=problem)
         closing.callback(wandb.close)
         model, tokenizer = load_serving_policy(config)
-        buffer = ExperienceBuffer(online.buffer_size)
+        buffer = ExperienceBuffer()
         if resume and folder.buffer.exists():
             try:
                 buffer.load(folder.buffer)
@@ -350,7 +350,6 @@ def _server(
             run_dir / "images" / "uploads", tuple(Path(f).expanduser().resolve() for f in online.image_folders)
         ),
         tokens=os.environ.get(TOKEN_VARIABLE, "").split(),
-        max_body_bytes=online.max_body_bytes,
         certificate=_file(online.tls_certificate),
         key=_file(online.tls_key),
     )

@@ -18,6 +18,8 @@ import numpy as np
 from ...runs.durable import replace_file
 from ..voting import Neighbour
 
+NEIGHBOUR_WEIGHT = 0.5
+
 
 @dataclass(frozen=True)
 class Match:
@@ -34,7 +36,7 @@ class ExperienceBuffer:
     Kept in one float32 array that grows to [capacity, D]: 4096 × 896 are 14 MiB.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int = 4096) -> None:
         self.capacity = capacity
         self._vectors = np.zeros((0, 0), np.float32)
         self._ids: list[str] = []
@@ -88,10 +90,10 @@ class ExperienceBuffer:
                 if similarity[i] >= min_similarity
             ]
 
-    def neighbours(self, embedding: np.ndarray, k: int, min_similarity: float, weight: float) -> list[Neighbour]:
-        """The same as voters: each has `weight` · similarity of a candidate's vote."""
+    def neighbours(self, embedding: np.ndarray, k: int, min_similarity: float) -> list[Neighbour]:
+        """Return the same as voters: each counts its similarity times `NEIGHBOUR_WEIGHT` of a candidate's vote."""
         return [
-            Neighbour(m.answer, weight * max(m.similarity, 0.0), m.id)
+            Neighbour(m.answer, NEIGHBOUR_WEIGHT * max(m.similarity, 0.0), m.id)
             for m in self.nearest(embedding, k, min_similarity)
         ]
 

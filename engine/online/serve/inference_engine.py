@@ -89,7 +89,7 @@ class InferenceEngine:
         self.runner = runner
         self.orchestrator = orchestrator
         self.config = config
-        self.buffer = buffer if buffer is not None else ExperienceBuffer(config.buffer_size)
+        self.buffer = buffer if buffer is not None else ExperienceBuffer()
         self.learn_statistics = learn_statistics
         self.seed = seed
         self.judge = judge
@@ -186,7 +186,7 @@ class InferenceEngine:
             samples = self.runner.run([r.row for r in requests], seed=self.seed + first, step=first, num_rollouts=k)
         groups = [samples[i * k : (i + 1) * k] for i in range(len(requests))]
         known: Sequence[np.ndarray | None] = [None] * len(groups)
-        if self.config.neighbours and self.config.buffer_size:
+        if self.config.neighbours:
             known = request_embeddings(self.model, [g[0] for g in groups])
         answers = []
         for request, group, embedding in zip(requests, groups, known, strict=True):
@@ -196,7 +196,6 @@ class InferenceEngine:
                     embedding,
                     self.config.neighbours,
                     self.config.neighbour_similarity,
-                    self.config.neighbour_weight,
                 )
             outcome = self.vote(request, group, neighbours)
             shown = self._shown(outcome, group)
