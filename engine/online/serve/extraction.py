@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal, InvalidOperation
+from importlib.util import find_spec
 from typing import Any
 
 from ....configs.errors import GrpoTuiError
@@ -66,8 +67,27 @@ def boxed(text: str) -> str | None:
     for place in range(begin - 1, len(text)):
         depth += (text[place] == "{") - (text[place] == "}")
         if depth == 0:
-            return normal(text[begin:place])
+            return mathematical(text[begin:place])
     return None
+
+
+def mathematical(text: str) -> str | None:
+    r"""The normal form of a formula: `\frac{1}{2}` and `0.5` are one answer, where math-verify is installed."""
+    plain = normal(text)
+    if plain is None or len(text) > 100 or not any(sign in text for sign in "\\^/") or find_spec("math_verify") is None:
+        return plain
+    from math_verify import parse
+
+    try:
+        found = parse(f"${text}$", parsing_timeout=1)
+    except Exception:  # its grammar and its time limit raise many kinds
+        return plain
+    value: Any = next((v for v in found if not isinstance(v, str)), None)
+    if value is None:
+        return plain
+    if getattr(value, "is_Rational", False):
+        return normal(str(Decimal(int(value.p)) / Decimal(int(value.q))))
+    return str(value).casefold()
 
 
 def last_number(text: str) -> str | None:

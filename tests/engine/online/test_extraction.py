@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from grpo_tui.engine.online.serve.extraction import AnswerFormError, make_extrac
 @pytest.mark.parametrize(
     ("form", "text", "answer"),
     [
-        ("boxed", r"so \boxed{1} and \boxed{\frac{1}{2}} it is", r"\frac{1}{2}"),
+        ("boxed", r"so \boxed{1} and \boxed{\frac{1}{2}} it is", "0.5" if find_spec("math_verify") else r"\frac{1}{2}"),
+        ("boxed", r"\boxed{\text{red}}, no: \boxed{ Blue }", "blue"),
         ("boxed", r"\boxed{42.0}", "42"),
         ("boxed", r"\boxed{42", None),
         ("last_number", "First 3, then the answer is 1,234.50.", "1234.5"),
