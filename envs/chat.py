@@ -50,6 +50,10 @@ class ChatEnv(MultiTurnEnv):
             for n, m in enumerate(messages)
         ]
 
+    def explain(self) -> str:
+        """Nothing: a conversation is read as it is."""
+        return ""
+
     def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
         """The answer ends the rollout."""
         text = str(call.arguments["text"])

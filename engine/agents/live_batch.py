@@ -64,6 +64,7 @@ class LiveBatch:
         """Rows that callers wait for."""
         return sum(not row.background for row in self._rows)
 
+    @torch.inference_mode()
     def join(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
         """Encode the prompts, each different one once, and draw the first tokens. Returns the rows that are done."""
         if not rows:
@@ -78,6 +79,7 @@ class LiveBatch:
                     self._enter(row, cache, place)
         return [row for row in rows if row.done]
 
+    @torch.inference_mode()
     def step(self) -> list[LiveRow]:
         """One token for every foreground row, or for the background rows where there are none. Returns the rows that
         are done; they have left the batch."""
