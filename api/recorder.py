@@ -33,12 +33,13 @@ from grpo_tui.engine.imports.given import checked, misspelt, step_of
 from grpo_tui.engine.imports.rollout import Rollout
 from grpo_tui.engine.launch.alerts import alert_sender
 from grpo_tui.engine.runs.columns import SCHEMA_VERSION
+from grpo_tui.engine.runs.control.status import look, process_names
+from grpo_tui.engine.runs.durable import read_json, write_json
 from grpo_tui.engine.runs.masking import mask
 from grpo_tui.engine.runs.paths import RUN_FILE, new_run_id
 from grpo_tui.engine.runs.paths import runs_dir as resolve_runs_dir
-from grpo_tui.engine.runs.status import look, process_names, read_json, write_json
 from grpo_tui.engine.runs.types import ENDED, EventKind, TrajectoryRecord
-from grpo_tui.engine.runs.writer import PATIENCE_SECONDS, RunWriter
+from grpo_tui.engine.runs.write.writer import PATIENCE_SECONDS, RunWriter
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.control.status import look
 from grpo_tui.recorder import Recorder, next_run, run_folder, runs_named
 
 

@@ -221,7 +221,7 @@ def write(run: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     from synthetic_run import batches, step_metrics
 
-    from grpo_tui.engine.runs.writer import RunWriter
+    from grpo_tui.engine.runs.write.writer import RunWriter
 
     writer = RunWriter(run)
     writer.status("running", step=0)

@@ -333,7 +333,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _rows(run_dir: Path) -> int:
-    from grpo_tui.engine.runs.reader import RunReader
+    from grpo_tui.engine.runs.read.reader import RunReader
 
     with RunReader(run_dir) as reader:
         return int(reader.rollouts.count())

@@ -210,7 +210,7 @@ def share_of_step(steps: int, skip: int = 3) -> dict[str, Any]:
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"the training run failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        from grpo_tui.engine.runs.reader import RunReader
+        from grpo_tui.engine.runs.read.reader import RunReader
 
         reader = RunReader(Path(folder) / "x")
         values = {

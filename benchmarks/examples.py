@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo_tui.engine.launch import list_runs
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -245,7 +245,7 @@ def run_config(given: argparse.Namespace) -> Any:
 def build_ours(config: Any, folder: Path) -> tuple[Any, Any, Any]:
     """The trainer of `--mode rft`, with its record."""
     from grpo_tui.engine.record.step_recorder import StepRecorder
-    from grpo_tui.engine.runs.writer import RunWriter
+    from grpo_tui.engine.runs.write.writer import RunWriter
     from grpo_tui.engine.training.rft import build_trainer
 
     writer = RunWriter(folder)

@@ -30,7 +30,7 @@ from scipy.stats import t as student
 
 from grpo_tui.configs import metric_names as metric
 from grpo_tui.configs.loading import load_config
-from grpo_tui.engine.runs.null_writer import NullWriter
+from grpo_tui.engine.runs.write.writer import NullWriter
 from grpo_tui.engine.training.rft import run_rft
 
 from .small_worlds import Boxes, Doors, Keys, Misuse, World, save_policy

@@ -32,7 +32,8 @@ import httpx
 
 from benchmarks.serving import question
 from grpo_tui.engine.online.store.snapshots import pointed_version
-from grpo_tui.engine.runs.status import process_state, read_json
+from grpo_tui.engine.runs.control.status import process_state
+from grpo_tui.engine.runs.durable import read_json
 
 SETTINGS = (
     "online.serve=127.0.0.1:0",

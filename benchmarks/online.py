@@ -51,10 +51,11 @@ from grpo_tui.engine.online.process import run_process
 from grpo_tui.engine.online.serve.inference_engine import InferenceEngine
 from grpo_tui.engine.online.store.snapshots import SnapshotWriter
 from grpo_tui.engine.online.voting import Vote, canonical
-from grpo_tui.engine.runs import control
+from grpo_tui.engine.runs.control import requests as control
+from grpo_tui.engine.runs.control.status import ENDED, look
+from grpo_tui.engine.runs.durable import write_json
 from grpo_tui.engine.runs.paths import CONFIG_FILE
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import ENDED, look, write_json
+from grpo_tui.engine.runs.read.reader import RunReader
 
 SHIFT: dict[str, Any] = {"radii": [12.0, 20.0], "noise": 5.0}
 """Scenes that no training saw: larger objects, noisier pixels."""

@@ -20,7 +20,7 @@ import psutil
 
 from benchmarks.synthetic_run import batches, step_metrics
 from grpo_tui.engine.runs.paths import DATABASE
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 STEP_SECONDS = 0.8
 

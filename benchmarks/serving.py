@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 from PIL import Image, ImageDraw
 
-from grpo_tui.engine.runs.status import read_json
+from grpo_tui.engine.runs.durable import read_json
 
 START_S = 120.0
 

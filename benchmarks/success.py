@@ -23,7 +23,7 @@ import yaml
 from grpo_tui.configs import metric_names as metric
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.launch.children import CPU_SETTINGS
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 
 KEYS = (metric.SUCCESS_GREEDY, metric.SUCCESS_SAMPLED)
 

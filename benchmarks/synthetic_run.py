@@ -24,12 +24,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from grpo_tui.engine.runs.durable import write_json
 from grpo_tui.engine.runs.paths import DATABASE, RUN_FILE
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import write_json
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.tools import Argument, ToolSpec
 from grpo_tui.envs.trajectory import Step, StepContext, TokenArrays, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward

@@ -17,8 +17,8 @@ import tempfile
 from html import unescape
 from pathlib import Path
 
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.tui.app.app import GrpoApp
 from grpo_tui.tui.app.destinations import Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.remember import Memory

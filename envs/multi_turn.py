@@ -40,7 +40,7 @@ from .kept_pictures import KeptPictures
 from .pacing import OnProgress, Stopwatch, Turns
 from .showing import cleaned, loaded, shown_in, with_seen
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
-from .trajectory import StepContext, TokenArrays, Trajectory
+from .trajectory import StepContext, StopReason, TokenArrays, Trajectory
 from .under_way import Answer, RolloutUnderWay
 
 logger = logging.getLogger(__name__)
@@ -331,7 +331,7 @@ class MultiTurnEnv(Env):
             prompt = next((r.messages for r in group if r.messages), None)
             for rollout in group:
                 if rollout.live and rollout.messages != prompt:
-                    rollout.stop_reason = "error"
+                    rollout.stop_reason = StopReason.ERROR
                     rollout.error = "reset: gave this rollout another prompt than its group"
             prompts.append(prompt or [{"role": "user", "content": "(no task)"}])
         return prompts

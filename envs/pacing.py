@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from .agent import AgentSession, AgentTurn, AsyncAgentSession
 from .guard import AsyncGuard, Outcome, guarded_map
+from .trajectory import StopReason
 from .under_way import Answer, RolloutUnderWay
 
 OnProgress = Callable[[int, int], None]
@@ -122,7 +123,7 @@ class Turns:
         if turn.stop_reason == "refused":
             rollout.refuse(turn.problem)
         elif _is_full(turn):
-            rollout.stop_reason = "max_tokens"
+            rollout.stop_reason = StopReason.MAX_TOKENS
         return rollout.live
 
     def _tell(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .tools import ToolSpec
@@ -24,6 +25,23 @@ else:
 TEXT = "(text)"
 """The label of a turn that is words alone."""
 _CANONICAL = json.JSONEncoder(sort_keys=True, default=str)
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended. Records of other programs may have further words."""
+
+    ANSWER = "answer"
+    """The agent ended it."""
+    TURN_LIMIT = "turn_limit"
+    """The environment ended it on a turn that a limit had cut."""
+    MAX_TURNS = "max_turns"
+    """The agent had taken all the turns it may take."""
+    MAX_TOKENS = "max_tokens"
+    """No token was left for another turn."""
+    ERROR = "error"
+    """The environment failed."""
+    TIMEOUT = "timeout"
+    """The environment did not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -197,9 +215,8 @@ class Trajectory:
     """One rollout of one task.
 
     `group` is shared by the rollouts of one prompt in one training step (GRPO's group); `prompt_id` by all rollouts
-    of one prompt over the whole run. `correct` is None when the task has no known answer. `stop_reason`: `answer`,
-    `turn_limit` (the environment ended it on a turn that a limit had cut), `max_turns`, `max_tokens`, `error` or
-    `timeout`; see `cut`. `tools` is shared between trajectories of an environment.
+    of one prompt over the whole run. `correct` is None when the task has no known answer. `stop_reason`: a
+    `StopReason`, or the words of another program; see `cut`. `tools` is shared between trajectories of an environment.
     `messages` is the prompt with its roles where there are several; `agent` names who acts in runs with several
     agents; `extra` holds columns of the writer's own, which filters see as `extra.<name>`. `env_reward` is None where
     none was recorded. `judged_by` is the reward function that said whether it is `correct`; empty where the environment
@@ -222,7 +239,7 @@ class Trajectory:
     env_reward: float | None = 0.0
     modality: str = "text"
     images: tuple[str, ...] = ()
-    stop_reason: str = "answer"
+    stop_reason: str = StopReason.ANSWER
     error: str | None = None
     seconds: float = 0.0
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -236,7 +253,15 @@ class Trajectory:
     def cut(self) -> bool:
         """Whether a limit ended the last thing that the agent wrote, as TRL's clipped completions."""
         last = self.steps[-1].stop_reason if self.steps else ""
-        return self.stop_reason in ("turn_limit", "max_tokens") or last in ("turn_limit", "token_limit")
+        return self.stop_reason in (StopReason.TURN_LIMIT, StopReason.MAX_TOKENS) or last in (
+            "turn_limit",
+            "token_limit",
+        )
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment failed, so that its rewards reveal nothing about the policy."""
+        return self.stop_reason in (StopReason.ERROR, StopReason.TIMEOUT)
 
     @property
     def actions(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from .content import text_of
 from .guard import Outcome
 from .tools import ToolSpec
 from .trajectory import Message as Said
-from .trajectory import Overlay, Step, StepContext, Trajectory
+from .trajectory import Overlay, Step, StepContext, StopReason, Trajectory
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class RolloutUnderWay:
 
     def fail(self, outcome: Outcome[Any], where: str) -> None:
         """The environment's code raised or was given up."""
-        self.stop_reason = "timeout" if outcome.timed_out else "error"
+        self.stop_reason = StopReason.TIMEOUT if outcome.timed_out else StopReason.ERROR
         self.error = f"{where}: {outcome.error}"
         self.detail = outcome.detail
 
     def refuse(self, problem: str) -> None:
         """The agent cannot go on with this rollout."""
-        self.stop_reason = "error"
+        self.stop_reason = StopReason.ERROR
         self.error = f"{f'step {len(self.steps)}' if self.steps else 'prompt'}: {problem}"
 
     def note(
@@ -109,9 +109,10 @@ class RolloutUnderWay:
             )
         )
         if turn.stop_reason == "token_limit":
-            self.stop_reason = "max_tokens"
+            self.stop_reason = StopReason.MAX_TOKENS
         elif result.done:
-            self.stop_reason = "turn_limit" if turn.stop_reason == "turn_limit" else "answer"
+            cut = turn.stop_reason == "turn_limit"
+            self.stop_reason = StopReason.TURN_LIMIT if cut else StopReason.ANSWER
         if result.done:
             self.done, self.answer, self.correct = True, result.answer, result.correct
 
@@ -119,7 +120,7 @@ class RolloutUnderWay:
         """Take in what the environment said at the end."""
         self.verdict = verdict
         if verdict.error is not None:
-            self.stop_reason, self.error = "error", verdict.error
+            self.stop_reason, self.error = StopReason.ERROR, verdict.error
         elif self.steps:
             self.steps[-1] = replace(self.steps[-1], scores=(*self.steps[-1].scores, *verdict.scores))
 
@@ -162,7 +163,7 @@ class RolloutUnderWay:
             env_reward=float(sum(s.reward or 0.0 for s in self.steps)),
             modality=self.context.modality,
             images=self.images,
-            stop_reason=self.stop_reason or "max_turns",
+            stop_reason=self.stop_reason or StopReason.MAX_TURNS,
             error=self.error,
             seconds=self.seconds,
             meta=meta,

@@ -52,7 +52,7 @@ def recomputed(record: TrajectoryRecord, group: Sequence[TrajectoryRow]) -> Adva
 
 
 def recomputed_text(term: AdvantageTerm | None) -> str:
-    """The same in words, marked as what it is; empty for None."""
+    """Return the same in words, marked as recomputed; empty for None."""
     if term is None:
         return ""
     if not term.std or term.std < SAME:
@@ -61,8 +61,10 @@ def recomputed_text(term: AdvantageTerm | None) -> str:
 
 
 def equation(formula: AdvantageFormula | None, step: int, advantage: float | None) -> list[str]:
-    """The formula with its numbers, a term a line, then one sentence on what they are of; or that sentence alone.
-    advantage: as it is shown beside; a formula that does not come to it is not shown."""
+    """Return the formula with its numbers, a term a line, then a sentence about the comparison; or that sentence only.
+
+    advantage: the one that is shown with it. A formula with another result is not shown.
+    """
     if formula is None:
         return [NOT_RECORDED]
     terms = formula.terms(step)
@@ -109,7 +111,7 @@ def _compared(formula: AdvantageFormula, terms: Sequence[AdvantageTerm]) -> str:
 
 
 def _tells(formula: AdvantageFormula, terms: Sequence[AdvantageTerm], advantage: float | None, places: int) -> bool:
-    """Whether the numbers as shown, with so many decimals, come to the advantage that is shown."""
+    """Return whether the numbers, rounded to so many decimals, give the advantage that is shown."""
     total = 0.0
     for t in terms:
         std = None if t.std is None else round(t.std, places)

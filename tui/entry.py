@@ -1,6 +1,6 @@
-"""What the console script starts. The ways into the app and a plain list of runs skip Typer, which costs more.
+"""The console script. Opening the app and listing runs skip Typer, whose import is slow.
 
-Everything else, and every error in what was typed, is the command line's (`cli.py`).
+All other commands, and every error in the arguments, go to the command line (`cli/main.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..configs.errors import GrpoTuiError
 
 
 def main() -> None:
-    """`grpo-tui` and `grpo-tui inspect RUN` on a terminal open the app; the rest is `cli.main`."""
+    """Open the app for `grpo-tui` and `grpo-tui inspect RUN` on a terminal. Other arguments go to `cli.main`."""
     arguments = sys.argv[1:]
     plain = not arguments or (len(arguments) == 2 and arguments[0] == "inspect" and not arguments[1].startswith("-"))
     if plain and _on_terminal():
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _listed(options: list[str]) -> bool:
-    """Whether the runs were printed; not where something else was typed, which the command line explains."""
+    """Print the runs. Returns False for other arguments, which the command line explains."""
     folder: str | None = None
     as_json = False
     while options:
@@ -56,7 +56,7 @@ def _on_terminal() -> bool:
 
 
 def _opened(arguments: list[str]) -> bool:
-    """Whether the app was opened (and left again); not when there is no such run, which the command line explains."""
+    """Open the app. Returns False if there is no such run, which the command line explains."""
     from ..engine.runs.paths import runs_dir
 
     if not arguments:

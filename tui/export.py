@@ -1,4 +1,4 @@
-"""What is shown, elsewhere: as a file, in the pager, in the editor."""
+"""Take the content of a screen elsewhere: to a file, the pager, the editor."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def write(run: Path, name: str, text: str) -> Path:
 
 
 def export_trajectory(run: Path, whole: Whole) -> Path:
-    """One trajectory as JSON."""
+    """Return one trajectory as JSON."""
     return write(run, f"trajectory-{whole.n}.json", json.dumps(trajectory_data(whole), indent=1, default=str))
 
 
 def export_lines(run: Path, name: str, text: str) -> Path:
-    """What is on screen, as text."""
+    """Write the text on screen to a file."""
     return write(run, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.txt", text)
 
 
 def open_outside(app: App[Any], text: str, variable: str, name: str) -> None:
-    """Open a text with the program of `$PAGER` or `$EDITOR`; the app waits meanwhile."""
+    """Open a text with the program of `$PAGER` or `$EDITOR`. The app waits for it."""
     fallback = ("less", "more") if variable == "PAGER" else ("vi", "nano")
     wanted = shlex.split(os.environ.get(variable, "")) or [p for p in fallback if shutil.which(p)][:1]
     if not wanted or not shutil.which(wanted[0]):

@@ -17,7 +17,7 @@ MINUS = "−"
 
 
 def number(value: float | int | None, digits: int = 3, signed: bool = False) -> str:
-    """A value in few characters: `0.78`, `−1.3`, `12.4k`, `3e-05`; `–` when there is none."""
+    """Format a value in few characters: `0.78`, `−1.3`, `12.4k`, `3e-05`, and `–` for None."""
     if value is None:
         return "–"
     if isinstance(value, float) and not math.isfinite(value):
@@ -53,7 +53,7 @@ def number(value: float | int | None, digits: int = 3, signed: bool = False) -> 
 
 
 def fixed(value: float | None, places: int = 2, signed: bool = False) -> str:
-    """A value with a fixed number of decimals, for columns that are compared by eye."""
+    """Return a value with a fixed number of decimals, for columns that are compared by eye."""
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -66,7 +66,7 @@ def fixed(value: float | None, places: int = 2, signed: bool = False) -> str:
 
 
 def fitted(value: float | None, cells: int, places: int = 2, signed: bool = False) -> str:
-    """A value in at most `cells`, with as many decimals as fit; nothing where not even the shortest form does.
+    """Format a value in at most `cells`, with as many decimals as fit; empty if not even the shortest form fits.
 
     A number is whole or absent: half of one would be another number.
     """
@@ -78,17 +78,17 @@ def fitted(value: float | None, cells: int, places: int = 2, signed: bool = Fals
 
 
 def whole(value: int | None, cells: int) -> str:
-    """A whole number for a column: all its digits, or where they do not fit `1.2M`; `–` when there is none."""
+    """Format a whole number for a column: all its digits, or `1.2M` if they do not fit, and `–` for None."""
     return str(value) if value is not None and len(str(value)) <= cells else fitted(value, cells)
 
 
 def count(value: int) -> str:
-    """A whole number with thousands separated: `1,000,000`."""
+    """Return a whole number with thousands separated: `1,000,000`."""
     return f"{value:,}"
 
 
 def step_text(run: RunInfo) -> str:
-    """The last step, of how many where that is known; `–` for a dump whose writer names no steps."""
+    """Format the last step, with the total if it is known, and `–` for a dump without steps."""
     if run.mode == "dump" and run.facts.get("last_step") is None and not run.step:
         return "–"
     return f"{count(run.step)}/{count(run.total_steps)}" if run.total_steps else count(run.step)
@@ -102,7 +102,7 @@ def percent(share: float | None) -> str:
 
 
 def whole_percents(shares: Sequence[float]) -> list[str]:
-    """Shares as whole percents that add up to what the shares do: the largest remainders are rounded up."""
+    """Format shares as whole percents with the sum of the shares: the largest remainders are rounded up."""
     exact = [100 * min(max(s, 0.0), 1.0) if math.isfinite(s) else 0.0 for s in shares]
     made = [math.floor(e) for e in exact]
     missing = round(sum(exact)) - sum(made)
@@ -112,7 +112,7 @@ def whole_percents(shares: Sequence[float]) -> list[str]:
 
 
 def duration(seconds: float | None) -> str:
-    """`8:41`, `1:02:03`, `3d 4h`; seconds under a minute as `12 s`."""
+    """Format seconds as `8:41`, `1:02:03`, `3d 4h`; under a minute as `12 s`."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return "–"
     if seconds >= 1e9:
@@ -127,12 +127,12 @@ def duration(seconds: float | None) -> str:
 
 
 def version_text(version: int | None) -> str:
-    """Which policy sampled a rollout: `v3`; a dash where nobody recorded it."""
+    """Format the policy version of a rollout: `v3`, or a dash if it was not recorded."""
     return "–" if version is None else f"v{version}"
 
 
 def ago(seconds: float | None) -> str:
-    """How long ago, in one unit: `14 s`, `3 min`, `2 h`, `5 d`."""
+    """Return how long ago, in one unit: `14 s`, `3 min`, `2 h`, `5 d`."""
     if seconds is None or not math.isfinite(seconds):
         return "–"
     seconds = max(0.0, seconds)
@@ -156,7 +156,7 @@ def size(value: float) -> str:
 
 
 def sparkline(values: list[float], cells: int) -> str:
-    """The values as block characters, scaled to their own range; a flat line is drawn low, a missing value is blank."""
+    """Format values as block characters, scaled to their own range. A flat line is low, a missing value is blank."""
     if cells <= 0:
         return ""
     if len(values) > cells:
@@ -177,7 +177,8 @@ def sparkline(values: list[float], cells: int) -> str:
 
 
 def trend(points: Sequence[tuple[float, float]], cells: int) -> str:
-    """A curve of (step, value) as a sparkline whose cells are equal spans of steps: steps without a value are blank."""
+    """Return a curve of (step, value) as a sparkline whose cells are equal spans of steps: steps without a value are
+    blank."""
     if len(points) < 2 or cells <= 0:
         return sparkline([value for _, value in points], cells)
     steps = [step for step, _ in points]
@@ -192,7 +193,7 @@ def trend(points: Sequence[tuple[float, float]], cells: int) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of the finite values, NaN where there is none."""
+    """Return the mean of the finite values, NaN where there is none."""
     finite = [v for v in values if math.isfinite(v)]
     return sum(v / len(finite) for v in finite) if finite else math.nan
 
@@ -202,7 +203,7 @@ def _share(value: float) -> float:
 
 
 def bar(share: float, cells: int) -> str:
-    """A horizontal bar of `share` (0 to 1) of `cells`, in eighths of a cell, padded with spaces."""
+    """Return a horizontal bar of `share` (0 to 1) of `cells`, in eighths of a cell, padded with spaces."""
     if cells <= 0:
         return ""
     eighths = round(_share(share) * cells * 8)
@@ -211,7 +212,7 @@ def bar(share: float, cells: int) -> str:
 
 
 def progress(share: float, cells: int) -> str:
-    """A progress bar with a visible track: `████░░░░`."""
+    """Return a progress bar with a visible track: `████░░░░`."""
     full = round(_share(share) * max(0, cells))
     return "█" * full + "░" * (cells - full)
 

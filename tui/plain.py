@@ -15,18 +15,18 @@ from .format import mark, number
 from .text import literal, wrap
 
 if TYPE_CHECKING:
-    from ..engine.runs.reader import RunReader
+    from ..engine.runs.read.reader import RunReader
 
 WIDTH = 110
 STATED = ("sum", "turns", "missing")
-"""Keys of `TrajectoryRecord.unknown` whose sentence stands for itself."""
+"""Keys of `TrajectoryRecord.unknown` whose sentence needs no introduction."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A trajectory beside its number, what updates did with it, and how its advantage was computed (None: unknown).
+    """A trajectory with its number, the updates that used it, and the formula of its advantage (None: unknown).
 
-    `recomputed`: the advantage as GRPO would have it, where none was recorded and the rewards of the group are known.
+    `recomputed`: the advantage that GRPO would give, if none was recorded and the rewards of the group are known.
     """
 
     n: int
@@ -50,7 +50,7 @@ def read_whole(reader: RunReader, ref: str | int) -> Whole:
 
 
 def trajectory_data(whole: Whole) -> dict[str, Any]:
-    """One plain dictionary (token arrays are in the record only)."""
+    """Return one plain dictionary (token arrays are in the record only)."""
     record = whole.record
     return {
         "n": whole.n,
@@ -71,7 +71,7 @@ def trajectory_data(whole: Whole) -> dict[str, Any]:
 
 
 def _recomputed(term: AdvantageTerm | None) -> dict[str, Any] | None:
-    """What this program computed of another's rewards: no number of the writer's."""
+    """Return the recomputed advantage of another program's rollout, marked as such."""
     if term is None:
         return None
     flat = not term.std or term.std < SAME
@@ -80,22 +80,22 @@ def _recomputed(term: AdvantageTerm | None) -> dict[str, Any] | None:
 
 
 def trajectory_text(whole: Whole) -> str:
-    """All of it as the agent and the environment wrote it; control characters are not made visible here."""
+    """Return all texts of the agent and the environment. Control characters are not made visible here."""
     return "\n".join(head + text for head, text in _blocks(whole))
 
 
 def trajectory_lines(whole: Whole) -> Iterator[str]:
-    """All of it in literal lines of `WIDTH` cells: nothing in them is markup or a control character."""
+    """Yield all of it in literal lines of `WIDTH` cells: nothing in them is markup or a control character."""
     return _lines(_blocks(whole))
 
 
 def step_lines(whole: Whole, position: int) -> Iterator[str]:
-    """One step of it in such lines."""
+    """Yield one step of it in such lines."""
     return _lines(_step(whole, position))
 
 
 def end_lines(whole: Whole) -> Iterator[str]:
-    """Its end in such lines."""
+    """Yield its end in such lines."""
     return _lines(_end(whole))
 
 
@@ -106,7 +106,7 @@ def _lines(blocks: Iterator[tuple[str, str]]) -> Iterator[str]:
 
 
 def _blocks(whole: Whole) -> Iterator[tuple[str, str]]:
-    """What is told, in order: a heading of a few characters and a text of any length."""
+    """Yield the parts in order: a heading of a few characters and a text of any length."""
     record = whole.record
     t = record.trajectory
     yield "", f"{t.id}  {t.env}  group {t.group}  rollout {t.rollout}  {record.split}"
@@ -168,7 +168,7 @@ def _end(whole: Whole) -> Iterator[tuple[str, str]]:
 
 
 def _calls(step: Step) -> Iterator[tuple[str, str]]:
-    """Each call of a turn with its own result."""
+    """Yield each call of a turn with its own result."""
     for call in step.calls:
         arguments = call.arguments if call.problem else json.dumps(call.arguments, ensure_ascii=False, default=str)
         yield "  call   ", f"{call.name}({arguments})" + (f"  [{call.problem}]" if call.problem else "")

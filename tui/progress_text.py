@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..engine.runs.live import Batch, LiveState
-from ..engine.runs.types import Progress
+from ..engine.runs.control.live import Batch, LiveState
+from ..engine.runs.types import Phase, Progress
 from .format import count, duration, number
 
 PHASES = ("rollouts", "log-probs", "scoring", "backward")
@@ -14,16 +14,16 @@ PHASES = ("rollouts", "log-probs", "scoring", "backward")
 
 
 def under_way(live: LiveState | None) -> Sequence[Batch]:
-    """The batches that are written now; where none is, the last one."""
+    """Return the batches that are written now; if there are none, the last one."""
     if live is None or not live.batches:
         return ()
     return [b for b in live.batches if not b.ended] or live.batches[-1:]
 
 
 def inside(progress: Progress | None, live: LiveState | None) -> Progress | None:
-    """Where a run is, with the rollouts that have ended since the environment last counted them."""
+    """Return where a run is, with the rollouts that have ended since the environment last counted them."""
     batches = under_way(live)
-    if progress is None or progress.phase not in ("rollouts", "evaluation") or not batches:
+    if progress is None or progress.phase not in (Phase.ROLLOUTS, Phase.EVALUATION) or not batches:
         return progress
     finished, total = sum(b.finished for b in batches), sum(b.rollouts for b in batches)
     if total < progress.total:  # several batches, one after the other: what is told counts those that are over
@@ -32,14 +32,15 @@ def inside(progress: Progress | None, live: LiveState | None) -> Progress | None
 
 
 def phase_left(progress: Progress, live: LiveState | None, now: float) -> str:
-    """`about 12 s left`, by how long the phase took in the last step, or by its pace; `≤ …` by its limit."""
+    """Return `about 12 s left`, from the duration of the phase in the last step, or from its pace; `≤ …` by its
+    limit."""
     elapsed = 0.0 if progress.began is None else max(0.0, now - progress.began)
     if progress.took is not None and progress.took - elapsed >= 1:
         return f"about {duration(progress.took - elapsed)} left"
-    if progress.phase not in ("rollouts", "evaluation") and progress.done and elapsed:
+    if progress.phase not in (Phase.ROLLOUTS, Phase.EVALUATION) and progress.done and elapsed:
         return f"about {duration(elapsed / progress.done * (progress.total - progress.done))} left"
     limits = [b.left - max(0.0, now - b.time) for b in under_way(live) if b.left is not None and not b.ended]
-    if limits and max(limits) >= 1 and progress.phase in ("rollouts", "evaluation"):
+    if limits and max(limits) >= 1 and progress.phase in (Phase.ROLLOUTS, Phase.EVALUATION):
         return f"≤ {duration(max(limits))} left"
     return f"{duration(elapsed)} so far" if elapsed >= 1 else ""
 

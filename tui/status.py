@@ -1,4 +1,4 @@
-"""A run's status as a sign and a colour; the sign alone says it too."""
+"""The status of a run as a sign and a colour. The sign is enough."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SIGNS = {
 
 
 def status_sign(status: str) -> str:
-    """One character a status."""
+    """Return one character a status."""
     return _SIGNS.get(status, "?")
 
 
 def status_style(p: Palette, status: str) -> Style:
-    """The style that goes with it."""
+    """Return the style that goes with it."""
     return {
         "running": p.good_bold,
         "starting": p.good,

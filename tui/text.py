@@ -1,8 +1,8 @@
-"""Model text made literal: every string of a run passes here before it reaches the terminal.
+"""Make model text literal. Every string of a run passes through here before it reaches the terminal.
 
-What a model wrote is data. Control characters become visible pictures (`␛`), characters that have no width or that
-turn the direction of text become `‹202E›`, long text is cut with a note that says so, and nothing is parsed as markup:
-the panes are painted from `(text, style)` segments, never from markup strings.
+Model text is data. Control characters become visible pictures (`␛`), characters without a width or that change the
+direction of text become `‹202E›`, and long text is cut with a note. Nothing is parsed as markup: panes are painted from
+`(text, style)` segments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import lru_cache
 from rich.cells import cell_len
 
 FIELD_LIMIT = 20_000
-"""Characters of one field that are laid out on screen; the rest is counted, and opens with `o`."""
+"""Characters of one field that are laid out on screen. The rest is counted, and opens with `o`."""
 
 _SUSPECTS = re.compile(
     "[^\\x20-\\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u048a-\u0590\u05d0-\u05ff\u0620-\u064a"
@@ -24,12 +24,12 @@ _SUSPECTS = re.compile(
 """A first, fast sieve: anything outside these ranges of ordinary printing characters is looked at one by one."""
 
 _MAX_MARKS = 3
-"""Combining marks kept on one base character; a pile of them would paint over its neighbours."""
+"""Combining marks kept on one base character. More of them would paint over its neighbours."""
 
 
 @lru_cache(maxsize=4096)
 def _picture(char: str) -> str | None:
-    """What is shown in place of one character, or None when the character itself may be shown."""
+    """Return the replacement of one character, or None if the character itself may be shown."""
     code = ord(char)
     if code < 0x20:
         return chr(0x2400 + code)
@@ -50,14 +50,15 @@ def _picture(char: str) -> str | None:
 
 
 def literal(text: str) -> str:
-    """One line of any text as printing characters only; newlines and tabs become pictures too."""
+    """Return one line of any text as printing characters only. Newlines and tabs become pictures, too."""
     if text.isascii() and text.isprintable():
         return text
     return _SUSPECTS.sub(_visible, text)
 
 
 def _visible(found: re.Match[str]) -> str:
-    """A run of suspects, each shown as it may be. Marks at its beginning stand on the character before it."""
+    """Return a run of suspect characters, each in its safe form. Marks at its beginning belong to the character before
+    it."""
     out: list[str] = []
     marks = 0
     for char in found[0]:
@@ -74,7 +75,7 @@ def _visible(found: re.Match[str]) -> str:
 
 
 def fitting(text: str, cells: int) -> int:
-    """How many characters of `text` (literal already) fit into `cells`."""
+    """Return how many characters of `text` (literal already) fit into `cells`."""
     if text.isascii():
         return min(len(text), cells)
     used = 0
@@ -86,12 +87,12 @@ def fitting(text: str, cells: int) -> int:
 
 
 def width(text: str) -> int:
-    """Cells that `text` takes; `text` is literal already."""
+    """Return the cells of a literal text."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 def cut(text: str, cells: int) -> str:
-    """`text` in at most `cells` cells; where something is left out, an ellipsis ends it. No number is cut in two."""
+    """Return a text in at most `cells` cells, with an ellipsis at the end if it is cut. No number is cut in two."""
     if cells <= 0:
         return ""
     if width(text) <= cells:
@@ -116,7 +117,8 @@ def before_number(text: str, index: int) -> int:
 
 
 def told_apart(names: Sequence[str], cells: int) -> list[str]:
-    """Names as literal text in at most `cells` cells each: where two would become the same, cut in the middle."""
+    """Return names as literal text in at most `cells` cells each: where two would become the same, cut in the
+    middle."""
     whole = [literal(name) for name in names]
     for tail in (0, *range(cells // 2, cells - 1)):
         made = [text if width(text) <= cells else _middle(text, cells, tail) for text in whole]
@@ -129,7 +131,7 @@ def told_apart(names: Sequence[str], cells: int) -> list[str]:
 
 
 def _middle(text: str, cells: int, tail: int) -> str:
-    """The beginning of a text and its last `tail` characters."""
+    """Return the beginning of a text and its last `tail` characters."""
     end = text[len(text) - tail :]
     while end and width(end) > cells - 1:
         end = end[1:]
@@ -149,12 +151,12 @@ def line(text: object, cells: int) -> str:
 
 
 def clip(text: str, limit: int = FIELD_LIMIT) -> tuple[str, int]:
-    """The part of a field that is laid out, and how many characters were left out."""
+    """Return the part of a field that is laid out, and how many characters were left out."""
     return (text, 0) if len(text) <= limit else (text[:limit], len(text) - limit)
 
 
 def wrap(text: str, cells: int, limit: int = FIELD_LIMIT, more: str = "o opens all") -> list[str]:
-    """Literal lines of at most `cells` cells, broken at spaces where it can; over `limit`, a note ends them."""
+    """Return literal lines of at most `cells` cells, broken at spaces if possible. Over `limit`, a note ends them."""
     kept, left = clip(text, limit)
     lines: list[str] = []
     cells = max(1, cells)

@@ -1,4 +1,4 @@
-"""Who watches the texts of an agent while they are written: see `engine.runs.live`, which implements both."""
+"""Who watches the texts of an agent while they are written: see `engine.runs.control.live`, which implements both."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from ...configs.errors import GrpoTuiError
 from ...configs.sections import EvaluationConfig
 from ..launch.settings import read_config
-from ..runs.reader import RunReader
+from ..runs.read.reader import RunReader
 from ..runs.types import TrajectoryRecord, TrajectoryRow
 from .statistics import Interval, mean_interval, pass_at_k, pass_hat_k, rate_interval, sign_flip_p, tasks_needed
 

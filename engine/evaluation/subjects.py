@@ -8,7 +8,7 @@ from pathlib import Path
 from ...configs.schema import RunConfig
 from ..launch.find import RunNotFound, find_run
 from ..launch.settings import read_config
-from ..runs.checkpoints import checkpoint_folder, checkpoints
+from ..runs.health.checkpoints import checkpoint_folder, checkpoints
 from ..runs.paths import adapters_dir
 from .results import EvaluationError
 

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from ..runs.lock import try_lock
+from ..runs.control.lock import try_lock
 from . import cache, ended_early
 from .behind import OPEN, Opened
 from .errors import DumpError

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..runs.bodies import Bodies
 from ..runs.errors import RecordDamaged
 from ..runs.learning import Use
-from ..runs.record import Record
-from ..runs.rows import by_number
+from ..runs.read.bodies import Bodies
+from ..runs.read.record import Record
+from ..runs.read.rows import by_number
 from ..runs.types import TokenArrays, TrajectoryRecord
 from .containers import BY_NAME
 from .convert import record_of

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from ..runs.durable import read_json, write_json
 from ..runs.paths import RUN_FILE
-from ..runs.status import read_json, write_json
 from .errors import DumpError
 from .options import Options, key_of
 

@@ -18,8 +18,8 @@ from ...configs.sections.rewards import SHAPED
 from ...rewards.batches import Batch, RolloutSummary, rollout_of
 from ...rewards.diagnosis import Diagnosis
 from ..runs.errors import RecordDamaged
-from ..runs.query import Query
-from ..runs.reader import RunReader
+from ..runs.read.reader import RunReader
+from ..runs.search.query import Query
 from ..runs.types import TrajectoryRow
 from .convert import TEXT
 from .reader import DumpReader

@@ -15,7 +15,7 @@ from ...envs.trajectory import Call, Step, Trajectory
 from ...envs.trajectory import Message as PromptMessage
 from ...rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from ..runs.columns import Flag, Listed
-from ..runs.types import TrajectoryRecord
+from ..runs.types import Split, TrajectoryRecord
 from .rollout import Message, Rollout, Score, text
 
 TEXT = "(text)"
@@ -50,7 +50,7 @@ def identity(rollout: Rollout, scope: str = "", fallback_id: str = "?") -> tuple
         group = group if rollout.step is None else f"{rollout.step}:{group}"
     if rollout.split and rollout.split != "train" and (not rollout.group or rollout.group.isdecimal()):
         group = f"{rollout.split}:{group}"
-    if _split(rollout) == "judge":
+    if _split(rollout) == Split.JUDGE:
         group = f"{rollout.agent}:{group}"
     return prompt_id, f"{scope}:{group}" if scope else group
 
@@ -192,8 +192,8 @@ def _stop(rollout: Rollout) -> str:
 
 def _split(rollout: Rollout) -> str:
     if rollout.split in ("", "train") and is_judge(rollout.agent):
-        return "judge"
-    return rollout.split or "train"
+        return Split.JUDGE
+    return rollout.split or Split.TRAIN
 
 
 def _tools(rollout: Rollout) -> tuple[ToolSpec, ...]:

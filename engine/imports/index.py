@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..runs import codec
-from ..runs.reader import RunReader
+from ..runs.read.reader import RunReader
 from ..runs.types import TrajectoryRecord
 from . import cache, coverage
 from .containers import BY_NAME, container_of

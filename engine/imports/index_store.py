@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..runs.errors import RecordVersion
+from ..runs.labels import clean
 from ..runs.paths import DATABASE
-from ..runs.storable import clean
-from ..runs.store import RecordStore
+from ..runs.write.store import RecordStore
 
 VERSION = "9"
 """Of what an index holds; one of another version is made anew."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ..runs.lock import try_lock
+from ..runs.control.lock import try_lock
 from . import cache
 from .behind import Opened
 from .errors import DumpError

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..runs import codec
 from ..runs.columns import Listed
-from ..runs.storable import clean
+from ..runs.labels import clean
 from .containers.base import Found
 from .convert import columns, identity, lacks, listed_of
 from .dump import format_of

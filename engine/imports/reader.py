@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 from pathlib import Path
 
-from ..runs.bodies import Bodies
-from ..runs.query import EVERYTHING, Query
-from ..runs.reader import RunReader
-from ..runs.rollouts import Rollouts
-from ..runs.selection import Selection
+from ..runs.read.bodies import Bodies
+from ..runs.read.reader import RunReader
+from ..runs.read.rollouts import Rollouts
+from ..runs.search.query import EVERYTHING, Query, Selection
 from . import ended_early
 from .coverage import SOURCES, Coverage, ask_for_text
 from .options import Options

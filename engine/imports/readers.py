@@ -6,10 +6,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from ..runs.lock import try_lock
+from ..runs.control.lock import try_lock
+from ..runs.durable import read_json
 from ..runs.paths import RUN_FILE
-from ..runs.reader import RunReader
-from ..runs.status import read_json
+from ..runs.read.reader import RunReader
 from .behind import start
 
 

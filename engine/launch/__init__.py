@@ -1,7 +1,7 @@
 """Start, find, pause and stop the processes of a run. Never imports torch.
 
-A run's processes belong to a session of their own and live on when the terminal goes; whoever asks later finds them
-by pid and start time (`engine/runs/status.py`).
+A run's processes have a session of their own and survive the terminal. Later commands find them by pid and start time
+(`engine/runs/control/status.py`).
 """
 
 from typing import TYPE_CHECKING

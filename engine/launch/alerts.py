@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..runs.alerting import AlertSender
+    from ..runs.control.alerts import AlertSender
 
 log = logging.getLogger(__name__)
 
 
 def alert_sender(run_dir: Path) -> AlertSender | None:
-    """What sends the alerts of a run; None where nobody asked for it. A mistake in the settings costs the alerts and
-    is logged, never the run."""
+    """Return the sender of a run's alerts; None if the user asked for none. A mistake in the settings is logged and
+    costs only the alerts."""
     from ...configs.location import personal_path
 
     if not personal_path().is_file():
         return None
     from ...configs.personal import load_personal
     from ...configs.problems import ConfigError
-    from ..runs.alerting import AlertSender, Destination
+    from ..runs.control.alerts import AlertSender, Destination
 
     try:
         wanted = load_personal().alerts

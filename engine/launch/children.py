@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ..runs.control.status import identity
+from ..runs.durable import read_json, write_json
 from ..runs.masking import mask_command
 from ..runs.paths import LOGS, PROCESSES
-from ..runs.status import identity, read_json, write_json
 from .process_logging import safe_path
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ CPU_SETTINGS = {
     # not give the same weights again, bit by bit. This takes no longer.
     "MKL_CBWR": "AUTO,STRICT",
 }
-"""What the libraries read from the environment when a process starts; the user's own settings go first."""
+"""Environment variables that libraries read when a process starts. The user's own values win."""
 
 _children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
 _codes: dict[int, int] = {}
@@ -93,9 +94,9 @@ def reap() -> None:
 
 
 def exit_code(pid: int, timeout: float = 5.0) -> int | None:
-    """How a process that this one started has ended, also when the run's folder is gone; None when not known.
+    """Return the exit code of a child process, also if the run's folder is gone; None if it is not known.
 
-    It is waited for: a process whose first thread has ended already looks like a zombie while its others still end.
+    Waits for the process. If its first thread has ended, it looks like a zombie while other threads still end.
     """
     from subprocess import TimeoutExpired
 

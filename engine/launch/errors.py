@@ -1,4 +1,4 @@
-"""What can go wrong when processes are started or stopped."""
+"""The errors of starting and stopping processes."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ...configs.errors import GrpoTuiError
 
 
 class LaunchError(GrpoTuiError, RuntimeError):
-    """A run cannot be started, resumed, stopped or deleted. The message is one sentence with what would be right."""
+    """A run cannot be started, resumed, stopped or deleted. The message is one sentence with the remedy."""

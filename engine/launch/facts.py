@@ -1,4 +1,4 @@
-"""What a run should remember about where it ran: versions, machine, command, and the settings of its surroundings."""
+"""Facts about the surroundings of a run: versions, machine, command, and environment variables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VARIABLES = (
 
 
 def gather() -> dict[str, Any]:
-    """Plain data; secrets are masked."""
+    """Return plain data with masked secrets."""
     return mask(
         {
             "command": mask_command(sys.argv),

@@ -1,4 +1,4 @@
-"""Find runs by id, by a unique part of it, by name, by path, or the latest; and list them all."""
+"""Find runs by id, by a unique part of it, by name, by path, or the latest, and list them all."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import os
 from functools import cache
 from pathlib import Path
 
+from ..runs.control.status import look
+from ..runs.durable import read_json
 from ..runs.errors import RunNotFound
 from ..runs.paths import RUN_FILE
-from ..runs.status import look, read_json
 from ..runs.types import RunInfo
 from .children import reap
 from .run_index import RunIndex, is_run
 
 
 def list_runs(runs_dir: Path) -> list[RunInfo]:
-    """All runs of a folder, newest first; empty when there is no such folder. Reads small files of those not ended."""
+    """Return all runs of a folder, newest first; none if there is no such folder. Reads small files of active runs."""
     reap()
     index = _index(runs_dir, os.getcwd())
     runs = {name: run for name in _folders(runs_dir) if (run := index.look(name)) is not None}
@@ -30,7 +31,7 @@ def _index(runs_dir: Path, here: str) -> RunIndex:
 
 
 def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
-    """The run that a person means: `latest`, an id, a unique beginning or end of one, a unique name, or a path.
+    """Return the run that a person means: `latest`, an id, a unique beginning or end of one, a unique name, or a path.
 
     Raises RunNotFound with the nearest ids.
     """
@@ -57,7 +58,7 @@ def find_run(runs_dir: Path, ref: str | os.PathLike[str]) -> RunInfo:
         raise RunNotFound(f"{len(found)} runs match {text!r}: {shown}; give more of the id")
     if not names:
         raise RunNotFound(
-            f"no run {text!r}: there is no run in {runs_dir} yet (--runs-dir or GRPO_TUI_HOME says where)"
+            f"no run {text!r}: there is no run in {runs_dir} yet (--runs-dir or GRPO_TUI_HOME sets the folder)"
         )
     near = difflib.get_close_matches(text, names, 3, 0.3) or sorted(names, reverse=True)[:3]
     raise RunNotFound(f"no run {text!r} in {runs_dir}; nearest: {', '.join(near)}")

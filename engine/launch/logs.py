@@ -1,4 +1,4 @@
-"""The last lines of what a run's processes have said."""
+"""The last lines of the logs of a run's processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S* [A-Z]+ ")
 
 
 def log_path(run: RunInfo, name: str | None = None) -> Path | None:
-    """The log of one process, or of the one that wrote last; None when there is none."""
+    """Return the log of one process, or the newest log; None if there is none."""
     folder = Path(run.path) / LOGS
     if name is not None:
         path = folder / f"{name}.log"
@@ -29,7 +29,8 @@ def log_path(run: RunInfo, name: str | None = None) -> Path | None:
 
 
 def tail_log(run: RunInfo, n: int = 20, name: str | None = None) -> list[str]:
-    """The last `n` lines of a log as plain text (it may hold anything: show it literally). Reads only its end."""
+    """Return the last `n` lines of a log as plain text (it may hold anything: show it literally). Reads only its
+    end."""
     path = log_path(run, name)
     if path is None or n <= 0:
         return []
@@ -51,7 +52,7 @@ def tail_log(run: RunInfo, n: int = 20, name: str | None = None) -> list[str]:
 
 
 def last_error(run: RunInfo, name: str | None = None) -> str | None:
-    """The last line of a log that is the error that ended the process (`ValueError: …`, `error: …`), or None."""
+    """Return the last line of a log that is the error that ended the process (`ValueError: …`, `error: …`), or None."""
     for line in reversed(tail_log(run, 200, name)):
         if _LOGGED.match(line):
             return None

@@ -6,8 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
+from ..runs.control.status import ENDED, look, process_names, process_state
+from ..runs.durable import read_json, write_json
 from ..runs.paths import RUN_FILE
-from ..runs.status import ENDED, look, process_names, process_state, read_json, write_json
 from ..runs.types import RunInfo
 from .errors import LaunchError
 
@@ -34,7 +35,7 @@ def delete_run(run: RunInfo) -> None:
 
 
 def rename_run(run: RunInfo, name: str) -> RunInfo:
-    """Give a run a name for people; its id stays. Raises LaunchError for a name that cannot be shown or written."""
+    """Give a run a name for people. Its id stays. Raises LaunchError for a name that cannot be shown or written."""
     name = " ".join(name.split())
     if len(name) > 100 or not name.isprintable():
         raise LaunchError("a run's name is at most 100 printable characters on one line")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...configs.errors import GrpoTuiError
 
 if TYPE_CHECKING:
-    from ..runs.writer import NullWriter, RunWriter
+    from ..runs.write.writer import NullWriter, RunWriter
 
 FAILED = 1
 log = logging.getLogger(__name__)
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 def run_recorded(
     writer: RunWriter | NullWriter, where: str, work: Callable[[], bool | None], step: int | None = None
 ) -> int:
-    """Do `work` and write down how it ended; gives the process's exit code and closes `writer`.
+    """Do `work`, record how it ended, and close `writer`. Returns the exit code of the process.
 
-    0: finished, or stopped (`work` gave False); 130: interrupted; 1: failed, with one sentence on standard error and in
-    the record, and the traceback in the log.
+    0: finished, or stopped (`work` returned False). 130: interrupted. 1: failed, with one sentence on standard error
+    and in the record, and the traceback in the log.
     """
     try:
         writer.status("starting", step=step)
@@ -45,7 +45,7 @@ def run_recorded(
 
 
 def one_sentence(problem: BaseException) -> str:
-    """An error for a person: our own errors are sentences already; others say what kind they are."""
+    """Return an error for people. Our own errors are sentences already. Others get the name of their class."""
     text = " ".join(str(problem).split())
     if isinstance(problem, GrpoTuiError):
         return text

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runs.status import look
+from ..runs.control.status import look
 from ..runs.types import RewardBreakdown, RunInfo, ToolSpec, Trajectory, TrajectoryRecord
 from .start import start_run
 from .stop import wait_until_gone

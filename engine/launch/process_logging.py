@@ -1,4 +1,4 @@
-"""What the log of a run's process holds: our own lines, and of the libraries only what somebody can act on."""
+"""The log of a run's process: our own lines, and only those of libraries that the user can act on."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import os
 import warnings
 
 RENAMED = r"`(is_)?gradient_checkpointing\w*` is deprecated"
-"""transformers calls it activation checkpointing by now; TRL and PEFT still read the old names."""
+"""transformers renamed it to activation checkpointing. TRL and PEFT still read the old names."""
 
 
 SAFE_PATH = "for grpo-tui"
 
 
 def safe_path() -> dict[str, str]:
-    """The variable that keeps a process from importing packages of the working directory, where a folder of logs or
-    weights may have the name of a library. `envs.user_code` imports what the user names."""
+    """Return the variable that keeps a process from importing packages of the working directory.
+
+    A folder of logs or weights there may have the name of a library. `envs.user_code` imports the modules that the user
+    names.
+    """
     return {"PYTHONSAFEPATH": os.environ.get("PYTHONSAFEPATH") or SAFE_PATH}
 
 

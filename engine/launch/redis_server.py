@@ -1,6 +1,6 @@
-"""The Redis server under a queue over machines: how it is reached, what it lacks, and what its errors mean in words.
+"""The Redis server of a queue over machines: its connection, its settings, and its errors in words.
 
-User and password of the URL stand in no message: a server is called by its address alone.
+Messages show only the address of a server, never user and password of its URL.
 """
 
 from __future__ import annotations
@@ -16,30 +16,24 @@ from ...configs.sections.online import OnlineConfig
 
 INSTALL = "pip install 'grpo-tui[redis]'"
 TIMEOUT_S = 5.0
-"""A server that is silent for so long counts as not reachable."""
+"""A server that does not answer within this time counts as unreachable."""
 OLDEST = (6, 2)
 SCHEMES = ("redis", "rediss", "unix")
 
 
 class RedisClient(Protocol):
-    """What is used of `redis.Redis`; its own signatures name every return as an awaitable, too."""
+    """The used methods of `redis.Redis`, whose own signatures name every return as an awaitable, too."""
 
-    def info(self, section: str | None = None) -> dict[str, object]:
-        """Facts of the server."""
-        ...
+    def info(self, section: str | None = None) -> dict[str, object]: ...
 
-    def config_get(self, pattern: str) -> dict[str, str]:
-        """Settings of the server."""
-        ...
+    def config_get(self, pattern: str) -> dict[str, str]: ...
 
-    def close(self) -> None:
-        """Close all connections."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class RedisFact:
-    """One line about a server. `missing`: no queue may be kept on it as it is; `note`: worth knowing."""
+    """One line about a server. `missing`: it cannot keep a queue. `note`: worth knowing."""
 
     state: Literal["good", "note", "missing"]
     text: str
@@ -47,11 +41,11 @@ class RedisFact:
 
 
 class RedisMissing(ImportError):
-    """The client library is not installed; the message says how to get it."""
+    """The client library is not installed. The message shows how to install it."""
 
 
 def address(url: str) -> str:
-    """The URL without user, password and options."""
+    """Return the URL without user, password and options."""
     scheme, slashes, rest = url.partition("://")
     if not slashes:
         return "the URL"
@@ -59,7 +53,7 @@ def address(url: str) -> str:
 
 
 def queue_url(online: OnlineConfig) -> str:
-    """The URL of the server that `online.queue` or `online.queue_env` names. Raises ValueError."""
+    """Return the URL of the server that `online.queue` or `online.queue_env` names. Raises ValueError."""
     if online.queue_env is None:
         return online.queue
     url = os.environ.get(online.queue_env, "")
@@ -70,9 +64,10 @@ def queue_url(online: OnlineConfig) -> str:
 
 
 def connect(url: str, timeout_s: float = TIMEOUT_S) -> RedisClient:
-    """A client of the server; nothing is sent yet. It never repeats a command by itself: not every one may be.
+    """Return a client of the server without contacting it. It never repeats a command on its own, because some must not
+    be.
 
-    Raises RedisMissing, and ValueError for a URL that is none.
+    Raises RedisMissing, and ValueError for an invalid URL.
     """
     try:
         from redis import Redis
@@ -93,7 +88,7 @@ def connect(url: str, timeout_s: float = TIMEOUT_S) -> RedisClient:
 
 
 def in_words(url: str, error: Exception) -> str:
-    """One sentence about what the server, or the way to it, refused."""
+    """Return one sentence about a failed command or connection."""
     from redis import exceptions as redis
 
     at = f"The Redis server {address(url)}"
@@ -103,7 +98,7 @@ def in_words(url: str, error: Exception) -> str:
     ):
         return f"{at} refuses the password or the user."
     if isinstance(error, redis.NoPermissionError):
-        return f"{at} does not allow this user what a queue needs ({text})."
+        return f"{at} does not allow this user the commands of a queue ({text})."
     if isinstance(error, redis.BusyLoadingError):
         return f"{at} is starting: it still loads its data."
     if isinstance(error, redis.TimeoutError):
@@ -120,15 +115,15 @@ def in_words(url: str, error: Exception) -> str:
 
 
 def refusals(facts: list[RedisFact]) -> str | None:
-    """One sentence when a server must not keep a queue."""
+    """Return one sentence when a server must not keep a queue."""
     wrong = [f"{fact.text}: {fact.cure}" for fact in facts if fact.state == "missing"]
     return f"The {wrong[0]}." if wrong else None
 
 
 def server_facts(client: RedisClient, url: str) -> list[RedisFact]:
-    """What a queue needs to know of a server that answers: version, eviction, persistence. Raises redis.RedisError.
+    """Return version, eviction and persistence of a server. Raises redis.RedisError.
 
-    What a server does not tell (some that are hosted do not) is not judged.
+    Settings that the server does not report (some hosted ones do not) are not judged.
     """
     from redis.exceptions import ResponseError
 
@@ -168,12 +163,12 @@ def _persistence(at: str, append_only: bool, settings: dict[str, str]) -> RedisF
             "note", f"{at} may lose its last second in a power cut", "appendfsync always there to lose nothing"
         )
     if settings.get("save") == "":
-        return RedisFact("note", f"{at} keeps nothing on its disk: a restart of it loses what waits", cure)
+        return RedisFact("note", f"{at} keeps nothing on its disk: a restart of it loses waiting tasks", cure)
     return RedisFact("note", f"{at} saves its data now and then only: a crash of it loses the last minutes", cure)
 
 
 def check_redis(url: str) -> Iterator[RedisFact]:
-    """What `grpo-tui doctor` says of a server."""
+    """Yield the lines of `grpo-tui doctor` about a server."""
     try:
         client = connect(url, TIMEOUT_S)
     except (RedisMissing, ValueError) as problem:

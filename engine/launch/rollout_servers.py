@@ -1,4 +1,4 @@
-"""Inference servers for rollouts: the command that starts one, and what a running one lacks. Standard library only."""
+"""Inference servers for rollouts: the command that starts one, and checks of a running one. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Literal
 from ...configs.schema import BUILTIN_MODEL, RunConfig
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as --max-lora-rank."""
+"""The values that vLLM accepts for --max-lora-rank."""
 OLDEST = (0, 32)
 """The first version of vLLM with the endpoints that are used."""
 TIMEOUT_S = 60.0
@@ -25,7 +25,7 @@ RESTART = "restart it as `grpo-tui rollouts serve` would start it"
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """How a server is started: `variables` of the environment and `arguments`; it answers at `url`."""
+    """The command of a server: `variables` of the environment and `arguments`. It answers at `url`."""
 
     variables: Mapping[str, str]
     arguments: Sequence[str]
@@ -35,7 +35,7 @@ class ServerCommand:
 def serve_commands(
     config: RunConfig, gpus: Sequence[str], host: str = "127.0.0.1", port: int = 8000, tensor_parallel: int = 1
 ) -> list[ServerCommand]:
-    """One server for each `tensor_parallel` GPUs (one in all where none is named), on ports from `port` on."""
+    """Return one server for each `tensor_parallel` GPUs (one in all where none is named), on ports from `port` on."""
     lora = config.model.lora
     rank = next((r for r in RANKS if lora is not None and r >= lora.r), RANKS[-1])
     # Of the steps that are under way, and the next one; of `online` the one that answers, the next one, and one that a
@@ -69,7 +69,7 @@ def serve_commands(
 
 
 def model_path(base: str) -> str:
-    """What a server calls the base model."""
+    """Return the name of the base model on a server."""
     if base == BUILTIN_MODEL:
         return str(Path(__file__).parents[1] / "demonstration" / "policies" / "base")
     return base
@@ -77,7 +77,7 @@ def model_path(base: str) -> str:
 
 @dataclass(frozen=True)
 class ServerFact:
-    """One line about a server. `missing`: rollouts cannot be made on it as it is."""
+    """One line about a server. `missing`: it cannot make rollouts."""
 
     state: Literal["good", "missing"]
     text: str
@@ -91,7 +91,7 @@ class _Refused(Exception):
 
 
 def check_server(url: str, key: str | None = None) -> Iterator[ServerFact]:
-    """What a server has of what rollouts need: version, key, token endpoint, adapters, kind of log-probs."""
+    """Yield a line for each requirement of rollouts: version, key, token endpoint, adapters, kind of log-probs."""
     url = url.rstrip("/")
     try:
         version = str(_call(url, "/version", key)["version"])
@@ -99,7 +99,7 @@ def check_server(url: str, key: str | None = None) -> Iterator[ServerFact]:
         base = str(served[0]["id"])
     except _Refused as problem:
         cure = "set the key that rollouts.api_key_env names (GRPO_TUI_VLLM_KEY)" if problem.code == 401 else RESTART
-        yield ServerFact("missing", f"server {url} refuses to say what it serves ({problem})", cure)
+        yield ServerFact("missing", f"server {url} refuses to list its models ({problem})", cure)
         return
     except (OSError, ValueError, KeyError, IndexError, TypeError) as problem:
         reason = getattr(problem, "reason", problem)
@@ -118,7 +118,7 @@ def check_server(url: str, key: str | None = None) -> Iterator[ServerFact]:
 
 
 def _adapters(url: str, key: str | None) -> ServerFact:
-    """Ask for an adapter that cannot be there: who can load adapters says that it is not, anyone else knows no such
+    """Ask for an adapter that cannot exist. A server that can load adapters reports it missing; others do not know the
     request."""
     try:
         _call(url, "/v1/load_lora_adapter", key, {"lora_name": "grpo-tui-doctor", "lora_path": "/nowhere/grpo-tui"})
@@ -129,11 +129,11 @@ def _adapters(url: str, key: str | None) -> ServerFact:
         return ServerFact("missing", f"server {url} does not load adapters ({problem})", cure)
     except (OSError, ValueError) as problem:
         return ServerFact("missing", f"server {url} broke off while it was asked for an adapter ({problem})", RESTART)
-    return ServerFact("missing", f"server {url} says that it loaded adapters which are not there", RESTART)
+    return ServerFact("missing", f"server {url} claims to have loaded adapters that do not exist", RESTART)
 
 
 def _tokens(url: str, base: str, key: str | None) -> Iterator[ServerFact]:
-    """A token at temperature 2: its log-prob must not be that of temperature 1."""
+    """Yield a token at temperature 2: its log-prob must not be that of temperature 1."""
     try:
         first = _generate(url, base, key, TEXT, temperature=2.0)["choices"][0]
         token, drawn = first["token_ids"][0], float(first["logprobs"]["content"][0]["logprob"])
@@ -162,7 +162,7 @@ def _generate(url: str, model: str, key: str | None, tokens: Sequence[int], temp
 
 
 def _call(url: str, path: str, key: str | None, body: Mapping[str, object] | None = None) -> dict:
-    """An answer as JSON. Raises _Refused, OSError, ValueError."""
+    """Return an answer as JSON. Raises _Refused, OSError, ValueError."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     data = None if body is None else json.dumps(body).encode()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # servers are named by address

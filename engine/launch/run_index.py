@@ -1,7 +1,7 @@
-"""Runs that have ended, so that a list of thousands makes two system calls a run and reads one file.
+"""An index of ended runs: a list of thousands makes two system calls a run and reads one file.
 
-A run counts as unchanged while its folder and its folder of processes have the modification times that they had when it
-was looked at: whatever renames, resumes or ends a run replaces a file in one of them.
+A run counts as unchanged while its folder and its folder of processes keep their modification times. Renaming, resuming
+and ending a run all replace a file in one of them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 
 from ..runs.columns import SCHEMA_VERSION
+from ..runs.control.status import look
 from ..runs.durable import replace_file
 from ..runs.paths import CONFIG_FILE, DATABASE, PROCESSES, RUN_FILE
-from ..runs.status import look
 from ..runs.types import ENDED, RunInfo
 
 INDEX = ".ended-runs.json"
@@ -89,7 +89,7 @@ def is_run(path: Path) -> bool:
 
 
 def _times(folder: Path) -> Times:
-    """When the run's folder and its folder of processes changed, ns; 0 where there is none."""
+    """Return when the run's folder and its folder of processes changed, in ns; 0 for a missing one."""
     found = []
     for path in (folder, folder / PROCESSES):
         try:

@@ -1,7 +1,7 @@
-"""The configuration of a run as stored in its folder: without its secrets, which only its processes get.
+"""The configuration of a run as stored in its folder, without secrets.
 
-`config.yaml` is made to be read, copied and shared, so values of keys that name a secret are masked in it. The
-process gets the real ones in its environment; `read_config` puts them back.
+People read, copy and share `config.yaml`, so values of keys that name a secret are masked in it. The process gets the
+real values in its environment, and `read_config` restores them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Path_ = tuple[str | int, ...]
 
 
 def read_config(run_dir: Path | str) -> RunConfig:
-    """The configuration of the run in a folder, with its secrets where this process was given them.
+    """Return the configuration of the run in a folder, with its secrets where this process was given them.
 
     Raises `configs.ConfigError` when the file is wrong.
     """
@@ -62,14 +62,14 @@ def rendered(config: RunConfig) -> tuple[bytes, dict[str, str]]:
 
 
 def config_checksum(data: bytes) -> str:
-    """What run.json keeps of each `config.yaml`: a flipped digit of a learning rate is no error to any reader."""
+    """Return the checksum of `config.yaml` for run.json: no reader notices a flipped digit of a learning rate."""
     return hashlib.sha256(data).hexdigest()
 
 
 def config_damage(run_dir: Path, known: Collection[object]) -> str | None:
-    """One sentence when `config.yaml` is none of those that the launcher wrote, by their checksums; None when it is.
+    """Return one sentence if `config.yaml` matches no checksum of the launcher; None if it does.
 
-    Of a run that was started before checksums were kept, nothing is known.
+    A run without checksums is not checked.
     """
     path = run_dir / CONFIG_FILE
     if not known:
@@ -80,8 +80,8 @@ def config_damage(run_dir: Path, known: Collection[object]) -> str | None:
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
     return (
-        f"{path} is not as it was written when the run was last started: it is damaged, or was changed by hand. Put it "
-        "back and change values by --set KEY=VALUE; if it is right as it is, delete config_checksums from run.json"
+        f"{path} differs from the file that the run was last started with: it is damaged, or was edited by hand. "
+        "Restore it and change values with --set KEY=VALUE. To keep the edit, delete config_checksums from run.json"
     )
 
 

@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..runs import control
 from ..runs.columns import SCHEMA_VERSION
-from ..runs.durable import make_folder, replace_file, sync_folder
-from ..runs.health import damage
-from ..runs.lock import Locked, hold
+from ..runs.control import requests as control
+from ..runs.control.lock import Locked, hold
+from ..runs.control.status import ENDED, look, process_names, process_state
+from ..runs.durable import make_folder, read_json, replace_file, sync_folder
 from ..runs.masking import mask
 from ..runs.paths import CONFIG_FILE, LOGS, PROCESSES, RUN_FILE, new_run_id, pinned
-from ..runs.status import ENDED, look, process_names, process_state, read_json
+from ..runs.read.integrity import damage
 from ..runs.types import RunInfo
 from . import trainer
 from .children import spawn
@@ -54,12 +54,12 @@ def start_run(
     stdin: int | IO[bytes] | None = None,
     stdout: int | IO[bytes] | None = None,
 ) -> RunInfo:
-    """Start the processes of a run and return at once; the run is then `starting`.
+    """Start the processes of a run and return at once. Its status is then `starting`.
 
-    resume: a run (id, prefix, path) to go on with instead of making one. num_processes > 1, or an accelerate config,
-    starts training with `accelerate launch`. by_hand: a person plays the tasks in place of training. stdin, stdout: for
-    the inference engine in a pipe and for play; else the log gets all output. Raises LaunchError (the trainer is not
-    installed, too), RunNotFound.
+    resume: a run (id, prefix, path) to resume instead of making one. num_processes > 1, or an accelerate config, starts
+    training with `accelerate launch`. by_hand: a person plays the tasks instead of training. stdin, stdout: for the
+    inference engine in a pipe and for play; otherwise the log gets all output. Raises LaunchError (also if the trainer
+    is not installed) and RunNotFound.
     """
     trainer.require("play" if by_hand else "serving" if config.mode == "online" else "training")
     trainer.check_processes(config, num_processes, accelerate_config)
@@ -171,10 +171,10 @@ def _prepare_resume(run_dir: Path) -> None:
 def _write_settings(
     config: RunConfig, run_dir: Path, mode: str, num_processes: int, *, resumed: bool
 ) -> dict[str, str]:
-    """Write run.json and config.yaml; returns the environment variables with the secrets.
+    """Write run.json and config.yaml. Returns the environment variables with the secrets.
 
-    run.json comes first and knows the checksum of the configuration that is there, too: killed in between, the run can
-    be gone on with.
+    run.json comes first and also keeps the checksum of the present configuration: a run that is killed in between can
+    be resumed.
     """
     text, secrets = rendered(config)
     checksums = {config_checksum(text)}
@@ -208,7 +208,7 @@ def _write_facts(
 
 
 def _environment(config: RunConfig) -> str:
-    """A short name: the class, or the file that holds tasks of several."""
+    """Return a short name: the class, or the file that holds tasks of several."""
     from ...configs.sections.data import holds_tasks
 
     source = config.data.source
@@ -234,7 +234,7 @@ def _command(module: str, run_dir: Path, num_processes: int, accelerate: Path | 
 
 
 def _names_port(accelerate: Path | None) -> bool:
-    """Whether an accelerate config says where its processes meet, as it must where they are on several machines."""
+    """Return whether an accelerate config names the port where processes on several machines meet."""
     if accelerate is None:
         return False
     import yaml
@@ -246,7 +246,7 @@ def _names_port(accelerate: Path | None) -> bool:
 
 
 def _free_port() -> int:
-    """A port on which nothing listens now: two runs on one machine must not meet."""
+    """Return a port on which nothing listens now: two runs on one machine must not meet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

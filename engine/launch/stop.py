@@ -1,4 +1,4 @@
-"""Stop a run so that it saves first, and say what happened."""
+"""Stop a run so that it saves first, and report the result."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..runs import control
+from ..runs.control import requests as control
+from ..runs.control.status import ENDED, is_alive, is_elsewhere, look, process_names, process_state
+from ..runs.durable import read_json, write_json
 from ..runs.paths import PROCESSES
-from ..runs.status import ENDED, is_alive, is_elsewhere, look, process_names, process_state, read_json, write_json
 from ..runs.types import RunInfo
 from .children import reap
 from .errors import LaunchError
 
 ASK_SECONDS = 3.0
-"""How long the request alone is given before SIGTERM says the same to a process that does not look at requests."""
+"""Seconds before SIGTERM follows the request, for a process that does not read requests."""
 
 
 def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> RunInfo:
-    """Ask a run to finish its step, save and end; wait for that, and return how it stands then.
+    """Ask a run to finish its step, save and end. Wait for it, and return its status.
 
     A run that is still active in the result needs more time. A run on another machine is only asked, not signalled.
-    `force` kills what is left after the timeout: what is committed to the record and saved as a checkpoint stays.
-    Raises LaunchError when its processes are another user's, or the run is recorded by a script of somebody's own.
+    `force` kills the rest after the timeout; commits to the record and checkpoints stay. Raises LaunchError if its
+    processes belong to another user, or the run is recorded by a script of the user.
     """
     run_dir = Path(run.path)
     if run.mode == "recorded" and run.active:
@@ -54,7 +55,7 @@ def stop_run(run: RunInfo, timeout: float = 120.0, *, force: bool = False) -> Ru
 
 
 def living(run_dir: Path) -> list[str]:
-    """Names of the processes of a run that live, here or on another machine."""
+    """Return names of the processes of a run that live, here or on another machine."""
     reap()
     states = {name: process_state(run_dir, name) for name in process_names(run_dir)}
     return [
@@ -65,24 +66,26 @@ def living(run_dir: Path) -> list[str]:
 
 
 def wait_until_gone(run_dir: Path, seconds: float = 60.0) -> list[str]:
-    """Wait for the processes of a run that has ended; returns the names of those that still live."""
+    """Wait for the processes of a run that has ended. Returns the names of those that still live."""
     _wait(run_dir, seconds)
     return living(run_dir)
 
 
 def _goes_on(run_dir: Path, name: str, state: Mapping[str, Any]) -> bool:
-    """Whether a process that has announced the end of the run has a life of its own: somebody's script or notebook
-    that recorded a run, and not one that was started for it."""
+    """Return whether a process that has announced the end of the run has a life of its own: somebody's script or
+    notebook that recorded a run, and not one that was started for it."""
     return state.get("status") in ENDED and not (run_dir / PROCESSES / f"{name}.launch.json").exists()
 
 
 def _speaks(state: Mapping[str, Any]) -> bool:
-    """One on another machine that has announced its end is not waited for until its last word grows old."""
+    """Return whether a process on another machine that announced its end has a fresh status: it is not waited for
+    longer."""
     return not (is_elsewhere(state) and state.get("status") in ENDED)
 
 
 def _pids(run_dir: Path, *, own: bool = False) -> list[tuple[str, int]]:
-    """Processes that can be signalled from here; with `own`, the one that trains rather than its launcher."""
+    """Return the processes that can be signalled from here. With `own`, the one that trains rather than its
+    launcher."""
     found: list[tuple[str, int]] = []
     for name in process_names(run_dir):
         if _goes_on(run_dir, name, process_state(run_dir, name)):

@@ -16,7 +16,7 @@ INSTALL = "pip install 'grpo-tui[train]'"
 
 
 def missing() -> list[str]:
-    """Which of the libraries that training cannot do without are not installed. Imports none of them."""
+    """Return which of the libraries that training cannot do without are not installed. Imports none of them."""
     return [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
 
 
@@ -49,6 +49,6 @@ def check_processes(config: RunConfig, num_processes: int, accelerate_config: Pa
 
 
 def require(what: str) -> None:
-    """Raise LaunchError when `what` (a verb, as in "training") cannot run because the trainer is not installed."""
+    """Raise LaunchError if the trainer is not installed. what: a noun for the refused work, as in "training"."""
     if lacking := missing():
         raise LaunchError(f"{what} needs the trainer ({', '.join(lacking)} not installed): {INSTALL}")

@@ -21,10 +21,10 @@ from ..launch.alerts import alert_sender
 from ..launch.outcome import FAILED, run_recorded
 from ..launch.process_logging import set_up_logging
 from ..launch.settings import read_config
-from ..runs.control import ControlChannel
-from ..runs.lock import Locked, hold
-from ..runs.status import process_state
-from ..runs.writer import RunWriter
+from ..runs.control.lock import Locked, hold
+from ..runs.control.requests import ControlChannel
+from ..runs.control.status import process_state
+from ..runs.write.writer import RunWriter
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -102,7 +102,7 @@ class Gate:
     @property
     def open(self) -> bool:
         """Whether the experience may be learnt from."""
-        return self.code == "open"
+        return self.code is GateCode.OPEN
 
 
 def gate(outcome: Vote, min_confidence: float, unanimous: bool = False) -> Gate:
@@ -112,14 +112,14 @@ def gate(outcome: Vote, min_confidence: float, unanimous: bool = False) -> Gate:
     difference to learn from; against a running baseline it says that this is worth keeping.
     """
     if outcome.answer is None:
-        return Gate("no_answer", "no candidate answered")
+        return Gate(GateCode.NO_ANSWER, "no candidate answered")
     if outcome.confidence < min_confidence:
-        return Gate("low_confidence", f"confidence {outcome.confidence:.2f} is below {min_confidence:.2f}")
+        return Gate(GateCode.LOW_CONFIDENCE, f"confidence {outcome.confidence:.2f} is below {min_confidence:.2f}")
     if outcome.unanimous and not unanimous:
-        return Gate("unanimous", "all candidates agree: nothing to learn")
+        return Gate(GateCode.UNANIMOUS, "all candidates agree: nothing to learn")
     if all(c is None for c in outcome.correct):
-        return Gate("no_label", "the others tie for every candidate: no label")
-    return Gate("open")
+        return Gate(GateCode.NO_LABEL, "the others tie for every candidate: no label")
+    return Gate(GateCode.OPEN)
 
 
 def learning_rate(

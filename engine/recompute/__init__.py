@@ -1,10 +1,10 @@
-"""Every number of a recorded training computed again from the record alone, and compared with what is recorded.
+"""Compute every number of a recorded training again, from the record only, and compare it with the recorded one.
 
-One file a kind of number: `rewards`, `advantages`, `replay`, `loss`, `metrics`; `ledger` is where they report. Inputs
-are what the record holds. Metrics of rewards come from the function that training uses (`rewards.metrics`).
+One file a kind of number: `rewards`, `advantages`, `replay`, `loss`, `metrics`. They report to `ledger`. Advantages and
+the metrics of rewards use the functions of training (`rewards.advantages`, `rewards.metrics`).
 
-What cannot be computed again is taken as it is recorded and named in the report: prediction errors and similarities
-(they come from hidden states, which are not recorded), log-probs, times, memory, gradient norms.
+Numbers that the record does not determine are taken as recorded and named in the report: prediction errors and
+similarities (they come from hidden states, which are not recorded), log-probs, times, memory, gradient norms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Advantages: the terms of each comparison, what came of them, and what was trained on.
+"""Check advantages: the terms of each comparison, their sum, and the advantages in the loss.
 
 `rewards.advantages` computes the terms from the recorded rewards. They must equal the terms that were recorded.
 """
@@ -36,7 +36,7 @@ class AdvantageCheck:
             )
 
     def step(self, items: Sequence[Item], replayed: int) -> list[Item]:
-        """Check one step; replayed: how many earlier rollouts it drew. Returns the rollouts of groups with signal."""
+        """Check one step. replayed: how many earlier rollouts it drew. Returns the rollouts of groups with signal."""
         groups = groups_of(items)
         if self.method is None:
             carry = [any(i.own is not None and i.own.kind == "trained" for i in group) for group in groups]
@@ -98,7 +98,7 @@ class AdvantageCheck:
         self.report.same(place, "size of the group", term.size, right.size)
 
     def _signal_of(self, groups: Sequence[Sequence[Item]], carry: Sequence[bool], replayed: int) -> list[Item]:
-        """Compare what was trained on; carry: which groups carry signal. Returns the rollouts of those."""
+        """Check the advantages in the loss. carry: which groups carry signal. Returns the rollouts of those groups."""
         signal: list[Item] = []
         silent = 0
         for group, carries in zip(groups, carry, strict=True):
@@ -110,7 +110,7 @@ class AdvantageCheck:
         return signal
 
     def _trained_on(self, item: Item, signal: bool, replaced: bool) -> None:
-        """Compare what the loss was given, by turn, by token, and as one number, and the mark of the rollout."""
+        """Compare the advantages in the loss, by turn, by token, and as one number, and the mark of the rollout."""
         kind = "trained"
         if not item.scorable:
             kind = "unscored"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
-from ..runs.reader import RunReader
+from ..runs.read.reader import RunReader
 from ..runs.types import Use
 from .advantages import AdvantageCheck
 from .items import Item, steps_of
@@ -20,9 +20,9 @@ SINGLE_NUMBERS = (metric.LOSS, metric.ENTROPY, metric.CLIP_FRACTION, metric.KL_M
 
 
 def recompute(reader: RunReader, config: RunConfig) -> Report:
-    """Every number of a recorded training, computed again. config: the run's own.
+    """Compute every number of a recorded training again. config: the run's own.
 
-    Only what a training records is checked: rollouts that answered requests and those of evaluations are left out.
+    Only rollouts of training are checked, not those that answered requests or belong to evaluations.
     """
     in_force = [(e.step, e.data) for e in reader.events(kinds=["rewards"], limit=100_000)]
     return recompute_steps(steps_of(reader), metrics_of(reader), config, in_force)
@@ -72,7 +72,7 @@ def recompute_steps(
 
 
 def metrics_of(reader: RunReader) -> dict[int, dict[str, float]]:
-    """All metrics by step and name."""
+    """Return all metrics by step and name."""
     found: dict[int, dict[str, float]] = {}
     for name in reader.metrics.names():
         for step, value in reader.metrics.points(name):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...configs.sections.rewards import SHAPED
-from ..runs.query import Query
-from ..runs.reader import RunReader
+from ..runs.read.reader import RunReader
+from ..runs.search.query import Query
 from ..runs.types import TokenArrays, TrajectoryRecord, TrajectoryRow, Use
 
 PAGE = 500
@@ -16,7 +16,7 @@ PAGE = 500
 
 @dataclass(frozen=True)
 class Item:
-    """One rollout: its row in the list, everything of it, what updates did with it, its tokens (None: not kept)."""
+    """One rollout: its row in the list, its record, the updates that used it, its tokens (None: not kept)."""
 
     row: TrajectoryRow
     record: TrajectoryRecord
@@ -30,13 +30,13 @@ class Item:
 
     @property
     def own(self) -> Use | None:
-        """What its own step did with it."""
+        """How its own step used it."""
         return self.record.use
 
     @property
     def scorable(self) -> bool:
         """Whether its environment let it end."""
-        return self.record.trajectory.stop_reason not in ("error", "timeout")
+        return not self.record.trajectory.failed
 
     @cached_property
     def tokens_by_turn(self) -> list[int]:
@@ -62,14 +62,14 @@ class Item:
 
     @cached_property
     def unshaped_rewards(self) -> list[float]:
-        """The same of task and environment alone."""
+        """The reward of each turn from task and environment only."""
         if self.record.breakdown is None:
             return self.turn_rewards
         parts = [[v for n, v in s.components.items() if n not in SHAPED] for s in self.record.breakdown.steps]
         return self._by_turn([sum(v.contribution or 0.0 for v in values) for values in parts])
 
     def _by_turn(self, totals: list[float]) -> list[float]:
-        """Rewards of steps by turn; those behind the last turn that has tokens add to it."""
+        """Return rewards of steps by turn. Those after the last turn that has tokens are added to it."""
         turns = len(self.tokens_by_turn)
         if not turns:
             return []
@@ -79,7 +79,7 @@ class Item:
 
 
 def steps_of(reader: RunReader) -> Iterator[tuple[int, list[Item]]]:
-    """The training rollouts of each step, in the order in which they were recorded."""
+    """Yield the training rollouts of each step, in the order in which they were recorded."""
     step: int | None = None
     held: list[Item] = []
     offset = 0

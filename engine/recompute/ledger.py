@@ -1,4 +1,4 @@
-"""What was compared, and what did not agree."""
+"""The report of a recomputation: how many numbers were compared, and which differ."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 EXACT = 1e-9
 """Relative difference that float64 sums in another order may have."""
 SINGLE = 1e-5
-"""The same for what passed through float32."""
+"""The same for numbers that passed through float32."""
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A recorded number that is not what it should be. place: step, and rollout or metric; kind: which number of it."""
+    """A recorded number that differs from the computed one. place: step, and rollout or metric. kind: the name of the
+    number."""
 
     place: str
     kind: str
@@ -49,7 +50,8 @@ class Report:
         tolerance: float = EXACT,
         size: float = 0.0,
     ) -> None:
-        """Compare a number; the tolerance is relative to its size, or to `size` where it is a difference of such."""
+        """Compare a number. The tolerance is relative to its size, or to `size` if it is a difference of numbers of
+        that size."""
         self.compared[kind] += 1
         if recorded is None or computed is None:
             if recorded is not computed:

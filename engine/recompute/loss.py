@@ -1,4 +1,4 @@
-"""The loss of each step, from what each rollout put into it and the advantages that it was given."""
+"""Check the loss of each step, from the recorded terms of each rollout and its advantages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Loss:
         self.training = training
         self.report = report
         report.given["ratios, KL terms and entropies of rollouts"] = (
-            "they come from forward passes; what was computed from them is computed again"
+            "they come from forward passes, and only the results computed from them are checked"
         )
 
     def step(
         self, step: int, batch: Sequence[tuple[Item, Use]], items: Sequence[Item], metrics: Mapping[str, float]
     ) -> None:
-        """One step: batch, what was trained on; items, all that was sampled for it."""
+        """Check one step. batch: the rollouts in the loss. items: all rollouts that were sampled for the step."""
         self._kl(step, items, metrics)
         terms = [(item, use.loss) for item, use in batch if use.loss is not None]
         if not terms:
@@ -72,7 +72,7 @@ class Loss:
         self.report.number(place, "policy-gradient term", loss.policy, math.fsum(parts), tolerance=LOSS, size=size)
 
     def _loss(self, losses: Sequence[LossTerms], tokens: int, beta: float) -> tuple[float, float] | None:
-        """The loss of the step, and the size that its rounding goes by; None where it depends on micro-batches."""
+        """Return the loss of the step, and the size for its tolerance; None if it depends on micro-batches."""
         kind = self.training.loss_type
         whole = [(loss.policy or 0.0) + beta * loss.kl for loss in losses]
         size = [abs(loss.policy or 0.0) + beta * abs(loss.kl) for loss in losses]

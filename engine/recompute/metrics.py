@@ -30,8 +30,11 @@ class StepMetrics:
     def step(
         self, step: int, items: Sequence[Item], signal: int, replayed: int, rows: int, metrics: Mapping[str, float]
     ):
-        """Metrics of one step. signal: rollouts in groups that carry signal; replayed: rollouts of earlier steps in the
-        batch; rows: its size."""
+        """Check the metrics of one step.
+
+        signal: the number of rollouts in groups with signal. replayed: rollouts of earlier steps in the batch. rows:
+        the size of the batch.
+        """
         found = self._rollouts(items)
         silent = len(items) - signal
         found[metric.FILTERING_RATE] = silent / max(len(items), 1)

@@ -1,4 +1,4 @@
-"""Selective sample replay: what the buffer held at each step, and with which probability each was drawn."""
+"""Check selective sample replay: the content of the buffer at each step, and the probability of each draw."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Replay:
         self.entries: list[Entry] = []
 
     def step(self, step: int, drawn: Sequence[tuple[Item, Use]], signal: Sequence[Item]) -> None:
-        """What was drawn for a step, and then what the step leaves in the buffer."""
+        """Check the draws of a step, then add its rollouts to the buffer."""
         version = step - 1
         self.entries = [e for e in self.entries if version - e.version <= self.config.max_age]
         weights = [

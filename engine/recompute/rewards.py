@@ -169,11 +169,11 @@ class Rewards:
     def _statistics(
         self, item: Item, name: str, now: Mapping[str, Moments], sums: Mapping[str, list[float]]
     ) -> NormalizedBy | None:
-        """What a component of this rollout was normalised by, after a look whether it is right."""
+        """Return the statistics that a component of this rollout was normalised by, and check them."""
         assert item.record.breakdown is not None
         used = item.record.breakdown.normalized_by.get(name)
         if used is None:
-            self.report.given[f"normalised {name}"] = "the record does not say by what (it is of an earlier version)"
+            self.report.given[f"normalised {name}"] = "the record does not hold the statistics"
             return None
         mode = self.config.normalization_of(name)
         self.report.same(item.place, f"how {name} is normalised", used.mode, mode)
@@ -195,13 +195,13 @@ class Rewards:
 
 
 def _amounts(data: object) -> dict[str, float]:
-    """Numbers by name, as far as an event holds them."""
+    """Return numbers by name, as far as an event holds them."""
     items = data.items() if isinstance(data, Mapping) else ()
     return {str(name): float(value) for name, value in items if isinstance(value, (int, float))}
 
 
 def _by_component(item: Item) -> dict[str, list[float]]:
-    """The raw values of each component over the steps where it is defined."""
+    """Return the raw values of each component over the steps where it is defined."""
     values: dict[str, list[float]] = {}
     for step in item.record.breakdown.steps if item.record.breakdown is not None else ():
         for name, value in step.components.items():

@@ -1,1 +1,1 @@
-"""What training and learning report: the step recorder and wandb."""
+"""Reports of training and learning: the step recorder and wandb."""

@@ -1,4 +1,4 @@
-"""What the trainer writes down about each step: metrics, trajectories, findings. Watching never harms training."""
+"""Record each step of training: metrics, trajectories, findings. A failure of recording never harms training."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ...configs import metric_names as metric
 from ..rollouts.rollout import Rollout
-from ..runs.null_writer import Values
-from ..runs.types import EventKind, LossTerms, TrajectoryRecord, Use
-from ..runs.writer import RecordWriter
+from ..runs.types import EventKind, LossTerms, Split, TrajectoryRecord, Use, UseKind
+from ..runs.write.writer import RecordWriter, Values
 
 logger = logging.getLogger(__name__)
 
@@ -35,15 +34,15 @@ NAMES = {
 
 
 class MetricSink(Protocol):
-    """A further place for numbers."""
+    """Another destination of metrics."""
 
     def log(self, step: int, metrics: Values, *, axis: str | None = None) -> None:
-        """The metrics of a step, by name; a mapping is a distribution. axis: the metric whose value `step` is."""
+        """Log the metrics of a step, by name. A mapping is a distribution. axis: the metric whose value `step` is."""
         ...
 
 
 class StepRecorder:
-    """Writes steps to the run's record and to further sinks (wandb). Any failure is logged once and training goes on.
+    """Writes steps to the run's record and to other sinks (wandb). Failures are logged once, and training continues.
 
     tokens: keep token arrays, too.
     """
@@ -52,7 +51,7 @@ class StepRecorder:
         self.writer = writer
         self.tokens = tokens
         self.sinks: list[MetricSink] = []
-        """Where numbers go besides the record."""
+        """Destinations of metrics in addition to the record."""
         self.seconds = 0.0
         """Spent here since `take_seconds`."""
         self._complained: set[str] = set()
@@ -66,10 +65,10 @@ class StepRecorder:
         replayed: Sequence[Rollout] = (),
         loss: Mapping[str, LossTerms] | None = None,
     ) -> dict[str, Any]:
-        """One optimiser step: TRL's `logs`, what the trainer measured beyond them, all rollouts that were made for it,
-        those of earlier steps that were replayed in it, and what each of the batch put into the loss, by its id.
+        """Record one optimiser step. Returns the metrics as recorded.
 
-        Returns the metrics as recorded.
+        logs: from TRL. measured: more metrics of the trainer. rollouts: all that were made for the step. replayed:
+        those of earlier steps in its batch. loss: the terms of each rollout of the batch in the loss, by its id.
         """
         began = time.perf_counter()
         values: dict[str, Any] = {
@@ -78,9 +77,12 @@ class StepRecorder:
         values |= measured
         values |= rollout_metrics(rollouts) | loss_metrics(loss or {}) | memory_metrics()
         self.guard("metrics", lambda: self.writer.metrics(step, values))
-        self.trajectories(step, rollouts, "train", loss)
+        self.trajectories(step, rollouts, Split.TRAIN, loss)
         terms = loss or {}
-        uses = [(r.id, Use("replayed", step, r.draw_probability, r.advantage, loss=terms.get(r.key))) for r in replayed]
+        uses = [
+            (r.id, Use(UseKind.REPLAYED, step, r.draw_probability, r.advantage, loss=terms.get(r.key)))
+            for r in replayed
+        ]
         self.guard("uses", lambda: self.writer.uses(uses))
         for sink in self.sinks:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
@@ -107,7 +109,6 @@ class StepRecorder:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
 
     def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
-        """See `RunWriter.event`."""
         self.guard("event", lambda: self.writer.event(kind, message, step=step, **data))
 
     def vocabulary(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -120,7 +121,7 @@ class StepRecorder:
         return seconds
 
     def guard(self, what: str, action: Callable[[], object]) -> None:
-        """Do it; a failure is logged once for each kind and costs nothing but the record."""
+        """Run `action`. A failure is logged once for each kind and costs only the record."""
         try:
             action()
         except Exception:
@@ -130,13 +131,13 @@ class StepRecorder:
 
 
 def record_vocabulary(writer: RecordWriter, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The text of every token. What holds `Ġ` or `Ċ` is in the alphabet of byte-level BPE."""
+    """Record the text of every token. Texts with `Ġ` or `Ċ` are in the alphabet of byte-level BPE."""
     texts = [text or "" for text in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))]
     writer.vocabulary(texts, byte_level=any("Ġ" in text or "Ċ" in text for text in texts))
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Numbers of a batch of rollouts that need no reward: success, tokens, turns, failures."""
+    """Return numbers of a batch of rollouts that need no reward: success, tokens, turns, failures."""
     if not rollouts:
         return {}
     known = [r.trajectory.correct for r in rollouts if r.trajectory is not None and r.trajectory.correct is not None]
@@ -155,7 +156,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def loss_metrics(loss: Mapping[str, LossTerms]) -> dict[str, float]:
-    """Shares over all agent tokens of the step; TRL's own are means over its micro-batches."""
+    """Return shares over all agent tokens of the step. TRL's own are means over its micro-batches."""
     tokens = sum(t.tokens for t in loss.values())
     if not tokens:
         return {}
@@ -191,8 +192,10 @@ def _record(rollout: Rollout, step: int, split: str, tokens: bool, loss: LossTer
 
 
 def _own_use(rollout: Rollout, step: int, loss: LossTerms | None) -> Use | None:
-    """What the rollout's own step did with it; None for one that nothing learns from."""
+    """Return how the rollout's own step used it; None if nothing learns from it."""
     if not rollout.selected:
         return None
-    trained = rollout.selected == "trained"
-    return Use(rollout.selected, step, 1.0 if trained else None, rollout.advantage if trained else None, loss=loss)
+    trained = rollout.selected == UseKind.TRAINED
+    return Use(
+        UseKind(rollout.selected), step, 1.0 if trained else None, rollout.advantage if trained else None, loss=loss
+    )

@@ -1,6 +1,6 @@
-"""Numbers to Weights & Biases, besides the run record. Off by default; `offline` needs no key and no network.
+"""Metrics to Weights & Biases, in addition to the run record. Off by default. `offline` needs no key and no network.
 
-wandb only listens: whatever goes wrong here is said once and costs the training nothing else.
+Failures of wandb are reported once and never stop the training.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ INIT_TIMEOUT_S = 30
 
 
 class WandbSink:
-    """One wandb run. With `wandb: off`, or once wandb has failed, every method does nothing.
+    """One wandb run. With `wandb: off`, or after wandb has failed, every method does nothing.
 
-    folder: where wandb puts its files (the run's folder). on_problem: is told, in one sentence, when wandb fails.
-    table_every: steps between two writings of the action table.
+    folder: the folder for wandb's files (the run's folder). on_problem: called with one sentence when wandb fails.
+    table_every: steps between two writes of the action table.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class WandbSink:
         return self._run is not None
 
     def log(self, step: int, metrics: Mapping[str, float | Mapping[str, float]], *, axis: str | None = None) -> None:
-        """Log the metrics of a step, by their names; dictionaries such as the action distribution stay whole.
+        """Log the metrics of a step by their names. Dictionaries such as the action distribution stay whole.
 
-        axis: the metric whose value `step` is, for numbers that do not share one axis: wandb merges what is logged at
-        one step of its own, so that two updates of one request would be one point.
+        axis: the metric whose value `step` is, for numbers on another axis. wandb merges values of one step of its own,
+        so two updates of one request would be one point.
 
-        NaN and infinity go as they are: wandb draws the gap.
+        NaN and infinity stay: wandb draws the gap.
         """
         if self._run is None or self._table is None:
             return
@@ -121,7 +121,7 @@ class WandbSink:
             self._give_up(f"stopped at step {step}", error)
 
     def close(self, exit_code: int = 0) -> None:
-        """Write what is left and end the wandb run."""
+        """Write the waiting table and end the wandb run."""
         run = self._run
         if run is None:
             return

@@ -179,4 +179,4 @@ def _columns(task: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _ended(trajectory: Trajectory) -> bool:
-    return bool(trajectory.steps) and trajectory.stop_reason not in ("error", "timeout")
+    return bool(trajectory.steps) and not trajectory.failed

@@ -131,7 +131,7 @@ class Rollout:
     @property
     def scorable(self) -> bool:
         """False when the environment failed this rollout: what it earned says nothing about the policy."""
-        return self.trajectory is None or self.trajectory.stop_reason not in ("error", "timeout")
+        return self.trajectory is None or not self.trajectory.failed
 
     def mean_by_turn(self, values: np.ndarray) -> np.ndarray:
         """Mean of per-token values [T, ...] over each turn's agent tokens, float32 [S, ...]; 0 for a turn without."""

@@ -1,6 +1,7 @@
-"""The record of a run on disk: write it, read it, follow it. Never imports torch.
+"""The record of a run on disk. Never imports torch.
 
-`writer.py` takes what happens and commits it in the background; `reader.py` gives a viewer what is on its screen;
-`status.py` says by looking whether a run lives; `control.py` asks it to do something. One SQLite file holds it all
-(`schema.py`), beside plain files for people: `config.yaml`, `run.json`, `logs/`, `images/`.
+`types.py`, `learning.py` and `columns.py` hold the vocabulary, `schema.py` the tables, `codec.py` the bytes. `write`
+stores what a run reports, `read` and `search` give viewers what is on screen, `control` finds processes and passes
+requests to them, `health` repairs records and condenses them. One SQLite file holds a record; plain files for people
+are in the same folder (`paths.py`).
 """

@@ -1,7 +1,7 @@
-"""A folder that says of itself whether it is whole: `checksums.json` holds the length and SHA-256 of each file.
+"""Checksums of the files of a folder: `checksums.json` holds the length and SHA-256 of each.
 
-Damage is found before a file is used. Written weights are read again days later, from disks that lose blocks and after
-copies that ended early; a flipped bit in a weight is no error to any reader and would simply be learnt from.
+Damage must be found before a file is used. Weights are read again days later, from disks that lose blocks and after
+copies that ended early. A flipped bit in a weight is no error to any reader: the model would train on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with a folder that `write_checksums` described, in a few words; None when it is whole."""
+    """Return the first difference from the checksums of a folder, in a few words; None if it is whole."""
     try:
         files = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))["files"]
         expected = {str(name): (int(f["bytes"]), str(f["sha256"])) for name, f in files.items()}

@@ -20,14 +20,15 @@ import orjson
 from ...configs.plain_data import from_plain
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import TokenArrays, Trajectory
-from .storable import clean
+from .columns import is_finite
+from .labels import clean
 from .types import TrajectoryRecord
 from .zstd import ZstdDecompressor, ZstdError, get_frame_info, zstd_compress
 
 CHUNK = 16
 CHUNK_BYTES = 1 << 20
 SEARCH_LIMIT = 100_000
-"""Characters of one column of one trajectory that are searchable; the text itself is kept whole."""
+"""Characters of one column of one trajectory that are searchable. The text itself is kept whole."""
 MAX_BLOB = 1 << 30
 
 _TRAJECTORY_FIELDS = tuple(f for f in Trajectory.__dataclass_fields__ if f != "tools")
@@ -37,7 +38,7 @@ _ARRAYS = (("token_ids", "i"), ("agent_mask", "?"), ("logprobs", "f"), ("turn", 
 
 
 def encode_body(record: TrajectoryRecord) -> bytes:
-    """One trajectory with what was computed from it, as one line of JSON without its tools and tokens."""
+    """Encode one trajectory with its results as one line of JSON, without its tools and tokens."""
     trajectory = record.trajectory
     breakdown = record.breakdown
     document = {
@@ -60,16 +61,8 @@ def encode_body(record: TrajectoryRecord) -> bytes:
     return json.dumps(_plain(document), default=_default).encode("ascii")
 
 
-def is_finite(record: TrajectoryRecord) -> bool:
-    """Whether the reward and the advantages are numbers."""
-    numbers = [record.trajectory.env_reward, record.advantage, *record.step_advantages]
-    if record.breakdown is not None:
-        numbers.append(record.breakdown.total)
-    return all(n is None or math.isfinite(n) for n in numbers)
-
-
 def _parts_are_finite(record: TrajectoryRecord) -> bool:
-    """Whether the numbers that the reward is made of are numbers."""
+    """Return whether the numbers that the reward is made of are numbers."""
     parts: list[float | None] = [s.reward for s in record.trajectory.steps]
     for step in record.breakdown.steps if record.breakdown is not None else ():
         parts.append(step.total)
@@ -111,7 +104,7 @@ def encode_tokens(tokens: Sequence[TokenArrays[Any] | None]) -> bytes | None:
 
 
 def _packed(values: Any, kind: str, mask: Any = None) -> bytes:
-    """The bytes of a one-dimensional array, or of those of its elements that `mask` names."""
+    """Return the bytes of a one-dimensional array, or of those of its elements that `mask` names."""
     # NumPy's arrays do it themselves: what needs only the standard library runs without NumPy.
     if hasattr(values, "astype") and (mask is None or hasattr(mask, "astype")):
         values = values.astype({"i": "<i4", "?": "|b1", "f": "<f4", "h": "<i2"}[kind], copy=False)
@@ -121,7 +114,7 @@ def _packed(values: Any, kind: str, mask: Any = None) -> bytes:
 
 
 def decode_tokens(data: bytes, index: int) -> TokenArrays[memoryview] | None:
-    """The arrays of trajectory `index` of a chunk, or None when none were recorded."""
+    """Return the arrays of trajectory `index` of a chunk, or None when none were recorded."""
     line, payload = data.split(b"\n", 1)
     header = orjson.loads(line)
     lengths = [length or 0 for length in header["lengths"]]
@@ -156,12 +149,12 @@ def decode_tokens(data: bytes, index: int) -> TokenArrays[memoryview] | None:
 
 
 def compress(data: bytes) -> bytes:
-    """One zstd frame that states its size."""
+    """Return one zstd frame that states its size."""
     return zstd_compress(data, 3)
 
 
 def decompress(blob: bytes) -> bytes:
-    """The inverse of `compress`; refuses a frame that claims to be larger than a gibibyte. Raises ValueError."""
+    """The inverse of `compress`. Raises ValueError for damage, and for a frame that claims more than a gibibyte."""
     try:
         size = get_frame_info(blob).decompressed_size
         if size is not None and size > MAX_BLOB:
@@ -176,10 +169,10 @@ def decompress(blob: bytes) -> bytes:
 
 
 def search_text(record: TrajectoryRecord) -> tuple[str, str, str, str, str]:
-    """What the full-text index holds of a trajectory, in the order of `SEARCH_COLUMNS`.
+    """Return the texts of a trajectory for the full-text index, in the order of `SEARCH_COLUMNS`.
 
-    A pure function of what `decode_body` gives back: removing a row from an index without content needs the very
-    same text again.
+    The result depends only on the fields that `decode_body` returns: to remove a row from an index without content, the
+    very same text is needed again.
     """
     trajectory = record.trajectory
     steps = trajectory.steps
@@ -195,7 +188,7 @@ def search_text(record: TrajectoryRecord) -> tuple[str, str, str, str, str]:
 
 
 def encode_json(value: Any) -> bytes:
-    """Any data as JSON: what JSON has no name for as text, and halves of surrogate pairs escaped, not lost."""
+    """Encode any data as JSON: values that JSON lacks as text, and halves of surrogate pairs escaped."""
     try:
         return orjson.dumps(value, default=_default, option=_OPTIONS)
     except TypeError:  # lone surrogates, integers beyond 64 bits: the standard library writes those too

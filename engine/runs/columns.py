@@ -10,6 +10,7 @@ rebuilt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntFlag, auto
@@ -17,14 +18,13 @@ from typing import Any, Literal, NamedTuple
 
 from ...envs.tools import ToolSpec
 from ...envs.trajectory import TEXT, Trajectory
-from . import codec
 from .types import TrajectoryRecord
 
 Value = float | int | bool | str | None
 
 
 class Kind(Enum):
-    """What a column holds."""
+    """The kind of value in a column."""
 
     NUMBER = auto()
     BOOLEAN = auto()
@@ -55,10 +55,10 @@ class Flag(IntFlag):
 class Column:
     """One column of the table `rows`.
 
-    value: reads it from a record; None: the writer of rows computes it. numeric: whether filters compare it with
+    value: reads it from a record (None: the writer of rows computes it). numeric: whether filters compare it with
     numbers. sortable: whether it has an index, so that lists sort by it. field: its attribute of `TrajectoryRow`, if
-    that has another name; a column without an attribute is found in `TrajectoryRow.extra`. title, cells, drop: its head
-    and width on screen, and which columns go first when there is no room; an empty title keeps it off the screen.
+    that has another name. A column without an attribute is found in `TrajectoryRow.extra`. title, cells, drop: its head
+    and width on screen, and which columns disappear first in a narrow terminal. An empty title keeps it off the screen.
     """
 
     name: str
@@ -91,11 +91,19 @@ def _real(value: float | None) -> float | None:
     return None if value is None else float(value)  # NumPy's numbers, too
 
 
+def is_finite(record: TrajectoryRecord) -> bool:
+    """Return whether the reward and the advantages are numbers."""
+    numbers = [record.trajectory.env_reward, record.advantage, *record.step_advantages]
+    if record.breakdown is not None:
+        numbers.append(record.breakdown.total)
+    return all(n is None or math.isfinite(n) for n in numbers)
+
+
 def _flags(record: TrajectoryRecord) -> int:
     trajectory, served = record.trajectory, record.served
     flags = Flag.ERROR if trajectory.error or any(s.error for s in trajectory.steps) else Flag(0)
     flags |= Flag.UNPARSED if any(s.unreadable for s in trajectory.steps) else 0
-    flags |= 0 if codec.is_finite(record) else Flag.NAN
+    flags |= 0 if is_finite(record) else Flag.NAN
     if served is not None:
         flags |= Flag.SENT if served.sent else 0
         flags |= {True: Flag.AGREES, False: Flag.DISAGREES, None: 0}[served.agrees]
@@ -138,7 +146,7 @@ COLUMNS = (
     Column("confidence", "REAL", lambda r: None if r.served is None else r.served.confidence, numeric=True),
 )
 SCHEMA_VERSION = max(column.since for column in COLUMNS)
-"""The version of a record: of its columns, and of what `schema.py` and `codec.py` write."""
+"""The version of a record: of its columns, and of the format of `schema.py` and `codec.py`."""
 SORTS = ("n", *(column.name for column in COLUMNS if column.sortable))
 INDEXED_LINKS = ("grp", "prompt")
 """Links that lists look rows up by."""
@@ -147,9 +155,9 @@ INDEXED_LINKS = ("grp", "prompt")
 class Listed(NamedTuple):
     """The row of one trajectory before it is written. A named tuple, because a dump may hold millions of them.
 
-    values: by the name of the column; those that are missing are unknown. labels: of each call, or of the text of a
-    turn without a call (None: its turns are not known yet). rules: of its penalties. head: the beginning of its prompt,
-    or more of it.
+    values: by the name of the column; a missing one is unknown. labels: of each call, or of the text of a turn without
+    a call (None: its turns are not known yet). rules: of its penalties. head: the beginning of its prompt, or more of
+    it.
     """
 
     id: str
@@ -183,7 +191,7 @@ def listed(step: int | None, record: TrajectoryRecord) -> Listed:
 
 
 def _answer(trajectory: Trajectory) -> str | None:
-    """Return the answer; without one, the last text of a rollout that wrote only text, such as one that was cut."""
+    """Return the answer. Without one, return the last text of a rollout that wrote only text, such as a cut one."""
     if trajectory.answer is None and trajectory.steps and all(s.label == TEXT for s in trajectory.steps):
         return trajectory.steps[-1].text
     return trajectory.answer

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from .errors import QueryInterrupted, RecordDamaged
+from .labels import clean
 from .schema import connect_reader
-from .storable import clean
 
 _OPCODES = 20_000  # between two looks at the clock: well under a millisecond of work
 
 
 class OutOfTime(Exception):
-    """A query ran past its deadline. Never leaves this room: callers answer with what they have."""
+    """A query ran past its deadline. Callers catch it and answer with the rows they have."""
 
 
 class Connection:
@@ -33,7 +33,7 @@ class Connection:
         self.db.set_progress_handler(self._tick, _OPCODES)
 
     def close(self) -> None:
-        """Close; a query in another thread is stopped first."""
+        """Stop a query in another thread, and close."""
         self._stop = True
         with self.lock:
             self.db.close()
@@ -52,17 +52,17 @@ class Connection:
                 self._deadline = before
 
     def all(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Every row of a query."""
+        """Return every row of a query."""
         with self.lock, self._errors():
             return self._execute(sql, params).fetchall()
 
     def one(self, sql: str, params: Sequence[Any] = ()) -> tuple[Any, ...] | None:
-        """The first row of a query, or None."""
+        """Return the first row of a query, or None."""
         with self.lock, self._errors():
             return self._execute(sql, params).fetchone()
 
     def each(self, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """Row after row, so that what was read before an error is kept by the caller."""
+        """Yield row after row: the caller keeps the rows before an error."""
         with self.lock, self._errors():
             yield from self._execute(sql, params)
 

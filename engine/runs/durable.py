@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def write_synced(path: Path, data: bytes | memoryview) -> None:
-    """Write `data` to `path` and wait until it is on the disk; raises OSError with nothing promised about `path`."""
+    """Write `data` to `path` and wait until it is on the disk. After an OSError, `path` may hold anything."""
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -35,6 +38,21 @@ def replace_file(path: Path, data: bytes | memoryview, *, wait: bool = True) -> 
         raise
     if wait:
         sync_folder(path.parent)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Replace a small JSON file in one instant, without waiting for the disk. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(data, default=str, indent=1).encode(), wait=False)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a small JSON file as a dictionary; empty if it is missing or damaged."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 def overwrite(path: Path, data: bytes) -> bool:
@@ -63,7 +81,7 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing, durably; nothing when it is there. Raises OSError.
+    """Make a folder and its missing parents, durably. Raises OSError.
 
     Several processes may make the same folder at once.
     """

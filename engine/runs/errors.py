@@ -1,4 +1,4 @@
-"""What can go wrong with a record, said for the person who asked."""
+"""The errors of records. Each message is one sentence for the person who asked."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ...configs.errors import GrpoTuiError
 
 
 class RecordError(GrpoTuiError):
-    """Root of the errors of this room. The message is one sentence: what, where, and what would be right."""
+    """Root of the errors of this room. The message is one sentence: the problem, its place, and the right form."""
 
 
 class RunNotFound(RecordError, LookupError):
-    """No run, or more than one, answers to a reference; the message names the nearest ids."""
+    """No run, or more than one, matches a reference. The message names the nearest ids."""
 
 
 class RecordDamaged(RecordError, OSError):

@@ -1,21 +1,32 @@
-"""Names that repeat in a record, as small integers; membership of actions and penalty rules as bits of a mask.
+"""Names that repeat in a record, as small integers, and sets of actions and penalty rules as bits of a mask.
 
-A trajectory's set of actions is one 63-bit integer, so `action:X` costs a scan one AND per row. The first 62 names of
-a kind have a bit; later ones share bit 62 and are listed in the table `overflow` (what a model writes as a tool's
-name can be anything, and must not break the record).
+The actions of a trajectory are one 63-bit integer, so `action:X` costs a scan one AND a row. The first 62 names of a
+kind have a bit. Later ones share bit 62 and are listed in the table `overflow`: a model may write anything as the name
+of a tool, and that must not break the record.
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable
 
-from .storable import clean
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """Return text that SQLite can hold: halves of surrogate pairs become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATES.sub("\ufffd", text)
+    return text
+
 
 BITS = 62
 OVERFLOW = 1 << BITS
 MAX_NAMES = 4096
-"""Distinct names of one kind; what comes later is recorded under OTHER."""
+"""The most distinct names of one kind. Later ones are recorded under OTHER."""
 MAX_LENGTH = 200
 OTHER = "(other)"
 
@@ -32,22 +43,22 @@ class Labels:
         self.last = 0
 
     def refresh(self) -> None:
-        """Read what another connection has added."""
+        """Read the names that other connections have added."""
         for id_, kind, name, bit in self.db.execute(
             "SELECT id, kind, name, bit FROM labels WHERE id > ? ORDER BY id", (self.last,)
         ):
             self._know(id_, kind, name, bit)
 
     def forget(self) -> None:
-        """Start anew, after a rollback."""
+        """Drop all names, after a rollback."""
         self.__init__(self.db)
 
     def of_kind(self, kind: str) -> dict[str, int]:
-        """Name to id of one kind."""
+        """Return name to id of one kind."""
         return {name: id_ for (k, name), id_ in self.ids.items() if k == kind}
 
     def intern(self, kind: str, name: str) -> int:
-        """The id of a name, adding it inside the caller's transaction when it is new."""
+        """Return the id of a name, adding it inside the caller's transaction when it is new."""
         known = self.ids.get((kind, name))
         if known is not None:
             return known
@@ -64,7 +75,7 @@ class Labels:
         return id_
 
     def mask(self, ids: Iterable[int]) -> tuple[int, list[int]]:
-        """The mask of a set of label ids, and the ids that have no bit of their own."""
+        """Return the mask of a set of label ids, and the ids that have no bit of their own."""
         mask, rest = 0, []
         for id_ in ids:
             bit = self.bits[id_]
@@ -76,7 +87,7 @@ class Labels:
         return mask, rest
 
     def of_mask(self, kind: str, mask: int) -> tuple[str, ...]:
-        """The names whose bits are set; `…` stands for those that have none of their own."""
+        """Return the names whose bits are set. `…` stands for names without a bit of their own."""
         named = [n for n, id_ in self.of_kind(kind).items() if self.bits[id_] < BITS and mask >> self.bits[id_] & 1]
         return (*named, "…") if mask & OVERFLOW else tuple(named)
 

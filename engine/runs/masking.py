@@ -1,4 +1,4 @@
-"""Keep secrets out of what is written down: by the name of a key, and by the look of a value."""
+"""Keep secrets out of files: by the name of a key, and by the form of a value."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ _USERINFO = re.compile(r"(?<=://)[^/\s:@]*:[^/\s]+(?=@)")
 
 
 def is_secret_key(key: str) -> bool:
-    """Whether a key names a secret: `WANDB_API_KEY`, `hf_token`, `dbPassword`; not `max_tokens` or `tokenizer`, nor
-    `api_key_env`, the name of a variable that holds one."""
+    """Return whether a key names a secret, such as `WANDB_API_KEY`, `hf_token` or `dbPassword`.
+
+    `max_tokens`, `tokenizer` and `api_key_env` (the name of a variable) are none.
+    """
     words = [w for w in re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower()) if w]
     if words and words[-1] == "env":
         return False
@@ -44,12 +46,13 @@ def is_secret_key(key: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """The text with everything that looks like a well-known kind of secret replaced."""
+    """Return the text with everything that looks like a well-known kind of secret replaced."""
     return _USERINFO.sub(MASKED, _VALUES.sub(MASKED, text))
 
 
 def mask(value: Any, key: str = "") -> Any:
-    """A copy of plain data in which secrets are replaced. Numbers and booleans under any key stay: they are limits."""
+    """Return a copy of plain data in which secrets are replaced. Numbers and booleans under any key stay: they are
+    limits."""
     if isinstance(value, Mapping):
         return {k: mask(v, str(k)) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -62,7 +65,7 @@ def mask(value: Any, key: str = "") -> Any:
 
 
 def mask_command(arguments: Sequence[str]) -> list[str]:
-    """A command line without its secrets: `--set a.api_key=…`, `--hf-token …`, and values that hold such a key."""
+    """Return a command line without its secrets: `--set a.api_key=…`, `--hf-token …`, and values with such a key."""
     masked: list[str] = []
     for argument in arguments:
         name, equals, value = argument.partition("=")

@@ -1,8 +1,8 @@
-"""Notes and labels that a person puts on rollouts: one line each, kept beside the run.
+"""Notes and labels of people on rollouts: one line each, in a file of the run.
 
-Notes of a dump of another framework lie in the user's data folder, because its index is thrown away when it is stale
-and nothing of ours lies beside the user's files. A note belongs to a rollout's id. The file only grows: the last word
-on an id counts, an empty text takes a note back, and a line that was torn off costs only itself.
+Notes of a dump of another framework are in the user's data folder, because its index may be deleted and we write
+nothing into the user's folders. A note belongs to a rollout's id. The file only grows: the last line of an id counts,
+an empty text removes the note, and a torn line costs only itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .durable import read_json
 from .paths import RUN_FILE
-from .status import read_json
 
 NOTES_FILE = "notes.jsonl"
 MAX_TEXT = 4000
@@ -28,7 +28,7 @@ _LABEL = re.compile(r"(?:\A|(?<=\s))#([\w.:/-]+)")
 
 @dataclass(frozen=True)
 class Note:
-    """What a person said of a rollout. Words that begin with `#` are its labels."""
+    """A person's note on a rollout. Words that begin with `#` are its labels."""
 
     id: str
     text: str
@@ -41,12 +41,11 @@ class Note:
         return tuple(dict.fromkeys(_LABEL.findall(self.text)))
 
     def to_json(self) -> dict[str, Any]:
-        """As it is exported."""
         return {"text": self.text, "labels": list(self.labels), "by": self.by, "time": self.time}
 
 
 class Notes:
-    """The notes of one run; `read` looks again when the file has changed."""
+    """The notes of one run. `read` reads the file again if it has changed."""
 
     def __init__(self, run_dir: Path) -> None:
         self.path = place_of(run_dir)
@@ -54,7 +53,7 @@ class Notes:
         self._notes: dict[str, Note] = {}
 
     def read(self) -> Mapping[str, Note]:
-        """The notes by the rollout's id; what cannot be read is left out."""
+        """Return the notes by the rollout's id, without damaged lines."""
         try:
             stat = self.path.stat()
         except OSError:
@@ -67,7 +66,7 @@ class Notes:
         return self._notes
 
     def put(self, id_: str, text: str) -> None:
-        """Say something of a rollout; an empty text takes it back. Raises OSError."""
+        """Set the note of a rollout; an empty text removes it. Raises OSError."""
         said = " ".join(text.split())[:MAX_TEXT]
         line = {"id": id_, "text": said, "by": _user(), "time": time.time()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +75,7 @@ class Notes:
 
 
 def place_of(run_dir: Path) -> Path:
-    """The file of a run's notes; of a dump, `$XDG_DATA_HOME/grpo-tui/notes/<name>-<digest>.jsonl`."""
+    """Return the file of a run's notes. Of a dump it is `$XDG_DATA_HOME/grpo-tui/notes/<name>-<digest>.jsonl`."""
     run = read_json(run_dir / RUN_FILE)
     facts = run.get("facts")
     dump = facts.get("dump") if run.get("mode") == "dump" and isinstance(facts, dict) else None

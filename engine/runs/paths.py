@@ -1,4 +1,4 @@
-"""Where runs live and what the files of a run are called."""
+"""The folder of runs and the names of the files of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SNAPSHOTS = "snapshots"
 
 
 def runs_dir(cli_value: str | os.PathLike[str] | None = None) -> Path:
-    """The folder that holds the runs: `--runs-dir`, else `$GRPO_TUI_HOME/runs`, else `./runs`. Need not exist."""
+    """Return the folder of the runs: `--runs-dir`, else `$GRPO_TUI_HOME/runs`, else `./runs`. It need not exist."""
     if cli_value:
         return Path(cli_value).expanduser().absolute()
     home = os.environ.get("GRPO_TUI_HOME")
@@ -29,7 +29,8 @@ def runs_dir(cli_value: str | os.PathLike[str] | None = None) -> Path:
 
 
 def new_run_id(folder: Path | None = None) -> str:
-    """A short id that sorts by time and is not taken in `folder`: `1120-0949-k3f9` (month day, hour minute, random).
+    """Return a short id that sorts by time and is not taken in `folder`: `1120-0949-k3f9` (month day, hour minute,
+    random).
 
     The random part comes first to the hand: a unique end such as `k3f9` finds the run too.
     """
@@ -42,17 +43,17 @@ def new_run_id(folder: Path | None = None) -> str:
 
 
 def adapters_dir(output_dir: str, run_id: str) -> Path:
-    """The folder for a run's own adapters; `output_dir` itself is a link to those of the latest finished run."""
+    """Return the folder for a run's own adapters. `output_dir` itself is a link to those of the latest finished run."""
     link = Path(output_dir).expanduser()
     return link.with_name(f"{link.name}-{run_id}")
 
 
 def pinned(path: str) -> str:
-    """The run's own folder behind a link to the latest adapters; any other path as it is."""
+    """Return the run's own folder behind a link to the latest adapters; any other path unchanged."""
     link = Path(path).expanduser()
     return str(link.with_name(os.readlink(link))) if links_to_latest(link) else path
 
 
 def links_to_latest(path: Path) -> bool:
-    """Whether `path` is a link that a finished run made, and no folder or link of the user's."""
+    """Return whether `path` is a link that a finished run made, and no folder or link of the user's."""
     return path.is_symlink() and re.fullmatch(rf"{re.escape(path.name)}-[^/\\]+", os.readlink(path)) is not None

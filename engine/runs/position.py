@@ -17,12 +17,12 @@ ROW_POSITION = "row"
 
 
 def meta_key(name: str) -> str:
-    """Where the position stands among the facts of a record."""
+    """Return the key of a position in the table `meta`."""
     return f"position/{name}"
 
 
 def recorded_position(run_dir: Path, name: str) -> int | None:
-    """The last position that was stored; None when the record has none, or cannot be read."""
+    """Return the last position that was stored; None if there is none, or it cannot be read."""
     path = run_dir / DATABASE
     if not path.exists():
         return None

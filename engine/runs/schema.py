@@ -1,9 +1,8 @@
-"""The database of a record: its tables, its version, and how it is opened for writing and for reading.
+"""The database of a record: its tables, its version, and how to open it for writing and for reading.
 
-Tables are split by who reads them. `rows` holds numbers only, so that a filter over a million trajectories is one
-scan of some tens of megabytes; `cards` holds what a list shows besides; `chunks` holds whole trajectories, sixteen
-to a compressed blob, because neighbours of a group share their prompt; `search` is a full-text index without a copy
-of the text.
+Tables are split by their readers. `rows` holds numbers only, so that a filter over a million trajectories scans some
+tens of megabytes. `cards` holds the texts of lists. `chunks` holds whole trajectories, sixteen to a compressed blob,
+because neighbours of a group share their prompt. `search` is a full-text index without a copy of the text.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from .columns import COLUMNS, INDEXED_LINKS, SCHEMA_VERSION
 from .errors import RecordDamaged, RecordVersion
 
 SPANS = (16, 1024)
-"""Widths, in steps, of the spans of which means are kept; powers of two."""
+"""Widths, in steps, of the spans whose means are recorded. They are powers of two."""
 SEARCH_COLUMNS = ("prompt", "agent", "observation", "answer", "penalty")
 
 _ROWS = "".join(f", {column.name} {column.sql}" for column in COLUMNS)
@@ -106,7 +105,7 @@ def connect_writer(path: Path) -> sqlite3.Connection:
 
 
 def _make_current(db: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of a new file; refuse one of another version."""
+    """Create the tables of a new file. Raises RecordVersion for one of another version."""
     if version(db) == 0:
         db.execute("BEGIN IMMEDIATE")  # another process of the run may be about to do the same
         try:
@@ -136,7 +135,8 @@ def other_version(db: sqlite3.Connection, path: Path) -> str | None:
 
 
 def _statements(script: str) -> list[str]:
-    """The statements of a script, one by one: `executescript` would end the transaction that holds them together."""
+    """Return the statements of a script, one by one: `executescript` would end the transaction that holds them
+    together."""
     statements, part = [], ""
     for line in script.splitlines():
         part += line + "\n"
@@ -170,5 +170,5 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 
 
 def version(db: sqlite3.Connection) -> int:
-    """The schema version of an open database; 0 when it is empty."""
+    """Return the schema version of an open database; 0 if it is empty."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])

@@ -1,12 +1,13 @@
-"""What the record of a run is made of. Readers and writers speak in these.
+"""The data of a record, for readers and writers.
 
-The plain data of environments and rewards is handed on from here, so that a viewer needs to know this room only.
+This module also exports the plain data of environments and rewards, so that a viewer imports from this room only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 from ...envs.tools import ToolSpec as ToolSpec
@@ -33,10 +34,39 @@ from .learning import LossTerms as LossTerms
 from .learning import NeighbourVote as NeighbourVote
 from .learning import Served as Served
 from .learning import Use as Use
+from .learning import UseKind as UseKind
+
+
+class Split(StrEnum):
+    """The part of a run that a rollout belongs to. Records of other programs may have other names."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+    """Held-out tasks, evaluated between steps of training."""
+    VALIDATION = "validation"
+    """Held-out tasks, evaluated while serving."""
+    ONLINE = "online"
+    """Requests that were answered."""
+    JUDGE = "judge"
+    """Texts of an agent that judges others: no rollouts of the policy."""
+
+
+class Phase(StrEnum):
+    """A phase of a training step. A process may report other phases."""
+
+    ROLLOUTS = "rollouts"
+    SCORING = "scoring"
+    """Rewards and advantages."""
+    LOG_PROBS = "log-probs"
+    """Log-probs under the reference and the policy, before the update."""
+    BACKWARD = "backward"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+
 
 RunStatus = Literal["starting", "running", "paused", "stopping", "finished", "stopped", "crashed"]
 ENDED = ("finished", "stopped", "crashed")
-"""A run with one of these has no process; with any other it goes on."""
+"""The statuses of a run without a process."""
 
 EventKind = Literal[
     "beta",  # data: from, to, reason, mean_kl, target_kl, tolerance
@@ -58,8 +88,8 @@ EventKind = Literal[
 class Progress:
     """Where a run is inside its present step: `done` of `total` parts of a phase (0 of 0: the phase has no parts).
 
-    A phase is a word such as `rollouts`, `scoring`, `log-probs`, `backward`, `evaluation`. began: when the phase began,
-    in seconds since the epoch; took: seconds that it lasted the last time (None: not known).
+    phase: a `Phase`, or words of the process. began: when the phase began, in seconds since the epoch. took: its last
+    duration in seconds (None: not known).
     """
 
     phase: str = ""
@@ -89,17 +119,17 @@ class RunInfo:
     error: str | None = None
     progress: Progress | None = None
     heard: float | None = None
-    """When the run last said or recorded anything of its own accord: its last sign of life."""
+    """When the run last reported or recorded something, in seconds since the epoch."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def active(self) -> bool:
-        """Whether it goes on: more may be recorded, and it hears requests."""
+        """Whether it runs: it may record more, and answers requests."""
         return self.status not in ENDED
 
     @property
     def resume_command(self) -> str:
-        """What to type to go on with it."""
+        """The command that resumes it."""
         if self.mode == "eval":
             return f"grpo-tui eval {self.id}"
         return f"grpo-tui {'online' if self.mode == 'online' else 'train'} --resume {self.id}"
@@ -107,15 +137,15 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class TrajectoryRecord:
-    """A trajectory with everything that was computed from it, as handed to the writer.
+    """A trajectory with its results, as given to the writer.
 
-    `advantage` is the scalar that a person compares within the group (the mean over its agent tokens where
-    advantages are per token); per-token values are in `tokens.advantages`. `step_advantages`: one per turn. `formula`:
-    how they came about (None: not recorded). `use`: what its own step's update did with it (None: not recorded, or
-    nothing learns from it); `served`: the vote that it took part in, online. `token_count`: the number of tokens where
-    only that is known. `unknown`: what was not recorded (`reward`, `weight`, `advantage`, …) and why, in a sentence
-    each. `log_ratio_sum`: log π − log π_ref in nats, summed over its agent tokens; the step's KL is the mean over all
-    tokens (None: there is no reference).
+    `advantage` is the scalar that people compare within the group: the mean over its agent tokens if advantages are per
+    token. Per-token values are in `tokens.advantages`. `step_advantages`: one a turn. `formula`: how they were computed
+    (None: not recorded). `use`: how its own step's update used it (None: not recorded, or nothing learns from it).
+    `served`: the vote that it took part in, online. `token_count`: the number of tokens if only that is known.
+    `unknown`: the parts that were not recorded (`reward`, `weight`, `advantage`, …), each with the reason in a
+    sentence. `log_ratio_sum`: log π − log π_ref in nats, summed over its agent tokens (None: there is no reference).
+    The KL of a step is the mean over all tokens.
     """
 
     trajectory: Trajectory
@@ -124,7 +154,7 @@ class TrajectoryRecord:
     step_advantages: Sequence[float] = ()
     tokens: TokenArrays[Any] | None = None
     policy_version: int | None = None
-    split: str = "train"
+    split: str = Split.TRAIN
     formula: AdvantageFormula | None = None
     use: Use | None = None
     served: Served | None = None
@@ -147,13 +177,13 @@ class Event:
 
 @dataclass(frozen=True)
 class TrajectoryRow:
-    """One line of a list of trajectories: what fits on a screen without opening the trajectory.
+    """One line of a list of trajectories.
 
-    `n` is the row's number in order of recording (1-based, dense per run), the key by which pages are read. `rules`
-    are the penalty rules that were broken, each once; `prompt` and `answer` may be cut. `uses`: what updates did with
-    it, its own step's and later ones', as `learning.MARKS` (None: not recorded). `gate`, `confidence`, `sent`: see
-    `Served`; empty and None for a rollout that answered no request. `step` and `tokens` are None where they were not
-    recorded; `extra` holds columns of the writer's own.
+    `n` is the row's number in order of recording (1-based, dense per run), by which pages are read. `rules`: the
+    penalty rules that were broken, each once. `prompt` and `answer` may be cut. `uses`: how updates used it, that of
+    its own step and later ones, as `learning.MARKS` (None: not recorded). `gate`, `confidence`, `sent`: see `Served`;
+    empty and None for a rollout that answered no request. `step` and `tokens` are None if they were not recorded.
+    `extra` holds columns of the writer's own.
     """
 
     n: int

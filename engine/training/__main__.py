@@ -34,10 +34,10 @@ def run(run_dir: Path, *, resume: bool = False) -> int:
 
     from ..launch.alerts import alert_sender
     from ..launch.settings import read_config
-    from ..runs.control import ControlChannel
-    from ..runs.lock import Locked, hold
+    from ..runs.control.lock import Locked, hold
+    from ..runs.control.requests import ControlChannel
     from ..runs.paths import DATABASE
-    from ..runs.writer import open_writer
+    from ..runs.write.writer import open_writer
     from .checkpoints import Start, find_start, set_aside
 
     rank = int(os.environ.get("RANK", "0"))

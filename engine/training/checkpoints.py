@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...configs.errors import GrpoTuiError
-from ..runs.checkpoints import PREFIX, Damaged, checkpoint_folder, checkpoints, newest_whole
 from ..runs.checksums import find_damage, write_checksums
 from ..runs.durable import make_folder, sync_folder, sync_tree
-from ..runs.reader import RunReader
+from ..runs.health.checkpoints import PREFIX, Damaged, checkpoint_folder, checkpoints, newest_whole
+from ..runs.read.reader import RunReader
 
 if TYPE_CHECKING:  # with torch
     from ...rewards.orchestrator import RewardOrchestrator

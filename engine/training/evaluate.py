@@ -26,8 +26,8 @@ from ..rollouts.prompts import check_images, fitting
 from ..rollouts.rollout import Rollout
 from ..rollouts.runner import RolloutRunner, prepares
 from ..rollouts.scoring import Scorer
-from ..runs.control import ControlChannel
-from ..runs.writer import RecordWriter
+from ..runs.control.requests import ControlChannel
+from ..runs.write.writer import RecordWriter
 from .acting import make_agent
 
 PORTION_ROLLOUTS = 64

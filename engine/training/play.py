@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ..agents.scripted import ScriptedSession
     from ..rollouts.rollout import Rollout
     from ..rollouts.runner import Row
-    from ..runs.writer import RecordWriter
+    from ..runs.write.writer import RecordWriter
 
 BY_HAND = "by hand"
 """The agent of such a rollout in the record."""
@@ -324,7 +324,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     from ..launch.settings import read_config
-    from ..runs.writer import open_writer
+    from ..runs.write.writer import open_writer
 
     run_dir = Path(arguments[0])
     writer = open_writer(run_dir, process="play")

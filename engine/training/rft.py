@@ -34,8 +34,8 @@ from ..rollouts.judging import make_judge, special_texts
 from ..rollouts.prompts import check_images, fitting, unread_calls
 from ..rollouts.replay import ReplayBuffer
 from ..rollouts.runner import RolloutRunner, prepares
-from ..runs.control import ControlChannel
-from ..runs.writer import RecordWriter
+from ..runs.control.requests import ControlChannel
+from ..runs.write.writer import RecordWriter
 from . import checkpoints
 from .acting import make_agent, server_options
 from .callbacks import RunCallbacks, Schedule, run_callbacks

@@ -11,7 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from ..record.step_recorder import StepRecorder
-from ..runs.control import ControlChannel
+from ..runs.control.requests import ControlChannel
 from ..runs.paths import adapters_dir, links_to_latest
 from .callbacks import RunCallbacks
 from .checkpoints import Start, replacing

@@ -29,8 +29,8 @@ from ..policy.versions import NO_CHECKPOINTING
 from ..record.step_recorder import StepRecorder
 from ..rollouts.dataset import load_rows
 from ..rollouts.runner import RolloutRunner, Row
-from ..runs.control import ControlChannel
-from ..runs.writer import RecordWriter
+from ..runs.control.requests import ControlChannel
+from ..runs.write.writer import RecordWriter
 from .callbacks import Schedule, run_callbacks
 from .callbacks.recording import SFTRecording
 from .checkpoints import Start, checkpoint_folder

@@ -14,8 +14,8 @@ import pytest
 import grpo_tui.verifiers
 import grpo_tui.verl
 from grpo_tui import Recorder
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.read.reader import RunReader
 
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / "tests" / "engine" / "imports" / "peer_dumps"

@@ -16,9 +16,9 @@ import pytest
 
 from grpo_tui import Message, Recorder, Rollout, Score
 from grpo_tui import recorder as recorder_module
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.tui.cli.run_table import facts
 
 QUESTION = "What is 2 + 2?"
@@ -150,7 +150,7 @@ def test_a_full_disk_costs_rows_and_never_the_training(tmp_path: Path) -> None:
 
 
 def test_rollouts_in_flight_are_seen_while_they_are(tmp_path: Path) -> None:
-    from grpo_tui.engine.runs.flight import in_flight
+    from grpo_tui.engine.runs.control.flight import in_flight
 
     def seen() -> tuple[int, tuple[str, ...], int]:
         flying = in_flight(look(tmp_path / "mine").facts)

@@ -15,8 +15,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 import grpo_tui.trl as hook
 from grpo_tui.engine.demonstration import policies
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.read.reader import RunReader
 
 STEPS = 4
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from grpo_tui.configs import RunConfig, to_yaml
-from grpo_tui.engine.runs.status import write_json
+from grpo_tui.engine.runs.durable import write_json
 from grpo_tui.engine.runs.types import (
     ComponentValue,
     Penalty,
@@ -17,7 +17,7 @@ from grpo_tui.engine.runs.types import (
     Trajectory,
     TrajectoryRecord,
 )
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[/red][link=x]\u202eevil\u200b"
 PENALTY = Penalty(

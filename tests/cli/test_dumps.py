@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import grpo_tui.tui.cli.inspect  # noqa: F401 - its name in `sys.modules`
-from grpo_tui.engine.runs.query import Query
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.tui.cli.main import run
 
 PEERS = Path(__file__).parents[1] / "engine" / "imports" / "peer_dumps"
@@ -71,7 +71,7 @@ def test_a_report_says_what_was_read_and_found(tmp_path: Path):
 
 def test_a_dump_says_its_last_step_or_that_it_has_none(capsys: pytest.CaptureFixture[str]):
     from grpo_tui.engine.imports.cache import recent
-    from grpo_tui.engine.runs.status import look
+    from grpo_tui.engine.runs.control.status import look
     from grpo_tui.tui.cli.run_table import facts
     from grpo_tui.tui.format import step_text
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.runs.status import look, write_json
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.durable import write_json
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.cli.follow import follow
 
 from .conftest import Cli
@@ -58,7 +59,8 @@ def test_the_json_of_a_rollout_adds_up(cli: Cli, tmp_path: Path, number: str) ->
 def test_a_list_of_runs_loads_no_typer_and_no_record(cli: Cli, served: Path) -> None:
     code = (
         "import sys; from grpo_tui.tui.entry import main; main(); "
-        "print(*[m for m in ('typer', 'pydantic', 'grpo_tui.engine.runs.reader') if m in sys.modules], file=sys.stderr)"
+        "names = ('typer', 'pydantic', 'grpo_tui.engine.runs.read.reader'); "
+        "print(*[m for m in names if m in sys.modules], file=sys.stderr)"
     )
     command = [sys.executable, "-c", code, "runs", "--runs-dir", str(served.parent)]
     quick = subprocess.run(command, capture_output=True, text=True, timeout=120)

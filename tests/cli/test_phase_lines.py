@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from grpo_tui.engine.runs.live import Batch, LiveState, Purpose, ServerState
-from grpo_tui.engine.runs.status import write_json
+from grpo_tui.engine.runs.control.live import Batch, LiveState, Purpose, ServerState
+from grpo_tui.engine.runs.durable import write_json
 from grpo_tui.engine.runs.types import Progress, RunInfo
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.cli import follow
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.policy.sources import load_tokenizer
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.demonstrations import read_conversations
 from grpo_tui.engine.training.play import typed_calls
 from grpo_tui.envs.tools import Argument, ToolSpec

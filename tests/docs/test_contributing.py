@@ -54,7 +54,7 @@ def trained(folder: Path, settings: tuple[str, ...], **environment: str) -> Path
 
 def test_what_one_writes_in_files_of_ones_own_trains(tmp_path: Path):
     """An environment, a rule, an advantage method, a loss and a reward component, in one training."""
-    from grpo_tui.engine.runs.reader import RunReader
+    from grpo_tui.engine.runs.read.reader import RunReader
 
     for name, code in shown().items():
         (tmp_path / name).write_text(code)
@@ -133,7 +133,7 @@ def test_what_comes_with_the_package_trains_by_its_name(package: Path, tmp_path:
         ),
         PYTHONPATH=str(package),
     )
-    from grpo_tui.engine.runs.reader import RunReader
+    from grpo_tui.engine.runs.read.reader import RunReader
     from grpo_tui.tui.advantage import equation
 
     with RunReader(run) as reader:
@@ -152,7 +152,7 @@ def test_a_screen_is_in_the_palette_and_opens(package: Path, tmp_path: Path):
     code = """
 import asyncio, sys
 from pathlib import Path
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.app import GrpoApp
 from grpo_tui.tui.app.destinations import Live
 import grpo_tui

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.launch import find_run
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 from tests.forked import ForkedProcess
 
 from .world import grpo_tui, variables, write_world

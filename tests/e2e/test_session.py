@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from grpo_tui.engine.launch import find_run
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 
 from .terminal import Terminal
 from .world import variables

@@ -127,7 +127,7 @@ def _imports(name: str, path: Path, house: Path) -> Iterator[tuple[int, str]]:
                 continue
             base = package[: len(package) - node.level + 1]
             target = ".".join([*base, *(node.module or "").split(".")]).strip(".")
-            # `from ..engine import runs` names a module, `from ..engine.runs.reader import RunReader` does not
+            # `from ..engine import runs` names a module, `from ..engine.runs.read.reader import RunReader` does not
             for alias in node.names:
                 inner = f"{target}.{alias.name}"
                 is_module = (house / inner.replace(".", "/")).is_dir() or (

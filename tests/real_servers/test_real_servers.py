@@ -19,7 +19,7 @@ from grpo_tui.engine.agents.remote.agent import RemoteAgent
 from grpo_tui.engine.agents.remote.pool import ServerPool
 from grpo_tui.engine.launch.rollout_servers import check_server
 from grpo_tui.engine.policy.models import load_policy
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 from grpo_tui.envs.agent import Message
 from tests.engine.online.pool_run import PoolRun

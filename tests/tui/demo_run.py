@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from grpo_tui.engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecord, Use
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
 

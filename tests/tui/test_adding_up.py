@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.tui.app.destinations import Groups, Live, Stepper, Trajectories
 from grpo_tui.tui.format import MINUS, fixed
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.launch import start_run, stop_run
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.control.status import look
 from grpo_tui.tui.app.destinations import Further
 from tests.engine.online.test_online_run import _address, wait_for
 from tests.engine.online.tiny import run_config

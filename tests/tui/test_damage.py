@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.tui.app.destinations import Destination, Live, Stepper, Trajectories
 
 from .demo_run import make_run
@@ -106,7 +106,7 @@ async def test_two_viewers_at_once_and_neither_changes_the_record(run_copy: Path
 def test_a_viewer_killed_while_it_reads_harms_nothing(run_copy: Path) -> None:
     before = digest(run_copy)
     code = (
-        "import sys; from pathlib import Path; from grpo_tui.engine.runs.reader import RunReader\n"
+        "import sys; from pathlib import Path; from grpo_tui.engine.runs.read.reader import RunReader\n"
         "r = RunReader(Path(sys.argv[1])); print('reading', flush=True)\n"
         "while True: [r.bodies.trajectory(n) for n in range(1, 300)]; r.rollouts.count(Query('reward<0.2', 'mask'))"
     )

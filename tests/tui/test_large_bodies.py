@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from grpo_tui.engine.runs.bodies import Bodies
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.bodies import Bodies
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import Step
 from grpo_tui.tui.app.brief import brief
 from grpo_tui.tui.app.calls import summary

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from grpo_tui.engine.runs.control import ControlChannel
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.control.requests import ControlChannel
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.destinations import Live
 from grpo_tui.tui.app.live_charts import CHARTS
 from grpo_tui.tui.app.live_data import FOLLOW_SECONDS, read

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.runs.bodies import Bodies
-from grpo_tui.engine.runs.completion import completions
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.bodies import Bodies
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.filters import completions
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app.destinations import Destination, Live, Runs, Stepper, Trajectories
 from grpo_tui.tui.app.list_texts import route, shared_beginning, telling

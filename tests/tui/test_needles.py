@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.search import needles
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.full_text import needles
+from grpo_tui.engine.runs.search.query import Query
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.destinations import Trajectories
 from grpo_tui.tui.app.needles import fold, span_after, span_before, spans
 from grpo_tui.tui.app.rollout_fields import Field

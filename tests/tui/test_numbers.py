@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.geometry import Region
 
-from grpo_tui.engine.runs.groups import GroupRow
-from grpo_tui.engine.runs.headline import Headline
+from grpo_tui.engine.runs.health.headline import Headline
+from grpo_tui.engine.runs.read.groups import GroupRow
 from grpo_tui.engine.runs.types import Event, Progress, RunInfo, Served, TrajectoryRecord, TrajectoryRow, Use
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from grpo_tui.tui import format as formats
@@ -363,7 +363,7 @@ async def test_a_fault_in_a_worker_leaves_its_traceback(run: Path, tmp_path: Pat
 
 
 def test_only_actions_of_the_newest_step_are_shown(tmp_path: Path) -> None:
-    from grpo_tui.engine.runs.reader import RunReader
+    from grpo_tui.engine.runs.read.reader import RunReader
 
     writer = RunWriter(tmp_path / "r")
     writer.metrics(1, {f"{ACTIONS}A": 0.5, f"{ACTIONS}B": 0.5})
@@ -374,7 +374,7 @@ def test_only_actions_of_the_newest_step_are_shown(tmp_path: Path) -> None:
 
 
 def test_the_time_of_a_step_is_not_that_of_the_last_one_alone(tmp_path: Path) -> None:
-    from grpo_tui.engine.runs.reader import RunReader
+    from grpo_tui.engine.runs.read.reader import RunReader
 
     writer = RunWriter(tmp_path / "r")
     for step in range(1, 21):

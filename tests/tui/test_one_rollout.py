@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import AdvantageFormula, AdvantageTerm, Event, NeighbourVote, Served, Step, Use
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.rewards.advantages.base import spread
 from grpo_tui.tui.advantage import equation, formula_of
 from grpo_tui.tui.app.clipboard import copy

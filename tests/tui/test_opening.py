@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from grpo_tui.engine.runs.types import TrajectoryRecord
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from grpo_tui.tui.text import literal, width

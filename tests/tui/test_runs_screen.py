@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.control.status import look
 from grpo_tui.tui.app.destinations import Runs
 
 from .demo_run import make_run

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import SeenImage
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.advantage import equation
 from grpo_tui.tui.app.destinations import Stepper
 from grpo_tui.tui.format import fixed

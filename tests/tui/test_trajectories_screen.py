@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from grpo_tui.engine.runs import views
-from grpo_tui.engine.runs.groups import GroupList
-from grpo_tui.engine.runs.query import EVERYTHING, Query
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.rollouts import Rollouts
+from grpo_tui.engine.runs.read.groups import GroupList
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.read.rollouts import Rollouts
+from grpo_tui.engine.runs.search import views
+from grpo_tui.engine.runs.search.query import EVERYTHING, Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Step, Trajectory
 from grpo_tui.tui.app.destinations import Trajectories
 from grpo_tui.tui.app.screens import groups as groups_screen
@@ -189,7 +189,7 @@ def test_groups_are_folded_exactly(run: Path) -> None:
 
 
 async def test_follow_stays_at_the_newest(tmp_path: Path) -> None:
-    from grpo_tui.engine.runs.writer import RunWriter
+    from grpo_tui.engine.runs.write.writer import RunWriter
 
     run = make_run(tmp_path / "runs", "growing", steps=2)
     with RunReader(run) as reader:

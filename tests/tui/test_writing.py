@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.runs.live import LiveBatch, live_file
-from grpo_tui.engine.runs.status import read_json, write_json
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.control.live import LiveBatch, live_file
+from grpo_tui.engine.runs.durable import read_json, write_json
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.destinations import Live
 from grpo_tui.tui.app.live_layout import PANES, Wanted, plan
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 from trl import GRPOConfig, GRPOTrainer
 
 import grpo_tui.trl
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 
 BASE = Path(__file__).parents[2] / "engine" / "demonstration" / "policies" / "base"
 

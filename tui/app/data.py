@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...engine.imports.readers import open_reader, start_following
-from ...engine.runs.reader import RunReader
+from ...engine.runs.read.reader import RunReader
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engine.runs.query import EVERYTHING, Query
+from ...engine.runs.search.query import EVERYTHING, Query
 from ...engine.runs.types import RunInfo
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...engine.runs.control import Asked
-from ...engine.runs.remedies import remedy_of
+from ...engine.runs.control.remedies import remedy_of
+from ...engine.runs.control.requests import Asked
 from ...engine.runs.types import Event
 from .live_data import Reading
 

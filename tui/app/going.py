@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ...engine.runs.query import EVERYTHING, Query
+from ...engine.runs.search.query import EVERYTHING, Query
 from .data import Reads
 from .destinations import Destination, Groups, Live, Runs, Stepper, Trajectories
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...configs import metric_names as metric
-from ...engine.runs.control import Asked, asked
+from ...engine.runs.control.live import LiveState, read_live
+from ...engine.runs.control.requests import Asked, asked
 from ...engine.runs.errors import RecordError
-from ...engine.runs.live import LiveState, read_live
-from ...engine.runs.reader import RunReader
-from ...engine.runs.summary import RATE_WINDOW
+from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
+from ...engine.runs.write.summary import RATE_WINDOW
 
 Points = list[tuple[int, float]]
 Kind = Literal["rft", "sft", "online"]

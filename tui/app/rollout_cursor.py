@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engine.runs.errors import RecordError
-from ...engine.runs.reader import RunReader
+from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, Step, TrajectoryRecord, TrajectoryRow, Use
 from .rollout_search import Match, beside
 

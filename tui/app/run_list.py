@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...engine.runs import headline
+from ...engine.runs.control.status import look
 from ...engine.runs.errors import RecordError
-from ...engine.runs.headline import Headline
-from ...engine.runs.status import look
+from ...engine.runs.health import headline
+from ...engine.runs.health.headline import Headline
 from ...engine.runs.types import RunInfo
 
 SORTS = ("created", "status", "success", "reward", "step", "mode", "environment", "model", "id")

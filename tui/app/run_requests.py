@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ...engine.runs.control import Asked, Command
+from ...engine.runs.control.requests import Asked, Command
 from ...engine.runs.types import ENDED
 from .live_data import Reading
 

@@ -17,13 +17,13 @@ def open_list(runs_dir: Path | None) -> None:
 
 
 def open_run(runs_dir: Path, run: RunInfo, start: Destination | None = None) -> None:
-    """The app on one run: there, or where it is best looked at now. Leaving it leaves the run going, and says how to
-    come back."""
+    """Open the app on one run, by default where it is best looked at. Leaving it leaves the run going and prints how to
+    return."""
     from ..app.app import run_app
 
     run_app(runs_dir, start or first_look(run))
     # afterwards, so that nobody waits for Typer before the first paint
-    from ...engine.runs.status import look
+    from ...engine.runs.control.status import look
     from .common import say
 
     after = look(Path(run.path))
@@ -34,5 +34,5 @@ def open_run(runs_dir: Path, run: RunInfo, start: Destination | None = None) -> 
 
 
 def first_look(run: RunInfo) -> Destination:
-    """The dashboard of a run that goes on, the trajectories of one that has ended."""
+    """Return the dashboard for an active run, the trajectories for an ended one."""
     return Live(Path(run.path)) if run.active else Trajectories(Path(run.path))

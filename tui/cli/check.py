@@ -1,4 +1,4 @@
-"""`grpo-tui check`: what is wrong with a run, or with rollouts of another framework, for people and for CI."""
+"""`grpo-tui check`: find problems of a run, or of rollouts of another framework, for people and for CI."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ...engine.runs.types import RunInfo
     from ...rewards.diagnosis import Found
 
-HELP = """Look for what can go wrong with rewards, in a run or in a dump of another framework.
+HELP = """Look for problems of rewards, in a run or in a dump of another framework.
 
 Prints each finding with the rollouts that show it, and exits with 1 when one is a warning or a failure, so that a job
 in CI can stop on it. These are the findings that a training reports while it runs. Detectors without the data that they
 need are listed as not checked.
 
-With --recompute every number of a recorded training is computed again from the record alone: rewards, group statistics,
+With --recompute every number of a recorded training is computed again from the record: rewards, group statistics,
 advantages, weights of replay, loss. Each number that differs is named.
 """
 
@@ -35,12 +35,12 @@ def check(
     importers: Importers = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Print findings; the exit code says whether there are any."""
+    """Print findings. The exit code is 1 if there are any."""
     from ...engine.imports.check import diagnose
     from ...engine.imports.readers import open_reader
+    from ...engine.runs.control.remedies import remedy
     from ...engine.runs.errors import RecordError
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
-    from ...engine.runs.remedies import remedy
     from ..text import literal
     from .dumps import run_or_dump
 
@@ -78,7 +78,7 @@ def check(
 
 
 def _config(info: RunInfo) -> RunConfig | None:
-    """The configuration of a run of our own; None for other records."""
+    """Return the configuration of a run of our own; None for other records."""
     from ...configs.problems import ConfigError
     from ...engine.launch.settings import read_config
     from ...engine.runs.paths import CONFIG_FILE
@@ -100,12 +100,12 @@ def _steps(found: Found) -> str:
 
 
 def recompute_run(reference: str, as_json: bool, home: Path) -> None:
-    """Print each number of a training that is not what it comes to; exits with 1 when there is one."""
+    """Print each number of a training that differs from its recomputation. Exits with 1 if there is one."""
     from ...configs.problems import ConfigError
     from ...engine.launch.settings import read_config
     from ...engine.recompute import recompute
     from ...engine.runs.errors import RecordError
-    from ...engine.runs.reader import RunReader
+    from ...engine.runs.read.reader import RunReader
     from ..text import literal
     from .runs import find
 

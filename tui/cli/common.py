@@ -1,4 +1,4 @@
-"""What the commands share: exit codes, errors of one line, options, and plain output that no model text can steer."""
+"""Shared parts of the commands: exit codes, one-line errors, options, and output that no model text can control."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .output import say as say
 
 
 class ExitCode(IntEnum):
-    """What the process ends with; printed by `grpo-tui --help`."""
+    """The exit codes, as printed by `grpo-tui --help`."""
 
     OK = 0
     FAILED = 1
     """The run crashed, or the command could not do its work."""
     USAGE = 2
-    """Wrong options or a wrong configuration; nothing was started."""
+    """Wrong options or a wrong configuration. Nothing was started."""
     NOT_FOUND = 3
     """No such run or trajectory."""
     INTERRUPTED = 130
-    """Ctrl-C; the run was asked to save and stop."""
+    """Ctrl-C. The run was asked to save and stop."""
 
 
 class CliError(GrpoTuiError):
@@ -44,7 +44,7 @@ RunsDir = Annotated[
 
 
 def known_runs(incomplete: str) -> list[str]:
-    """Ids of runs for the shell's completion."""
+    """Return ids of runs for the shell's completion."""
     from ...engine.launch import list_runs
     from ...engine.runs.paths import runs_dir
 
@@ -59,7 +59,7 @@ RunReference = Annotated[
 ]
 Maps = Annotated[
     list[str] | None,
-    typer.Option("--map", metavar="ROLE=KEY", help="What a key of a file means, e.g. reward=score, group=uid."),
+    typer.Option("--map", metavar="ROLE=KEY", help="The meaning of a key of a file, e.g. reward=score, group=uid."),
 ]
 Importers = Annotated[
     list[str] | None, typer.Option("--importer", metavar="FILE.py", help="A format of your own (docs/importing.md).")
@@ -81,5 +81,5 @@ def fail(message: str, code: ExitCode = ExitCode.FAILED) -> NoReturn:
 
 
 def on_terminal() -> bool:
-    """Whether a person sits at both ends, on a terminal that can show the app."""
+    """Return whether a person sits at both ends, on a terminal that can show the app."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")

@@ -35,7 +35,7 @@ def load(
     options: Mapping[str, Option] | None = None,
     paths: bool = False,
 ) -> RunConfig:
-    """A checked `RunConfig`; ends the command with all that is wrong, a line each."""
+    """Return a checked `RunConfig`. Ends the command with one line for each problem."""
     from ...configs import ConfigError, load_config
     from ...engine.runs.masking import mask_text
 
@@ -48,7 +48,8 @@ def load(
 def chosen_lines(
     settings: RunConfig, config: str | None, overrides: list[str] | None, options: Mapping[str, Option] | None = None
 ) -> list[str]:
-    """The values that follow from the model, those of one reason in a line, and a warning for each unusual one."""
+    """Return the values that follow from the model, those of one reason in a line, and a warning for each unusual
+    one."""
     from ...configs import choices
     from ...configs.model_defaults import BUILTIN, unusual
 
@@ -69,7 +70,7 @@ def chosen_lines(
 
 @app.command()
 def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
-    """Print every key with its value, its meaning and what it accepts; the output is a valid configuration.
+    """Print every key with its value, its meaning and its valid values. The output is a valid configuration.
 
     The first prompt that the policy will read follows, as a comment.
     """
@@ -94,7 +95,7 @@ def _first_prompt(config: RunConfig) -> str:
 
 @app.command()
 def check(config: ConfigArgument = None, set_: SetOption = None) -> None:
-    """Check a configuration; every problem is one line with file, line, key and what would be right."""
+    """Check a configuration. Every problem is one line with file, line, key and the right form."""
     from ...engine.launch.trainer import INSTALL, missing
 
     loaded = load(config, set_, paths=True)

@@ -30,10 +30,10 @@ def show(
     rows: Annotated[int, typer.Option("--rows", min=0, help="How many rows to print.")] = 3,
     set_: SetOption = None,
 ) -> None:
-    """Print the first rows as the policy will read them, with token counts and what is over the limit.
+    """Print the first rows as the policy will read them, with token counts and the rows over the limit.
 
-    Without --model only the messages are shown, and nothing of a model is looked for. Settings of the data go with
-    --set, such as --set data.prompt_template='{question} Be brief.'.
+    Without --model, only the messages are shown, and no model is loaded. Set data options with --set, such as --set
+    data.prompt_template='{question} Be brief.'.
     """
     from ...configs import Option
     from ..text import literal

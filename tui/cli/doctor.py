@@ -1,4 +1,4 @@
-"""`grpo-tui doctor`: what is here, what is missing, and how to get it."""
+"""`grpo-tui doctor`: check the installation, and print how to get the missing parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import typer
 
 from .common import ExitCode, RunsDir, SetOption, fail, say
 
-HELP = "Check versions, devices, disk and terminal; say what is missing and how to get it."
+HELP = "Check versions, devices, disk and terminal, and print how to get missing parts."
 
 GIB = 1024**3
 TRAIN = "train"
@@ -29,7 +29,7 @@ DEVICE_TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Finding:
-    """One line. `missing` makes the command end with 1; `note` is worth knowing; `good` is in order."""
+    """One line. `missing` makes the command exit with 1, `note` is worth knowing, `good` is in order."""
 
     state: Literal["good", "note", "missing"]
     text: str
@@ -42,14 +42,14 @@ def doctor(
         typer.Option(
             "--model",
             metavar="NAME",
-            help="Say what memory training this model needs (a hub id, a folder or a preset), and nothing else.",
+            help="Print only the memory that training this model needs (a hub id, a folder or a preset).",
             show_default=False,
         ),
     ] = None,
     server: Annotated[
         list[str] | None,
         typer.Option(
-            "--server", metavar="URL", help="Say whether rollouts can be made on this server; as often as needed."
+            "--server", metavar="URL", help="Check whether this server can make rollouts. May be given several times."
         ),
     ] = None,
     queue: Annotated[
@@ -57,14 +57,14 @@ def doctor(
         typer.Option(
             "--queue",
             metavar="URL",
-            help="Say whether a Redis server can keep the queue of online runs: its URL, or the environment variable "
+            help="Check whether a Redis server can keep the queue of online runs: its URL, or the environment variable "
             "that holds it.",
         ),
     ] = None,
     set_: SetOption = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Print what was found; ends with 1 when training cannot work as things are."""
+    """Print the findings. Exits with 1 if training cannot work."""
     if server:
         _servers(server, set_)
         return
@@ -84,7 +84,7 @@ def doctor(
 
 
 def _tell(findings: Iterable[Finding], nothing_missing: str) -> None:
-    """One line each; ends with 1 where something is missing."""
+    """Print one line a finding. Exits with 1 if a part is missing."""
     from ..text import literal
 
     missing = 0
@@ -99,7 +99,7 @@ def _tell(findings: Iterable[Finding], nothing_missing: str) -> None:
 
 
 def _servers(urls: Sequence[str], set_: list[str] | None) -> None:
-    """What each server has of what rollouts need."""
+    """Yield a line for each requirement of rollouts on each server."""
     from ...engine.launch.rollout_servers import check_server
     from .config import load
 
@@ -109,7 +109,7 @@ def _servers(urls: Sequence[str], set_: list[str] | None) -> None:
 
 
 def _memory(model: str, set_: list[str] | None) -> None:
-    """What the model needs, from its config alone; a process of its own reads it."""
+    """Yield the memory that the model needs, from its config alone. A separate process reads it."""
     from ...configs import Option, presets
     from ..text import literal
     from .config import chosen_lines, load
@@ -144,7 +144,8 @@ def _findings(home: Path) -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Every requirement of the package with the version that is installed; the trainer's, when any of it is."""
+    """Yield every requirement of the package with the installed version; those of the trainer if any of it is
+    installed."""
     from importlib import metadata
 
     from packaging.requirements import Requirement
@@ -232,7 +233,7 @@ def devices() -> Iterator[Finding]:
         yield Finding("good", "GPU of Apple silicon (mps)")
     if not found["gpus"] and not found["mps"]:
         hint = "" if found["cuda"] is None else " (this torch is built for CUDA, but no device answers: see nvidia-smi)"
-        yield Finding("note", f"no GPU{hint}", "the built-in tiny policy trains on a CPU; larger models need one")
+        yield Finding("note", f"no GPU{hint}", "the built-in tiny policy trains on a CPU, larger models need one")
 
 
 def disk(home: Path) -> Finding:
@@ -247,7 +248,7 @@ def disk(home: Path) -> Finding:
 
 
 def terminal() -> Iterator[Finding]:
-    """What the terminal can show."""
+    """Yield the abilities of the terminal."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         yield Finding("note", "no terminal here", "`train` prints plain lines; `inspect RUN --json` is for scripts")
         return
@@ -283,7 +284,7 @@ def terminal() -> Iterator[Finding]:
 
 
 def services() -> Iterator[Finding]:
-    """Only what is configured here; nothing is sent anywhere."""
+    """Yield the configured services. Nothing is sent to them."""
     key = os.environ.get("WANDB_API_KEY") or "api.wandb.ai" in _read(Path.home() / ".netrc")
     yield Finding(
         "good" if key else "note",

@@ -1,4 +1,4 @@
-"""`grpo-tui train --dry-run`: one step of two rollouts in a folder that is thrown away, and what came of it."""
+"""`grpo-tui train --dry-run`: make one step of two rollouts in a temporary folder, and print its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .common import ExitCode, fail, say
 
 if TYPE_CHECKING:
     from ...configs import RunConfig
-    from ...engine.runs.reader import RunReader
+    from ...engine.runs.read.reader import RunReader
     from ...engine.runs.types import RunInfo
 
 ROLLOUTS = 2
@@ -21,9 +21,10 @@ POLL_S = 0.2
 
 
 def dry_run(config: RunConfig) -> int:
-    """Run it and print prompts, completions, components, advantages and cost; gives the exit code of the command."""
+    """Print prompts, completions, components, advantages and cost of a trial step. Returns the exit code of the
+    command."""
     from ...engine.launch import LaunchError, start_run
-    from ...engine.runs.reader import RunReader
+    from ...engine.runs.read.reader import RunReader
     from .follow import crash_reason
 
     with tempfile.TemporaryDirectory(prefix="grpo-tui-dry-run-", ignore_cleanup_errors=True) as folder:
@@ -34,16 +35,16 @@ def dry_run(config: RunConfig) -> int:
         say(f"dry run: {ROLLOUTS} rollouts of one prompt of {run.environment} with {run.model}; nothing of it is kept")
         ended = _wait(Path(run.path))
         if ended.status == "crashed":
-            fail(crash_reason(ended) or "the dry run crashed without a word")
+            fail(crash_reason(ended) or "the dry run crashed without a message")
         with RunReader(Path(run.path)) as reader:
             _tell(reader, config)
     return ExitCode.OK
 
 
 def _wait(path: Path) -> RunInfo:
-    """The run when it has ended. Ctrl-C stops it first."""
+    """Return the run when it has ended. Ctrl-C stops it first."""
     from ...engine.launch import stop_run
-    from ...engine.runs.status import look
+    from ...engine.runs.control.status import look
 
     try:
         while (run := look(path)).active:
@@ -99,7 +100,7 @@ def _tell(reader: RunReader, config: RunConfig) -> None:
 
 
 def cost(measured: Mapping[str, float], config: RunConfig) -> list[str]:
-    """What a step of the real size costs at most, from what two rollouts cost."""
+    """Estimate the largest cost of a step of the real size from the cost of two rollouts."""
     training = config.training
     size = training.prompts_per_step * training.num_generations
     seconds = {phase: measured.get(metric.PHASE_SECONDS(phase), 0.0) for phase in metric.PHASES}

@@ -18,8 +18,8 @@ from .own_importers import own_importers
 
 
 def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequence[str]) -> RunInfo:
-    """What a person named to a command that reads rollouts: a run, or a dump, which is indexed whole. What of a dump
-    was skipped is said."""
+    """Return the run, or the indexed dump, that a person named to a command. Prints which parts of a dump were
+    skipped."""
     if not (maps or importers or is_path_of_dump(reference, home)):
         from .runs import find
 
@@ -35,7 +35,7 @@ def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequ
 def opened_dump(
     reference: str, maps: Sequence[str], importers: Sequence[str], *, whole: bool, searchable: bool = False
 ) -> tuple[RunInfo, Opened]:
-    """Open a dump as a run; what cannot be opened ends the command with one line."""
+    """Open a dump as a run. If it cannot be opened, the command ends with one line."""
     from ...engine.imports.opening import open_dump
 
     options = options_of(maps, importers)
@@ -49,13 +49,13 @@ def opened_dump(
 
 
 def info_of(folder: Path) -> RunInfo:
-    """The facts of a dump whose index is in this folder."""
+    """Return the facts of a dump whose index is in this folder."""
     with open_reader(folder) as reader:
         return reader.info()
 
 
 def options_of(maps: Sequence[str], importers: Sequence[str]) -> Options:
-    """How a person wants a dump read; what is wrong in it ends the command with one line."""
+    """Return how to read a dump. A wrong option ends the command with one line."""
     try:
         return Options.of(maps, (*importers, *own_importers()))
     except DumpError as error:
@@ -63,7 +63,7 @@ def options_of(maps: Sequence[str], importers: Sequence[str]) -> Options:
 
 
 def told(summary: Mapping[str, Any]) -> list[str]:
-    """What was recognised, what was skipped and where, what these formats do not carry: as lines."""
+    """Return lines about a dump: the recognised formats, the skipped parts, and the numbers that these formats lack."""
     if not summary:
         return []
     formats = {name: n for name, n in summary["formats"].items() if name != "(unknown)"}

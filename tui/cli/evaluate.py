@@ -99,7 +99,7 @@ def evaluate(
 def _base_config(
     found: list[Subject], config: str | None, dataset: str | None, reward: list[str] | None, set_: list[str] | None
 ) -> RunConfig | None:
-    """The configuration with tasks and rewards; None where all subjects are evaluations that exist."""
+    """Return the configuration with tasks and rewards; None if all subjects are existing evaluations."""
     from ...engine.runs.paths import CONFIG_FILE
     from .config import load
     from .train import own
@@ -121,7 +121,7 @@ def _base_config(
 def _spec(
     subject: Subject, base: RunConfig, tasks: int | None, samples: int, temperature: float, seed: int | None
 ) -> RunConfig:
-    """The configuration of one evaluation."""
+    """Return the configuration of one evaluation."""
     from ...configs.sections import EvaluationConfig, RolloutsConfig
 
     config = subject.configure(base)
@@ -137,7 +137,7 @@ def _spec(
 
 
 def _evaluated(home: Path, config: RunConfig, *, quiet: bool) -> Path:
-    """The folder of a finished evaluation with this configuration, made where there is none."""
+    """Return the folder of a finished evaluation with this configuration, made where there is none."""
     from ...configs import to_yaml
     from ...engine.launch import start_run
 
@@ -163,7 +163,7 @@ def _continued(home: Path, folder: Path, *, quiet: bool) -> Path:
 
 
 def _followed(run: Any, *, quiet: bool) -> Path:
-    """Print progress until the run ends; an evaluation that did not finish ends the command."""
+    """Print progress until the run ends. An evaluation that did not finish ends the command."""
     from ...engine.launch import find_run, stop_run
     from .follow import follow
 
@@ -175,7 +175,7 @@ def _followed(run: Any, *, quiet: bool) -> Path:
 
 
 def _plain(result: Evaluation) -> dict[str, Any]:
-    """An evaluation as JSON."""
+    """Return an evaluation as JSON."""
     passes = {}
     for k in _powers(result.spec.samples):
         if (both := result.pass_k(k)) is not None:
@@ -196,7 +196,7 @@ def _plain(result: Evaluation) -> dict[str, Any]:
 
 
 def _plain_pair(c: Comparison) -> dict[str, Any]:
-    """A comparison as JSON."""
+    """Return a comparison as JSON."""
     return {
         "first": c.first.name,
         "second": c.second.name,

@@ -14,22 +14,22 @@ import typer
 from .common import ExitCode, Importers, Maps, RunReference, RunsDir, fail, json_line, say
 
 if TYPE_CHECKING:
-    from ...engine.runs.reader import RunReader
+    from ...engine.runs.read.reader import RunReader
     from ...engine.runs.types import Trajectory
 
 HELP = """Write the trajectories of a run, or of a dump of another framework, with their rewards, to a file.
 
---format messages writes the conversations alone, as `sft.data` of `--mode sft` takes them; with --filter correct only
-the right ones.
+--format messages writes only the conversations, as `sft.data` of `--mode sft` takes them. --filter correct keeps the
+right ones.
 
-Numbers that were not recorded are null; an advantage computed from the rewards of the group stands under `recomputed`.
+Numbers that were not recorded are null; an advantage computed from the rewards of the group is in `recomputed`.
 """
 
 BATCH = 1000
 
 
 class Format(StrEnum):
-    """What `--format` takes."""
+    """The values of `--format`."""
 
     jsonl = "jsonl"
     parquet = "parquet"
@@ -51,7 +51,7 @@ def export(
     importers: Importers = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write all (or the matching) trajectories; the file appears whole or not at all."""
+    """Write all (or the matching) trajectories. The file appears complete or not at all."""
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
     from .dumps import run_or_dump
     from .records import opened
@@ -106,7 +106,8 @@ def _write_jsonl(path: Path, rows: Iterator[dict[str, Any]]) -> int:
 
 
 def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> int:
-    """Columns that people group by are columns; what is nested and differs by environment is JSON text."""
+    """Write a table. Fields that people group by are columns; nested fields that differ by environment are JSON
+    text."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

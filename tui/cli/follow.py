@@ -16,12 +16,12 @@ from ...configs import metric_names as metric
 from ...engine.launch.children import exit_code
 from ...engine.launch.logs import last_error, log_path
 from ...engine.launch.stop import wait_until_gone
-from ...engine.runs.checkpoints import checkpoint_folder, checkpoints
-from ...engine.runs.live import LiveState, read_live
+from ...engine.runs.control.live import LiveState, read_live
+from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
 from ...engine.runs.paths import RUN_FILE, adapters_dir
-from ...engine.runs.reader import RunReader
-from ...engine.runs.summary import RATE_WINDOW, RATES
+from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
+from ...engine.runs.write.summary import RATE_WINDOW, RATES
 from ..format import count, duration, number
 from ..progress_text import PHASES, inside, phase_left, rollouts_line, under_way
 from ..text import literal
@@ -29,9 +29,9 @@ from .common import ExitCode, say, warn
 
 POLL_S = 0.25
 LINE_EVERY_S = 1.0
-"""At most one progress line in this time; the last step is always printed."""
+"""At most one progress line in this time. The last step is always printed."""
 PHASE_EVERY_S = 10.0
-"""Inside a step, at most one line in this time says how far its phase is."""
+"""Inside a step, at most one line about the phase in this time."""
 
 COLUMNS = {
     "sft": (
@@ -56,7 +56,7 @@ COLUMNS = {
     ),
 }
 VAGUE = ("the process is gone", "the process never started")
-"""What is said of a process that ended without a word; its log knows more."""
+"""The message for a process that ended without a status. Its log has details."""
 TOLD = ("phase", "eval", "checkpoint", "snapshot", "alert", "note", "record", "error", "control")
 """Kinds of event that are printed."""
 
@@ -85,9 +85,9 @@ def _signals() -> Iterator[None]:
 
 
 def follow(run: RunInfo, *, stop: Callable[[], RunInfo], out: Callable[[str], None] = say) -> int:
-    """Print the run's progress until it ends; gives the exit code of the command.
+    """Print the run's progress until it ends. Returns the exit code of the command.
 
-    stop: asks the run to save and stop, and waits for it; called on Ctrl-C and SIGTERM.
+    stop: asks the run to save and stop, and waits for it. It is called on Ctrl-C and SIGTERM.
     """
     progress = _Progress(run, out)
     try:
@@ -136,7 +136,7 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
 
 
 def crash_reason(run: RunInfo) -> str:
-    """Why a run crashed, in one line as far as it is known."""
+    """Return the cause of a crash in one line, as far as it is known."""
     line = ((run.error or "").strip().splitlines() or [""])[-1]
     if line.startswith(VAGUE):
         line = last_error(run, "engine" if run.mode == "online" else "training") or line
@@ -144,7 +144,7 @@ def crash_reason(run: RunInfo) -> str:
 
 
 def _saved(run: RunInfo) -> Path | None:
-    """The adapters of a run that ended after it had saved them."""
+    """Return the adapters of a run that ended after saving them."""
     from ...configs.errors import GrpoTuiError
     from ...engine.launch.settings import read_config
 
@@ -157,7 +157,7 @@ def _saved(run: RunInfo) -> Path | None:
 
 
 def _way_on(run: RunInfo) -> str:
-    """What to type after a crash: a checkpoint to go on from, or else the configuration to begin again with."""
+    """Return the command to type after a crash: resume from a checkpoint, or start again with the configuration."""
     if run.mode == "online":
         return f"go on: grpo-tui online --resume {run.id}"
     if checkpoints(checkpoint_folder(Path(run.path))):
@@ -166,7 +166,7 @@ def _way_on(run: RunInfo) -> str:
 
 
 class _Progress:
-    """What of a run was printed already."""
+    """The state of printing a run's progress."""
 
     def __init__(self, run: RunInfo, out: Callable[[str], None]) -> None:
         self.path, self.mode, self.out = Path(run.path), run.mode, out
@@ -175,7 +175,7 @@ class _Progress:
         self.event_id = 0
         self.values: dict[str, float] = {}
         self.rates: dict[str, deque[float]] = {}
-        """The newest outcomes of single requests, of which the rate is told."""
+        """The newest outcomes of single requests, from which the rate is computed."""
         self.step = 0
         self.printed_step = 0
         self.printed_at = time.monotonic()
@@ -186,7 +186,7 @@ class _Progress:
         self.skip_until = run.step  # a resumed run's old lines are not told again
 
     def until_end(self) -> RunInfo | None:
-        """Follow the run to its end; None when its record was removed while it goes on."""
+        """Follow the run to its end; return None if its record is removed before."""
         while True:
             info = self._info()
             if info.pid is not None and self.process is None:
@@ -206,7 +206,7 @@ class _Progress:
             time.sleep(POLL_S)
 
     def until_gone(self) -> int:
-        """Wait for the process of a run without a record; how it ended is only known from its exit code."""
+        """Wait for the process of a run without a record. Only its exit code reveals how it ended."""
         while self._alive():
             time.sleep(POLL_S)
         code = exit_code(self.process.pid) if self.process is not None else None
@@ -237,7 +237,7 @@ class _Progress:
         return self.reader.info()
 
     def print_new(self, *, last: bool) -> None:
-        """Print what was recorded since the last look."""
+        """Print the records since the last call."""
         if self.reader is None:
             return
         self.metric_row, news = self.reader.metrics.since(self.metric_row)
@@ -282,7 +282,8 @@ class _Progress:
 
 
 def phase_line(run: RunInfo, live: LiveState | None, now: float) -> str:
-    """`step 1/20: 12 of 32 rollouts · 840 of ≤ 4,096 tokens · 85 tok/s · ≤ 20 s left`; empty when nothing is known."""
+    """Return a line such as `step 1/20: 12 of 32 rollouts · 840 of ≤ 4,096 tokens · 85 tok/s · ≤ 20 s left`; empty if
+    nothing is known."""
     at = inside(run.progress, live)
     if at is None or not at.phase or run.status not in ("starting", "running"):
         return ""

@@ -16,7 +16,7 @@ from .common import ExitCode, fail, on_terminal, say
 if TYPE_CHECKING:
     from ...configs import RunConfig
 
-HELP = """Begin with what you have: four questions, then a configuration and reward functions to go on from.
+HELP = """Start a project: four questions, then a configuration and reward functions to edit.
 
 Writes grpo.yaml and (unless you name a function of yours) rewards.py into this folder, and tries both on two rollouts.
 """
@@ -28,7 +28,7 @@ ANSWERS = ("answer", "solution", "target", "label", "output", "ground_truth")
 
 
 class Hardware(StrEnum):
-    """What the training runs on."""
+    """The hardware of the training."""
 
     cpu = "cpu"
     gpu = "gpu"
@@ -56,7 +56,7 @@ def init(
     check: Annotated[bool, typer.Option("--check/--no-check", help="Try it on two rollouts at the end.")] = True,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
 ) -> None:
-    """Ask for what is missing, write the files, and try them."""
+    """Ask for the missing settings, write the files, and try them."""
     for path in (CONFIG, REWARDS) if reward is None else (CONFIG,):
         if path.exists() and not force:
             fail(f"there is a {path} here already; --force writes over it", ExitCode.USAGE)
@@ -64,7 +64,7 @@ def init(
     plan = _with_answer(plan)
     if plan.reward is None:
         REWARDS.write_text(reward_file(plan.answer), encoding="utf-8")
-        say(f"wrote {REWARDS}: what a good answer is, to be made your own")
+        say(f"wrote {REWARDS}: the score of an answer, for you to edit")
     CONFIG.write_text(config_file(plan), encoding="utf-8")
     say(f"wrote {CONFIG}")
     if check:
@@ -76,11 +76,11 @@ def init(
 
 
 def _ask(model: str | None, dataset: str | None, reward: str | None, hardware: Hardware | None) -> Plan:
-    """Ask for what no option gave; without a terminal there is nobody to ask."""
+    """Ask for the settings that no option gave. Without a terminal nothing can be asked."""
     gpu = Hardware.gpu if shutil.which("nvidia-smi") else Hardware.cpu
     if not on_terminal():
         if dataset is None:
-            fail("without a terminal there is nobody to ask: give --dataset (and --model, --reward)", ExitCode.USAGE)
+            fail("without a terminal no question can be asked: give --dataset (and --model, --reward)", ExitCode.USAGE)
         return Plan(model or MODEL, dataset, reward, hardware or gpu)
     if model is None:
         model = typer.prompt("1 of 4 · which model (a hub id or a folder)", default=MODEL)
@@ -107,7 +107,7 @@ def _with_answer(plan: Plan) -> Plan:
 
 
 def _probe(plan: Plan) -> RunConfig:
-    """A configuration of the data alone: nothing is scored with it."""
+    """Return a configuration of the data only, without rewards."""
     from ...configs import Option
     from .config import load
 
@@ -116,13 +116,13 @@ def _probe(plan: Plan) -> RunConfig:
 
 
 def reward_file(answer: str | None) -> str:
-    """A reward function to begin with: compares with the column `answer`, or asks to be written."""
+    """Return a reward function to begin with: compares with the column `answer`, or asks to be written."""
     if answer is None:
         return '''"""Reward functions: they get the completions of a step as lists of messages, and return scores."""
 
 
 def quality(completions, **kwargs):
-    """No column of the data holds right answers: say here what a good completion is. For now: a short one."""
+    """No column of the data holds right answers: score completions here. For now, short ones are good."""
     scores = []
     for completion in completions:
         text = completion[-1]["content"]
@@ -152,7 +152,8 @@ def accuracy(completions, {answer}, **kwargs):
 
 
 def config_file(plan: Plan) -> str:
-    """The configuration, with what to look at next in comments. All other values follow from the model."""
+    """Return the configuration, with the next settings to look at in comments. All other values follow from the
+    model."""
     function = plan.reward or f"rewards.py:{'quality' if plan.answer is None else 'accuracy'}"
     text = json.dumps  # a JSON string is a YAML string, whatever stands in it
     return f"""# Made by `grpo-tui init`. Learning rate, lengths, batch and precision follow from the model, and a value
@@ -169,7 +170,7 @@ data:
   completions: messages
   # As the policy reads it: grpo-tui data show grpo.yaml
   # system_prompt: Think step by step, then answer.
-  # prompt_template: "{{question}} End with the answer alone."
+  # prompt_template: "{{question}} End with only the answer."
 
 environment:
   # Functions with TRL's signature and their weights; the first also says what counts as a success.

@@ -12,17 +12,17 @@ import typer
 from .common import ExitCode, Importers, Maps, RunReference, RunsDir, fail, json_line, on_terminal, say, warn
 
 if TYPE_CHECKING:
-    from ...engine.runs.query import Query
-    from ...engine.runs.reader import RunReader
+    from ...engine.runs.read.reader import RunReader
+    from ...engine.runs.search.query import Query
     from ...engine.runs.types import Event, RunInfo, TrajectoryRow
     from ..app.destinations import Destination
 
 HELP = """Look into a run, running or finished: the app on a terminal, else a summary.
 
 In place of a run, a file or folder of rollouts that another framework wrote: TRL, verl, verifiers, prime-rl, inspect-ai
-and others, told apart by what is in it (docs/importing.md).
+and others, recognised by their content (docs/importing.md).
 
---at, --live and --filter say where the app opens. --json, --trajectory, --limit and --report print or write plain data
+--at, --live and --filter set where the app opens. --json, --trajectory, --limit and --report print or write plain data
 instead, and so does --filter without a terminal. --at N --text prints rollout N as the stepper renders it.
 """
 
@@ -68,7 +68,7 @@ def inspect(
     importers: Importers = None,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Open the app on a run or a dump, or print what scripts ask for."""
+    """Open the app on a run or a dump, or print data for scripts."""
     from ...engine.imports.behind import is_path_of_dump
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
     from .dumps import missing
@@ -87,11 +87,11 @@ def inspect(
         wrong = "--trajectory, --filter (with --search), --report, --at and --live exclude each other; give one"
         fail(wrong, ExitCode.USAGE)
     if maps or importers or is_path_of_dump(run, home):
-        from ...engine.runs.conditions import TEXTS
+        from ...engine.runs.search.conditions import TEXTS
         from .dumps import opened_dump, told
 
         if not plain:
-            from ...engine.runs.query import Query
+            from ...engine.runs.search.query import Query
             from .open_dump import open_dumped
 
             if at is not None:  # its rollout may be the last one
@@ -113,7 +113,7 @@ def inspect(
         say(f"wrote {report}")
         return
     if not plain:
-        from ...engine.runs.query import Query
+        from ...engine.runs.search.query import Query
         from .app import open_run
 
         open_run(home, info, _start(info, at, live, Query(filter_ or "", search or "")))
@@ -133,7 +133,7 @@ def inspect(
 
 
 def _start(info: RunInfo, at: str | None, live: bool, query: Query) -> Destination | None:
-    """Where the app opens; None: where the run is best looked at."""
+    """Return where the app opens; None: where the run is best looked at."""
     from ..app.destinations import Live, Stepper, Trajectories
     from .records import opened
 
@@ -151,7 +151,7 @@ def _start(info: RunInfo, at: str | None, live: bool, query: Query) -> Destinati
 
 
 def _place(reader: RunReader, at: str) -> tuple[int, int | None]:
-    """Number and step (from 0; None where none is named) of what `--at` names."""
+    """Return number and step (from 0; None if none is named) of the value of `--at`."""
     reference, slash, step = at.rpartition("/")
     if not (slash and step.isdecimal()):  # an id may hold a slash of its own
         reference, step = at, ""

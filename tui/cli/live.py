@@ -1,4 +1,4 @@
-"""`grpo-tui live`: the dashboard of what is being recorded now."""
+"""`grpo-tui live`: the dashboard of an active run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 
 from .common import ExitCode, RunsDir, fail, known_runs, on_terminal
 
-HELP = """Open the dashboard of the run that is being recorded now; of several, the newest.
+HELP = """Open the dashboard of the active run; of several, the newest.
 
-With RUN, the dashboard of that one, whether it goes on or has ended. Any terminal will do, also over ssh.
+With RUN, open the dashboard of that run, active or ended. Any terminal will do, also over ssh.
 """
 
 

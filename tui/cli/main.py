@@ -1,4 +1,4 @@
-"""`grpo-tui`: the command line. Each command is in its own `cli_*` file and imports what is heavy when it runs."""
+"""`grpo-tui`: the command line. Each command has its own file and imports heavy modules when it runs."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _unexpected(error: Exception) -> int:
-    """A fault of this program: the traceback goes to a file, one line to the person."""
+    """Return a fault of this program: the traceback goes to a file, one line to the person."""
     from ..text import literal
 
     summary = literal(f"{type(error).__name__}: {error}"[:300])

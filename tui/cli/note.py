@@ -1,4 +1,4 @@
-"""`grpo-tui note`: what a person says of a rollout, and all that was said."""
+"""`grpo-tui note`: put a note on a rollout, or list all notes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .common import ExitCode, RunsDir, fail, json_line, say
 
 HELP = """Put a note on a trajectory, or list the notes of a run or a dump.
 
-Words that begin with # are labels: grpo-tui note RUN ID "#hack it copied the answer". An empty text takes it back.
-Notes are kept beside the run (of a dump: in ~/.local/share/grpo-tui/notes), are exported, and can be asked for:
+Words that begin with # are labels: grpo-tui note RUN ID "#hack it copied the answer". An empty text removes it.
+Notes are kept in the run's folder (of a dump: in ~/.local/share/grpo-tui/notes), are exported, and can be asked for:
 --filter 'label:hack', --filter 'note:copied'.
 """
 

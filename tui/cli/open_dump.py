@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..app.destinations import Destination
 
 PLAIN = {"keys": {}, "importers": []}
-"""`Options.to_json()` of a dump that nothing is said about; asking `Options` would load what reads files."""
+"""`Options.to_json()` of a dump without options. Importing `Options` would load the readers of files."""
 
 
 def open_dumped(
@@ -24,8 +24,10 @@ def open_dumped(
     importers: Sequence[str] = (),
     start: Callable[[RunInfo], Destination | None] | None = None,
 ) -> None:
-    """Open the app when the first rows are there; the process that reads them continues and follows what grows.
-    start: where the app opens, in place of the list. A dump that cannot be opened ends the command with one line."""
+    """Open the app as soon as the first rows are read. The reading process continues and follows growing files.
+
+    start: where the app opens, instead of the list. A dump that cannot be opened ends the command with one line.
+    """
     options = PLAIN
     if maps or importers or own_importers():
         from .dumps import options_of
@@ -48,7 +50,7 @@ def open_dumped(
 
 
 def greeting(dump: Opened) -> list[str]:
-    """What is said over the first screen: what was recognised, and what was skipped."""
+    """Return the text above the first screen: the recognised formats, and the skipped parts."""
     from .dumps import told
 
     return [text for text in told(dump.summary) if not text.startswith("not in ")][:4]

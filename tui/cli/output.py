@@ -14,7 +14,8 @@ def say(text: str = "") -> None:
 
 
 def json_line(value: Any) -> str:
-    """One line of strict JSON in ASCII: control and direction characters are escaped, NaN and infinity are null."""
+    """Return one line of strict JSON in ASCII: control and direction characters are escaped, NaN and infinity are
+    null."""
     return json.dumps(_strict(value), ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
 
 

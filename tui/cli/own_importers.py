@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def own_importers() -> Sequence[str]:
-    """Those of the person's settings; nothing is loaded where there are none."""
+    """Return the importers of the personal settings. Nothing is loaded if there are none."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     if not Path(home, "grpo-tui", "config.yaml").is_file():
         return ()

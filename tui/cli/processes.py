@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a process printed, or the one sentence why it could not."""
+    """The output of a process, or one sentence about its failure."""
 
     text: str
     problem: str = ""

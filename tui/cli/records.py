@@ -1,4 +1,4 @@
-"""What the commands read of a run's record."""
+"""Read records for commands."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...engine.runs.query import Query
+from ...engine.runs.search.query import Query
 from ...engine.runs.types import RunInfo, TrajectoryRow
 from .common import ExitCode, fail, warn
 
 if TYPE_CHECKING:
-    from ...engine.runs.reader import RunReader
+    from ...engine.runs.read.reader import RunReader
 
 PAGE = 500
 """Rows read at a time."""
@@ -20,7 +20,7 @@ PAGE = 500
 
 @contextmanager
 def opened(info: RunInfo) -> Iterator[RunReader]:
-    """A reader on a run's record; what cannot be read ends the command with one line."""
+    """Return a reader on a run's record. An unreadable record ends the command with one line."""
     from ...engine.imports.readers import open_reader
     from ...engine.runs.errors import FilterError, RecordError
 
@@ -39,7 +39,7 @@ def opened(info: RunInfo) -> Iterator[RunReader]:
 
 
 def matching(reader: RunReader, filter_: str, search: str, limit: int | None) -> Iterator[TrajectoryRow]:
-    """The rows that match, in order of recording, a page at a time."""
+    """Yield the rows that match, in order of recording, a page at a time."""
     for note in reader.rollouts.filter_notes(filter_):
         warn(f"--filter: {note}")
     done = 0

@@ -1,4 +1,4 @@
-"""`grpo-tui repair`: what can be read of a damaged record, as a record again."""
+"""`grpo-tui repair`: save the readable part of a damaged record as a new record."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from .common import RunReference, RunsDir, fail, say
 from .runs import find
 
-HELP = "Save what can be read of a run's damaged record into a new one; the damaged file is kept."
+HELP = "Save the readable part of a run's damaged record into a new one. The damaged file is kept."
 
 
 def repair(run: RunReference, runs_dir: RunsDir = None) -> None:
-    """Put a new record in the place of the damaged one, and say how much is whole."""
+    """Replace a damaged record by a new one, and print how much of it is whole."""
     from ...engine.launch.stop import living
     from ...engine.runs.errors import RecordError
-    from ...engine.runs.health import damage
+    from ...engine.runs.health.repair import repair as repaired
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
-    from ...engine.runs.repair import repair as repaired
+    from ...engine.runs.read.integrity import damage
 
     info = find(resolve_runs_dir(runs_dir), run)
     path = Path(info.path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .common import ExitCode, fail
 
 if TYPE_CHECKING:
-    from ...engine.runs.reader import RunReader
+    from ...engine.runs.read.reader import RunReader
     from ...engine.runs.types import RunInfo
 
 SIZE = (160, 48)
@@ -33,7 +33,7 @@ def write_report(home: Path, run: RunInfo, out: Path) -> None:
 
 
 def draw(home: Path, run: RunInfo) -> str:
-    """The dashboard as SVG, drawn by the app itself without a terminal."""
+    """Return the dashboard as SVG, drawn by the app itself without a terminal."""
     import asyncio
 
     from ..app.app import GrpoApp
@@ -51,11 +51,12 @@ def draw(home: Path, run: RunInfo) -> str:
 
 
 def page(run: RunInfo, picture: str) -> str:
-    """One HTML file without scripts and without anything from elsewhere: the picture, the last values, the events."""
+    """Return one HTML file without scripts and without anything from elsewhere: the picture, the last values, the
+    events."""
     from html import escape
 
     from ...engine.imports.check import diagnose
-    from ...engine.runs.remedies import remedy
+    from ...engine.runs.control.remedies import remedy
     from ..format import number, step_text
     from ..text import literal
     from .dumps import told
@@ -110,11 +111,11 @@ td, th {{ text-align: left; padding: .15rem .8rem .15rem 0; border-bottom: 1px s
 
 
 def _rollouts(reader: RunReader) -> str:
-    """The rollouts that earned most and least of the newest, as the stepper renders them."""
+    """Return the rollouts that earned most and least of the newest, as the stepper renders them."""
     from html import escape
 
     from ...engine.runs.errors import RecordError
-    from ...engine.runs.query import Query
+    from ...engine.runs.search.query import Query
     from ..app.printed import html
     from ..format import number
     from ..text import literal

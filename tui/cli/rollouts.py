@@ -33,7 +33,7 @@ def serve(
     only_print: Annotated[bool, typer.Option("--print", help="Print the commands and run nothing.")] = False,
     set_: SetOption = None,
 ) -> None:
-    """Print and run the `vllm serve` commands that rollouts need; ends with them."""
+    """Print and run the `vllm serve` commands that rollouts need. The command ends with them."""
     from ...configs import Option, presets
     from ...engine.launch.process_logging import safe_path
     from ...engine.launch.rollout_servers import ServerCommand, serve_commands
@@ -71,7 +71,7 @@ def serve(
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Until all have ended; the first that fails, or Ctrl-C, ends the others. The worst exit code."""
+    """Wait until all have ended. If one fails, or on Ctrl-C, end the others. Returns the worst exit code."""
     code = 0
     try:
         while processes:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.launch.find import list_runs
-from ...engine.runs.headline import Headline, of_record, of_status
+from ...engine.runs.health.headline import Headline, of_record, of_status
 from ...engine.runs.paths import runs_dir as resolve_runs_dir
 from ...engine.runs.types import RunInfo
 from ..format import ago, number, step_text
@@ -18,14 +18,14 @@ HEADS = ("run", "status", "mode", "environment", "model", "step", "reward", "suc
 
 
 def facts(run: RunInfo) -> dict[str, Any]:
-    """A run as plain data, with its reward and success."""
+    """Return a run as plain data, with its reward and success."""
     said = headline(run)
     fields = {name: getattr(run, name) for name in run.__dataclass_fields__}
     return {**fields, "reward": said.reward, "success": said.success}
 
 
 def headline(run: RunInfo) -> Headline:
-    """Reward and success of a run; the record is opened only where the status file does not say them."""
+    """Return reward and success of a run. The record is opened only if the status file lacks them."""
     said = of_status(run)
     if said is not None:
         return said

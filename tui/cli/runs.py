@@ -17,7 +17,7 @@ STOP_HELP = "Let a run save and stop."
 
 
 def find(home: Path, reference: str) -> RunInfo:
-    """The run that `reference` means; ends the command with the nearest ids when there is none."""
+    """Return the run that `reference` names. Ends the command with the nearest ids if there is none."""
     from ...engine.launch import find_run
     from ...engine.runs.errors import RunNotFound
 
@@ -43,7 +43,7 @@ def stop(
     force: Annotated[bool, typer.Option("--force", help="Kill what still runs after the timeout.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Ask the run to finish its step, save a checkpoint and end; wait for it."""
+    """Ask the run to finish its step, save a checkpoint and end. Wait for it."""
     from ...engine.launch import LaunchError, stop_run
     from ...engine.launch.stop import living
     from ...engine.runs.paths import runs_dir as resolve_runs_dir
@@ -54,7 +54,7 @@ def stop(
         say(f"run {info.id} is not running ({info.status} at step {info.step})")
         return
     if not info.active:
-        say(f"run {info.id} has {info.status}; what is left of it is told to end: {', '.join(left)}")
+        say(f"run {info.id} has {info.status}; its other processes are told to end: {', '.join(left)}")
     try:
         after = stop_run(info, timeout=timeout, force=force)
     except LaunchError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HELP = """Train: supervised (--mode sft) or with reinforcement (--mode rft), and watch it live.
 
-The run goes on when you leave the live view or close the terminal; `grpo-tui stop RUN` saves and stops it.
+The run continues when you leave the live view or close the terminal. `grpo-tui stop RUN` saves and stops it.
 Without a terminal, or with --headless, progress is printed as lines and Ctrl-C saves and stops the run.
 """
 
@@ -48,7 +48,7 @@ RewardOption = Annotated[
 
 
 class Mode(StrEnum):
-    """What `--mode` takes."""
+    """The values of `--mode`."""
 
     sft = "sft"
     rft = "rft"
@@ -57,7 +57,7 @@ class Mode(StrEnum):
 def train(
     config: ConfigArgument = None,
     mode: Annotated[
-        Mode | None, typer.Option(help="sft or rft; else what the configuration says.", show_default=False)
+        Mode | None, typer.Option(help="sft or rft; else that of the configuration.", show_default=False)
     ] = None,
     model: ModelOption = None,
     dataset: DatasetOption = None,
@@ -65,7 +65,7 @@ def train(
     set_: SetOption = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Try the configuration on two rollouts, print what came of it, keep nothing."),
+        typer.Option("--dry-run", help="Try the configuration on two rollouts, print the result, keep nothing."),
     ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help=f"See that it works: {QUICK_STEPS} steps, and {QUICK_TASKS} held-out tasks.")
@@ -110,7 +110,7 @@ def train(
         chosen = chosen_lines(settings, config, set_, options)
     if settings.mode == "online":
         fail(
-            "this configuration says mode: online; start it with `grpo-tui online`, or give --mode sft|rft",
+            "this configuration has mode: online; start it with `grpo-tui online`, or give --mode sft|rft",
             ExitCode.USAGE,
         )
 
@@ -146,7 +146,7 @@ def train(
 
 
 def _problem_of_code(settings: RunConfig) -> str:
-    """Why the tools or reward functions cannot be used, found before a run is made; empty where they can."""
+    """Return why the tools or reward functions cannot be used, before a run is made; empty if they can."""
     from ...engine.launch.trainer import missing
 
     if not (settings.environment.reward_funcs or settings.environment.tools) or missing():
@@ -157,7 +157,7 @@ def _problem_of_code(settings: RunConfig) -> str:
 def _recorded(
     home: Path, resume: str, given: Mapping[str, object], set_: list[str] | None
 ) -> tuple[RunInfo, RunConfig]:
-    """The run to go on with, and its own configuration; what was `given` besides would be another one."""
+    """Return the run to resume, and its own configuration. Any `given` option would make another configuration."""
     from .runs import find
 
     wrong = next((name for name, value in given.items() if value is not None), None)
@@ -174,7 +174,7 @@ def _shorten(settings: RunConfig) -> None:
 
 
 def own(model: str | None, dataset: str | None, reward: list[str] | None) -> dict[str, Option]:
-    """What `--model`, `--dataset` and `--reward` set, by key of the configuration."""
+    """Return the values of `--model`, `--dataset` and `--reward`, by key of the configuration."""
     from ...configs import Option
 
     given = {
@@ -190,7 +190,7 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
 
     Whether a checkpoint is whole is for the training process to see.
     """
-    from ...engine.runs.checkpoints import checkpoint_folder, checkpoints
+    from ...engine.runs.health.checkpoints import checkpoint_folder, checkpoints
     from ...engine.runs.paths import adapters_dir
 
     section = settings.sft if settings.mode == "sft" else settings.training
@@ -212,7 +212,7 @@ def _refuse_or_end(run: RunInfo, settings: RunConfig) -> None:
 
 
 def watch(home: Path, run: RunInfo, *, headless: bool, out: Callable[[str], None] = say) -> None:
-    """The live view on a terminal, lines otherwise; ends the command with the run's exit code."""
+    """Show the live view on a terminal, or print lines. Ends the command with the run's exit code."""
     if headless or not on_terminal():
         from ...engine.launch import stop_run
         from .follow import follow

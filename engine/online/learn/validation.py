@@ -28,8 +28,8 @@ from ....configs.schema import RunConfig
 from ...rollouts.dataset import load_rows
 from ...rollouts.evaluation import evaluate
 from ...rollouts.runner import RolloutRunner, Row
-from ...runs.control import ControlChannel
-from ...runs.writer import RunWriter
+from ...runs.control.requests import ControlChannel
+from ...runs.write.writer import RunWriter
 from ..process import load_serving_policy, serving_agent
 from ..store.folder import OnlineFolder
 from ..store.opening import open_queue

@@ -11,8 +11,8 @@ from torch import nn
 
 from ....configs.schema import RunConfig
 from ....configs.sections.online import OnlineConfig
-from ...runs.control import ControlChannel
-from ...runs.writer import RunWriter
+from ...runs.control.requests import ControlChannel
+from ...runs.write.writer import RunWriter
 from ..process import EngineWatch, load_serving_policy
 from ..store.folder import OnlineFolder
 from ..store.opening import image_folder

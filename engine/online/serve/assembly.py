@@ -30,8 +30,8 @@ from ...record.wandb_sink import WandbSink
 from ...rollouts.dataset import load_rows
 from ...rollouts.judging import make_judge, special_texts
 from ...rollouts.runner import RolloutRunner, prepares
-from ...runs.control import ControlChannel
-from ...runs.writer import RunWriter
+from ...runs.control.requests import ControlChannel
+from ...runs.write.writer import RunWriter
 from ...training.checkpoints import load_rewards
 from ..process import load_serving_policy, serving_agent, serving_settings
 from ..store.folder import OnlineFolder

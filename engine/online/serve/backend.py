@@ -16,7 +16,7 @@ from ....configs.schema import RunConfig
 from ....envs.base import Env
 from ....envs.loading import EnvLoadError, load_env_class
 from ...agents.remote.pool import Standing
-from ...runs.status import process_state
+from ...runs.control.status import process_state
 from ..store.folder import OnlineFolder
 from ..store.snapshots import published_versions
 from .http.problems import HttpProblem

@@ -31,7 +31,7 @@ from ...policy.prepared import acting
 from ...rollouts.rollout import Rollout
 from ...rollouts.runner import RolloutRunner
 from ...rollouts.versions import VersionedAgent
-from ...runs.types import NeighbourVote, Served, TrajectoryRecord
+from ...runs.types import GateCode, NeighbourVote, Served, TrajectoryRecord
 from ..store.images import ImageFolder
 from ..store.update_task import OriginalLogits, UpdateTask
 from ..voting import Gate, Neighbour, Vote, canonical, gate, vote
@@ -167,12 +167,14 @@ class InferenceEngine:
     def _single_gate(self, request: Request) -> Gate:
         """Whether samples are to be drawn after this answer."""
         if request.version is not None:
-            return Gate("own_sampling", "the caller chose the version")
+            return Gate(GateCode.OWN_SAMPLING, "the caller chose the version")
         if self.config.learn_from == "feedback":
             return FEEDBACK_ONLY
         if self.judge is None and self.extract is None:
-            return Gate("no_label", "no answer can be extracted from free text: set online.answer, or give feedback")
-        return Gate("open")
+            return Gate(
+                GateCode.NO_LABEL, "no answer can be extracted from free text: set online.answer, or give feedback"
+            )
+        return Gate(GateCode.OPEN)
 
     def _key(self, sample: Rollout) -> str | None:
         """The part of a sample's answer that votes and feedback compare."""
@@ -254,7 +256,7 @@ class InferenceEngine:
         if self.config.learn_from == "feedback":
             return FEEDBACK_ONLY
         if request.sampling.is_own or request.version is not None:
-            return Gate("own_sampling", "the caller chose the sampling or the version")
+            return Gate(GateCode.OWN_SAMPLING, "the caller chose the sampling or the version")
         return gate(outcome, self.config.min_confidence, self.config.learn_from_unanimous)
 
     def vote(self, request: Request, samples: Sequence[Rollout], neighbours: Sequence[Neighbour]) -> Vote:
@@ -384,7 +386,7 @@ class InferenceEngine:
             confidence=1.0,
             flipped=bool(correct) and correct[0] is False,
         )
-        labelled = replace(answer, samples=samples, label_vote=label_vote, gate=Gate("open"))
+        labelled = replace(answer, samples=samples, label_vote=label_vote, gate=Gate(GateCode.OPEN))
         if all(c is None for c in correct):
             return Learned(labelled)
         embeddings, logits = self._score(samples, [c is not None for c in correct])
@@ -403,7 +405,7 @@ class InferenceEngine:
         try:
             samples = self.judge(answer.samples, [answer.request.row] * len(answer.samples), answer.request.number)
         except RewardFunctionError as error:
-            return replace(answer, gate=Gate("no_label", f"the reward functions failed: {error}"))
+            return replace(answer, gate=Gate(GateCode.NO_LABEL, f"the reward functions failed: {error}"))
         scored = [s.trajectory if s.trajectory is not None and s.trajectory.steps[-1].scores else None for s in samples]
         correct = tuple(None if t is None else bool(t.correct) for t in scored)
         label_vote = replace(
@@ -413,7 +415,7 @@ class InferenceEngine:
             confidence=1.0,
             flipped=correct[0] is False,
         )
-        gate = Gate("open") if any(scored) else Gate("no_label", "no sample has a score")
+        gate = Gate(GateCode.OPEN) if any(scored) else Gate(GateCode.NO_LABEL, "no sample has a score")
         return replace(answer, samples=samples, label_vote=label_vote, gate=gate)
 
     def _widened(self, answers: Sequence[Answer], *, always: bool = False) -> list[Answer]:

@@ -16,8 +16,8 @@ from ....configs.sections.online import KLConfig
 from ...record.step_recorder import MetricSink
 from ...runs.paths import DATABASE
 from ...runs.position import JOURNAL_POSITION, recorded_position
-from ...runs.types import EventKind, Use
-from ...runs.writer import RunWriter
+from ...runs.types import EventKind, Use, UseKind
+from ...runs.write.writer import RunWriter
 from ..store.update_queue import JournalRow, QueueError, UpdateQueue
 from .inference_engine import Learned
 
@@ -199,7 +199,8 @@ class RecordKeeper:
         advantages = values.get("advantages") or [None] * len(ids)
         reason = values.get("rejected") or values.get("message")
         facts = {name: values[name] for name in USE_FACTS if name in values} | ({"message": reason} if reason else {})
-        kind = values["kind"] if values["kind"] != "update" else "taken_back" if values.get("rejected") else "applied"
+        done = UseKind.TAKEN_BACK if values.get("rejected") else UseKind.APPLIED
+        kind = UseKind(values["kind"]) if values["kind"] != "update" else done
         uses = [
             (id_, Use(kind, step, advantage=advantage, clipped=bool(values.get("clipped")), facts=facts))
             for id_, advantage in zip(ids, advantages, strict=True)

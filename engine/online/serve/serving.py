@@ -15,10 +15,10 @@ from pathlib import Path
 from ....configs import metric_names as metric
 from ....configs.sections.online import OnlineConfig
 from ...agents.remote.pool import NoServersLeft
-from ...runs.control import ControlChannel, request
+from ...runs.control.requests import ControlChannel, request
+from ...runs.control.status import ENDED, is_elsewhere, process_state
 from ...runs.position import REQUEST_POSITION, ROW_POSITION, recorded_position
-from ...runs.status import ENDED, is_elsewhere, process_state
-from ...runs.writer import RunWriter
+from ...runs.write.writer import RunWriter
 from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue
 from .absence import Absence

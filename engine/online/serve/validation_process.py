@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from ...launch.children import spawn
-from ...runs.status import process_state
+from ...runs.control.status import process_state
 from ..store.folder import OnlineFolder
 from ..store.update_queue import QueueError, UpdateQueue
 

@@ -21,7 +21,7 @@ from ...agents.chat_agent import ChatAgent
 from ...agents.remote.agent import RemoteAgent
 from ...record.step_recorder import StepRecorder
 from ...rollouts.runner import RolloutRunner, Row
-from ...runs.control import ControlChannel
+from ...runs.control.requests import ControlChannel
 from ..phases import StepClock
 from ..resumable import Resumable
 from .beta import AutomaticBeta

@@ -9,7 +9,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ...record.step_recorder import StepRecorder
 from ...rollouts.rollout import Rollout
-from ...runs.live import Live
+from ...runs.control.live import Live
+from ...runs.types import Phase
 from ..phases import StepClock
 
 
@@ -28,7 +29,7 @@ class StepProgress(TrainerCallback):
         """Micro-batches of an optimiser step."""
         self._updated = 0
         self._scored = False
-        self.acting = "rollouts"
+        self.acting = Phase.ROLLOUTS
         """What rollouts are made for: `rollouts` of a step, or an `evaluation`."""
         self.held_out = ""
         """How held-out tasks are answered now, in a few words."""
@@ -51,7 +52,7 @@ class StepProgress(TrainerCallback):
     ) -> None:
         """One more micro-batch has gone through."""
         self._updated += 1
-        self._tell("backward", self._updated, self.micro_batches)
+        self._tell(Phase.BACKWARD, self._updated, self.micro_batches)
 
     def rollouts(self, ended: int, total: int) -> None:
         """So many rollouts have ended."""
@@ -85,21 +86,21 @@ class StepProgress(TrainerCallback):
 
     def scored(self, done: int, total: int) -> None:
         """So many rollouts have their log-probs."""
-        self._tell("log-probs", done, total)
+        self._tell(Phase.LOG_PROBS, done, total)
 
     def phase(self, name: str) -> None:
         """A phase of `PhaseClock` begins. Log-probs after the rewards are those of the update itself."""
         if name == "reward":
             self._scored = True
-            self._tell("scoring")
+            self._tell(Phase.SCORING)
         elif name == "logprobs" and self._scored:
-            self._tell("backward", self._updated, self.micro_batches)
+            self._tell(Phase.BACKWARD, self._updated, self.micro_batches)
         elif name == "logprobs":
-            self._tell("log-probs")
+            self._tell(Phase.LOG_PROBS)
 
     def checkpoint(self) -> None:
         """A checkpoint is being written."""
-        self._tell("checkpoint")
+        self._tell(Phase.CHECKPOINT)
 
     def _tell(self, phase: str, done: int = 0, total: int = 0) -> None:
         self._recorder.guard("progress", lambda: self._recorder.writer.progress(phase, done, total))

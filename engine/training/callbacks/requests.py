@@ -9,7 +9,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ...record.step_recorder import StepRecorder
-from ...runs.control import Command, ControlChannel, Request
+from ...runs.control.requests import Command, ControlChannel, Request
 from ..phases import StepClock
 from ..resumable import Resumable
 from .base import AfterStep, Logs

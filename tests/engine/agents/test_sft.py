@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.policy.models import load_policy
-from grpo_tui.engine.runs.control import ControlChannel, outcome, request
+from grpo_tui.engine.runs.control.requests import ControlChannel, outcome, request
 from grpo_tui.engine.runs.paths import adapters_dir
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.engine.training.checkpoints import Start, find_start
 from grpo_tui.engine.training.demonstrations import (
     DemonstrationError,

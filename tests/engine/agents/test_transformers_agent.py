@@ -16,7 +16,7 @@ from grpo_tui.engine.agents.cached_rows import CachedRows
 from grpo_tui.engine.agents.decoder import Decoder, UnsupportedModelError
 from grpo_tui.engine.agents.session import TransformersSession
 from grpo_tui.engine.policy.versions import enable_checkpointing
-from grpo_tui.engine.runs.live import Live, LiveBatch
+from grpo_tui.engine.runs.control.live import Live, LiveBatch
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.calculator import CalculatorEnv
 from grpo_tui.rewards.penalties import Episode, NoFinalAnswer, UnparsableCall

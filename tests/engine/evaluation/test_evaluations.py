@@ -12,9 +12,9 @@ from grpo_tui.configs import load_config
 from grpo_tui.configs.sections import EvaluationConfig
 from grpo_tui.configs.writing import to_yaml
 from grpo_tui.engine.evaluation.results import TASK, compare, read_evaluation
-from grpo_tui.engine.runs.control import Request
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.control.requests import Request
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.engine.training import evaluate
 from tests.e2e.world import grpo_tui, save_model, write_world
 

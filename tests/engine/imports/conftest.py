@@ -9,7 +9,7 @@ import pytest
 
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.readers import open_reader
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 
 PEERS = Path(__file__).parent / "peer_dumps"
 

@@ -17,8 +17,8 @@ from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats import FORMATS
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 
 Open = Callable[[Path | str], RunReader]
 

@@ -15,8 +15,8 @@ import pytest
 from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.tokens import Tokens
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord, TrajectoryRow
 
 PEERS = Path(__file__).parent / "peer_dumps"

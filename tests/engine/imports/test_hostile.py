@@ -21,7 +21,7 @@ from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.runs.errors import RecordDamaged
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 
 GOOD = {"input": "user\nq\nassistant\n", "output": "a", "gts": "x", "score": 1.0, "step": 1}
 Open = Callable[[Path | str], RunReader]

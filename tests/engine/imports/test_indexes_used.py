@@ -21,8 +21,8 @@ from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.imports.reader import DumpReader
 from grpo_tui.engine.imports.readers import open_reader
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.zstd import zstd_compress
 
 from .conftest import PEERS

@@ -22,7 +22,7 @@ from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.rollout import Rollout
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import TrajectoryRecord
 from grpo_tui.engine.runs.zstd import zstd_compress
 from grpo_tui.tui.plain import Whole, trajectory_data, trajectory_lines
@@ -154,7 +154,7 @@ def test_what_is_null_is_unknown_and_keeps_its_row(tmp_path: Path, opened: Open)
 
 
 def test_columns_in_objects_and_short_lists_can_be_filtered(tmp_path: Path, opened: Open):
-    from grpo_tui.engine.runs.query import Query
+    from grpo_tui.engine.runs.search.query import Query
 
     (tmp_path / "a").write_text(json.dumps({**VERL, "judge": {"score": 4, "by": {"name": "x"}}, "tags": ["a"]}) + "\n")
     reader = opened(tmp_path / "a")

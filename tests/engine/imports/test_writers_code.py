@@ -13,8 +13,8 @@ import pytest
 
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.templates import flat, stripped_completion, stripped_prompt
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
 
 from .conftest import PEERS

@@ -13,16 +13,16 @@ import pytest
 
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.launch import list_runs, start, start_run
-from grpo_tui.engine.runs.status import look, process_names, process_state
+from grpo_tui.engine.runs.control.status import look, process_names, process_state
 from grpo_tui.engine.runs.types import RunInfo
 
 TRAINER = """
 import json, os, sys, time
 from pathlib import Path
 from grpo_tui.engine.launch.settings import read_config
-from grpo_tui.engine.runs.control import ControlChannel
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.control.requests import ControlChannel
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 NAME = Path(__file__).stem.removeprefix("small_")
 run_dir, resume = Path(sys.argv[1]), "--resume" in sys.argv

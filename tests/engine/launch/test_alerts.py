@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from grpo_tui import Recorder
-from grpo_tui.engine.runs.alerting import AlertSender, Destination
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.control.alerts import AlertSender, Destination
+from grpo_tui.engine.runs.read.reader import RunReader
 
 
 @pytest.fixture

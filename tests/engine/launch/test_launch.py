@@ -30,11 +30,12 @@ from grpo_tui.engine.launch import (
     tail_log,
 )
 from grpo_tui.engine.launch.settings import read_config
-from grpo_tui.engine.runs import control
+from grpo_tui.engine.runs.control import requests as control
+from grpo_tui.engine.runs.control.status import identity, look
+from grpo_tui.engine.runs.durable import read_json, write_json
 from grpo_tui.engine.runs.errors import RunNotFound
 from grpo_tui.engine.runs.masking import MASKED
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import identity, look, read_json, write_json
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import RunInfo
 from grpo_tui.tui.cli.follow import crash_reason, tell_end
 
@@ -168,7 +169,7 @@ def test_a_configuration_that_was_damaged_is_not_gone_on_with(start_small):
     for damaged in (whole[: len(whole) // 2], b"", whole.replace(b"seed: 0", b"seed: 8", 1)):
         assert damaged != whole
         path.write_bytes(damaged)
-        with pytest.raises(LaunchError, match=r"config\.yaml is not as it was written"):
+        with pytest.raises(LaunchError, match=r"config\.yaml differs from the file"):
             start_small("dies early", resume=run.id)
         assert path.read_bytes() == damaged
     path.write_bytes(whole)

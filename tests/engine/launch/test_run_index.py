@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.launch import find, list_runs, rename_run, run_index
-from grpo_tui.engine.runs.status import write_json
+from grpo_tui.engine.runs.durable import write_json
 
 
 def ended(runs_dir: Path, name: str, status: str = "finished") -> Path:

@@ -143,7 +143,7 @@ def record(folder: Path, online: dict[str, Any]) -> None:
     """The engine copies the journal into the record."""
     from grpo_tui.configs.sections.online import KLConfig
     from grpo_tui.engine.online.serve.record_keeper import RecordKeeper
-    from grpo_tui.engine.runs.writer import RunWriter
+    from grpo_tui.engine.runs.write.writer import RunWriter
 
     writer = RunWriter(folder, process="engine")
     with engine_queue(folder, online) as queue:

@@ -19,9 +19,9 @@ from grpo_tui.engine.online.store.snapshots import SnapshotWriter
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.online.store.update_task import UpdateTask
 from grpo_tui.engine.policy.forward import forward_agent_tokens
-from grpo_tui.engine.runs.control import ControlChannel, request
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.control.requests import ControlChannel, request
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 from .test_online_run import wait_for
 

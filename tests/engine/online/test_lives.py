@@ -22,7 +22,7 @@ from grpo_tui.engine.online.learn.worker_state import states
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version, published_versions
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 
 from .living import Lives
 from .test_damage import DAMAGE

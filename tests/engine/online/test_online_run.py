@@ -21,9 +21,9 @@ from grpo_tui.engine.launch import start_run, stop_run
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.snapshots import pointed_version
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
-from grpo_tui.engine.runs import control
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import ENDED, look
+from grpo_tui.engine.runs.control import requests as control
+from grpo_tui.engine.runs.control.status import ENDED, look
+from grpo_tui.engine.runs.read.reader import RunReader
 from tests.forked import forked_processes
 
 from .tiny import run_config

@@ -18,7 +18,7 @@ from grpo_tui.engine.agents.remote import pool as pool_module
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.online.serve import absence
 from grpo_tui.engine.policy.models import load_base
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 
 from ..agents.fake_vllm import FakeVLLM
 from .pool_run import PoolRun

@@ -20,10 +20,11 @@ from grpo_tui.engine.launch.settings import rendered
 from grpo_tui.engine.launch.stop import wait_until_gone
 from grpo_tui.engine.online.process import run_process
 from grpo_tui.engine.online.serve.serving import RESERVED
-from grpo_tui.engine.runs.lock import hold
+from grpo_tui.engine.runs.control.lock import hold
+from grpo_tui.engine.runs.control.status import ENDED, identity, look, process_state
+from grpo_tui.engine.runs.durable import write_json
 from grpo_tui.engine.runs.paths import CONFIG_FILE
 from grpo_tui.engine.runs.position import REQUEST_POSITION, recorded_position
-from grpo_tui.engine.runs.status import ENDED, identity, look, process_state, write_json
 from tests.forked import forked_processes
 
 from .test_online_run import ask_over_http, logs, wait_for

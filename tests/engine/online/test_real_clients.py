@@ -15,7 +15,7 @@ import pytest
 
 from grpo_tui.engine.launch import start_run, stop_run
 from grpo_tui.engine.online.store.snapshots import pointed_version
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.control.status import look
 from tests.forked import forked_processes
 
 from .test_online_run import _address, wait_for

@@ -12,7 +12,7 @@ from grpo_tui.configs.sections.online import KLConfig
 from grpo_tui.engine.online.serve.record_keeper import RecordKeeper
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.record.wandb_sink import WandbSink
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 from ...rewards.wandb_file import history
 

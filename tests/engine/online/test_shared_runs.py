@@ -12,8 +12,8 @@ import pytest
 from grpo_tui.engine.launch import start_run, stop_run
 from grpo_tui.engine.online.store.redis_queue import RedisQueue
 from grpo_tui.engine.online.store.snapshots import pointed_version
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import look, process_state
+from grpo_tui.engine.runs.control.status import look, process_state
+from grpo_tui.engine.runs.read.reader import RunReader
 from tests.redis_server import redis_server
 
 from .test_online_run import logs, snapshot_actions, wait_for

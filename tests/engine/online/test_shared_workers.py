@@ -22,7 +22,7 @@ from grpo_tui.engine.online.store.opening import snapshot_reader
 from grpo_tui.engine.online.store.redis_queue import RedisQueue
 from grpo_tui.engine.online.store.snapshots import SnapshotReader, pointed_version
 from grpo_tui.engine.online.store.update_queue import LeaseHeld, LeaseLost, QueueError
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 from tests.redis_server import LASTING, RedisServer, redis_server, stopped_and_restarted
 
 from .living import Lives, Machines

@@ -18,7 +18,7 @@ from grpo_tui.engine.online.serve.validation_process import ValidationProcess
 from grpo_tui.engine.online.store.folder import OnlineFolder
 from grpo_tui.engine.online.store.sqlite_queue import SqliteQueue
 from grpo_tui.engine.rollouts.runner import RolloutRunner, Row
-from grpo_tui.engine.runs.status import write_json
+from grpo_tui.engine.runs.durable import write_json
 
 from .tiny import lora_model, tokenizer
 

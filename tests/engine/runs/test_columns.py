@@ -9,7 +9,7 @@ from pathlib import Path
 
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.options import Options
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 
 ADDED = """
 import sys
@@ -28,10 +28,10 @@ columns.SORTS = (*columns.SORTS, "seconds")
 
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.options import Options
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import Trajectory, TrajectoryRecord
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.rollout_columns import rollout_columns
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
 

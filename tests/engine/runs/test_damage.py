@@ -18,9 +18,9 @@ import pytest
 
 from grpo_tui.engine.runs.columns import SCHEMA_VERSION
 from grpo_tui.engine.runs.errors import QueryInterrupted, RecordDamaged, RecordError
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 
 @pytest.fixture
@@ -142,8 +142,8 @@ def test_a_record_of_another_version_is_named_in_one_sentence_and_not_answered_f
 def test_a_finished_record_on_a_read_only_disk(recorded):
     """Nobody may write there, not even the small file through which readers and writers of SQLite meet."""
     code = (
-        "import os, sys\nfrom grpo_tui.engine.runs.query import Query\n"
-        "from grpo_tui.engine.runs.reader import RunReader\n"
+        "import os, sys\nfrom grpo_tui.engine.runs.search.query import Query\n"
+        "from grpo_tui.engine.runs.read.reader import RunReader\n"
         "if os.getuid() == 0: os.setuid(65534)\n"  # root may write anywhere
         "with RunReader(sys.argv[1]) as reader: print(int(reader.rollouts.count(Query('correct'))), reader.problems)"
     )
@@ -202,7 +202,8 @@ def test_a_viewer_killed_in_the_middle_of_reading_harms_nothing(run_dir: Path, m
     writer.trajectories(1, [make_record(1, i) for i in range(200)])
     assert writer.flush(10)
     code = (
-        "import sys\nfrom grpo_tui.engine.runs.query import Query\nfrom grpo_tui.engine.runs.reader import RunReader\n"
+        "import sys\nfrom grpo_tui.engine.runs.search.query import Query\n"
+        "from grpo_tui.engine.runs.read.reader import RunReader\n"
         "reader = RunReader(sys.argv[1]); print('up', flush=True)\n"
         "while True: reader.rollouts.page(Query(sort='reward'), limit=200); "
         "reader.rollouts.count(Query('correct', 'circle')); reader.rollouts._views.clear()"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 PARENT = """
 # Loads everything once, then forks a writing process for each folder that it is told: a real process with a pid and
@@ -24,7 +24,7 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from conftest import make
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 def write(folder):
     writer = RunWriter(Path(folder))

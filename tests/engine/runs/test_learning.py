@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.runs.errors import FilterError
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import NeighbourVote, Served, Use
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.rewards.breakdown import AdvantageFormula, AdvantageTerm
 
 FORMULA = AdvantageFormula("group", "group", 1e-4, ((AdvantageTerm(0.9, 0.4, 0.25, 4),),))

@@ -4,9 +4,10 @@ import json
 import os
 import time
 
-from grpo_tui.engine.runs.live import ROWS, TEXT, Live, live_file, read_live
-from grpo_tui.engine.runs.status import look, read_json
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.control.live import ROWS, TEXT, Live, live_file, read_live
+from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.durable import read_json
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 
 def written(run_dir, live):

@@ -9,7 +9,7 @@ import pytest
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.readers import open_reader
 from grpo_tui.engine.runs.notes import Notes, place_of
-from grpo_tui.engine.runs.query import Query
+from grpo_tui.engine.runs.search.query import Query
 
 PEERS = Path(__file__).parents[1] / "imports" / "peer_dumps"
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_tui.engine.runs import views
 from grpo_tui.engine.runs.codec import search_text
 from grpo_tui.engine.runs.errors import FilterError
-from grpo_tui.engine.runs.filters import parse
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search import views
+from grpo_tui.engine.runs.search.filters import parse
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 Known = tuple[int, int, TrajectoryRecord]  # n, step, record
 Test = Callable[[Known], bool]

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from grpo_tui.engine.runs.errors import RecordDamaged, RecordError
-from grpo_tui.engine.runs.health import damage
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.repair import repair
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.health.repair import repair
+from grpo_tui.engine.runs.read.integrity import damage
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_after_a_clean_end_the_one_file_is_the_whole_record_though_a_viewer_has_
 
 
 def test_the_log_is_folded_in_while_the_run_goes_on(run_dir: Path, tmp_path: Path, make_record, monkeypatch):
-    monkeypatch.setattr("grpo_tui.engine.runs.sink.FOLD_SECONDS", 0.0)
+    monkeypatch.setattr("grpo_tui.engine.runs.write.sink.FOLD_SECONDS", 0.0)
     writer = RunWriter(run_dir)
     for step in (1, 2):
         writer.trajectories(step, [make_record(step, i) for i in range(20)])

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_tui.engine.runs.columns import SCHEMA_VERSION
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.store import RecordStore
-from grpo_tui.engine.runs.truncation import truncate_after
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.store import RecordStore
+from grpo_tui.engine.runs.write.truncation import truncate_after
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 
 def test_later_steps_are_removed_from_everything(run_dir: Path, make_record):

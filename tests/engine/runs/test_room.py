@@ -13,9 +13,9 @@ HEAVY = ("torch", "transformers", "trl", "numpy", "peft", "datasets", "PIL", "py
 @pytest.mark.parametrize(
     "module",
     [
-        "grpo_tui.engine.runs.reader",
-        "grpo_tui.engine.runs.writer",
-        "grpo_tui.engine.runs.control",
+        "grpo_tui.engine.runs.read.reader",
+        "grpo_tui.engine.runs.write.writer",
+        "grpo_tui.engine.runs.control.requests",
         "grpo_tui.engine.launch",
     ],
 )

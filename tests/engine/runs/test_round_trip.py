@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_tui.engine.runs import codec
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import TrajectoryRecord
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.tools import Argument, ToolSpec
 from grpo_tui.envs.trajectory import Step, TokenArrays, Trajectory
 from grpo_tui.rewards.breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.store import RecordStore
-from grpo_tui.engine.runs.truncation import truncate_after
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write.store import RecordStore
+from grpo_tui.engine.runs.write.truncation import truncate_after
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 values = st.one_of(st.floats(-1e6, 1e6), st.just(math.nan))
 

@@ -14,14 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_tui.engine.runs import control, status
-from grpo_tui.engine.runs.headline import of_record, of_status
+from grpo_tui.engine.runs.control import requests as control
+from grpo_tui.engine.runs.control import status
+from grpo_tui.engine.runs.control.status import identity, is_alive, look
+from grpo_tui.engine.runs.durable import read_json, write_json
+from grpo_tui.engine.runs.health.headline import of_record, of_status
 from grpo_tui.engine.runs.masking import MASKED, is_secret_key, mask, mask_command, mask_text
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import identity, is_alive, look, read_json, write_json
-from grpo_tui.engine.runs.summary import POINTS, Summary
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import Progress
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.write.summary import POINTS, Summary
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 
 def announce(run_dir: Path, **state: object) -> None:
@@ -79,8 +81,8 @@ def test_a_run_on_another_machine_lives_while_it_speaks(run_dir: Path):
 
 
 def test_a_silent_process_says_again_that_it_lives(run_dir: Path, monkeypatch):
-    monkeypatch.setattr("grpo_tui.engine.runs.writer.HEARTBEAT_SECONDS", 0.1)
-    monkeypatch.setattr("grpo_tui.engine.runs.writer.STATUS_SECONDS", 0.05)
+    monkeypatch.setattr("grpo_tui.engine.runs.write.writer.HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr("grpo_tui.engine.runs.write.writer.STATUS_SECONDS", 0.05)
     writer = RunWriter(run_dir)
     first = read_json(run_dir / "processes" / "training.json")["time"]
     deadline = time.monotonic() + 10
@@ -163,7 +165,7 @@ def test_words_from_before_a_resume_do_not_count(run_dir: Path):
 def test_a_small_file_is_replaced_in_one_instant(tmp_path: Path):
     path = tmp_path / "state.json"
     code = (
-        "import sys, itertools; from pathlib import Path; from grpo_tui.engine.runs.status import write_json\n"
+        "import sys, itertools; from pathlib import Path; from grpo_tui.engine.runs.control.status import write_json\n"
         "for i in itertools.count(): write_json(Path(sys.argv[1]), {'a': i, 'pad': 'x' * 5000, 'b': i})"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(path)])

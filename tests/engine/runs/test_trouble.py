@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from grpo_tui.engine.runs import status
-from grpo_tui.engine.runs import writer as writer_module
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import look
-from grpo_tui.engine.runs.store import RecordStore
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs import durable
+from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write import writer as writer_module
+from grpo_tui.engine.runs.write.store import RecordStore
+from grpo_tui.engine.runs.write.writer import RunWriter
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +35,10 @@ def test_a_full_disk_costs_rows_and_not_the_run(tmp_path: Path):
         from pathlib import Path
         sys.path.insert(0, sys.argv[2])
         from conftest import make
-        from grpo_tui.engine.runs import writer as module
+        from grpo_tui.engine.runs.write import writer as module
         module.RETRY_SECONDS = (0.05, 0.1)
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
-        from grpo_tui.engine.runs.writer import RunWriter
+        from grpo_tui.engine.runs.write.writer import RunWriter
         writer = RunWriter(Path(sys.argv[1]), queue_bytes=300_000)
         writer.trajectories(1, [make(1, i) for i in range(50)])
         assert writer.flush(20)
@@ -97,7 +97,7 @@ def test_viewers_are_warned_of_a_full_disk_at_once_and_learn_how_the_run_ended(r
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(status, "replace_file", full)
+    monkeypatch.setattr(durable, "replace_file", full)
     monkeypatch.setattr(RecordStore, "begin", lambda self: full())
     for step in range(2, 10):
         writer.metrics(step, {"a": 1.0})

@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from grpo_tui.engine.runs import writer as writer_module
-from grpo_tui.engine.runs.metric_tables import MetricTables
-from grpo_tui.engine.runs.null_writer import NullWriter
+from grpo_tui.engine.runs.durable import read_json
 from grpo_tui.engine.runs.position import recorded_position
-from grpo_tui.engine.runs.query import Query
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.sink import Sink
-from grpo_tui.engine.runs.status import read_json
-from grpo_tui.engine.runs.store import RecordStore
-from grpo_tui.engine.runs.writer import RunWriter, open_writer
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
+from grpo_tui.engine.runs.write import writer as writer_module
+from grpo_tui.engine.runs.write.metric_tables import MetricTables
+from grpo_tui.engine.runs.write.sink import Sink
+from grpo_tui.engine.runs.write.store import RecordStore
+from grpo_tui.engine.runs.write.writer import NullWriter, RunWriter, open_writer
 
 
 def test_a_disk_that_hangs_costs_rows_that_are_counted_and_reported_once(run_dir: Path, make_record, monkeypatch):

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 from tests.forked import ForkedProcess, training_process
 
 from .parts import policy, tokenizer

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.problems import ConfigError
 from grpo_tui.configs.sections.rewards import DiagnosisConfig
-from grpo_tui.engine.runs.checkpoints import checkpoint_folder
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 from grpo_tui.tui.cli.main import run as grpo_tui
 

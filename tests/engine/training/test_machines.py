@@ -13,7 +13,7 @@ import pytest
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.launch import start_run
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.training.checkpoints import checkpoint_folder, checkpoints
 
 from .runs import make_run, recorded_rollouts, recorded_steps

@@ -20,7 +20,7 @@ from grpo_tui.configs import RunConfig
 from grpo_tui.engine.record.step_recorder import StepRecorder
 from grpo_tui.engine.rollouts.judging import Judge, completions_of, special_texts
 from grpo_tui.engine.rollouts.rollout import rollouts_of
-from grpo_tui.engine.runs.writer import NullWriter
+from grpo_tui.engine.runs.write.writer import NullWriter
 from grpo_tui.engine.training.pipeline import Request
 from grpo_tui.engine.training.rft import build_trainer
 from grpo_tui.envs.user_code import find_object

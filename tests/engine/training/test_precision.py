@@ -18,7 +18,7 @@ from grpo_tui.engine.policy.precision import Arithmetic, set_arithmetic
 from grpo_tui.engine.policy.prepared import PreparedModel, acting
 from grpo_tui.engine.policy.vocabulary_head import TokenLogProbs
 from grpo_tui.engine.rollouts.rollout import Rollout
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 from grpo_tui.engine.training.batch import make_batch
 from grpo_tui.engine.training.mismatch import Mismatch

@@ -17,7 +17,7 @@ from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.recompute.check import metrics_of, recompute, recompute_steps
 from grpo_tui.engine.recompute.items import Item, steps_of
 from grpo_tui.engine.runs.paths import DATABASE
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 from grpo_tui.tui.cli.main import run as grpo_tui
 

@@ -12,7 +12,7 @@ import yaml
 from grpo_tui.engine.launch.settings import read_config
 from grpo_tui.engine.recompute.check import metrics_of, recompute, recompute_steps
 from grpo_tui.engine.recompute.items import steps_of
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 
 from .test_own_rewards import configured

@@ -19,9 +19,8 @@ from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.imports.check import diagnose
 from grpo_tui.engine.record.step_recorder import StepRecorder
 from grpo_tui.engine.rollouts.rollout import Rollout
-from grpo_tui.engine.runs.null_writer import NullWriter
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write.writer import NullWriter, RunWriter
 from grpo_tui.engine.training.callbacks import Schedule, run_callbacks
 from grpo_tui.engine.training.callbacks.recording import GRPORecording
 from grpo_tui.engine.training.phases import StepClock

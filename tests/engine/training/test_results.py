@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.record.step_recorder import StepRecorder
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.engine.training.run import save_result
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_tui.engine.runs.checkpoints import checkpoint_folder, checkpoints, newest_whole
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.control.status import look
+from grpo_tui.engine.runs.health.checkpoints import checkpoint_folder, checkpoints, newest_whole
+from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.training.__main__ import run
 
 from .runs import events, make_run, recorded_rollouts, recorded_steps, start

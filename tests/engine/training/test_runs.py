@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from grpo_tui.configs.loading import load_config
 from grpo_tui.engine.launch import start_run
-from grpo_tui.engine.runs.control import outcome, request
-from grpo_tui.engine.runs.status import look
+from grpo_tui.engine.runs.control.requests import outcome, request
+from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.training.__main__ import run
 from grpo_tui.engine.training.checkpoints import checkpoint_folder, checkpoints
 from tests.forked import forked_processes

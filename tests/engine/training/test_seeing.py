@@ -27,8 +27,8 @@ from grpo_tui.engine.rollouts.prompts import check_images
 from grpo_tui.engine.rollouts.replay import ReplayBuffer
 from grpo_tui.engine.rollouts.runner import Row
 from grpo_tui.engine.rollouts.trial import rollouts_from_trial
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer
 from grpo_tui.engine.training.rft import run_rft
 from grpo_tui.envs.agent import Message

@@ -16,8 +16,8 @@ from grpo_tui.configs.schema import RunConfig
 from grpo_tui.engine.policy.models import load_policy, load_sight
 from grpo_tui.engine.policy.sight.processor import stack_inputs
 from grpo_tui.engine.policy.unwrap import base_of
-from grpo_tui.engine.runs.reader import RunReader
-from grpo_tui.engine.runs.writer import RunWriter
+from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.engine.training.demonstrations import DemonstrationError, read_conversations
 from grpo_tui.engine.training.sft import collect, run_sft
 

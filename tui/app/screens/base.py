@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.screen import Screen
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.query import EVERYTHING
+from ....engine.runs.search.query import EVERYTHING
 from ..bindings import SCREEN_TITLES, Key, hints
 from ..destinations import Destination, Help, Stepper
 from ..shell import Shell

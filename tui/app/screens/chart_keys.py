@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....configs import metric_names as metric
-from ....engine.runs.reader import RunReader
+from ....engine.runs.read.reader import RunReader
 from ..data import Reads
 from ..live_charts import KL, KL_HEADING, Along, ChartView, along, kl_series, metrics_of, series_of
 from ..live_data import Points, Reading, read_curves

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ....configs import metric_names as metric
+from ....engine.runs.durable import read_json
 from ....engine.runs.errors import RecordError
 from ....engine.runs.paths import CONFIG_FILE, RUN_FILE
-from ....engine.runs.status import read_json
 from ....engine.runs.types import RunInfo
 from ...format import number
 from ..bindings import COMPARE, bindings

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.reader import RunReader
+from ....engine.runs.read.reader import RunReader
 from ....engine.runs.types import TrajectoryRecord, TrajectoryRow
 from ...export import export_lines
 from ..bindings import DIFF, bindings

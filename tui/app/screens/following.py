@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from ....engine.runs.control.status import look
 from ....engine.runs.errors import RecordError
-from ....engine.runs.reader import RunReader
-from ....engine.runs.status import look
+from ....engine.runs.read.reader import RunReader
 from ....engine.runs.types import RunInfo
 from ..data import Reads
 from ..live_data import FOLLOW_SECONDS, Reading, read

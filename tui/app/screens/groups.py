@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.groups import GROUP_SORTS, GroupList, GroupRow
-from ....engine.runs.query import EVERYTHING, Query
-from ....engine.runs.reader import RunReader
-from ....engine.runs.views import Count
+from ....engine.runs.read.groups import GROUP_SORTS, GroupList, GroupRow
+from ....engine.runs.read.reader import RunReader
+from ....engine.runs.search.query import EVERYTHING, Query
+from ....engine.runs.search.views import Count
 from ...format import bar, count, fitted, percent, whole
 from ..bindings import GROUPS, bindings
 from ..data import Reads

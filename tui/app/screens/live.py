@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from ....configs import metric_names as metric
-from ....engine.runs.flight import in_flight
-from ....engine.runs.query import Query
+from ....engine.runs.control.flight import in_flight
+from ....engine.runs.search.query import Query
 from ...export import open_outside, write
 from ...text import literal
 from ..bindings import LIVE, bindings

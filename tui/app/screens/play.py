@@ -126,7 +126,7 @@ class PlayScreen(ReadingScreen):
         self.game.send(leave=True)
 
     def _listen(self) -> None:
-        from ....engine.runs.status import look
+        from ....engine.runs.control.status import look
 
         for event in self.game.events():
             self.app.call_from_thread(self._arrived, event)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....engine.runs.errors import FilterError
-from ....engine.runs.query import EVERYTHING, Query
+from ....engine.runs.search.query import EVERYTHING, Query
 from ..data import Reads
 from ..widgets.line import Line
 from ..widgets.table import Table
@@ -69,7 +69,7 @@ class QueryList(TableScreen):
 
     def action_filter(self) -> None:
         """Type a filter."""
-        from ....engine.runs.completion import completions
+        from ....engine.runs.search.filters import completions
         from ..widgets.prompt_bar import ask
 
         def complete(text: str) -> list[str]:
@@ -103,7 +103,7 @@ class QueryList(TableScreen):
 
 def _wrong(text: str) -> str:
     """What cannot be understood of a filter; empty when it can."""
-    from ....engine.runs.filters import parse
+    from ....engine.runs.search.filters import parse
 
     try:
         parse(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from ....engine.runs.control import Command, asked, request, withdraw
+from ....engine.runs.control.requests import Command, asked, request, withdraw
 from ....engine.runs.errors import RecordError
 from ..data import Reads
 from ..run_requests import Requests

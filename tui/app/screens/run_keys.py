@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from ....engine.launch import LaunchError, delete_run, rename_run
-from ....engine.runs.control import request
+from ....engine.runs.control.requests import request
 from ..run_list import RunRow
 from ..widgets.prompt_bar import ask
 from .dialogs import confirm

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ....configs import metric_names as metric
-from ....engine.runs.headline import Headline
+from ....engine.runs.health.headline import Headline
 from ..bindings import RUNS, bindings
 from ..curves import Series
 from ..destinations import Compare, Live, Trajectories

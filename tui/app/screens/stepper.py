@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ....engine.runs.alphabet import Alphabet
 from ....engine.runs.errors import RecordError
 from ....engine.runs.notes import Note
-from ....engine.runs.query import EVERYTHING, Query
+from ....engine.runs.read.alphabet import Alphabet
+from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.types import TrajectoryRecord
 from ...advantage import formula_of, recomputed, recomputed_text
 from ...export import export_trajectory, write

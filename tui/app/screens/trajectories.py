@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....engine.runs.errors import RecordError
-from ....engine.runs.query import EVERYTHING, Query
-from ....engine.runs.reader import RunReader
-from ....engine.runs.search import needles
+from ....engine.runs.read.reader import RunReader
+from ....engine.runs.search.full_text import needles
+from ....engine.runs.search.query import EVERYTHING, Query
+from ....engine.runs.search.views import Count
 from ....engine.runs.types import TrajectoryRow
-from ....engine.runs.views import Count
 from ...format import count
 from ...text import wrap
 from ..bindings import LIST, bindings

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.style import Style
 
-from ....engine.runs.headline import REWARD
+from ....engine.runs.health.headline import REWARD
 from ...format import ago, fitted, percent, step_text, trend
 from ...status import status_sign, status_style
 from ..run_list import RunRow

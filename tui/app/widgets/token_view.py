@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 
-from ....engine.runs.alphabet import Alphabet, texts_in_order
+from ....engine.runs.read.alphabet import Alphabet, texts_in_order
 from ...format import fixed
 from ...text import literal, wrap
 from ..theme import Palette

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ....engine.runs.live import Batch, LiveState, LiveText, Purpose, ServerState
+from ....engine.runs.control.live import Batch, LiveState, LiveText, Purpose, ServerState
 from ....engine.runs.types import Progress, RunInfo
 from ...format import count, mark, number, progress
 from ...progress_text import PHASES, phase_left, rollouts_line, under_way
@@ -19,8 +19,8 @@ _LEAST_LINES = 3
 
 
 class WritingPanel(Pane):
-    """Reads what the process of the run writes now (`engine.runs.live`). The texts under way come first, until a person
-    steps to one; the whole panel shows that one with its prompt."""
+    """Shows what the process of the run writes now (`engine.runs.control.live`). Texts under way come first, until a
+    person steps to one; the whole panel shows that one with its prompt."""
 
     title = "Writing"
 

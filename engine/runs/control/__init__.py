@@ -1,0 +1,1 @@
+"""The processes of a run: their status, requests to them, live texts, locks and alerts."""

@@ -1,0 +1,326 @@
+"""The newest text of the rollouts that a process writes at this moment, for viewers.
+
+A process keeps one `Live`. A session opens a `LiveBatch` and reports to it every `LOOK_S` seconds, or less often if
+that would cost more than `1 / PATIENCE` of the time. The writer of the record stores the state in
+`live/<process>.json`, which it replaces atomically. `read_live` trusts that file only while its process lives.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..durable import read_json
+from ..paths import PROCESSES
+from ..types import RunInfo
+from .status import number
+
+FOLDER = "live"
+LOOK_S = 0.5
+"""Least seconds between two looks at the texts of a batch."""
+PATIENCE = 200
+"""After a look that took t seconds the next one waits for PATIENCE * t: looking costs at most half a percent."""
+ROWS = 64
+"""The number of rollouts of a batch whose texts are kept. All are counted."""
+TEXT = 6000
+"""Characters of a text, and of a prompt, that are kept."""
+BATCHES = 4
+"""The number of batches in the file. Several are in progress if servers sample ahead."""
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """The purpose of a batch of rollouts. turns: the most turns of each (0: not known). total: rollouts of the call,
+    which may need several batches."""
+
+    name: str = ""
+    step: int = 0
+    turns: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class LiveText:
+    """One rollout. text: its newest text. cut: whether its beginning is left out. turn counts from 1. tokens: of all
+    turns. reward and correct are None before it is judged, and if nothing judges it."""
+
+    row: int
+    prompt: str = ""
+    text: str = ""
+    cut: bool = False
+    turn: int = 1
+    tokens: int = 0
+    finished: bool = False
+    reward: float | None = None
+    correct: bool | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rollouts that are sampled together.
+
+    began, time: seconds since the epoch. ended: whether it is complete. limit: the most tokens that they can have
+    together. left: seconds until the present turn ends at the latest (None: not known).
+    """
+
+    purpose: Purpose
+    began: float
+    time: float
+    rollouts: int
+    finished: int
+    tokens: int
+    limit: int
+    left: float | None = None
+    ended: bool = False
+    rewards: tuple[float, ...] = ()
+    texts: tuple[LiveText, ...] = ()
+
+    @property
+    def tokens_a_second(self) -> float | None:
+        """Over the whole batch so far."""
+        seconds = self.time - self.began
+        return self.tokens / seconds if seconds > 0 and self.tokens else None
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """A rollout server: requests in flight, turns and tokens so far. `why_out` is empty while it serves."""
+
+    url: str
+    in_flight: int = 0
+    turns: int = 0
+    tokens: int = 0
+    why_out: str = ""
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """The file of one process: batches, the oldest first, and the servers that write for it."""
+
+    batches: tuple[Batch, ...] = ()
+    servers: tuple[ServerState, ...] = ()
+    time: float = 0.0
+
+
+class LiveBatch:
+    """The texts of one session. Rows are those of the session. Methods may be called from any thread."""
+
+    def __init__(self, purpose: Purpose, prompts: Sequence[str], num_rollouts: int, limit: int) -> None:
+        self.purpose = purpose
+        self.rows = len(prompts) * num_rollouts
+        self.ended = False
+        self._began = self._time = time.time()
+        self._limit = limit
+        self._left: float | None = None
+        self._tokens = [0] * self.rows
+        self._before = [0] * self.rows
+        self._done = [False] * self.rows
+        self._over = [False] * self.rows
+        self._told = 0
+        self._rewards: list[float] = []
+        self._texts = [LiveText(row, prompts[row // num_rollouts][-TEXT:]) for row in range(min(self.rows, ROWS))]
+        self._turn_began = time.perf_counter()
+        self._next_look = 0.0
+        self._lock = threading.Lock()
+        self.changed = True
+
+    def turn(self) -> None:
+        self._turn_began, self._left = time.perf_counter(), None
+
+    def due(self) -> bool:
+        """Return whether it is time to look again."""
+        return time.perf_counter() >= self._next_look
+
+    @contextmanager
+    def look(self, step: int, steps: int) -> Iterator[None]:
+        """Report inside how far the rows are, after `step` of at most `steps` tokens of a turn."""
+        began = time.perf_counter()
+        self._left = (began - self._turn_began) / max(step, 1) * (steps - step)
+        try:
+            yield
+        finally:
+            now = time.perf_counter()
+            self._next_look = now + max(LOOK_S, PATIENCE * (now - began))
+
+    def wants(self, row: int) -> bool:
+        """Return whether a look at the text of a row would show something new that is kept."""
+        return row < len(self._texts) and not self._over[row]
+
+    def writes(self, row: int, tokens: int, text: str | None = None, *, cut: bool = False, over: bool = False) -> None:
+        """Set the tokens that a row has in its present turn.
+
+        text: the newest of them (None: as before). cut: whether more text came before it. over: whether the turn has
+        ended.
+        """
+        with self._lock:
+            self._tokens[row], self._over[row] = self._before[row] + tokens, over
+            kept = row < len(self._texts)
+            number = self._texts[row].turn if kept else 1
+            self._done[row] |= over and 0 < self.purpose.turns <= number
+            if kept:
+                shown = self._texts[row]
+                if text is not None:
+                    shown = replace(shown, text=text[-TEXT:], cut=cut or len(text) > TEXT)
+                self._texts[row] = replace(shown, tokens=self._tokens[row], finished=self._done[row])
+            self._touch()
+
+    def wrote(self, row: int, tokens: int, text: str) -> None:
+        """A row has ended its turn."""
+        self.writes(row, tokens, text, over=True)
+        with self._lock:
+            self._before[row] = self._tokens[row]
+
+    def goes_on(self, row: int) -> None:
+        """A row begins another turn."""
+        with self._lock:
+            self._over[row] = False
+            if row < len(self._texts) and self._before[row]:
+                self._texts[row] = replace(self._texts[row], turn=self._texts[row].turn + 1, text="", cut=False)
+
+    def close(self) -> None:
+        with self._lock:
+            self.ended, self._left = True, None
+            self._done = [True] * self.rows
+            self._texts = [replace(t, finished=True) for t in self._texts]
+            self._touch()
+
+    def finished(self, count: int) -> None:
+        """Set how many rollouts have ended according to their environment."""
+        with self._lock:
+            self._told = count
+            self._touch()
+
+    def judged(self, rewards: Sequence[float | None], correct: Sequence[bool | None]) -> None:
+        """Set the rewards of all rows; ignore those of a batch with another number of rows."""
+        if len(rewards) != self.rows:
+            return
+        with self._lock:
+            self._rewards = [r for r in rewards if r is not None]
+            self._texts = [
+                replace(t, reward=r, correct=c)
+                for t, r, c in zip(self._texts, rewards[: len(self._texts)], correct, strict=False)
+            ]
+            self._touch()
+
+    def _touch(self) -> None:
+        self._time, self.changed = time.time(), True
+
+    def state(self) -> dict[str, Any]:
+        """As the file holds it."""
+        with self._lock:
+            self.changed = False
+            return {
+                "purpose": vars(self.purpose),
+                "began": self._began,
+                "time": self._time,
+                "rollouts": self.rows,
+                "finished": max(sum(self._done), self._told),
+                "tokens": sum(self._tokens),
+                "limit": self._limit,
+                "left": self._left,
+                "ended": self.ended,
+                "rewards": self._rewards,
+                "texts": [vars(t) for t in self._texts],
+            }
+
+
+@dataclass
+class Live:
+    """The texts that one process writes now. servers: the state of rollout servers, each as the fields of
+    `ServerState`."""
+
+    servers: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+    _batches: list[LiveBatch] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _mine: threading.local = field(default_factory=threading.local)
+    _servers: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def purpose(self, name: str, step: int = 0, turns: int = 0, total: int = 0) -> None:
+        """Set the `Purpose` of the batches that this thread begins from now on."""
+        self._mine.purpose, self._mine.batch = Purpose(name, step, turns, total), None
+
+    def begin(self, prompts: Sequence[str], num_rollouts: int, limit: int) -> LiveBatch:
+        """Begin the rollouts of these prompts. limit: the most tokens that all can have together."""
+        batch = LiveBatch(getattr(self._mine, "purpose", Purpose()), prompts, num_rollouts, limit)
+        with self._lock:
+            self._batches = [*[b for b in self._batches if not b.ended][1 - BATCHES :], batch]
+        self._mine.batch = batch
+        return batch
+
+    @property
+    def batch(self) -> LiveBatch | None:
+        """The newest batch of this thread's purpose."""
+        return getattr(self._mine, "batch", None)
+
+    def news(self) -> dict[str, Any] | None:
+        """Return the content of the file; None if nothing has changed."""
+        with self._lock:
+            batches = list(self._batches)
+        servers = list(self.servers()) if self.servers is not None else []
+        if not any(b.changed for b in batches) and servers == self._servers:
+            return None
+        self._servers = servers
+        return {"time": time.time(), "batches": [b.state() for b in batches], "servers": servers}
+
+
+def live_file(run_dir: Path, process: str) -> Path:
+    """Return the file of a process's live texts."""
+    return run_dir / FOLDER / f"{process}.json"
+
+
+def read_live(info: RunInfo) -> LiveState | None:
+    """Return the live texts of an active run; None if there are none, their process is gone, or the file is damaged."""
+    if not info.active:
+        return None
+    run_dir = Path(info.path)
+    for process in ("training", "engine"):
+        said = read_json(live_file(run_dir, process))
+        if said and _same(said, read_json(run_dir / PROCESSES / f"{process}.json")):
+            try:
+                return _state(said)
+            except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+                return None
+    return None
+
+
+def _same(said: Mapping[str, Any], process: Mapping[str, Any]) -> bool:
+    """Return whether the process that lives has written it, and not one before it."""
+    return all(said.get(key) == process.get(key) for key in ("pid", "started", "born", "where"))
+
+
+def _state(said: Mapping[str, Any]) -> LiveState:
+    batches = tuple(_batch(b) for b in said["batches"][-BATCHES:])
+    servers = tuple(
+        ServerState(str(s["url"]), int(s["in_flight"]), int(s["turns"]), int(s["tokens"]), str(s["why_out"]))
+        for s in said["servers"]
+    )
+    return LiveState(batches, servers, float(said["time"]))
+
+
+def _batch(said: Mapping[str, Any]) -> Batch:
+    purpose = said["purpose"]
+    texts = (
+        LiveText(
+            int(t["row"]), str(t["prompt"]), str(t["text"]), bool(t["cut"]), int(t["turn"]), int(t["tokens"]),
+            bool(t["finished"]), number(t["reward"]), t["correct"] if isinstance(t["correct"], bool) else None,
+        )
+        for t in said["texts"][:ROWS]
+    )  # fmt: skip
+    return Batch(
+        Purpose(str(purpose["name"]), int(purpose["step"]), int(purpose["turns"]), int(purpose["total"])),
+        float(said["began"]),
+        float(said["time"]),
+        int(said["rollouts"]),
+        int(said["finished"]),
+        int(said["tokens"]),
+        int(said["limit"]),
+        number(said["left"]),
+        bool(said["ended"]),
+        tuple(float(r) for r in said["rewards"]),
+        tuple(texts),
+    )

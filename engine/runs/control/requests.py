@@ -1,0 +1,151 @@
+"""Requests to a run and its answers: small files in its folder, so no process listens on a port.
+
+A request is `control/<id>.json`. Each process that has acted on it adds `control/<id>.<process>.done`. Files appear by
+rename, so none is ever read half-written. The launcher empties the folder before it starts or resumes a run, so a
+request made while a run still loads is honoured.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from ..durable import read_json, write_json
+from ..paths import CONTROL
+from .status import number
+
+Command = Literal["pause", "resume", "checkpoint", "stop"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request to a run. `time` is in seconds since the epoch. The id `sigterm` stands for the signal."""
+
+    id: str
+    command: Command
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request with its answers, by process."""
+
+    request: Request
+    answers: Mapping[str, str]
+
+
+def request(run_dir: Path | str, command: Command) -> str:
+    """Leave a request and return its id. Raises ValueError for an unknown command, OSError if it cannot be written."""
+    if command not in get_args(Command):
+        raise ValueError(f"unknown command {command!r}: use one of {', '.join(get_args(Command))}")
+    id_ = f"{time.time_ns():020d}-{os.urandom(3).hex()}"
+    write_json(Path(run_dir) / CONTROL / f"{id_}.json", {"id": id_, "command": command, "time": time.time()})
+    return id_
+
+
+def outcome(run_dir: Path | str, request_id: str, process: str | None = None) -> str | None:
+    """Return the answer of the run, or of one process of it, to a request; None before it answers."""
+    answers = next((a.answers for a in asked(run_dir) if a.request.id == request_id), {})
+    return answers.get(process) if process else next(iter(answers.values()), None)
+
+
+def withdraw(run_dir: Path | str, request_id: str) -> bool:
+    """Take a request back. False when it is too late: a process has acted on it (or may have, and it is gone)."""
+    folder = Path(run_dir) / CONTROL
+    if any(folder.glob(f"{request_id}.*.done")):
+        return False
+    try:
+        os.unlink(folder / f"{request_id}.json")
+    except OSError:
+        return False
+    return True
+
+
+def asked(run_dir: Path | str) -> list[Asked]:
+    """Return all requests since the run was started or resumed, oldest first, with the answers so far."""
+    folder = Path(run_dir) / CONTROL
+    names = _listed(folder)
+    found = []
+    for id_ in _ids(names):
+        asked_for = _read(folder, id_)
+        if asked_for is None:
+            continue
+        answers = {}
+        for done in names:
+            if done.startswith(f"{id_}.") and done.endswith(".done"):
+                answer = read_json(folder / done)
+                answers[done[len(id_) + 1 : -len(".done")]] = str(answer.get("outcome", ""))
+        found.append(Asked(asked_for, answers))
+    return found
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _ids(names: Sequence[str]) -> Iterator[str]:
+    """Return the ids of the requests among the files of a folder, oldest first. A file that is still being written has
+    a dot."""
+    return (name.removesuffix(".json") for name in names if name.endswith(".json") and not name.startswith("."))
+
+
+def _read(folder: Path, id_: str) -> Request | None:
+    data = read_json(folder / f"{id_}.json")
+    if data.get("command") not in get_args(Command):
+        return None
+    return Request(id_, cast(Command, data["command"]), number(data.get("time")) or 0.0)
+
+
+def clear(run_dir: Path | str) -> None:
+    """Forget all requests, before a run starts or resumes."""
+    for path in (Path(run_dir) / CONTROL).glob("*"):
+        path.unlink(missing_ok=True)
+
+
+class ControlChannel:
+    """The run's end: `poll` costs one listing of a small folder.
+
+    With `sigterm=True` (main thread only) SIGTERM becomes a `stop` request, too.
+    """
+
+    def __init__(self, run_dir: Path | str, *, process: str = "training", sigterm: bool = False) -> None:
+        self.folder = Path(run_dir) / CONTROL
+        self.process = process
+        self._seen: set[str] = set()
+        self._terminate = False
+        if sigterm:
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def poll(self) -> list[Request]:
+        """Requests that this process has not been handed yet, oldest first. Never raises."""
+        requests: list[Request] = []
+        names = _listed(self.folder)
+        for id_ in _ids(names):
+            if id_ not in self._seen:
+                self._seen.add(id_)
+                asked_for = _read(self.folder, id_)
+                if asked_for is not None and f"{id_}.{self.process}.done" not in names:
+                    requests.append(asked_for)
+        if self._terminate:
+            self._terminate = False
+            requests.append(Request("sigterm", "stop", time.time()))
+        return requests
+
+    def acknowledge(self, request: Request, outcome: str) -> None:
+        """Answer a request in a few words for people. Never raises."""
+        try:
+            data = {"outcome": outcome, "time": time.time()}
+            write_json(self.folder / f"{request.id}.{self.process}.done", data)
+        except OSError:
+            return  # who asked will see the run's status instead
+
+    def _on_sigterm(self, signum: int, frame: object) -> None:
+        self._terminate = True

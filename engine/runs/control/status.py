@@ -1,0 +1,255 @@
+"""The status of a run: the status files of its processes, checked against the processes that exist.
+
+Each process writes only its own file `processes/<name>.json`, and the launcher only `run.json` and
+`processes/<name>.launch.json`. No process overwrites the file of another. A file with the status "running" counts only
+while a process with that pid and that start time lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from ..durable import overwrite, read_json, write_json
+from ..paths import DATABASE, PROCESSES, RUN_FILE
+from ..types import ENDED, Progress, RunInfo, RunStatus
+
+PRIMARY = ("training", "engine")
+"""Processes whose status is the run's status, in this order."""
+HEARTBEAT_SECONDS = 20.0
+"""How often a process renews its status, for viewers on other machines that cannot look at it."""
+SILENT_SECONDS = 90.0
+"""After this long without a new status, a process on another machine counts as dead."""
+STARTING_SECONDS = 60.0
+"""A run that was announced but has no process after this time never started."""
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Replace the status of a process, which also a full disk takes: then over the old one. Raises OSError."""
+    try:
+        write_json(path, state)
+    except OSError:
+        least = {k: v for k, v in state.items() if k not in ("in_flight", "summary")}
+        if not any(overwrite(path, json.dumps(each, default=str).encode()) for each in (state, least)):
+            raise
+
+
+@cache
+def here() -> str:
+    """This machine and its space of process ids: pids of another host or container mean nothing here."""
+    import platform
+
+    try:
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        space = ""
+    return f"{platform.node()} {space}".strip()
+
+
+def identity(pid: int | None = None) -> dict[str, Any]:
+    """Return a process as it can be recognised later: pid, start time in seconds since the epoch, and where it is.
+
+    On Linux also `born`, the start in ticks since the machine's start: setting the clock shifts the start times of all
+    processes, and not this.
+    """
+    import psutil
+
+    process = psutil.Process(pid)
+    found = {"pid": process.pid, "started": process.create_time(), "where": here()}
+    born = _born(process.pid)
+    return found if born is None else {**found, "born": born}
+
+
+def _born(pid: int) -> str | None:
+    """`<boot> <ticks>` of a process on Linux, None elsewhere or when there is no such process."""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {ticks}"
+    except (OSError, IndexError):
+        return None
+
+
+def is_alive(pid: int | None, started: float | None, born: object = None) -> bool:
+    """Return whether that very process exists here and is not a zombie.
+
+    A pid may belong to another process by now: without a start time, the result is False.
+    """
+    if not pid or (started is None and born is None):
+        return False
+    import psutil  # here: a list of runs that have all ended needs no processes
+
+    try:
+        process = psutil.Process(pid)
+        now = None if born is None else _born(pid)
+        if now is not None and now != born:
+            return False
+        if now is None and (started is None or abs(process.create_time() - started) > 1.5):
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+
+
+def is_elsewhere(state: Mapping[str, Any]) -> bool:
+    """Return whether a process is on another machine than this one, which shares the folder of runs."""
+    return state.get("where") not in (None, here())
+
+
+def process_state(run_dir: Path, name: str) -> dict[str, Any]:
+    """Return the state of one process of a run: its own file over that of its launcher, plus `alive`."""
+    state = _read_state(run_dir, name)
+    if not state["alive"] and state.get("status") not in ENDED:
+        state = _read_state(run_dir, name)  # it may have said how it ended, and gone, since its words were read
+    return state
+
+
+def _read_state(run_dir: Path, name: str) -> dict[str, Any]:
+    launched = read_json(run_dir / PROCESSES / f"{name}.launch.json")
+    own = read_json(run_dir / PROCESSES / f"{name}.json")
+    same = own.get("born") is not None and own.get("born") == launched.get("born")
+    if not same and (number(own.get("time")) or 0) < (number(launched.get("time")) or 0):
+        own = {}  # words of the process before a resume
+    launcher_alive = _lives(launched)
+    return {
+        **launched,
+        **own,
+        "alive": _lives(own) if own else launcher_alive,
+        "launcher_alive": launcher_alive and not is_elsewhere(launched),
+    }
+
+
+def _lives(state: Mapping[str, Any]) -> bool:
+    """Return whether the process lives. One on another machine counts as alive while its status file is fresh."""
+    if not is_elsewhere(state):
+        pid = number(state.get("pid"))
+        return is_alive(None if pid is None else int(pid), number(state.get("started")), state.get("born"))
+    return abs(time.time() - (number(state.get("time")) or 0)) < SILENT_SECONDS
+
+
+def process_names(run_dir: Path) -> list[str]:
+    """Return the names of all processes of a run, ended ones included."""
+    try:
+        files = os.listdir(run_dir / PROCESSES)
+    except OSError:
+        return []
+    return sorted({f.removesuffix(".json").removesuffix(".launch") for f in files if f.endswith(".json")})
+
+
+def look(run_dir: Path) -> RunInfo:
+    """Return facts and status of the run in a folder, by looking at its processes. Never raises for a damaged file."""
+    run = read_json(run_dir / RUN_FILE)
+    names = process_names(run_dir)
+    primary = next((name for name in PRIMARY if name in names), names[0] if names else None)
+    state = process_state(run_dir, primary) if primary else {}
+    status, error = _status(run, state)
+    kept = run.get("facts")
+    facts = {
+        **(kept if isinstance(kept, dict) else {}),
+        **{k: state[k] for k in ("summary", "dropped", "trouble", "log", "in_flight") if k in state},
+    }
+    if len(names) > 1:
+        others = {name: state if name == primary else process_state(run_dir, name) for name in names}
+        facts["processes"] = {
+            name: {k: other.get(k) for k in ("status", "pid", "alive", "error")} for name, other in others.items()
+        }
+        if troubles := [other["trouble"] for other in others.values() if other.get("trouble")]:
+            facts["trouble"] = troubles[0]
+        gone = [n for n, other in others.items() if not other["alive"] and other.get("status") not in ENDED]
+        if status not in ENDED and gone:
+            error = error or f"the process {gone[0]!r} is gone; its log is logs/{gone[0]}.log"
+    total = number(state.get("total_steps") or run.get("total_steps"))
+    step = number(state.get("step")) or number(run.get("step"))
+    if step is None and status == "crashed":
+        step = _recorded_step(run_dir)
+    pid, code = number(state.get("pid")), number(state.get("exit_code"))
+    ended = number(state.get("ended")) or (number(state.get("time")) if status == "crashed" else None)
+    return RunInfo(
+        id=run_dir.name,
+        path=str(run_dir),
+        mode=str(run.get("mode") or ""),
+        status=status,
+        name=str(run.get("name") or ""),
+        environment=str(run.get("environment") or ""),
+        model=str(run.get("model") or ""),
+        created=number(run.get("created")) or _folder_time(run_dir),
+        ended=ended,
+        step=int(step or 0),
+        total_steps=None if total is None else int(total),
+        pid=None if pid is None else int(pid),
+        exit_code=None if code is None else int(code),
+        error=None if error is None else str(error),
+        progress=_progress(state.get("progress")) if status not in ENDED else None,
+        heard=number(state.get("heard")),
+        facts=facts,
+    )
+
+
+def number(value: object) -> float | None:
+    """Return a finite number of a file that may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if abs(value) < 1e18 else None  # false for NaN, too
+
+
+def _progress(said: object) -> Progress | None:
+    if not isinstance(said, dict):
+        return None
+    done, total = number(said.get("done")) or 0, number(said.get("total")) or 0
+    return Progress(
+        str(said.get("phase") or ""), int(done), int(total), number(said.get("began")), number(said.get("took"))
+    )
+
+
+def _status(run: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[RunStatus, str | None]:
+    if run.get("mode") == "dump":  # what another framework wrote: no process of ours belongs to it
+        return "finished", None
+    said = state.get("status")
+    if said not in get_args(RunStatus):
+        said = "starting" if run else "crashed"
+    error = state.get("error")
+    if said in ENDED:
+        return cast(RunStatus, said), error
+    if state.get("alive") or state.get("launcher_alive"):
+        return cast(RunStatus, said), error
+    if state.get("stop_requested") and said == "starting":
+        return "stopped", error  # it was told to end while it was loading
+    if not state.get("pid") and abs(time.time() - (number(run.get("created")) or 0)) < STARTING_SECONDS:
+        return "starting", error
+    return "crashed", error or (_ending(state.get("exit_code")) if state.get("pid") else "the process never started")
+
+
+def _ending(exit_code: object) -> str:
+    """Describe the end of a process that wrote no status. Only its parent process knows the exit code."""
+    if not isinstance(exit_code, int):
+        return "the process is gone"
+    if exit_code >= 0:
+        return f"the process is gone (exit code {exit_code})"
+    try:
+        return f"the process is gone ({signal.Signals(-exit_code).name})"
+    except ValueError:
+        return f"the process is gone (signal {-exit_code})"
+
+
+def _recorded_step(run_dir: Path) -> int | None:
+    """Return the last step of the record, for a run whose process wrote no status; None if there is none."""
+    import sqlite3  # here: a list of runs whose status files are whole opens no record
+
+    try:
+        with contextlib.closing(sqlite3.connect(f"{(run_dir / DATABASE).absolute().as_uri()}?mode=ro", uri=True)) as db:
+            return db.execute("SELECT max(step) FROM steps").fetchone()[0]
+    except sqlite3.Error:
+        return None
+
+
+def _folder_time(run_dir: Path) -> float:
+    try:
+        return run_dir.stat().st_mtime
+    except OSError:
+        return 0.0

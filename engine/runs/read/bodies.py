@@ -1,0 +1,131 @@
+"""One whole trajectory: its turns, the arithmetic of its reward, its tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from ....envs.tools import ToolSpec
+from ..errors import RecordDamaged
+from ..learning import USE_COLUMNS, Use, use_of
+from ..types import TokenArrays, TrajectoryRecord
+from .alphabet import Alphabet, token_text
+from .record import Record
+
+
+class Bodies:
+    """Reads whole trajectories, by their number or their id (the latest of that id)."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._toolsets: dict[int, tuple[ToolSpec, ...]] = {}
+        self._alphabet: Alphabet | None = None
+
+    def trajectory(self, id_or_n: str | int) -> TrajectoryRecord:
+        """Return a whole trajectory without its tokens. Raises LookupError or RecordDamaged."""
+        from .. import codec
+
+        n = self.number(id_or_n)
+        lines, _, first = self._load(n)
+        try:
+            return codec.decode_body(lines[n - first], self.tools(n))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise RecordDamaged(f"trajectory {id_or_n} of {self._record.run_dir} cannot be read ({error})") from error
+
+    def uses(self, id_or_n: str | int, record: TrajectoryRecord | None = None) -> list[Use]:
+        """Return how updates used a trajectory, that of its own step first. `record` saves reading it again.
+
+        Raises as `trajectory` does.
+        """
+        n = self.number(id_or_n)
+        own = (record or self.trajectory(n)).use
+        rows = self._record.all(f"SELECT {USE_COLUMNS} FROM uses WHERE n = ? ORDER BY step, mask", (n,))
+        later = [use for row in rows if (use := use_of(*row)) is not None]
+        return [*([] if own is None else [own]), *later]
+
+    def tokens(self, id_or_n: str | int) -> TokenArrays[Any] | None:
+        """Token ids, agent mask, log-probs and advantages of a trajectory, or None when they were not recorded."""
+        from .. import codec
+
+        n = self.number(id_or_n)
+        _, arrays, first = self._load(n, tokens=True)
+        try:
+            return None if arrays is None else codec.decode_tokens(arrays, n - first)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise RecordDamaged(f"the tokens of trajectory {id_or_n} cannot be read ({error})") from error
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of token ids, without a tokenizer. An id that the vocabulary lacks becomes `<id>`."""
+        alphabet = self.alphabet
+        return [token_text(symbol, alphabet) for symbol in self.token_symbols(ids)]
+
+    def token_symbols(self, ids: Sequence[int]) -> list[str]:
+        """The same as the tokenizer writes them."""
+        wanted = sorted({int(i) for i in ids})
+        texts: dict[int, str] = {}
+        for start in range(0, len(wanted), 500):
+            part = wanted[start : start + 500]
+            marks = ",".join("?" * len(part))
+            texts.update(self._record.all(f"SELECT id, text FROM vocabulary WHERE id IN ({marks})", part))
+        return [texts.get(int(i), f"<{int(i)}>") for i in ids]
+
+    @property
+    def alphabet(self) -> Alphabet:
+        """How the vocabulary is written: as its writer stated, else as its tokens look."""
+        if self._alphabet is None:
+            stated = self._record.scalar("SELECT value FROM meta WHERE key = 'vocabulary'")
+            looks = {" [a-z]*": Alphabet.TEXT, "Ġ[a-z]*": Alphabet.BYTE_LEVEL, "▁[a-z]*": Alphabet.SENTENCEPIECE}
+            found = Alphabet.BYTE_LEVEL if stated == Alphabet.BYTE_LEVEL else None
+            for pattern, alphabet in looks.items():
+                if found is None and self._record.scalar(
+                    "SELECT 1 FROM vocabulary WHERE text GLOB ? LIMIT 1", (pattern,)
+                ):
+                    found = alphabet
+            self._alphabet = found or Alphabet.TEXT
+        return self._alphabet
+
+    def number(self, id_or_n: str | int) -> int:
+        """Return the number of a trajectory by id (the latest of that id) or number. Raises LookupError."""
+        scalar = self._record.scalar
+        if isinstance(id_or_n, str):
+            n = scalar("SELECT max(n) FROM cards WHERE id = ?", (id_or_n,))
+            if n is None and id_or_n.isdecimal() and len(id_or_n) < 19:
+                n = scalar("SELECT n FROM rows WHERE n = ?", (int(id_or_n),))
+        else:
+            n = scalar("SELECT n FROM rows WHERE n = ?", (id_or_n,))
+        if n is None:
+            total = scalar("SELECT max(n) FROM rows")
+            held = f"it has numbers 1 to {total}" if total else "it has none yet"
+            raise LookupError(f"no trajectory {id_or_n!r} in run {self._record.run_dir.name}; {held}")
+        return int(n)
+
+    def _load(self, n: int, tokens: bool = False) -> tuple[list[bytes], bytes | None, int]:
+        """Return the JSON lines of the blob that holds trajectory n, its token arrays if asked for, and its first
+        number."""
+        from .. import codec
+
+        run_dir = self._record.run_dir
+        row = self._record.all(
+            f"SELECT first_n, body, {'tokens' if tokens else 'NULL'} FROM chunks WHERE first_n <= ? "
+            "ORDER BY first_n DESC LIMIT 1",
+            (n,),
+        )
+        if not row:
+            raise RecordDamaged(f"trajectory {n} of {run_dir} cannot be read: its text is missing")
+        first, body, arrays = row[0]
+        try:
+            lines = [] if tokens else codec.decompress(body).split(b"\n")
+            return lines, None if arrays is None else codec.decompress(arrays), first
+        except ValueError as error:
+            raise RecordDamaged(f"trajectory {n} of {run_dir} cannot be read: {error}") from error
+
+    def tools(self, n: int) -> tuple[ToolSpec, ...]:
+        """Return the tools that the environment of a trajectory declared; empty if none were recorded."""
+        id_ = self._record.scalar("SELECT toolset FROM rows WHERE n = ?", (n,))
+        if id_ is None:
+            return ()
+        if id_ not in self._toolsets:
+            text = self._record.scalar("SELECT tools FROM toolsets WHERE id = ?", (id_,))
+            self._toolsets[id_] = tuple(ToolSpec.from_json(t) for t in json.loads(text)) if text else ()
+        return self._toolsets[id_]

@@ -1,0 +1,139 @@
+"""Groups as rows: the rollouts of one prompt in one step, folded into their count, mean and spread.
+
+Group ids grow in order of recording, so a page of all groups is a range of the index on `grp`, at any size of the
+run. Under a filter or a search, or in another order, the ids are listed once (eight bytes each).
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import FilterError
+from ..search.query import Selection
+from .record import Record
+
+_VARIANCE = "(avg(reward * reward) - avg(reward) * avg(reward)) * count(reward) / max(1, count(reward) - 1)"  # Bessel's
+_COLUMNS = (
+    f"grp, groups.name, min(rows.n), max(step), count(*), avg(reward), {_VARIANCE}, sum(correct = 1), "
+    "count(correct), sum(penalties), prompts.name, prompts.head"
+)
+_ORDERS = {
+    "n": "grp",
+    "step": "max(step)",
+    "size": "count(*)",
+    "correct": "avg(correct)",
+    "reward": "avg(reward)",
+    "std": _VARIANCE,
+    "penalties": "sum(penalties)",
+}
+GROUP_SORTS = tuple(_ORDERS)
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """One group. `std` is the standard deviation (n − 1) of its rewards that advantages are divided by. A group without
+    spread has no gradient."""
+
+    id: int
+    group: str
+    first_n: int
+    step: int
+    size: int
+    mean: float | None
+    std: float | None
+    correct: int
+    labelled: int
+    penalties: int
+    prompt_id: str
+    prompt: str
+
+
+class GroupList:
+    """The groups of a run, or those with a match, in an order (`GROUP_SORTS`; `n` is the order of recording).
+
+    The list is a snapshot: it lacks groups that are recorded later.
+    """
+
+    def __init__(self, record: Record, selection: Selection, sort: str = "n", descending: bool = False) -> None:
+        if sort not in _ORDERS:
+            raise FilterError(f"cannot sort groups by {sort!r}: use one of {', '.join(GROUP_SORTS)}")
+        self._record, self._selection = record, selection
+        self._sort, self._descending = sort, descending
+        self._dense = selection.everything and sort == "n" and not descending
+        self._ids: array[int] | None = None
+
+    def count(self) -> int:
+        """Return how many groups there are."""
+        if self._dense:
+            return int(self._record.scalar("SELECT max(grp) FROM rows") or 0)
+        return len(self._listed())
+
+    def first(self, limit: int) -> list[GroupRow]:
+        """Return the first groups without listing the others: a screen is full of them before they are counted."""
+        if self._sort == "n" and not self._descending and not self._dense and self._ids is None:
+            return self._of(self._matching(limit))
+        return self.page(0, limit)
+
+    def page(self, offset: int, limit: int) -> list[GroupRow]:
+        """Groups `offset` … `offset + limit`."""
+        if self._dense:
+            return self._rows("grp > ? AND grp <= ?", (offset, offset + limit))
+        return self._of(self._listed()[offset : offset + limit])
+
+    def position(self, n: int) -> int | None:
+        """Return the offset of the group that trajectory `n` is of, or None when it is not in the list."""
+        group = self._record.scalar("SELECT grp FROM rows WHERE n = ?", (n,))
+        if group is None:
+            return None
+        if self._dense:
+            return int(group) - 1
+        ids = self._listed()
+        if self._sort == "n" and not self._descending:
+            at = bisect_left(ids, group)
+            return at if at < len(ids) and ids[at] == group else None
+        return ids.index(group) if group in ids else None
+
+    def _of(self, ids: Sequence[int]) -> list[GroupRow]:
+        found = self._rows(f"grp IN ({','.join('?' * len(ids))})", ids) if ids else []
+        by_id = {row.id: row for row in found}
+        return [by_id[i] for i in ids if i in by_id]
+
+    def _listed(self) -> array[int]:
+        if self._ids is None:
+            self._ids = self._matching(-1)
+            if self._sort != "n":
+                self._ids = self._in_order(self._ids)
+            elif self._descending:
+                self._ids.reverse()
+        return self._ids
+
+    def _matching(self, limit: int) -> array[int]:
+        """Return the first `limit` groups with a match, in order of recording; all of them for -1."""
+        source, params, _ = self._selection.source()
+        found = self._record.all(f"SELECT DISTINCT grp {source} LIMIT ?", [*params, limit])
+        return array("q", sorted(id_ for (id_,) in found if id_ is not None))
+
+    def _in_order(self, ids: array[int]) -> array[int]:
+        """Sort groups by the column of the order, over all their rollouts. Groups without a value come first."""
+        found = self._record.all(f"SELECT grp, {_ORDERS[self._sort]} FROM rows WHERE grp IS NOT NULL GROUP BY grp")
+        values = {id_: value for id_, value in found}
+        key = lambda id_: ((value := values.get(id_)) is not None, value or 0.0, id_)  # noqa: E731
+        return array("q", sorted(ids, key=key, reverse=self._descending))
+
+    def _rows(self, where: str, params: Sequence[int]) -> list[GroupRow]:
+        rows = self._record.all(
+            f"SELECT {_COLUMNS} FROM rows LEFT JOIN groups ON groups.id = grp "
+            "LEFT JOIN prompts ON prompts.id = rows.prompt "
+            f"WHERE {where} GROUP BY grp ORDER BY grp",
+            params,
+        )
+        made = []
+        for id_, name, first, step, size, mean, variance, correct, labelled, penalties, prompt, head in rows:
+            std = None if mean is None else math.sqrt(max(0.0, variance))
+            numbers = (first, step, size, mean, std, correct or 0, labelled, penalties or 0)
+            made.append(GroupRow(id_, name or "", *numbers, prompt or "", head or ""))
+        return made

@@ -1,0 +1,112 @@
+"""The metrics of a run, read for drawing: a long series costs as much as the points that are drawn of it."""
+
+from __future__ import annotations
+
+import math
+
+from ..schema import SPANS
+from .record import Record
+
+_FOREVER = 2**62
+"""After the last step of any run."""
+
+Points = list[tuple[int, float]]
+"""`[(step, value)]` in order of steps."""
+
+
+class Metrics:
+    """Reads values and their means. Everything is empty if nothing is recorded."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def names(self) -> list[str]:
+        """Return all names in order of first appearance."""
+        return [name for (name,) in self._record.all("SELECT name FROM metric_names ORDER BY id")]
+
+    def points(
+        self, name: str, *, after_step: int = -1, until_step: int | None = None, max_points: int | None = None
+    ) -> Points:
+        """Return the values by step. With `max_points`, means of equal spans, each at its last step."""
+        id_ = self._record.scalar("SELECT id FROM metric_names WHERE name = ?", (name,))
+        if id_ is None:
+            return []
+        until = _FOREVER if until_step is None else until_step
+        if max_points is not None and (width := self._width(id_, after_step, until, max_points)) > 1:
+            return self._means(id_, after_step, until, width)
+        sql = "SELECT step, value FROM metrics WHERE name = ? AND step > ? AND step <= ? ORDER BY step"
+        return self._read(sql, (id_, after_step, until))
+
+    def since(self, rowid: int, limit: int = 20_000) -> tuple[int, dict[str, Points]]:
+        """Return the values after a row id, at most `limit` of them: the new last id, and points by name."""
+        known = dict(self._record.all("SELECT id, name FROM metric_names"))
+        found: dict[str, Points] = {}
+        sql = "SELECT id, name, step, value FROM metrics WHERE id > ? ORDER BY id LIMIT ?"
+        for id_, name, step, value in self._record.all(sql, (rowid, limit)):
+            rowid = id_
+            if name in known:
+                found.setdefault(known[name], []).append((step, _value(value)))
+        return rowid, found
+
+    def latest(self) -> dict[str, float]:
+        """Return the last value of every metric."""
+        return {name: value for name, (_, value) in self.latest_points().items()}
+
+    def latest_points(self) -> dict[str, tuple[int, float]]:
+        """Return the last value of every metric, with its step: one seek each."""
+        rows = self._record.all(
+            "SELECT metric_names.name, metrics.step, metrics.value FROM metric_names JOIN metrics ON metrics.id = "
+            "(SELECT id FROM metrics WHERE metrics.name = metric_names.id ORDER BY step DESC LIMIT 1) "
+            "ORDER BY metric_names.id"
+        )
+        return {name: (step, _value(value)) for name, step, value in rows}
+
+    def last_step(self) -> int:
+        """Return the last recorded step; 0 for none."""
+        return int(self._record.scalar("SELECT max(step) FROM steps") or 0)
+
+    def step_times(self, max_points: int = 400) -> Points:
+        """Return `[(step, seconds since the epoch)]`, when a step was first recorded, of about `max_points` steps."""
+        every = max(1, self.last_step() // max(1, max_points))
+        sql = "SELECT step, time FROM steps WHERE step % ? = 0 OR step = (SELECT max(step) FROM steps) ORDER BY step"
+        return [(int(step), float(time)) for step, time in self._record.all(sql, (every,))]
+
+    def _width(self, id_: int, after: int, until: int, max_points: int) -> int:
+        """Return the least power of two of steps to a span that leaves at most `max_points` spans."""
+        first = self._record.scalar("SELECT min(step) FROM metrics WHERE name = ? AND step > ?", (id_, after))
+        last = self._record.scalar("SELECT max(step) FROM metrics WHERE name = ? AND step <= ?", (id_, until))
+        width = 1
+        while first is not None and last is not None and last // width - first // width + 1 > max(1, max_points):
+            width *= 2
+        return width
+
+    def _means(self, id_: int, after: int, until: int, width: int) -> Points:
+        """Return last step and mean of each span of `width` steps in (after, until].
+
+        Whole spans use the recorded means. Spans that either end cuts use the values.
+        """
+        kept = max((w for w in SPANS if w <= width), default=None)
+        start, stop = (after // width + 1) * width, (until + 1) // width * width
+        if kept is None or stop <= start:
+            return self._of_values(id_, after, until, width)
+        sql = (
+            "SELECT max(last), sum(total) / sum(count) FROM spans "
+            "WHERE name = ? AND width = ? AND start >= ? AND start < ? GROUP BY start / ? ORDER BY start"
+        )
+        whole = self._read(sql, (id_, kept, start, stop, width))
+        before, behind = self._of_values(id_, after, start - 1, width), self._of_values(id_, stop - 1, until, width)
+        return [*before, *whole, *behind]
+
+    def _of_values(self, id_: int, after: int, until: int, width: int) -> Points:
+        sql = (
+            "SELECT max(step), avg(value) FROM metrics "
+            "WHERE name = ? AND step > ? AND step <= ? GROUP BY step / ? ORDER BY step"
+        )
+        return self._read(sql, (id_, after, until, width)) if until > after else []
+
+    def _read(self, sql: str, params: tuple[object, ...]) -> Points:
+        return [(step, _value(value)) for step, value in self._record.all(sql, params)]
+
+
+def _value(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,85 @@
+"""Open the record of a run for reading."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..control.status import look
+from ..notes import Notes
+from ..search.query import EVERYTHING, Query
+from ..types import Event, RunInfo
+from .bodies import Bodies
+from .metrics import Metrics
+from .record import Record
+from .rollouts import Rollouts
+
+
+class RunReader:
+    """The record of one run. Opening reads no rows.
+
+    `rollouts` lists trajectories, `bodies` opens one, `metrics` holds the curves. Several threads may share one reader,
+    but their queries wait for each other, so give a search its own reader. `problems` lists the unreadable parts of the
+    record in sentences. Methods return the readable rest.
+    """
+
+    def __init__(self, run_dir: Path | str) -> None:
+        self.run_dir = Path(run_dir)
+        self._record = Record(self.run_dir)
+        self.metrics = Metrics(self._record)
+        self.rollouts = Rollouts(self._record)
+
+    @cached_property
+    def bodies(self) -> Bodies:
+        return Bodies(self._record)
+
+    @property
+    def problems(self) -> list[str]:
+        """The unreadable parts of this record, in sentences."""
+        return self._record.problems
+
+    def close(self) -> None:
+        """Stop a query in another thread, and close the database."""
+        self._record.close()
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def info(self) -> RunInfo:
+        """Return facts and status of the run. The status comes from its processes, the step from the record, too."""
+        info = look(self.run_dir)
+        return replace(info, step=max(info.step, self.metrics.last_step()))
+
+    @property
+    def notes(self) -> Notes:
+        """The notes of people on its rollouts."""
+        return self._record.notes
+
+    def pending(self, query: Query = EVERYTHING) -> str:
+        """Describe in a few words what a query does not see yet; empty if it sees the whole record."""
+        return ""
+
+    def events(self, kinds: Iterable[str] | None = None, *, after_id: int = 0, limit: int = 200) -> list[Event]:
+        """Return the last `limit` events after an id, oldest first."""
+        wanted = list(kinds) if kinds is not None else None
+        where = f"AND kind IN ({','.join('?' * len(wanted))})" if wanted is not None else ""
+        rows = self._record.all(
+            f"SELECT id, kind, time, step, message, data FROM events WHERE id > ? {where} ORDER BY id DESC LIMIT ?",
+            (after_id, *(wanted or ()), limit),
+        )
+        return [Event(kind=k, message=m, step=s, data=_json(d), time=t, id=i) for i, k, t, s, m, d in reversed(rows)]
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,1 @@
+"""Filters, full-text search and orders over the rollouts of a record."""

@@ -1,0 +1,142 @@
+"""The terms of a filter, and the SQL of each term for one record."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ..columns import COLUMNS, Flag, Kind
+from ..labels import OVERFLOW, Labels
+from ..learning import BIT, LEARNED_FROM, MARKS
+from ..notes import Note
+
+_LEARNED = sum(BIT[kind] for kind in LEARNED_FROM)
+OF_USES = {
+    "learned_at": (
+        f"((uses & {BIT['trained']}) != 0 AND step {{0}} OR "
+        f"n IN (SELECT n FROM uses WHERE mask & {_LEARNED} AND step {{0}}))"
+    ),
+    "weight": "(n IN (SELECT n FROM uses WHERE weight {0}))",
+}
+"""Numbers of the updates that used a rollout: the step of an update that learned from it, and its weight there."""
+NUMBERS = ("n", *(column.name for column in COLUMNS if column.numeric), *OF_USES)
+FLAGS = {
+    "correct": "correct = 1",
+    "wrong": "correct = 0",
+    "unlabelled": "correct IS NULL",
+    "penalised": "penalties > 0",
+    **{(flag.name or "").lower(): f"(flags & {int(flag)}) != 0" for flag in Flag},
+    "learned": f"coalesce((uses & {_LEARNED}) != 0, 0)",
+    **{mark: f"coalesce((uses & {BIT[mark]}) != 0, 0)" for mark in MARKS},
+}
+LABELS = {
+    "action": "actions",
+    "penalty": "rules",
+    **{column.name: column.name for column in COLUMNS if column.kind is Kind.NAME},
+}
+CLOSED = "closed"
+"""As `gate:closed`: every reason for which a request was not learnt from."""
+NAMES = {"group": ("grp", "groups"), "prompt": ("prompt", "prompts")}
+TEXTS = ("text", "agent", "observation", "answer")
+NOTES = ("note", "label")
+"""Notes of people (`notes.py`): `note:copied`, `label:hack`, `note:*` for any."""
+KEYS = (*LABELS, *NAMES, "id", *TEXTS, *NOTES)
+
+OWN_COLUMNS = ("extra.", "component.")
+"""Columns of a record's own: `extra.difficulty>3`, `component.format=0.5`, `extra.source:web*`."""
+
+
+@dataclass
+class Conditions:
+    """Turns the terms of a filter into conditions on the table `rows` of one record, and collects their values."""
+
+    names: Labels
+    said: Callable[[], Iterable[Note]]
+    params: list[object] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def bound(self, sql: str, *values: object) -> str:
+        """Return a condition and the values of its question marks."""
+        self.params.extend(values)
+        return sql
+
+    def number(self, key: str, comparison: str, values: tuple[float, ...]) -> str:
+        """Return the condition on a number of the row, or of updates that used it. `comparison` is like `< ?`."""
+        condition = OF_USES.get(key, f"({key} {{0}})")
+        return self.bound(condition.format(comparison), *values * condition.count("{0}"))
+
+    def flag(self, key: str) -> str:
+        """Return the condition on a flag, 1 or 0. A rollout of which nothing is known lacks it."""
+        return f"({FLAGS[key]})"
+
+    def column(self, key: str, condition: str, values: tuple[object, ...]) -> str:
+        """Return the condition on a column of the record's own. A record without it has no match, and a note explains
+        so."""
+        known = self.names.of_kind("extra")
+        name = key if key.lower().startswith("component.") else key[len("extra.") :]
+        ids = [known[name]] if name in known else [i for n, i in known.items() if n.lower() == name.lower()]
+        if not ids:
+            near = difflib.get_close_matches(name, known, 3, 0.4) or sorted(known)[:5]
+            shown = ", ".join(n if n.startswith("component.") else f"extra.{n}" for n in near)
+            self.notes.append(f"this run has no column {key!r}" + (f"; it has {shown}" if shown else ""))
+            return "(0)"
+        self.params.extend((*ids, *values))
+        return f"(n IN (SELECT n FROM extras WHERE name IN ({','.join('?' * len(ids))}) AND {condition}))"
+
+    def label(self, key: str, text: str) -> str:
+        """Condition for a name of a kind: exact, ignoring case, the last part of a dotted path, or a pattern."""
+        known = self.names.of_kind(key)
+        if key == "gate" and text.lower() == CLOSED:
+            return self.bound("(gate IS NOT NULL AND gate <> ?)", known.get("open", 0))
+        ids = resolve(known, text)
+        if not ids:
+            near = difflib.get_close_matches(text, known, 3, 0.4) or sorted(known)[:5]
+            held = f"; it has {', '.join(near)}" if near else ""
+            self.notes.append(f"this run has no {key} {text!r}{held}")
+            return "(0)"
+        column = LABELS[key]
+        if column not in ("actions", "rules"):
+            self.params.extend(ids)
+            return f"({column} IN ({','.join('?' * len(ids))}))"
+        mask, rest = self.names.mask(ids)
+        parts = []
+        if mask & ~OVERFLOW:
+            self.params.append(mask & ~OVERFLOW)
+            parts.append(f"({column} & ?) != 0")
+        if rest:
+            self.params.append(OVERFLOW)
+            self.params.extend(rest)
+            inside = f"SELECT n FROM overflow WHERE label IN ({','.join('?' * len(rest))})"
+            parts.append(f"(({column} & ?) != 0 AND n IN ({inside}))")
+        return "(" + " OR ".join(parts) + ")"
+
+    def noted(self, key: str, text: str) -> str:
+        """Condition for rollouts on which a person put a note that holds a text, or a label of a name."""
+        wanted = text.lower()
+
+        def fits(note: Note) -> bool:
+            if key == "label":
+                return any(fnmatch.fnmatchcase(label.lower(), wanted.removeprefix("#")) for label in note.labels)
+            return fnmatch.fnmatchcase(note.text.lower(), f"*{wanted}*")
+
+        ids = [note.id for note in self.said() if fits(note)]
+        if not ids:
+            self.notes.append(f"no note of this run has {key} {text!r}")
+            return "(0)"
+        condition = "(n IN (SELECT n FROM cards WHERE id IN (SELECT value FROM json_each(?))))"
+        return self.bound(condition, json.dumps(ids))
+
+
+def resolve(known: dict[str, int], text: str) -> list[int]:
+    """Return the ids of the recorded names that a person means by a text."""
+    if text in known:
+        return [known[text]]
+    lower = text.lower()
+    if any(c in text for c in "*?["):
+        return [id_ for name, id_ in known.items() if fnmatch.fnmatchcase(name.lower(), lower)]
+    exact = [id_ for name, id_ in known.items() if name.lower() == lower]
+    return exact or [id_ for name, id_ in known.items() if re.split(r"[.:/]", name.lower())[-1] == lower]

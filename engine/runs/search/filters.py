@@ -1,0 +1,264 @@
+"""Filter expressions over trajectories: `reward<0.2 and penalty:missing_prerequisite and not env:visual`.
+
+Grammar (also in `HELP`): comparisons of numbers, flags, and `key:value`, joined by `and`, `or`, `not` and parentheses.
+Two neighbouring terms mean `and`. Parsing needs no database. `conditions.py` turns the terms into SQL for one record.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ..errors import FilterError
+from ..labels import Labels
+from ..notes import Note
+from .conditions import FLAGS, KEYS, LABELS, NAMES, NOTES, NUMBERS, OWN_COLUMNS, TEXTS, Conditions
+from .full_text import match_expression
+
+HELP = (
+    f"numbers: {', '.join(NUMBERS)} with < <= > >= = != (reward<0.2, step:100..200); "
+    f"flags: {', '.join(FLAGS)}; "
+    f"names: {', '.join(k + ':' for k in (*LABELS, *NAMES, 'id'))} (* matches anything); "
+    f"words: {', '.join(k + ':' for k in TEXTS)}; "
+    f"notes of people: note: (a word of it, * for any), label:; "
+    f"columns of the record's own: extra.NAME, component.NAME; joined by and, or, not, ( )"
+)
+
+_ALIASES = {"rule": "penalty", "environment": "env", "tool": "action", "stop_reason": "stop", "penalized": "penalised"}
+_TOKEN = re.compile(r"\s*(?:(?P<paren>[()])|(?P<op><=|>=|!=|==|[<>=:])|(?P<word>[^\s()<>=!:\"']+))")
+_VALUE = re.compile(r"\s*(?:\"(?P<dq>[^\"]*)\"|'(?P<sq>[^']*)'|(?P<word>[^\s()]+))")
+_RANGE = re.compile(r"(?P<low>[^.]*(?:\.\d+)?[^.]*)\.\.(?P<high>.*)")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A condition over the table `rows`. `notes`: names that this record does not hold, with the nearest it does."""
+
+    sql: str
+    params: tuple[object, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+_Node = Callable[[Conditions], str]
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed filter."""
+
+    text: str
+    node: _Node | None
+
+    def compile(self, names: Labels, said: Callable[[], Iterable[Note]] = tuple) -> Compiled:
+        """Return the condition for one record; empty SQL for an empty filter. `said`: the notes of people in the
+        run."""
+        if self.node is None:
+            return Compiled("")
+        build = Conditions(names, said)
+        sql = self.node(build)
+        return Compiled(sql, tuple(build.params), tuple(build.notes))
+
+
+def parse(text: str) -> Expression:
+    """Parse a filter. Raises FilterError with the place, the problem and the right form."""
+    parser = _Parser(text)
+    if parser.peek() is None:
+        return Expression(text, None)
+    node = parser.either()
+    if parser.peek() is not None:
+        parser.fail("expected `and`, `or` or the end")
+    return Expression(text, node)
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    def peek(self) -> re.Match[str] | None:
+        found = _TOKEN.match(self.text, self.at)
+        if found is None and self.text[self.at :].strip():
+            self.fail("unexpected character")
+        return found
+
+    def fail(self, message: str, at: int | None = None) -> NoReturn:
+        at = self.at if at is None else at
+        while at < len(self.text) and self.text[at].isspace():
+            at += 1
+        shown = self.text[at : at + 20] or "the end"
+        raise FilterError(f"filter, at character {at + 1} ({shown!r}): {message}", at)
+
+    def word(self) -> str | None:
+        found = self.peek()
+        return found["word"].lower() if found is not None and found["word"] else None
+
+    def accept(self, word: str) -> bool:
+        found = self.peek()
+        if found is not None and (found["word"] or found["paren"] or "").lower() == word:
+            self.at = found.end()
+            return True
+        return False
+
+    def either(self) -> _Node:
+        nodes = [self.both()]
+        while self.accept("or"):
+            nodes.append(self.both())
+        return nodes[0] if len(nodes) == 1 else lambda b: "(" + " OR ".join([n(b) for n in nodes]) + ")"
+
+    def both(self) -> _Node:
+        nodes = [self.negated()]
+        while True:
+            if not self.accept("and"):
+                found = self.peek()
+                if found is None or found["paren"] == ")" or self.word() == "or":
+                    break
+            nodes.append(self.negated())
+        return nodes[0] if len(nodes) == 1 else lambda b: "(" + " AND ".join([n(b) for n in nodes]) + ")"
+
+    def negated(self) -> _Node:
+        if self.accept("not"):
+            node = self.negated()
+            return lambda b: f"NOT {node(b)}"
+        if self.accept("("):
+            node = self.either()
+            if not self.accept(")"):
+                self.fail("expected `)`")
+            return node
+        return self.term()
+
+    def term(self) -> _Node:
+        found = self.peek()
+        if found is None or not found["word"]:
+            self.fail(f"expected a term such as reward<0.2 or action:NAME; {HELP}")
+        start = found.start("word")
+        key = found["word"].lower()
+        key = _ALIASES.get(key, key)
+        self.at = found.end()
+        following = _TOKEN.match(self.text, self.at)
+        op = following["op"] if following is not None else None
+        if op is not None and following is not None:
+            self.at = following.end()
+            op = "=" if op == "==" else op
+            if key.startswith(OWN_COLUMNS):
+                return self.column(found["word"], op)
+            if key in NUMBERS:
+                return self.number(key, op)
+            if key in KEYS:
+                if op not in (":", "=", "!="):
+                    self.fail(f"{key} is a name, not a number: write {key}:value", following.start("op"))
+                node = self.named(key)
+                return node if op != "!=" else lambda b: f"NOT {node(b)}"
+            if key in FLAGS:
+                return self.flag_value(key, op)
+        elif key in FLAGS:
+            return lambda b: b.flag(key)
+        elif key.startswith(OWN_COLUMNS):
+            self.fail(f"compare {found['word']} with a value: {found['word']}>3", start)
+        elif key in NUMBERS:
+            self.fail(f"compare {key} with a number: {key}<0.2", start)
+        elif key in KEYS:
+            self.fail(f"say which: {key}:value", start)
+        known = (*NUMBERS, *FLAGS, *KEYS)
+        near = difflib.get_close_matches(key, known, 1)
+        self.fail(f"unknown name {key!r}" + (f"; did you mean {near[0]!r}?" if near else "") + f"; {HELP}", start)
+
+    def value(self, key: str) -> tuple[str, int]:
+        found = _VALUE.match(self.text, self.at)
+        if found is None:
+            self.fail(f"expected a value after {key}")
+        kind = found.lastgroup or "word"
+        self.at = found.end()
+        return found[kind], found.start(kind)
+
+    def number(self, key: str, op: str) -> _Node:
+        text, at = self.value(key)
+        span = _RANGE.fullmatch(text) if op in (":", "=") else None
+        if span is not None:
+            low, high = (self.parse_number(key, part, at) for part in (span["low"], span["high"]))
+            return lambda b: b.number(key, "BETWEEN ? AND ?", (low, high))
+        number = self.parse_number(key, text, at)
+        sql_op = {":": "=", "!=": "<>"}.get(op, op)
+        return lambda b: b.number(key, f"{sql_op} ?", (number,))
+
+    def column(self, key: str, op: str) -> _Node:
+        """Return a condition on a column of the record's own, whose values are numbers or texts."""
+        text, at = self.value(key)
+        span = _RANGE.fullmatch(text) if op in (":", "=") else None
+        if span is not None:
+            low, high = (self.parse_number(key, part, at) for part in (span["low"], span["high"]))
+            return lambda b: b.column(key, "number BETWEEN ? AND ?", (low, high))
+        flags = {"true": 1.0, "false": 0.0}
+        try:
+            number = flags[text.lower()] if text.lower() in flags else float(text)
+        except ValueError:
+            if op not in (":", "=", "!="):
+                self.fail(f"{key} needs a number after {op}", at)
+            found = "text GLOB ?" if "*" in text else "text = ?"
+            return lambda b: b.column(key, f"NOT {found}" if op == "!=" else found, (text,))
+        sql_op = {":": "=", "!=": "<>"}.get(op, op)
+        either = f"(number {sql_op} ? OR text = ?)" if sql_op == "=" else f"number {sql_op} ?"
+        return lambda b: b.column(key, either, (number, text) if sql_op == "=" else (number,))
+
+    def parse_number(self, key: str, text: str, at: int) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            self.fail(f"{key} needs a number", at)
+        return number
+
+    def flag_value(self, key: str, op: str) -> _Node:
+        text, at = self.value(key)
+        answer = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(text.lower())
+        if text.lower() in ("unknown", "none", "null") and key == "correct":
+            return lambda b: "(correct IS NULL)"
+        if answer is None or op not in (":", "=", "!="):
+            self.fail(f"{key} is yes or no: write {key}, not {key}, or {key}:no", at)
+        wanted = answer == (op != "!=")
+        return lambda b: b.flag(key) if wanted else f"(NOT {b.flag(key)})"
+
+    def named(self, key: str) -> _Node:
+        text, at = self.value(key)
+        if not text:
+            self.fail(f"expected a value after {key}", at)
+        if key in LABELS:
+            return lambda b: b.label(key, text)
+        if key in NAMES:
+            column, table = NAMES[key]
+            op = "GLOB" if "*" in text else "="
+            return lambda b: b.bound(f"({column} IN (SELECT id FROM {table} WHERE name {op} ?))", text)
+        if key == "id":
+            op = "GLOB" if "*" in text else "="
+            return lambda b: b.bound(f"(n IN (SELECT n FROM cards WHERE id {op} ?))", text)
+        if key in NOTES:
+            return lambda b: b.noted(key, text)
+        quoted = text if '"' in text or "*" in text else f'"{text}"'
+        expression = match_expression(quoted if key == "text" else f"{key}:{quoted}")
+        return lambda b: b.bound("(n IN (SELECT rowid FROM search WHERE search MATCH ?))", expression)
+
+
+_LAST = re.compile(r"(?P<key>[A-Za-z_]+)(?::|=)(?P<value>[^\s()\"']*)$|(?P<word>[A-Za-z_]+)$")
+_MOST = 8
+"""Completions that are offered."""
+
+
+def completions(text: str, names: Callable[[str], Sequence[str]]) -> list[str]:
+    """Return the filter with its last word completed, the nearest completion first.
+
+    `names(kind)` returns the recorded names of a kind (`action`, `penalty`, …).
+    """
+    found = _LAST.search(text)
+    if found is None:
+        return []
+    if found["word"] is not None:
+        begun, start = found["word"].lower(), found.start("word")
+        words = [*(f"{key}:" for key in KEYS), *FLAGS, *NUMBERS]
+        return [text[:start] + w for w in words if w.startswith(begun) and w != begun][:_MOST]
+    key, begun, start = found["key"].lower(), found["value"].lower(), found.start("value")
+    if key not in LABELS:
+        return []
+    known = [n for n in names(key) if n.lower() != begun]
+    wanted = [n for n in known if n.lower().startswith(begun)] or [n for n in known if begun in n.lower()]
+    return [text[:start] + (n if re.fullmatch(r"[^\s()\"':]+", n) else f'"{n}"') for n in wanted][:_MOST]

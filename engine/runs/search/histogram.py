@@ -1,0 +1,111 @@
+"""The distribution of a number over a view, fast enough to follow the filter box."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from ..columns import SORTS
+from ..connection import Connection, OutOfTime
+from ..errors import FilterError
+from .query import Selection
+
+SECONDS = 0.12
+BLOCK = 8192
+Bin = tuple[float, float, int]
+
+
+class Histogram(list[Bin]):
+    """`[(low, high, count)]`, `high` of the last bin inclusive. `exact` is False when counts are scaled up from the
+    part `seen` (0 … 1) of the run that was read in time."""
+
+    exact: bool = True
+    seen: float = 1.0
+
+
+def of(
+    db: Connection, selection: Selection, numbers: Sequence[int] | None, last_n: int, column: str, bins: int
+) -> Histogram:
+    """Counts of a column's values in equal bins over the range that it has in the whole run (1 … `last_n`).
+
+    `numbers`: the trajectories of the selection where they are known.
+    """
+    if column not in SORTS:
+        raise FilterError(f"no histogram of {column!r}: use one of {', '.join(SORTS)}")
+    low = db.one(f"SELECT min({column}) FROM rows")
+    high = db.one(f"SELECT max({column}) FROM rows")
+    result = Histogram()
+    if low is None or high is None or low[0] is None:
+        return result
+    start, end = float(low[0]), float(high[0])
+    if not (abs(start) < float("inf") and abs(end) < float("inf")):
+        start, end = max(start, -1e30), min(end, 1e30)
+    bins = max(1, bins) if end > start else 1
+    edges = [start + (end - start) * i / bins for i in range(bins)] + [end]
+    if selection.everything:
+        counts = _by_ranges(db, column, edges)
+    elif numbers is not None:
+        counts = _of_numbers(db, column, edges, numbers)
+    else:
+        counts, result.seen = _by_blocks(db, selection, last_n, column, edges)
+        result.exact = result.seen >= 1.0
+    result.extend((edges[i], edges[i + 1], counts[i]) for i in range(bins))
+    return result
+
+
+def _by_ranges(db: Connection, column: str, edges: list[float]) -> list[int]:
+    """Without a filter each bin is one range of the column's index."""
+    counts = []
+    for i in range(len(edges) - 1):
+        op = "<=" if i == len(edges) - 2 else "<"
+        sql = f"SELECT count(*) FROM rows WHERE {column} >= ? AND {column} {op} ?"
+        row = db.one(sql, (edges[i], edges[i + 1]))
+        counts.append(int(row[0]) if row else 0)
+    return counts
+
+
+def _bin(column: str, edges: list[float]) -> str:
+    width = (edges[-1] - edges[0]) / (len(edges) - 1) or 1.0
+    return f"min({len(edges) - 2}, max(0, CAST(({column} - {edges[0]!r}) / {width!r} AS INTEGER)))"
+
+
+def _of_numbers(db: Connection, column: str, edges: list[float], numbers: Sequence[int]) -> list[int]:
+    counts = [0] * (len(edges) - 1)
+    for first in range(0, len(numbers), 1000):
+        part = numbers[first : first + 1000]
+        marks = ",".join("?" * len(part))
+        sql = f"SELECT {_bin(column, edges)} AS b, count({column}) FROM rows WHERE n IN ({marks}) GROUP BY b"
+        for b, count in db.all(sql, part):
+            if b is not None:
+                counts[b] += count
+    return counts
+
+
+def _by_blocks(
+    db: Connection, selection: Selection, last_n: int, column: str, edges: list[float]
+) -> tuple[list[int], float]:
+    """Count blocks of rows spread over the run until all are read or the time is up, then scale to the whole."""
+    counts = [0] * (len(edges) - 1)
+    blocks = max(1, -(-last_n // BLOCK))
+    stride = next(s for s in range(max(1, int(blocks * 0.618)), blocks + 2) if math.gcd(s, blocks) == 1)
+    where, params, n = selection.source()
+    sql = (
+        f"SELECT {_bin('rows.' + column, edges)} AS b, count(rows.{column}) {where} AND {n} > ? AND {n} <= ? GROUP BY b"
+    )
+    done, deadline = 0, time.monotonic() + SECONDS
+    for i in range(blocks):
+        left = deadline - time.monotonic()
+        if done and left <= 0:
+            break
+        first = (i * stride % blocks) * BLOCK
+        try:
+            with db.limit(max(left, 0.02)):
+                for b, count in db.all(sql, (*params, first, first + BLOCK)):
+                    if b is not None:
+                        counts[b] += count
+        except OutOfTime:
+            break
+        done += 1
+    seen = done / blocks
+    return ([round(c / seen) for c in counts] if 0 < seen < 1 else counts), seen

@@ -1,0 +1,77 @@
+"""Which rollouts of a run, in which order: as a person states it (`Query`), and as SQL (`Selection`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Query:
+    """A filter (`filters.py`), a full-text search (`full_text.py`) and an order. Both texts may be empty."""
+
+    filter: str = ""
+    search: str = ""
+    sort: str = "n"
+    descending: bool = False
+
+    @property
+    def everything(self) -> bool:
+        """Neither filter nor search: all rollouts, in whatever order."""
+        return not self.filter and not self.search
+
+    @property
+    def plain(self) -> bool:
+        """All of them in the order of recording: neighbours are read by key."""
+        return self.everything and self.sort == "n"
+
+    def describe(self) -> str:
+        """Return the query in words, for headers."""
+        parts = [self.filter, f"“{self.search}”" if self.search else ""]
+        if self.sort != "n" or self.descending:
+            parts.append(f"by {self.sort} {'▼' if self.descending else '▲'}")
+        return " · ".join(p for p in parts if p)
+
+
+EVERYTHING = Query()
+"""All rollouts of a run in the order of recording."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A condition over the table `rows` (`filters.py`) and a full-text expression (`full_text.py`), or neither."""
+
+    where: str = ""
+    params: tuple[object, ...] = ()
+    match: str = ""
+
+    @property
+    def everything(self) -> bool:
+        return not self.where and not self.match
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the full-text index is asked."""
+        return bool(self.match) or "FROM search" in self.where
+
+    def source(self, order: str = "") -> tuple[str, list[object], str]:
+        """FROM and WHERE over `rows`, their parameters, and the name of n there.
+
+        A search drives the join: its postings come in order of n. Without one, a scan beats every index that SQLite
+        would choose for a filter, unless an order is asked for (`order`: the name of its index).
+        """
+        if self.match and order:  # along another order: each row is looked up among the postings
+            found = "EXISTS (SELECT 1 FROM search WHERE search MATCH ? AND rowid = n)"
+            source = f"FROM rows INDEXED BY {order} WHERE ({self.where or 1}) AND {found}"
+            return source, [*self.params, self.match], "n"
+        if self.match:
+            hits = "(SELECT rowid AS hit FROM search WHERE search MATCH ?)"
+            source = f"FROM {hits} CROSS JOIN rows ON rows.n = hit WHERE {self.where or 1}"
+            return source, [self.match, *self.params], "hit"
+        hint = f"INDEXED BY {order}" if order else "NOT INDEXED"
+        return f"FROM rows {hint} WHERE {self.where or 1}", list(self.params), "n"
+
+    def counted(self) -> tuple[str, list[object], str]:
+        """Return the same for counting only: a search without a filter need not read the rows."""
+        if self.match and not self.where:
+            return "FROM search WHERE search MATCH ?", [self.match], "rowid"
+        return self.source()

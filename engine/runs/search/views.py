@@ -1,0 +1,348 @@
+"""Views: the trajectories that match a filter and a search, in an order. They give pages and neighbours of millions of
+rows.
+
+A view is one of three kinds, and may change its kind as the run grows:
+
+- `Dense`: all trajectories in order of recording. Every answer is arithmetic.
+- `Listed`: few (at most `SMALL`), found by one scan and kept as a sorted list of keys.
+- `Walked`: many, never listed. Pages and neighbours are read by key along an index, from the nearest known place.
+  A count that takes too long is a lower bound, or unknown.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..columns import SORTS
+from ..connection import Connection, OutOfTime
+from ..errors import FilterError
+from .keys import Key, Keys, beyond, key_of
+from .query import Selection
+
+SMALL = 20_000
+COUNT_SECONDS = 0.15
+WALK_SECONDS = 0.04
+AHEAD = 64
+"""Neighbours read at once: stepping through a view rarely asks the database."""
+_PLACES = 4096
+"""Places of a walk that are kept."""
+
+
+class Count(int):
+    """A number of trajectories. `exact` is False if it is only a lower bound (shown as `≥ 20,001`)."""
+
+    exact: bool = True
+
+    @classmethod
+    def of(cls, value: int, exact: bool = True) -> Count:
+        """Return a count and whether it is all."""
+        count = cls(value)
+        count.exact = exact
+        return count
+
+    def __str__(self) -> str:
+        return f"{int(self):,}" if self.exact else f"≥ {int(self):,}"
+
+
+class View(Protocol):
+    """The trajectories that match a query. Offsets count from 0, numbers `n` from 1."""
+
+    def count(self) -> Count:
+        """Return how many there are; a lower bound if counting takes too long."""
+        ...
+
+    def least(self) -> Count:
+        """Return the count as far as it is known without counting."""
+        ...
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        """Return the numbers at `offset` … of the view."""
+        ...
+
+    def neighbour(self, n: int, direction: int) -> int | None:
+        """Return the number after (`+1`) or before (`-1`) trajectory n, which may be outside the view; None at
+        its end."""
+        ...
+
+    def position(self, n: int) -> int | None:
+        """Return the offset of trajectory n; None if it is not in the view, or counting takes too long."""
+        ...
+
+    def numbers(self) -> Sequence[int] | None:
+        """Return all numbers where they are listed."""
+        ...
+
+    def grown(self, last_n: int) -> View:
+        """Return the view of trajectories up to `last_n`. Cheap if there are no new ones."""
+        ...
+
+
+class Dense:
+    """All trajectories in order of recording: their numbers have no holes."""
+
+    def __init__(self, last_n: int, descending: bool) -> None:
+        self.last_n, self.descending = last_n, descending
+
+    def count(self) -> Count:
+        return Count.of(self.last_n)
+
+    least = count
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        if self.descending:
+            first = self.last_n - offset
+            return list(range(first, max(0, first - limit), -1))
+        return list(range(offset + 1, min(self.last_n, offset + limit) + 1))
+
+    def neighbour(self, n: int, direction: int) -> int | None:
+        """Return one more or one less."""
+        other = n + (-direction if self.descending else direction)
+        return other if 1 <= other <= self.last_n else None
+
+    def position(self, n: int) -> int | None:
+        """From whichever end comes first."""
+        if not 1 <= n <= self.last_n:
+            return None
+        return self.last_n - n if self.descending else n - 1
+
+    def numbers(self) -> Sequence[int] | None:
+        return None
+
+    def grown(self, last_n: int) -> View:
+        self.last_n = last_n
+        return self
+
+
+class _Ordered:
+    """The common part of views with a filter or another order: the selection and the column of the order."""
+
+    def __init__(self, db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> None:
+        self.db, self.selection = db, selection
+        self.sort, self.descending = sort, descending
+        self.last_n = last_n
+
+    def _forwards(self, direction: int) -> bool:
+        return (direction > 0) != self.descending
+
+    def _key_of(self, n: int) -> Key | None:
+        row = self.db.one(f"SELECT {self.sort} FROM rows WHERE n = ?", (n,))
+        return None if row is None else key_of(row[0], n)
+
+    def _found_after(self, after: int) -> list[Key] | None:
+        """Return the keys of the matches after a number, unsorted; None if there are more than `SMALL`."""
+        source, params, n = self.selection.source()
+        sql = f"SELECT {self.sort}, n {source} AND {n} > ? LIMIT ?"
+        found = self.db.all(sql, (*params, after, SMALL + 1))
+        return None if len(found) > SMALL else [key_of(v, i) for v, i in found]
+
+
+class Listed(_Ordered):
+    """A view whose keys are all here."""
+
+    keys: Keys
+
+    def count(self) -> Count:
+        return Count.of(len(self.keys))
+
+    least = count
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        """Return a slice, from the end when the order is turned around."""
+        numbers = self.keys.numbers
+        if self.descending:
+            end = max(0, len(numbers) - offset)
+            return numbers[max(0, end - limit) : end].tolist()[::-1]
+        return numbers[offset : offset + limit].tolist()
+
+    def neighbour(self, n: int, direction: int) -> int | None:
+        """Return the next key in the list."""
+        here = self._key_of(n)
+        if here is None:
+            return None
+        return self.keys.after(here) if self._forwards(direction) else self.keys.before(here)
+
+    def position(self, n: int) -> int | None:
+        here = self._key_of(n)
+        at = None if here is None else self.keys.index(here)
+        return at if at is None or not self.descending else len(self.keys) - 1 - at
+
+    def numbers(self) -> Sequence[int] | None:
+        """Return all of them, in ascending order of the column."""
+        return self.keys.numbers
+
+    def grown(self, last_n: int) -> View:
+        """Sort in the new matches; with too many of them, return a `Walked` view."""
+        if last_n == self.last_n:
+            return self
+        found = self._found_after(self.last_n)
+        if found is None or len(self.keys) + len(found) > SMALL:
+            return Walked(self.db, self.selection, self.sort, self.descending, last_n)
+        self.keys, self.last_n = self.keys.with_more(found), last_n
+        return self
+
+
+class Walked(_Ordered):
+    """A view that is read by key along an index, from the nearest place already seen."""
+
+    def __init__(self, db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> None:
+        super().__init__(db, selection, sort, descending, last_n)
+        self._counted = Count.of(last_n) if selection.everything else None
+        self._anchors: dict[int, Key] = {}
+        """Key in front of an offset."""
+        self._ahead: dict[tuple[int, int], int | None] = {}
+        """Neighbour of a number in a direction."""
+
+    def count(self) -> Count:
+        """Counted once, then kept up."""
+        if self._counted is None:
+            self._counted = self._count_after(Count.of(0), 0)
+        return self._counted
+
+    def least(self) -> Count:
+        """More than a list may hold."""
+        return self._counted if self._counted is not None else Count.of(SMALL + 1, exact=False)
+
+    def page(self, offset: int, limit: int) -> list[int]:
+        """From the nearest place seen before it, or from the end when that is nearer."""
+        total = self._counted if self._counted is not None and self._counted.exact else None
+        backwards = False
+        start, skip, ascending = None, offset, not self.descending
+        before = [o for o in self._anchors if o <= offset]
+        if before:
+            nearest = max(before)
+            start, skip = self._anchors[nearest], offset - nearest
+        if total is not None and total - offset - limit < skip:  # nearer to the end: read it from there
+            limit = min(limit, max(0, total - offset))
+            start, skip, backwards = None, total - offset - limit, True
+        keys = self._walk(start, ascending != backwards, limit, skip)
+        if backwards:
+            keys.reverse()
+        if keys:
+            if len(self._anchors) > _PLACES:
+                self._anchors.clear()
+            self._anchors[offset + len(keys)] = keys[-1]
+        return [n for _, _, n in keys]
+
+    def neighbour(self, n: int, direction: int) -> int | None:
+        """Return the next key along the index. Some more are read ahead."""
+        if (n, direction) in self._ahead:
+            return self._ahead[n, direction]
+        here = self._key_of(n)
+        if here is None:
+            return None
+        chain = [k[2] for k in self._walk(here, self._forwards(direction), AHEAD, 0)]
+        if len(self._ahead) > _PLACES:
+            self._ahead.clear()
+        for a, b in itertools.pairwise(chain):
+            self._ahead[a, direction] = b
+            self._ahead[b, -direction] = a
+        # one way only: n itself need not be in the view
+        other = self._ahead[n, direction] = chain[0] if chain else None
+        return other
+
+    def position(self, n: int) -> int | None:
+        """Return how many matches come before it, if they can be counted in time."""
+        here = self._key_of(n)
+        if here is None:
+            return None
+        along = self.selection.everything  # else one scan finds the matches sooner than the index of the order
+        source, params, name = self.selection.source(f"rows_{self.sort}" if along else "")
+        if self.db.one(f"SELECT 1 {source} AND {name} = ?", (*params, n)) is None:
+            return None
+        position = 0
+        try:
+            with self.db.limit(COUNT_SECONDS):
+                for condition, more in self._beyond(here, self.descending, name):
+                    row = self.db.one(f"SELECT count(*) {source} AND ({condition})", (*params, *more))
+                    position += row[0] if row else 0
+        except OutOfTime:
+            return None
+        self._anchors[position + 1] = here
+        return position
+
+    def numbers(self) -> Sequence[int] | None:
+        return None
+
+    def grown(self, last_n: int) -> View:
+        """Forget neighbours that may have changed, and continue the count."""
+        if last_n == self.last_n:
+            return self
+        self._ahead.clear()
+        if self.sort != "n" or self.descending:
+            self._anchors.clear()
+        if self.selection.everything:
+            self._counted = Count.of(last_n)
+        elif self._counted is not None and self._counted.exact:
+            self._counted = self._count_after(self._counted, self.last_n)
+        self.last_n = last_n
+        return self
+
+    def _count_after(self, known: Count, after: int) -> Count:
+        source, params, n = self.selection.counted()
+        try:
+            with self.db.limit(COUNT_SECONDS):
+                more = self.db.one(f"SELECT count(*) {source} AND {n} > ?", (*params, after))
+            return Count.of(known + (more[0] if more else 0), known.exact)
+        except OutOfTime:
+            return Count.of(max(known, SMALL + 1), exact=False)
+
+    def _beyond(self, start: Key | None, ascending: bool, name: str) -> list[tuple[str, tuple[object, ...]]]:
+        if self.sort != "n":
+            return beyond(self.sort, start, ascending)
+        return [("1", ())] if start is None else [(f"{name} {'>' if ascending else '<'} ?", (start[2],))]
+
+    def _walk(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
+        """Return the next `limit` keys after `start` (exclusive) in a direction, leaving out the first `skip`."""
+        if limit <= 0:
+            return []
+        if self.sort == "n":
+            source, params, n = self.selection.source()
+            order = "ASC" if ascending else "DESC"
+            ((condition, more),) = self._beyond(start, ascending, n)
+            sql = f"SELECT {n} {source} AND {condition} ORDER BY {n} {order} LIMIT ? OFFSET ?"
+            return [key_of(i, i) for (i,) in self.db.all(sql, (*params, *more, limit, skip))]
+        try:
+            with self.db.limit(None if self.selection.everything else WALK_SECONDS):
+                return self._along_index(start, ascending, limit, skip)
+        except OutOfTime:  # the matches lie far along this order: one scan that keeps the best is quicker
+            return self._by_scan(start, ascending, limit, skip)
+
+    def _along_index(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
+        source, params, _ = self.selection.source(f"rows_{self.sort}")
+        order = "ASC" if ascending else "DESC"
+        keys: list[Key] = []
+        for condition, more in beyond(self.sort, start, ascending):
+            sql = f"SELECT {self.sort}, n {source} AND {condition} ORDER BY {self.sort} {order}, n {order} LIMIT ?"
+            need = limit + skip - len(keys)
+            if skip and not keys and condition == "1":  # the whole order: SQLite skips faster than we do
+                found = self.db.all(f"{sql} OFFSET ?", (*params, *more, limit, skip))
+                return [key_of(v, n) for v, n in found]
+            keys.extend(key_of(v, n) for v, n in self.db.all(sql, (*params, *more, need)))
+            if len(keys) >= limit + skip:
+                break
+        return keys[skip:]
+
+    def _by_scan(self, start: Key | None, ascending: bool, limit: int, skip: int) -> list[Key]:
+        source, params, _ = self.selection.source()
+        order = "ASC" if ascending else "DESC"
+        conditions = beyond(self.sort, start, ascending)
+        either = " OR ".join(f"({c})" for c, _ in conditions)
+        more = [p for _, ps in conditions for p in ps]
+        rows = self.db.all(
+            f"SELECT {self.sort}, n {source} AND ({either}) ORDER BY {self.sort} {order}, n {order} LIMIT ? OFFSET ?",
+            (*params, *more, limit, skip),
+        )
+        return [key_of(v, n) for v, n in rows]
+
+
+def open_view(db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> View:
+    """Return the view of a query over trajectories 1 … `last_n`. Raises FilterError for an order that there is not."""
+    if sort not in SORTS:
+        raise FilterError(f"cannot sort by {sort!r}: use one of {', '.join(SORTS)}")
+    if selection.everything:
+        return Dense(last_n, descending) if sort == "n" else Walked(db, selection, sort, descending, last_n)
+    listed = Listed(db, selection, sort, descending, 0)
+    listed.keys = Keys([])
+    return listed.grown(last_n)

@@ -1,0 +1,451 @@
+"""Write the record of a run while it happens.
+
+The training thread appends to a bounded queue. One background thread serialises, compresses and commits in batches. A
+caller waits while the queue is full and the disk accepts writes: a slow disk costs time and loses nothing. A full,
+broken, hanging or removed folder costs the record, never the run. Rows that find no room are counted, the trouble is
+reported once (log, callback, and an event as soon as the record can be written again), and writing resumes when the
+folder allows it. Everything that was committed survives `kill -9`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..control.flight import Flights
+from ..control.live import Live, live_file
+from ..control.status import ENDED, HEARTBEAT_SECONDS, identity, write_state
+from ..durable import read_json, write_json
+from ..paths import PROCESSES, RUN_FILE
+from ..types import EventKind, RunStatus, TrajectoryRecord, Use
+from .images import image_path
+from .items import Event, Item, Metrics, Positions, SavedImage, Together, Trajectories, Uses, Vocabulary
+from .sink import Sink
+from .trouble import explain
+
+if TYPE_CHECKING:
+    from ..control.alerts import AlertSender
+    from .images import Image
+
+log = logging.getLogger(__name__)
+
+Values = Mapping[str, "float | Mapping[str, float]"]
+
+QUEUE_BYTES = 64 << 20
+"""About how much may wait in memory before callers wait, too. One step may exceed it."""
+PATIENCE_SECONDS = 30.0
+"""How long callers wait for a disk that commits nothing."""
+BATCH_BYTES = 4 << 20
+"""About how much goes into one transaction, so that none is long."""
+COMMIT_SECONDS = 0.1
+"""The pause in which a batch gathers. `kill -9` loses at most this and one transaction."""
+STATUS_SECONDS = 0.5
+RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
+
+
+class RunWriter:
+    """The record of one run, written by one thread of this process. No method raises into training.
+
+    `process` names this process among those of the run (`training`, `engine`, `worker`). Its status is kept in
+    `processes/<process>.json`. Two processes of a run may each have a writer. `resume_from_step` removes the records
+    after that step before anything is added. `on_trouble` is called with one sentence, from the record's thread, when
+    the record gets into trouble and when it recovers. `queue_bytes` is about how much may wait. `alerts` sends alerts
+    to the user.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path | str,
+        *,
+        resume_from_step: int | None = None,
+        process: str = "training",
+        on_trouble: Callable[[str], None] | None = None,
+        queue_bytes: int = QUEUE_BYTES,
+        alerts: AlertSender | None = None,
+    ) -> None:
+        self.run_dir = Path(run_dir)
+        self.process = process
+        self._on_trouble = on_trouble
+        self._limit = queue_bytes
+        self._alerts = alerts
+        self.flights = Flights()
+        self.live = Live()
+        """The texts that this process writes now."""
+        self._took: dict[str, float] = {}
+        """Seconds that each phase lasted the last time."""
+        self._queue: deque[tuple[Item, int]] = deque()
+        """The waiting items, each with its cost."""
+        self._bytes = 0
+        self._gathering = threading.local()
+        self._busy = False  # items are taken from the queue and not yet committed or given up
+        self._overflow = 0
+        self._commits = 0
+        self._condition = threading.Condition()
+        self._closing = False
+        self._hurry = False
+        self._images: set[str] = set()
+        self._sink = Sink(self.run_dir, resume_from_step, lambda: self._overflow, self._tell)
+        self._state: dict[str, Any] = {"process": process, **identity(), "status": "starting", "step": 0}
+        self._state_written = 0.0
+        self._state_dirty = True
+        self._warning: str | None = None
+        """The last report about the record while its disk refused it."""
+        self._pid = os.getpid()
+        self._announce()
+        self._thread = threading.Thread(target=self._run, name="run-record", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    @property
+    def dropped(self) -> int:
+        """Rows that could not be recorded: no room in the queue, or not storable."""
+        return self._overflow + self._sink.trouble.lost
+
+    def metrics(self, step: int, values: Values) -> None:
+        """Record numbers of a step. A nested mapping `{"a": {"b": 1}}` is recorded as `a/b`."""
+        flat = _flatten(values)
+        if flat:
+            self._put(Metrics(int(step), flat))
+
+    def trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> None:
+        """Trajectories of a step. They are not copied: do not change their arrays afterwards."""
+        kept = list(records)
+        if kept:
+            self._put(Trajectories(int(step), kept))
+
+    def uses(self, uses: Sequence[tuple[str, Use]]) -> None:
+        """Record how later updates used recorded rollouts, by the rollouts' ids."""
+        kept = list(uses)
+        if kept:
+            self._put(Uses(kept))
+
+    def event(self, kind: EventKind, message: str, *, step: int = 0, **data: Any) -> None:
+        """Record an event. `message` is one sentence for people. Secrets in `data` are masked."""
+        self._put(Event(kind, str(message), int(step), time.time(), data))
+        if kind == "record" and self._sink.trouble.now is not None:
+            self._warning, self._state_dirty = str(message), True
+        if self._alerts is not None and os.getpid() == self._pid:
+            self._alerts.event(kind, str(message), int(step), data)
+
+    @contextmanager
+    def together(self, **positions: int) -> Iterator[None]:
+        """Store the items that this thread gives inside the block in one transaction, or none of them.
+
+        The transaction also stores how far other journals are copied (`position.recorded_position` reads that), so a
+        copy is neither lost nor doubled.
+        """
+        parts: list[Item] = []
+        self._gathering.parts = parts
+        try:
+            yield
+        finally:
+            self._gathering.parts = None
+            self._put(Together(tuple(parts), Positions(positions)))
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """The positions of `together` that this process has committed so far."""
+        return self._sink.positions
+
+    def status(
+        self,
+        status: RunStatus,
+        *,
+        step: int | None = None,
+        total_steps: int | None = None,
+        error: str | None = None,
+        exit_code: int | None = None,
+    ) -> None:
+        """Set the status of the run. An ended status is on disk when this returns, unless its folder is in trouble."""
+        given = {"step": step, "total_steps": total_steps, "error": error, "exit_code": exit_code}
+        news = {"status": status, **{k: v for k, v in given.items() if v is not None}}
+        if os.getpid() != self._pid:
+            return
+        with self._condition:
+            self._hurry |= status != self._state["status"] or error is not None
+            self._state.update(news)
+            self._state["heard"] = time.time()
+            self._state.pop("ended", None)
+            if status in ENDED:
+                self._state["ended"] = time.time()
+            self._state_dirty = True
+            self._condition.notify_all()
+        if status == "crashed" and error and self._alerts is not None:
+            self._alerts.event("error", error.strip().splitlines()[-1], int(self._state["step"]), {})
+        if status in ENDED:
+            self.flush(timeout=10.0)
+
+    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """Set where the run is inside its step (see `Progress`). It is on disk soon."""
+        with self._condition:
+            before = self._state.get("progress", {})
+            began = time.time()
+            if before.get("phase") == phase and before["done"] <= done:
+                began = before["began"]
+            elif before:
+                self._took[before["phase"]] = began - before["began"]
+            took = self._took.get(phase)
+            self._state["progress"] = {"phase": phase, "done": done, "total": total, "began": began, "took": took}
+            self._state["heard"] = time.time()
+            self._state_dirty = True
+
+    def begin(self, id_: str, what: str = "") -> None:
+        """A rollout is in flight from now on, until `end`: viewers see how many there are and for how long."""
+        self.flights.begin(id_, what)
+        self._state_dirty = True
+
+    def end(self, id_: str) -> None:
+        """It has ended, however it did."""
+        self.flights.end(id_)
+        self._state_dirty = True
+
+    def vocabulary(self, texts: Sequence[str], *, byte_level: bool = False) -> None:
+        """The text of every token id, in order, once per run, so that a viewer needs no tokenizer.
+
+        `byte_level`: the texts are in the alphabet of byte-level BPE (`Ġthe`), and readers turn them into bytes.
+        """
+        self._put(Vocabulary(list(texts), byte_level))
+
+    def save_image(self, image: Image, name: str) -> str:
+        """Keep an image (array or PIL) under a name. Returns its path relative to the run's folder at once.
+
+        A name is written once: an image that many rollouts share costs nothing after the first.
+        """
+        path = image_path(name)
+        if path not in self._images and self._put(SavedImage(path, image)):
+            self._images.add(path)
+        return path
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything given so far is committed.
+
+        Returns False when the time is up, and at once while the folder is in trouble: a full disk must not stop a run.
+        """
+        if os.getpid() != self._pid:
+            return True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._condition:
+            while self._queue or self._busy or self._state_dirty:
+                left = 1.0 if deadline is None else deadline - time.monotonic()
+                if self._sink.trouble.now is not None or left <= 0 or not self._thread.is_alive():
+                    return False
+                self._hurry = True
+                self._condition.notify_all()
+                self._condition.wait(min(0.2, left))
+        return self._sink.trouble.now is None
+
+    def position(self) -> int:
+        """Return the last step of which something is committed; 0 for none."""
+        return self._sink.step
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Commit the rest and end the thread. Gives up after `timeout` seconds without a commit. A second call has no
+        effect."""
+        if os.getpid() != self._pid or self._closing:
+            return
+        atexit.unregister(self.close)
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        commits = -1
+        while self._thread.is_alive() and commits != self._commits:
+            commits = self._commits
+            self._thread.join(timeout)
+        if self._alerts is not None:
+            self._alerts.close()
+
+    def _put(self, item: Item) -> bool:
+        """Append an item to the queue. Returns False if it is dropped, and counts it."""
+        if os.getpid() != self._pid:  # a forked data loader has no thread to write with
+            return False
+        parts = getattr(self._gathering, "parts", None)
+        if parts is not None:
+            parts.append(item)
+            return True
+        pieces = [(piece, piece.cost) for piece in item.pieces(BATCH_BYTES)]
+        with self._condition:
+            if not self._room():
+                self._overflow += item.rows
+                return False
+            self._state["heard"] = time.time()
+            self._queue.extend(pieces)
+            self._bytes += sum(cost for _, cost in pieces)
+            self._condition.notify_all()
+        return True
+
+    def _room(self) -> bool:
+        """Wait until the queue has room. Returns False if the disk is in trouble or commits nothing for too long."""
+        while not self._closing and self._bytes >= self._limit:
+            if self._sink.trouble.now is not None or threading.current_thread() is self._thread:
+                return False
+            commits = self._commits
+            self._condition.wait_for(lambda seen=commits: self._commits != seen or self._blocked(), PATIENCE_SECONDS)
+            if commits == self._commits and not self._blocked():
+                self._sink.trouble.failed(f"the disk of {self.run_dir} accepts nothing ({PATIENCE_SECONDS:g} s)", False)
+        return not self._closing
+
+    def _blocked(self) -> bool:
+        return self._closing or self._sink.trouble.now is not None
+
+    def _run(self) -> None:
+        batch: deque[Item] = deque()
+        cost = 0
+        while True:
+            self._wait(pending=bool(batch))
+            if not batch:
+                batch, cost = self._take()
+            late = bool(batch) and self._state["status"] in ENDED
+            trouble = self._sink.trouble.now
+            done = self._sink.write(batch)
+            news = self._sink.trouble.now != trouble  # viewers are warned at the first write that fails
+            self._write_state(final=late or news)  # what comes after the end is in the summary, too
+            self._write_live()
+            with self._condition:
+                if done:
+                    self._bytes -= cost
+                    self._commits += 1
+                    self._busy = False
+                self._hurry = self._hurry and bool(self._queue)
+                self._condition.notify_all()
+                if self._closing and (self._sink.trouble.now is not None or not (self._queue or batch)):
+                    left = sum(item.rows for item in (*batch, *(item for item, _ in self._queue)))
+                    break
+        self._sink.close(left)
+        self._write_state(final=True)
+        with suppress(OSError):
+            live_file(self.run_dir, self.process).unlink(missing_ok=True)  # nothing is written any more
+
+    def _wait(self, *, pending: bool) -> None:
+        with self._condition:
+            if pending:  # a batch that could not be written: later again, or at once at the end
+                pause = RETRY_SECONDS[min(self._sink.trouble.attempts, len(RETRY_SECONDS)) - 1]
+                self._condition.wait_for(lambda: self._closing, pause)
+                return
+            if not self._sink.idle:
+                return
+            wanted = self._condition.wait_for(lambda: bool(self._queue) or self._closing or self._hurry, STATUS_SECONDS)
+            if wanted and self._bytes < BATCH_BYTES:
+                self._condition.wait_for(lambda: self._hurry or self._closing, COMMIT_SECONDS)
+
+    def _take(self) -> tuple[deque[Item], int]:
+        batch: deque[Item] = deque()
+        cost = 0
+        with self._condition:
+            while self._queue and (cost < BATCH_BYTES or not batch):
+                item, its_cost = self._queue.popleft()
+                cost += its_cost
+                batch.append(item)
+            self._busy = bool(batch)
+        return batch, cost
+
+    def _tell(self, message: str) -> None:
+        log.warning("record: %s", message)
+        if self._on_trouble is not None:
+            try:
+                self._on_trouble(message)
+            except Exception:
+                log.exception("the callback for trouble with the record failed")
+
+    def _announce(self) -> None:
+        """Make the folder, `run.json` unless a launcher has, and the status file. Never raises."""
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            if not read_json(self.run_dir / RUN_FILE):
+                write_json(self.run_dir / RUN_FILE, {"id": self.run_dir.name, "created": time.time(), "mode": ""})
+        except OSError as error:
+            log.warning("record: %s", explain(error, self.run_dir))
+        self._write_state(final=True)
+
+    def _write_state(self, *, final: bool = False) -> None:
+        now = time.monotonic()
+        with self._condition:
+            if self._sink.step > self._state["step"]:
+                self._state["step"] = self._sink.step
+                self._state_dirty = True
+            silent = now - self._state_written
+            due = self._state_dirty and (self._hurry or silent >= STATUS_SECONDS)
+            if not (final or due or silent >= HEARTBEAT_SECONDS):
+                return
+            state = dict(self._state)
+            self._state_dirty = False
+        if (flying := self.flights.state()) is not None:
+            state["in_flight"] = flying
+        self._state_written = now
+        if self._sink.trajectories is not None:
+            state["trajectories"] = self._sink.trajectories
+        if self._sink.trouble.now is None:
+            self._warning = None
+        else:
+            state["trouble"] = self._warning or self._sink.trouble.sentence
+        state.update(time=time.time(), dropped=self.dropped, summary=self._sink.summary.to_json())
+        try:
+            if self.run_dir.is_dir():  # a folder that was removed stays removed
+                write_state(self.run_dir / PROCESSES / f"{self.process}.json", state)
+        except OSError as error:
+            log.debug("status not written: %s", error)
+
+    def _write_live(self) -> None:
+        news = self.live.news()
+        if news is None or not self.run_dir.is_dir():
+            return
+        try:
+            own = {key: self._state.get(key) for key in ("pid", "started", "born", "where")}
+            write_json(live_file(self.run_dir, self.process), {**own, **news})
+        except OSError as error:
+            log.debug("the newest texts were not written: %s", error)
+
+
+class NullWriter:
+    """The writer of every rank but the first: takes everything, writes nothing."""
+
+    dropped = 0
+    live = None
+
+    def _ignore(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    metrics = trajectories = uses = event = status = progress = begin = end = vocabulary = close = _ignore
+
+    def save_image(self, image: Image, name: str) -> str:
+        """Return the path that the first rank uses for this name."""
+        return image_path(name)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Return True: nothing waits to be written."""
+        return True
+
+    def position(self) -> int:
+        """Return 0: nothing is recorded."""
+        return 0
+
+
+RecordWriter = RunWriter | NullWriter
+"""The writer of a process: the record on rank 0, nothing on the others."""
+
+
+def open_writer(run_dir: Path | str, *, rank: int = 0, **options: Any) -> RecordWriter:
+    """Return the writer for a rank: only rank 0 writes. Options are those of `RunWriter`."""
+    return RunWriter(run_dir, **options) if rank == 0 else NullWriter()
+
+
+def _flatten(values: Mapping[Any, Any], prefix: str = "") -> dict[str, float]:
+    """Return plain floats by names with slashes, without other values. NaN stays (SQLite stores it as NULL)."""
+    flat: dict[str, float] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, f"{key}/"))
+            continue
+        try:
+            flat[key] = float(value)
+        except (TypeError, ValueError):
+            continue
+    return flat
