@@ -102,7 +102,7 @@ class Gate:
     @property
     def open(self) -> bool:
         """Whether the experience may be learnt from."""
-        return self.code is GateCode.OPEN
+        return self.code == GateCode.OPEN
 
 
 def gate(outcome: Vote, min_confidence: float, unanimous: bool = False) -> Gate:

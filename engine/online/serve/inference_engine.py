@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FEEDBACK_ONLY = Gate("no_label", "online.learn_from is feedback, and this answer has none")
+FEEDBACK_ONLY = Gate(GateCode.NO_LABEL, "online.learn_from is feedback, and this answer has none")
 
 
 @dataclass
