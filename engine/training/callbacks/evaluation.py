@@ -10,6 +10,7 @@ from accelerate.utils import gather_object
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ....configs import metric_names as metric
+from ...evaluation.statistics import rate_interval
 from ...policy.prepared import acting
 from ...record.step_recorder import StepRecorder
 from ...rollouts.evaluation import Evaluation, evaluate
@@ -98,7 +99,10 @@ class HeldOutEvaluation(AfterStep):
         else:
             measured = {metric.SUCCESS_GREEDY: greedy.success, metric.SUCCESS_SAMPLED: sampled.success}
             told = {"greedy": greedy.success, "sampled": sampled.success}
-            said = f"held-out success {greedy.success:.0%} greedy, {sampled.success:.0%}"
+            first, second = (rate_interval([float(bool(o)) for o in e.outcomes]) for e in (greedy, sampled))
+            said = f"held-out success {first.estimate:.0%} ({first.low:.0%} to {first.high:.0%}) greedy, "
+            said += f"{second.estimate:.0%} ({second.low:.0%} to {second.high:.0%})"
+            told |= {"greedy_interval": [first.low, first.high], "sampled_interval": [second.low, second.high]}
         judge = self._runner.judge
         logged = judge.take_metrics("eval_") if isinstance(judge, Judge) else {}
         self._recorder.values(step, {**measured, **logged, metric.EVALUATE_SECONDS: seconds})

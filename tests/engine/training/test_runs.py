@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -171,3 +172,4 @@ def test_two_processes_train_one_run_and_only_the_first_records(tmp_path, base):
         "rng_1.json",
     ]
     assert "greedy" in events(folder, "eval")[-1]
+    assert re.search(r"\d+% \(\d+% to \d+%\) greedy", events(folder, "eval")[-1])

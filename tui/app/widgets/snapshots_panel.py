@@ -83,6 +83,9 @@ class SnapshotsPanel(Pane):
                 shown = number(float(reward)) if isinstance(reward, (int, float)) else shown
                 if shown:
                     line.offer(Line(p).add(said[name], p.faint).add(shown, p.strong).gap(), width)
+                match data.get(f"{name}_interval"):
+                    case [float(low), float(high)]:
+                        line.offer(Line(p).add(f"({percent(low)} to {percent(high)})", p.faint).gap(), width)
             return line
         if event.kind == "checkpoint":
             line = Line(p)
