@@ -17,6 +17,7 @@ from ...rollouts.evaluation import Evaluation, evaluate
 from ...rollouts.judging import Judge
 from ...rollouts.runner import RolloutRunner, Row
 from ...rollouts.versions import VersionedAgent
+from ...runs.types import Phase
 from ..phases import StepClock
 from ..resumable import Resumable
 from .base import AfterStep, Logs
@@ -79,12 +80,12 @@ class HeldOutEvaluation(AfterStep):
         self._recorder.event("phase", "evaluating", step=step, name="evaluating")
         began = time.perf_counter()
         accelerator = self._trainer.accelerator
-        self._progress.acting = "evaluation"
+        self._progress.acting = Phase.EVALUATION
         if isinstance(self._runner.agent, VersionedAgent):
             self._runner.agent.publish(step)
         with acting(accelerator.unwrap_model(self._trainer.model)):
             greedy, sampled = (self._at_temperature(step, temperature) for temperature in (0.0, 1.0))
-        self._progress.acting = "rollouts"
+        self._progress.acting = Phase.ROLLOUTS
         seconds = time.perf_counter() - began
         if accelerator.is_main_process:
             self._record(step, greedy, sampled, seconds)
