@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runs.codec import decode_body
 from ..runs.control.status import look
-from ..runs.types import RewardBreakdown, RunInfo, ToolSpec, Trajectory, TrajectoryRecord
+from ..runs.types import RunInfo, ToolSpec, TrajectoryRecord
 from .start import start_run
 from .stop import wait_until_gone
 
@@ -92,9 +93,5 @@ def _event(data: dict[str, Any]) -> Event:
     if data["event"] == "problem":
         return Refusal(data["message"])
     tools = tuple(ToolSpec.from_json(tool) for tool in data["tools"])
-    breakdown = data["breakdown"]
-    record = TrajectoryRecord(
-        Trajectory.from_json(data["trajectory"], tools),
-        None if breakdown is None else RewardBreakdown.from_json(breakdown),
-    )
+    record = decode_body(data["record"].encode(), tools)
     return Situation(record, tools, data["task"], data["tasks"], data["over"])

@@ -4,7 +4,7 @@ The terminal starts this process (`engine.launch.play`). Both write one JSON obj
 
 | standard output | |
 |---|---|
-| `{"event": "turn", "task", "tasks", "tools", "over", "trajectory", "breakdown"}` | the rollout so far: after the prompt, after each turn, and at its end |
+| `{"event": "turn", "task", "tasks", "tools", "over", "record"}` | the rollout so far: after the prompt, after each turn, and at its end |
 | `{"event": "model", "text"}` | the model's own next turn |
 | `{"event": "problem", "message"}` | a request that failed |
 
@@ -36,6 +36,8 @@ from ...envs.tools import ToolSpec
 from ...envs.trajectory import Step, Trajectory
 from ..launch.outcome import one_sentence, run_recorded
 from ..launch.process_logging import set_up_logging
+from ..runs.codec import encode_body
+from ..runs.types import TrajectoryRecord
 
 if TYPE_CHECKING:
     from ...configs.schema import RunConfig
@@ -111,13 +113,12 @@ class Player:
     ) -> None:
         from ..agents.scripted import ScriptedAgent
         from ..record.step_recorder import StepRecorder
-        from ..rollouts.runner import parse_row
         from .rft import build_trainer
 
         self.recorder = StepRecorder(writer)
         self.recorder.event("phase", "loading the model and the data", name="loading")
         self.trainer, _ = build_trainer(config, run_dir, self.recorder)
-        self.rows = [parse_row(row) for row in self.trainer.train_dataset]  # type: ignore[union-attr, arg-type]
+        self.rows = self.trainer.rows
         self.policy: Any = self.trainer.agent
         player = self
 
@@ -281,8 +282,7 @@ class Player:
             tasks=len(self.rows),
             over=over,
             tools=[tool.to_json() for tool in self._shown_tools],
-            trajectory=rollout.trajectory.to_json(),
-            breakdown=None if rollout.breakdown is None else rollout.breakdown.to_json(),
+            record=encode_body(TrajectoryRecord(rollout.trajectory, rollout.breakdown)).decode(),
         )
 
     def _tell(self, event: str, **data: Any) -> None:
