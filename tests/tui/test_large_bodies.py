@@ -13,12 +13,12 @@ import pytest
 from grpo_tui.engine.runs.read.bodies import Bodies
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.types import Step
-from grpo_tui.tui.app.brief import brief
 from grpo_tui.tui.app.calls import summary
 from grpo_tui.tui.app.comparison import Comparison, align
 from grpo_tui.tui.app.destinations import Stepper
-from grpo_tui.tui.app.needles import span_before
 from grpo_tui.tui.app.rollout_fields import step_fields
+from grpo_tui.tui.app.short_values import brief
+from grpo_tui.tui.app.text_search import span_before
 from grpo_tui.tui.app.widgets.diff_pane import DiffPane
 from grpo_tui.tui.app.widgets.flow import Flow
 

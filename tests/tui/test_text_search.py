@@ -14,8 +14,8 @@ from grpo_tui.engine.runs.search.full_text import needles
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.tui.app.destinations import Trajectories
-from grpo_tui.tui.app.needles import fold, span_after, span_before, spans
 from grpo_tui.tui.app.rollout_fields import Field
+from grpo_tui.tui.app.text_search import fold, span_after, span_before, spans
 from grpo_tui.tui.app.theme import DEFAULT_THEME, THEMES, Palette
 from grpo_tui.tui.app.widgets.flow import Flow
 from grpo_tui.tui.app.widgets.line import Line

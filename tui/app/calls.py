@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from ...engine.runs.types import Call, Step, Trajectory
-from .brief import arguments_text, brief
 from .kinds import by_path
+from .short_values import arguments_text, brief
 from .thoughts import said
 
 _COMMAND = ("command", "cmd", "bash_command", "shell_command", "keystrokes", "script", "commands")

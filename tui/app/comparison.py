@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ...engine.runs.types import Step, TrajectoryRecord
-from .brief import arguments_text
 from .calls import calls_of, shown, summary
+from .short_values import arguments_text
 
 Pieces = list[tuple[str, bool]]
 """A line in words, each with whether it is only on its side."""

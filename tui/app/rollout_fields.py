@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ...engine.runs.types import Call, SeenImage, Step, Trajectory
 from ..format import duration
-from .brief import brief
 from .calls import Shown, calls_of, ended, shown
+from .short_values import brief
 from .thoughts import said, written
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...engine.runs.types import Trajectory
-from .needles import span_after, span_before
 from .rollout_fields import fields_at
+from .text_search import span_after, span_before
 
 
 @dataclass(frozen=True, order=True)

@@ -10,13 +10,13 @@ from ....engine.runs.search.query import Query
 from ....engine.runs.types import TrajectoryRow
 from ..data import Reads
 from ..rollout_cursor import Opened, RolloutCursor, read_opened
-from .elsewhere import ShownElsewhere
+from .pager import PagedScreen
 
 PATIENCE_S = 0.1
 """After this long it is said that a rollout is being read."""
 
 
-class AmongRollouts(ShownElsewhere):
+class AmongRollouts(PagedScreen):
     """A screen on one rollout. It is read in the reading thread, and the next one in the same direction ahead of time;
     subclasses show it in `show_rollout`."""
 

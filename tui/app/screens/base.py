@@ -156,7 +156,7 @@ class AppScreen(Screen[Any]):
 
     def action_go_to(self) -> None:
         """Type a number, an id, a step or the name of a screen."""
-        from ..going import HINT, destination
+        from ..go_to import HINT, destination
         from ..widgets.prompt_bar import ask
 
         run = getattr(self.destination, "run", None)

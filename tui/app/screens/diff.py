@@ -18,7 +18,7 @@ from ..widgets.frame import Box
 from ..widgets.line import Line
 from ..widgets.pane import Pane
 from .among_rollouts import PATIENCE_S
-from .elsewhere import ShownElsewhere
+from .pager import PagedScreen
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Candidates:
         return self.rows[self.at] if self.rows else None
 
 
-class DiffScreen(ShownElsewhere):
+class DiffScreen(PagedScreen):
     """`[` and `]` choose the other rollout; `p` chooses among the group or the prompt's whole history."""
 
     view = DIFF

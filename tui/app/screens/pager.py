@@ -5,7 +5,7 @@ from __future__ import annotations
 from .base import AppScreen
 
 
-class ShownElsewhere(AppScreen):
+class PagedScreen(AppScreen):
     """A screen whose content also exists as plain text, `shown_text`, under the file name `shown_name`."""
 
     def shown_text(self) -> str:

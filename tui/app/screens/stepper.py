@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ....engine.runs.errors import RecordError
-from ....engine.runs.notes import Note
 from ....engine.runs.read.alphabet import Alphabet
 from ....engine.runs.search.query import EVERYTHING, Query
 from ....engine.runs.types import TrajectoryRecord
 from ...advantage import formula_of, recomputed, recomputed_text
-from ...export import export_trajectory, write
 from ...format import count, fixed
-from ...plain import Whole, trajectory_text
 from ..bindings import STEP, bindings
 from ..data import Reads
-from ..destinations import Diff
-from ..outline import FILTER_HINT, Entry, OutlineOf, has_step_rewards
-from ..printed import markdown
+from ..outline import OutlineOf, has_step_rewards
 from ..widgets import token_view
 from ..widgets.frame import Box
 from ..widgets.graphics import Picture
@@ -25,21 +18,18 @@ from ..widgets.group_panel import GroupPanel
 from ..widgets.image_view import ImagePane
 from ..widgets.learning_lines import Learning
 from ..widgets.line import Line
-from ..widgets.outline_panel import OutlinePanel
 from ..widgets.pane import Pane
 from ..widgets.prompt_bar import ask
 from ..widgets.reading import ReadingPanel
 from ..widgets.reward_arithmetic import RewardArithmetic
 from ..widgets.token_view import TokenView
-from .among_rollouts import AmongRollouts
+from .outline_keys import OutlineKeys
 from .reading_screen import ReadingScreen
+from .rollout_keys import RolloutKeys
 from .stepper_plan import ImageBox, Side, is_wide, stepper_boxes
 
-LONG = 500
-"""Tokens from which a thought is a long one."""
 
-
-class StepperScreen(AmongRollouts, ReadingScreen):
+class StepperScreen(OutlineKeys, RolloutKeys, ReadingScreen):
     """Shows where `RolloutCursor` stands: `h/l` are its steps. One body at a time: the step, the whole conversation, or
     the tokens."""
 
@@ -53,12 +43,10 @@ class StepperScreen(AmongRollouts, ReadingScreen):
         self._start = (int(ref) if isinstance(ref, str) and ref.isdigit() else ref, step)
         self._total = 0
         self._planned: TrajectoryRecord | None = None
-        self._outline: OutlineOf | None = None
         self._body = ""
         self._image_wanted = True
         self._image_large = False
         self.group = GroupPanel()
-        self.steps = OutlinePanel()
         self.text = ReadingPanel("step", whole=False)
         self.conversation = ReadingPanel("conversation", whole=True)
         self.conversation.on_step = self._scrolled_to
@@ -66,16 +54,6 @@ class StepperScreen(AmongRollouts, ReadingScreen):
         self.image = ImagePane()
         self.reward = RewardArithmetic()
         self.picture = Picture(self, self.image)
-
-    @property
-    def n(self) -> int:
-        """The number of the open trajectory; 0 where none is."""
-        return self.cursor.n
-
-    @property
-    def step(self) -> int:
-        """The open step, counted from 0."""
-        return self.cursor.step
 
     def panes(self) -> list[Pane]:
         """Group, the bodies, image, reward."""
@@ -179,7 +157,7 @@ class StepperScreen(AmongRollouts, ReadingScreen):
                 self.frame.replan()
         self.text.image_note = self.image.note if record is not None else ""
         self.text.find = self.conversation.find = self.find
-        note = self._note()
+        note = self.note()
         self.text.note = self.conversation.note = note.text if note is not None else ""
         self.text.put(record, step, opened.problem, self.cursor.match)
         if self._body == "conversation":
@@ -196,10 +174,10 @@ class StepperScreen(AmongRollouts, ReadingScreen):
             version = f" · policy v{row.policy_version}" if row.policy_version else ""
             self.group.title = f"group {row.group} · prompt {row.prompt_id}{version}"
         self.group.put(opened.group, self.n)
-        if record is None or self._outline is None or self._outline.record is not record:
-            kept = self._outline.filter if self._outline is not None else ""
-            self._outline = OutlineOf(record, kept) if record is not None else None
-        self.steps.put(self._outline, step)
+        if record is None or self.outline is None or self.outline.record is not record:
+            kept = self.outline.filter if self.outline is not None else ""
+            self.outline = OutlineOf(record, kept) if record is not None else None
+        self.steps.put(self.outline, step)
         formula = formula_of(record, opened.group) if record is not None else None
         learning = Learning(opened.uses, opened.validations)
         other = recomputed_text(recomputed(record, opened.group)) if record is not None else ""
@@ -230,83 +208,6 @@ class StepperScreen(AmongRollouts, ReadingScreen):
             self.conversation.put(self.cursor.record, self.step, self.cursor.opened.problem, self.cursor.match)
         self.frame.replan()
 
-    # -- moving -------------------------------------------------------------------------------------------------
-
-    def action_step(self, by: int) -> None:
-        """Another step of this trajectory, of those that are listed."""
-        listed = self._outline.listed if self._outline is not None and self._outline.filter else None
-        if listed is None:
-            self._go_to(self.step + by)
-        elif later := [at for at in listed if (at > self.step if by > 0 else at < self.step)]:
-            self._go_to(later[0] if by > 0 else later[-1])
-
-    def action_first(self) -> None:
-        """The first step."""
-        self._go_to(0)
-
-    def action_last(self) -> None:
-        """The last step."""
-        self._go_to(len(self.cursor.steps) - 1)
-
-    def _go_to(self, step: int) -> None:
-        if self.cursor.go_to(step):
-            self.show_rollout()
-
-    def action_next_penalty(self) -> None:
-        """The next penalised step of this trajectory; after the last, the first."""
-        if self.cursor.next_penalised():
-            self.show_rollout()
-        elif self.cursor.record is not None:
-            self.say("No step of this trajectory was penalised.")
-
-    def gone_to(self, text: str) -> bool:
-        """A number is that of a step, where the rollout has so many."""
-        if not (text.isdecimal() and len(text) < 9 and 0 < int(text) <= len(self.cursor.steps)):
-            return False
-        self._go_to(int(text) - 1)
-        return True
-
-    def action_failed(self, by: int) -> None:
-        """The next step in which a call failed."""
-        self._go_where(by, lambda entry: entry.failed, "No call of this trajectory failed.")
-
-    def action_same_tool(self, by: int) -> None:
-        """The next step that calls the tool of this one."""
-        if self._outline is not None and self._outline.entries:
-            self._go_where(by, self._outline.same_tool(self.step), "No other step calls this tool.")
-
-    def action_thought(self) -> None:
-        """The next step with a long thought."""
-        self._go_where(1, lambda entry: entry.thought > LONG, f"No step has a thought of more than {LONG} tokens.")
-
-    def _go_where(self, by: int, holds: Callable[[Entry], bool], nothing: str) -> None:
-        if self._outline is None:
-            return
-        found = self._outline.beside(self.step, by, holds)
-        if found is None or (found == self.step and by and not holds(self._outline.entries[found])):
-            self.say(nothing)
-        else:
-            self._go_to(found)
-
-    def action_filter(self) -> None:
-        """List and visit only some steps; the list follows what is typed."""
-        if (outline := self._outline) is None:
-            return
-
-        def put(text: str) -> str:
-            outline.filter = text
-            self.steps.put(OutlineOf(outline.record, text), self.step)
-            return "" if not text or outline.listed else "no step matches"
-
-        def done(text: str) -> None:
-            put(text)
-            listed = outline.listed
-            if text and listed and self.step not in listed:
-                self._go_to(next((at for at in listed if at > self.step), listed[0]))
-            self.show_rollout()
-
-        ask(self, "Steps", outline.filter, done, check=put, hint=FILTER_HINT)
-
     def action_search(self) -> None:
         """Find in the steps of this trajectory."""
         hint = "enter finds the next place that holds it; then n and N go on, also to other trajectories"
@@ -318,7 +219,7 @@ class StepperScreen(AmongRollouts, ReadingScreen):
             case ("rollout", int(n)):
                 self.open_rollout(n, self.step)
             case ("step", int(step)):
-                self._go_to(step)
+                self.go_to_step(step)
             case ("fold", tuple(key)):
                 self.reading.toggle(key)
 
@@ -368,64 +269,7 @@ class StepperScreen(AmongRollouts, ReadingScreen):
         self._image_large = not self._image_large
         self.frame.replan()
 
-    # -- elsewhere ----------------------------------------------------------------------------------------------
-
-    def action_diff(self) -> None:
-        """Beside another rollout of the group or the prompt."""
-        if self.cursor.record is not None:
-            self.shell.open(Diff(self.reads.path, self.n))
-
-    def action_note(self) -> None:
-        """Say something of this trajectory, or change what was said."""
-        record = self.cursor.record
-        if record is None:
-            return
-        id_ = record.trajectory.id
-        note = self._note()
-        hint = "#words are labels: filter with label:NAME or note:WORD · an empty text takes it back"
-
-        def put(text: str) -> None:
-            try:
-                self.reads.now.notes.put(id_, text)
-            except OSError as error:
-                self.say(f"The note cannot be written: {error.strerror}.", "error")
-            self.show_rollout()
-
-        ask(self, "Note on this trajectory", note.text if note is not None else "", put, hint=hint)
-
-    def _note(self) -> Note | None:
-        record = self.cursor.record
-        return None if record is None else self.reads.now.notes.read().get(record.trajectory.id)
-
-    def _whole(self) -> Whole | None:
-        opened = self.cursor.opened
-        if opened.record is None:
-            return None
-        formula, other = formula_of(opened.record, opened.group), recomputed(opened.record, opened.group)
-        return Whole(opened.n, opened.record, opened.uses, formula, other, self._note())
-
-    def shown_text(self) -> str:
-        """The whole trajectory as plain text, for pager and editor."""
-        whole = self._whole()
-        return trajectory_text(whole) if whole is not None else self.cursor.opened.problem
-
-    def shown_name(self) -> str:
-        """Named after the trajectory's number."""
-        return f"{self.n}.txt"
-
     def action_copy(self) -> None:
         """Copy the pane that scrolls."""
         lines = self.scrolled.copied
         self.copy("\n".join(lines), f"{count(len(lines))} lines")
-
-    def action_export_markdown(self) -> None:
-        """The whole trajectory as a Markdown document."""
-        record, n = self.cursor.record, self.n
-        if record is not None:
-            self.export(lambda: write(self.reads.path, f"trajectory-{n}.md", markdown(record)))
-
-    def action_export(self) -> None:
-        """The whole trajectory as JSON."""
-        whole = self._whole()
-        if whole is not None:
-            self.export(lambda: export_trajectory(self.reads.path, whole))

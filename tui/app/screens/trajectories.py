@@ -23,7 +23,7 @@ from ..widgets.line import Line
 from ..widgets.pane import Pane
 from ..widgets.preview import Preview
 from ..widgets.table import PAGE, Column, Table
-from .elsewhere import ShownElsewhere
+from .pager import PagedScreen
 from .query_list import QueryList
 
 
@@ -40,7 +40,7 @@ class _Begin:
     extras: tuple[str, ...]
 
 
-class TrajectoriesScreen(QueryList, ShownElsewhere):
+class TrajectoriesScreen(QueryList, PagedScreen):
     """The list that the stepper steps through."""
 
     view = LIST

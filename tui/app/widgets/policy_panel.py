@@ -11,7 +11,6 @@ from ....engine.runs.types import Event
 from ....engine.runs.write.summary import RATE_WINDOW
 from ...format import fixed, number, percent, trend
 from ...text import wrap
-from ..bottleneck import bottleneck
 from ..live_data import Kind
 from .line import Line
 from .pane import Pane
@@ -60,6 +59,9 @@ ROWS: Mapping[Kind, tuple[Row, ...]] = {
     ),
 }
 TITLES: Mapping[Kind, str] = {"rft": "Policy", "sft": "Learning", "online": f"Learning ─ rates of {RATE_WINDOW}"}
+
+WORTH_SAYING = 0.1
+"""Share of a step that somebody has to wait before it is a bottleneck."""
 
 
 class PolicyPanel(Pane):
@@ -153,3 +155,16 @@ class PolicyPanel(Pane):
             change = f"×{fixed(ratio, 2)}" if ratio >= 1 else f"÷{fixed(1 / ratio, 2)}"
         reason = data.get("reason") or event.message
         return f"{change} at {event.step}: {reason}".strip()
+
+
+def bottleneck(latest: Mapping[str, float]) -> str:
+    """One sentence on which side is the slower one; empty where rollouts are not made on servers."""
+    idle, wait, step = (latest.get(name) for name in (metric.TRAINER_IDLE, metric.ROLLOUTS_WAIT, metric.STEP_SECONDS))
+    if idle is None or wait is None or not step:
+        return ""
+    if idle >= wait and idle > WORTH_SAYING * step:
+        share = min(idle / step, 1.0)
+        return f"the trainer waits {share:.0%} of a step for rollouts: more servers, or a larger max_staleness"
+    if wait > WORTH_SAYING * step:
+        return f"rollouts were ready {wait:.1f} s early: the trainer is the slower side"
+    return "rollouts and trainer keep pace"

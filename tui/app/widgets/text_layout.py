@@ -11,8 +11,8 @@ from rich.style import Style
 
 from ...text import width as cells_of
 from ..kinds import CHUNK, LARGE, chunks, kind_of, prepared
-from ..needles import JOINT, Span, spans
 from ..rollout_fields import Field
+from ..text_search import JOINT, Span, spans
 from ..theme import Palette
 from .flow import Part
 from .line import Line
