@@ -61,7 +61,7 @@ async def test_a_rating_is_learnt_and_the_version_that_learnt_it_answers(served:
 async def test_a_correction_is_accepted_and_the_inbox_offers_what_has_no_feedback(served: Path) -> None:
     async with running(served.parent, Further("Chat", served)) as driver:
         for text in ("red", "blue"):
-            await driver.press("enter")
+            await driver.press("n", "enter")  # the context of this policy holds one message
             await driver.type(text)
             await driver.press("enter")
             await until(driver, "policy · version")
