@@ -83,6 +83,60 @@ async def beside_long(url: str, requests: int) -> tuple[list[float], int, float]
             long.cancel()
 
 
+def exact(count: int, tokens: int, dtype: str) -> None:
+    """Default answers of the server beside greedy generation."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from benchmarks.online import pairs, right
+    from benchmarks.smollm2 import smollm2
+
+    base = str(smollm2())
+    questions = pairs(count, 0)
+    with tempfile.TemporaryDirectory() as home:
+        command = [
+            sys.executable,
+            "-m",
+            "grpo_tui.tui.cli",
+            "online",
+            "--runs-dir",
+            home,
+            "--run-id",
+            "exact",
+            "--headless",
+        ]
+        command += ["--model", base, "--serve", "127.0.0.1:0", "--set", f"model.dtype={dtype}"]
+        process = subprocess.Popen([*command, "--set", "online.updates=false"], stdout=subprocess.DEVNULL)
+        try:
+            url = _address(Path(home) / "exact" / "online" / "address.json", process)
+            with httpx.Client(base_url=url, timeout=300) as client:
+                served = []
+                for question, _ in questions:
+                    body = {"model": base, "messages": [{"role": "user", "content": question}], "max_tokens": tokens}
+                    answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+                    served.append(str(answer["choices"][0]["message"]["content"]))
+        finally:
+            subprocess.run(
+                [sys.executable, "-m", "grpo_tui.tui.cli", "stop", "exact", "--runs-dir", home],
+                stdout=subprocess.DEVNULL,
+            )
+            process.wait(60)
+    words = AutoTokenizer.from_pretrained(base)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
+    plain = []
+    for question, _ in questions:
+        given = words.apply_chat_template(
+            [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        out = model.generate(**given, max_new_tokens=tokens, do_sample=False)
+        plain.append(words.decode(out[0, given["input_ids"].shape[1] :], skip_special_tokens=True))
+    equal = sum(a == b for a, b in zip(served, plain, strict=True))
+    for name, texts in (("served", served), ("transformers", plain)):
+        success = statistics.fmean(right(t, a) for t, (_, a) in zip(texts, questions, strict=True))
+        print(f"{name:14} success {success:.3f}")
+    print(f"{dtype}: {equal} of {count} texts are equal", flush=True)
+
+
 def row(name: str, measured: tuple[list[float], int, float], alone: float | None) -> float:
     latencies, tokens, seconds = measured
     latencies.sort()
@@ -101,7 +155,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--callers", default="1,4,16,50")
     parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--exact", type=int, metavar="N", help="compare N default answers with greedy generation")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of an answer with --exact")
+    parser.add_argument("--dtype", default="float32", help="number format with --exact")
     given = parser.parse_args()
+    if given.exact:
+        exact(given.exact, given.tokens, given.dtype)
+        return
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, "-m", "grpo_tui.tui.cli", "online", "--runs-dir", home, "--run-id", "serving"]
         settings = ["online.serve=127.0.0.1:0", "online.updates=false", "online.batch_requests=16"]
