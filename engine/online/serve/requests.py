@@ -1,4 +1,4 @@
-"""What is asked of the engine, and where it comes from: the environment, a file of JSON lines, or HTTP."""
+"""Requests to the engine from the environment, from a file of JSON lines, or over HTTP."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ...rollouts.runner import Row, RowError, parse_row
 
 
 class RequestError(GrpoTuiError, ValueError):
-    """A request cannot be understood; the message says what is wrong and what would be right."""
+    """A request is not valid. The message names the problem and the valid form."""
 
 
 class RequestDropped(RuntimeError):
-    """A request that is not answered any more: its caller has gone, or its time is over."""
+    """A request is dropped: its caller disconnected, or its deadline passed."""
 
 
 class PolicyAway(RequestDropped):
-    """Nothing can be answered now, and that has lasted; the message says why."""
+    """The policy has been unavailable for too long. The message contains the reason."""
 
 
 class ServerEnds(RequestDropped):
-    """Nothing is answered any more: the run ends."""
+    """The run ends and answers no further request."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a caller wants trajectories sampled; None leaves it to the configuration."""
+    """A caller's sampling settings. None leaves a setting to the configuration."""
 
     temperature: float | None = None
     max_tokens: int | None = None
-    """Most tokens that the policy may write in a trajectory."""
+    """Maximum number of tokens that the policy writes in a trajectory."""
     ensemble: bool | None = None
     """Whether the answer is one that agrees with the majority of samples; None: as the environment has it."""
 
     @property
     def is_own(self) -> bool:
-        """Whether the caller chose how to sample: the served policy would not give such answers by itself."""
+        """Whether the caller chose the sampling, so that answers differ from those of the served policy."""
         return self.temperature is not None or self.max_tokens is not None
 
 
@@ -75,7 +75,7 @@ class Request:
     on_text: Callable[[int, str], None] | None = None
     """Gets the request's number and each piece of its text, on the engine's thread."""
     attempts: int = 0
-    """How often answering it was begun and broke off, because the policy was away."""
+    """Number of attempts that broke off because the policy was unavailable."""
 
     @property
     def batch_key(self) -> tuple[Sampling, int | None]:
@@ -83,11 +83,11 @@ class Request:
         return self.sampling, self.version
 
     def gone(self) -> str | None:
-        """Why nobody waits for the answer any more; None when somebody does."""
+        """Return the reason why the request is obsolete, or None while its caller waits."""
         if self.cancelled.is_set():
-            return "the caller has gone"
+            return "the caller disconnected"
         if self.deadline is not None and time.perf_counter() > self.deadline:
-            return "its time was over before it could be answered"
+            return "its deadline passed before it was answered"
         return None
 
 
@@ -144,19 +144,19 @@ class HumanFeedback:
     verdict: str | None = None
     answer: str | None = None
     asks: bool = False
-    """Whether this only asks for the outcome of earlier feedback."""
+    """True for a query of the outcome of earlier feedback."""
     unjudged: int = 0
-    """Only asks for so many answers without feedback."""
+    """Above 0 for a query of so many answers without feedback."""
     correction: str | None = None
-    """The text that the policy should have written."""
+    """The corrected text."""
     source: str = ""
-    """Whose word it is, as in `Request.source`."""
+    """The source, as in `Request.source`."""
     named: str | None = None
-    """Who says so by the caller's own account; for the record."""
+    """The source that the caller names; for the record."""
 
 
 class RequestSource:
-    """What waits to be answered: callers first (HTTP), then the rows of a file or of the environment, in order.
+    """Pending requests: callers first (HTTP), then the rows of a file or of the environment, in order.
 
     Requests that are answered together share their sampling and version, and take at most `batch_tokens` tokens in
     all (one request alone may take more): a long request holds up the others by no more than one such batch.
@@ -185,14 +185,14 @@ class RequestSource:
         """Seconds of the engine that a request took lately; None before the first."""
 
     def took(self, requests: int, seconds: float) -> None:
-        """Note how long the engine was at so many requests."""
+        """Record the time that the engine spent on some requests."""
         each = seconds / max(1, requests)
         before = self.seconds_a_request
         self.seconds_a_request = each if before is None else 0.8 * before + 0.2 * each
 
     @property
     def waiting(self) -> int:
-        """How many callers wait."""
+        """Number of callers that wait."""
         return len(self._callers)
 
     def submit(self, request: Request, *, wait: bool = False) -> None:
@@ -209,13 +209,13 @@ class RequestSource:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """No caller comes any more."""
+        """Accept no further caller."""
         with self._changed:
             self._open_ended = False
             self._changed.notify_all()
 
     def turn_away(self) -> None:
-        """Tell all who wait, and all who come, that the run ends."""
+        """Reply to all waiting and future callers that the run ends."""
         with self._changed:
             self._ended = True
             for request in self._callers:
@@ -225,7 +225,7 @@ class RequestSource:
             self._changed.notify_all()
 
     def turn_back(self, problem: PolicyAway) -> None:
-        """Tell all who wait for a reply why there is none; others, as in a pipe, wait on."""
+        """Reply to waiting callers with the problem. Requests without a reply, as from a pipe, keep waiting."""
         with self._changed:
             for request in list(self._callers):
                 if request.reply is not None:
@@ -234,7 +234,7 @@ class RequestSource:
             self._changed.notify_all()
 
     def say(self, word: HumanFeedback) -> None:
-        """Hand over a person's word on an answer, from any thread. Raises queue.Full."""
+        """Submit feedback, from any thread. Raises queue.Full."""
         with self._changed:
             if len(self._words) >= self._max_waiting:
                 raise queue.Full
@@ -242,14 +242,14 @@ class RequestSource:
             self._changed.notify_all()
 
     def take_feedback(self) -> list[HumanFeedback]:
-        """What people have said since the last call."""
+        """Return the feedback submitted since the last call."""
         with self._changed:
             words = list(self._words)
             self._words.clear()
         return words
 
     def skip(self, rows: int) -> None:
-        """Leave out rows that were answered before a restart."""
+        """Skip rows that were answered before a restart."""
         for _ in range(rows):
             if next(self._rows, None) is None:
                 self._rows_left = False
@@ -281,7 +281,7 @@ class RequestSource:
         return taken
 
     def _together(self, limit: int, only: Callable[[Request], bool] | None = None) -> list[Request]:
-        """The caller that has waited longest, and those after it that fit into one batch with it."""
+        """Take the oldest request and later ones that fit into one batch with it."""
         taken: list[Request] = []
         tokens = 0
         for request in list(self._callers):
@@ -299,7 +299,7 @@ class RequestSource:
         return taken
 
     def _drop_gone(self) -> None:
-        """Take out requests that nobody waits for."""
+        """Drop requests whose callers disconnected or whose deadlines passed."""
         for request in list(self._callers):
             reason = request.gone()
             if reason is not None:
@@ -309,11 +309,11 @@ class RequestSource:
 
     @property
     def ended(self) -> bool:
-        """No row is left and no caller can come."""
+        """Whether no row is left and no caller can submit requests."""
         return not self._open_ended and not self._rows_left and not self._callers
 
 
 def rows_as_requests(rows: Sequence[Row]) -> Iterator[Request]:
-    """Tasks of a dataset as requests, made when they are taken."""
+    """Yield the tasks of a dataset as requests."""
     for row in rows:
         yield Request(row)

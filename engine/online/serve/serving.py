@@ -35,7 +35,7 @@ from .weights import WeightFollower
 log = logging.getLogger(__name__)
 
 KEEPING_S = 0.5
-"""How often the worker's journal goes into the record, and the queue is looked at."""
+"""Interval of copying the worker's journal into the record and of reading the queue, in seconds."""
 LISTEN_S = 0.05
 """How often requests to the run (stop, pause) are looked for: looking reads a folder."""
 DRAIN_S = 120.0
@@ -43,14 +43,14 @@ DRAIN_S = 120.0
 VALIDATE_S = 120.0
 """How long it then waits until what was learnt last is validated, and so published."""
 RESERVED = 64
-"""Numbers of requests that are noted as used before they are: after a kill none is told to two callers."""
+"""Request numbers reserved in advance, so that no number is used twice after a kill."""
 ATTEMPTS = 3
-"""How often a request is begun that broke off because no server was left to answer it."""
+"""Attempts to answer a request while rollout servers fail."""
 
 
 @dataclass(kw_only=True)
 class Serving:
-    """Everything that happens on the engine's main thread."""
+    """The loop of the engine's main thread."""
 
     engine: InferenceEngine
     source: RequestSource
@@ -102,12 +102,12 @@ class Serving:
         self.keeper.heard = self._feedback.note
         self._absence = Absence(self.server_wait_s, self.keeper.event)
         self._broken_off: deque[Request] = deque()
-        """Requests that were taken, and that the policy went away from."""
+        """Requests whose attempt broke off while the policy was unavailable."""
         self._to_learn: deque[Answer] = deque()
         """Single answers that were given, with the samples of their vote if there is one."""
 
     def run(self) -> bool:
-        """Serve until told to stop (False), or until no request can come (True)."""
+        """Serve until a stop request (returns False) or until no request can come (returns True)."""
         while not self._stopped and (self._broken_off or not self._all_taken or self._at_work):
             self._listen()
             words = self.source.take_feedback()
@@ -204,7 +204,7 @@ class Serving:
 
     @property
     def _all_taken(self) -> bool:
-        """Whether no request can come any more that would be answered."""
+        """Whether the run accepts no further request."""
         return self.source.ended or (self.last is not None and self.answered >= self.last)
 
     def _take(self) -> list[Request]:
@@ -229,7 +229,7 @@ class Serving:
         return self.source.take(room, timeout=0.0 if self._at_work else self.config.poll_interval_s)
 
     def _turn_back(self, problem: PolicyAway) -> None:
-        """Callers hear why they get no answer; requests of the run's own wait."""
+        """Reply to callers with the problem. Requests of the run itself keep waiting."""
         self.source.turn_back(problem)
         self._tell_broken_off(problem)
 
@@ -306,7 +306,7 @@ class Serving:
         self.writer.status("running", step=self.answered, total_steps=self.last)
 
     def _learn(self, answers: Sequence[Answer], version: int | None) -> list[Learned]:
-        """What is made of answers, by the version that gave them."""
+        """Score answers with the version that gave them."""
         try:
             with self.follower.scoring(version):
                 return self.engine.learn(answers)
@@ -364,7 +364,7 @@ class Serving:
 
     @property
     def _learning(self) -> bool:
-        """Whether an update worker lives, or is about to."""
+        """Whether an update worker runs or starts."""
         state = process_state(self.run_dir, "worker")
         return self.config.updates and bool(state["alive"] or state["launcher_alive"])
 
