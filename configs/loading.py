@@ -72,10 +72,14 @@ def load_config(
 
 
 def choices(
-    source: str | Path | None = None, overrides: Sequence[str] = (), *, options: Mapping[str, Option] | None = None
+    source: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Option] | None = None,
 ) -> list[Choice]:
     """The values that follow from the model, with reasons: those that neither file nor options set."""
-    return chosen(read_source(source, overrides, options=options).data)
+    return chosen(read_source(source, overrides, mode=mode, options=options).data)
 
 
 def read_source(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,8 @@ class Setting:
     lora: bool
     device: str
     thinks: bool
+    serves: bool = False
+    """Whether the run answers requests (`online`)."""
 
     @property
     def size(self) -> str:
@@ -127,7 +129,9 @@ def lengths(setting: Setting) -> Iterator[Choice]:
 def precision(setting: Setting) -> Iterator[Choice]:
     """What weights are kept in, and what is computed and sampled in; `engine/policy/precision.py` has the reasons."""
     computed, why = half_precision(setting.device)
-    if setting.facts.parameters is not None and setting.facts.parameters < SMALL_MODEL:
+    if setting.serves and setting.device == "cpu":
+        computed, why = "float32", "answers equal those of transformers, and token by token a CPU is as fast"
+    elif setting.facts.parameters is not None and setting.facts.parameters < SMALL_MODEL:
         computed, why = "float32", f"{setting.size} are as fast in float32"
     kept, reason = (computed, why) if setting.lora else ("float32", "updates of all weights are too small for less")
     yield Choice("model.weights", kept, reason)
@@ -167,7 +171,8 @@ def chosen(given: Mapping[str, Any]) -> list[Choice]:
         return [choice for choice in _tiny() if not _is_set(given, choice.key)]
     if all(_is_set(given, key) for key in KEYS):
         return []
-    return [choice for choice in table(setting_of(model)) if not _is_set(given, choice.key)]
+    setting = replace(setting_of(model), serves=given.get("mode") == "online")
+    return [choice for choice in table(setting) if not _is_set(given, choice.key)]
 
 
 def setting_of(model: Mapping[str, Any]) -> Setting:

@@ -57,7 +57,7 @@ def chosen_lines(
         return []
     sections = {"rft": ("model", "environment", "training"), "sft": ("model", "sft"), "online": ("model", "online")}
     by_reason: dict[str, list[str]] = {}
-    for choice in choices(config, overrides or (), options=options):
+    for choice in choices(config, overrides or (), mode=settings.mode, options=options):
         section, _, key = choice.key.partition(".")
         if section in sections.get(settings.mode, ()) and choice.value is not None:
             by_reason.setdefault(choice.why, []).append(f"{key} {choice.value}")
