@@ -1,4 +1,4 @@
-"""From TRL in two minutes: the commands of the README, typed along up to a reward curve of one's own, and beyond."""
+"""The commands under "Train" in the README, typed along up to a reward curve of one's own, and beyond."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHORT = [word for setting in SMALL for word in ("--set", f"training.{setting}")]
 def typed() -> tuple[list[list[str]], str]:
     """The commands of the section, word by word, and the file of reward functions."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    section = readme.split("## From TRL in two minutes")[1].split("\n## ")[0]
+    section = readme.split("\n## Train\n")[1].split("\n## ")[0]
     shell, python = (re.search(rf"```{kind}\n(.*?)```", section, re.S) for kind in ("sh", "python"))
     assert shell and python
     lines = shell[1].replace("\\\n", " ").strip().splitlines()
