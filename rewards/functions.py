@@ -217,12 +217,11 @@ class RewardFunctions:
                 where, problem = f" for {asked.rows[index]}", again
                 break
         hint = ""
-        if (
-            isinstance(problem, (TypeError, AttributeError))
-            and asked.completions
-            and not isinstance(asked.completions[0], str)
-        ):
-            hint = '; completions are lists of messages here (`completion[0]["content"]`): data.completions says which'
+        if isinstance(problem, (TypeError, AttributeError)) and asked.completions:
+            texts = isinstance(asked.completions[0], str)
+            form = "texts" if texts else 'lists of messages (`completion[0]["content"]`)'
+            other = "messages" if texts else "text"
+            hint = f"; completions are {form} here, and data.completions: {other} changes that"
         self._problem(f"{function.said} raised {one_line(problem)}{where}{hint}", problem)
         return [None] * len(asked)
 

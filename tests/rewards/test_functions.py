@@ -136,7 +136,7 @@ def test_functions_of_trl_itself_run(path):
     ("name", "said"),
     [
         ("raises", "reward function raises ({path}) raised ZeroDivisionError: division by zero for row 2 of the data"),
-        ("index", "raised TypeError"),
+        ("index", "; completions are texts here, and data.completions: messages changes that"),
         ("leaves", "raised SystemExit: 3"),
         ("too_few", "returned 1 scores for 2 completions"),
         ("no_list", "returned 1.0, not a list of 2 scores"),
