@@ -109,7 +109,7 @@ def _blocks(whole: Whole) -> Iterator[tuple[str, str]]:
     """Yield the parts in order: a heading of a few characters and a text of any length."""
     record = whole.record
     t = record.trajectory
-    yield "", f"{t.id}  {t.env}  group {t.group}  rollout {t.rollout}  {record.split}"
+    yield "", f"{t.id}  {t.env}  group {t.group}  rollout {t.rollout}  {record.split}  {t.agent}".rstrip()
     if whole.note is not None:
         yield "note     ", whole.note.text
     yield "prompt   ", t.prompt

@@ -188,7 +188,8 @@ class Player:
         if rollout.trajectory is None:
             self._tell("problem", message="this environment gives no trajectory, so nothing can be shown or recorded")
             return
-        trajectory = replace(rollout.trajectory, agent=BY_HAND)
+        extra = {**rollout.trajectory.extra, "by_hand": True}
+        trajectory = replace(rollout.trajectory, agent=BY_HAND, extra=extra)
         if self._next is not None:
             trajectory = replace(trajectory, error="left by the person who played")
         rollout = replace(rollout, trajectory=trajectory)

@@ -70,7 +70,12 @@ def test_a_rollout_by_hand_is_scored_recorded_and_a_demonstration(tmp_path: Path
         records = [reader.bodies.trajectory(n) for n in (1, 2)]
         tokens = reader.bodies.tokens(1)
     whole, left = records
-    assert whole.trajectory.agent == "by hand" and whole.breakdown is not None and tokens is not None
+    assert (
+        whole.trajectory.agent == "by hand"
+        and whole.trajectory.extra["by_hand"]
+        and whole.breakdown is not None
+        and tokens is not None
+    )
     assert [p.rule for p in whole.breakdown.penalties] == ["invalid_argument", "unparsable_call"]
     shown = [float(line.split()[-1].replace("−", "-")) for line in answer.stdout.splitlines() if "reward −" in line]
     assert shown and shown[0] == pytest.approx(whole.breakdown.total, abs=0.005)

@@ -76,14 +76,15 @@ def for_play(config: RunConfig) -> RunConfig:
 def play_in_lines(game: Play) -> None:
     """Take turns from standard input until it ends."""
     from ...engine.launch.play import ModelTurn, Refusal
-    from ..text import literal
+    from ..text import literal, wrap
 
     shown: int | None = None
     for event in game.events():
         if isinstance(event, Refusal):
             say(literal(event.message))
         elif isinstance(event, ModelTurn):
-            say(literal(f"model    {event.text}"))
+            for line in wrap(f"model    {event.text}", 110, limit=len(event.text) + 9):
+                say(line)
         else:
             steps = len(event.record.trajectory.steps)
             for line in situation_lines(event, shown if steps else None):

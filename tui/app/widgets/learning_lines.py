@@ -44,6 +44,8 @@ def learning_lines(p: Palette, record: TrajectoryRecord, learning: Learning, wid
 
 def _nothing(record: TrajectoryRecord) -> str:
     served = record.served
+    if record.trajectory.extra.get("by_hand"):
+        return "Played by hand: no policy learns from it."
     if served is None:
         return "What learning did with it was not recorded."
     if served.gate != "open":
