@@ -13,7 +13,7 @@ PHASES = ("rollouts", "log-probs", "scoring", "backward")
 """The phases of a step, in their order."""
 
 
-def under_way(live: LiveState | None) -> Sequence[Batch]:
+def current_batches(live: LiveState | None) -> Sequence[Batch]:
     """Return the batches that are written now; if there are none, the last one."""
     if live is None or not live.batches:
         return ()
@@ -22,7 +22,7 @@ def under_way(live: LiveState | None) -> Sequence[Batch]:
 
 def inside(progress: Progress | None, live: LiveState | None) -> Progress | None:
     """Return where a run is, with the rollouts that have ended since the environment last counted them."""
-    batches = under_way(live)
+    batches = current_batches(live)
     if progress is None or progress.phase not in (Phase.ROLLOUTS, Phase.EVALUATION) or not batches:
         return progress
     finished, total = sum(b.finished for b in batches), sum(b.rollouts for b in batches)
@@ -39,7 +39,7 @@ def phase_left(progress: Progress, live: LiveState | None, now: float) -> str:
         return f"about {duration(progress.took - elapsed)} left"
     if progress.phase not in (Phase.ROLLOUTS, Phase.EVALUATION) and progress.done and elapsed:
         return f"about {duration(elapsed / progress.done * (progress.total - progress.done))} left"
-    limits = [b.left - max(0.0, now - b.time) for b in under_way(live) if b.left is not None and not b.ended]
+    limits = [b.left - max(0.0, now - b.time) for b in current_batches(live) if b.left is not None and not b.ended]
     if limits and max(limits) >= 1 and progress.phase in (Phase.ROLLOUTS, Phase.EVALUATION):
         return f"≤ {duration(max(limits))} left"
     return f"{duration(elapsed)} so far" if elapsed >= 1 else ""

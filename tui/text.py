@@ -116,7 +116,7 @@ def before_number(text: str, index: int) -> int:
     return index
 
 
-def told_apart(names: Sequence[str], cells: int) -> list[str]:
+def distinct_names(names: Sequence[str], cells: int) -> list[str]:
     """Return names as literal text in at most `cells` cells each: where two would become the same, cut in the
     middle."""
     whole = [literal(name) for name in names]

@@ -50,7 +50,7 @@ from grpo_tui.tui.app.widgets.serving_panel import ServingPanel
 from grpo_tui.tui.app.widgets.snapshots_panel import SnapshotsPanel
 from grpo_tui.tui.app.widgets.speed_panel import PHASES, SpeedPanel
 from grpo_tui.tui.app.widgets.table import Column, Table
-from grpo_tui.tui.text import told_apart
+from grpo_tui.tui.text import distinct_names
 
 from .drive import running
 
@@ -281,7 +281,7 @@ def test_numbers_of_the_stepper_are_whole_at_every_width(
 
 @given(st.lists(st.text("ab_", min_size=1, max_size=40), min_size=1, max_size=8, unique=True), st.integers(6, 40))
 def test_names_that_are_cut_are_told_apart(names: list[str], cells: int) -> None:
-    shown = told_apart(names, cells)
+    shown = distinct_names(names, cells)
     assert all(len(text) <= cells for text in shown) and len(set(shown)) == len(names)
     assert all(text == name for text, name in zip(shown, names, strict=True) if len(name) <= cells)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...engine.runs.control.remedies import remedy_of
-from ...engine.runs.control.requests import Asked
+from ...engine.runs.control.requests import AnsweredRequest
 from ...engine.runs.types import Event
 from .live_data import Reading
 
@@ -82,7 +82,7 @@ def _grade(event: Event) -> Grade:
     return said if said in ("failure", "hint", "good") else "warning"
 
 
-def _of_request(asked: Asked) -> Found:
+def _of_request(asked: AnsweredRequest) -> Found:
     answer = " · ".join(dict.fromkeys(asked.answers.values()))
     message = f"{asked.request.command}: {answer or 'asked, not answered yet'}"
     return Found("asked", message, Event("control", message, time=asked.request.time))

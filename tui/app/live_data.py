@@ -9,7 +9,7 @@ from typing import Literal
 
 from ...configs import metric_names as metric
 from ...engine.runs.control.live import LiveState, read_live
-from ...engine.runs.control.requests import Asked, asked
+from ...engine.runs.control.requests import AnsweredRequest, asked
 from ...engine.runs.errors import RecordError
 from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
@@ -52,7 +52,7 @@ class Reading:
     findings: Sequence[Event] = ()
     betas: Sequence[Event] = ()
     versions: Sequence[Event] = ()
-    asked: Sequence[Asked] = ()
+    asked: Sequence[AnsweredRequest] = ()
     phase: str = ""
     seconds_a_step: float | None = None
     """Mean of the last `PACE_STEPS` steps, with their share of the time that evaluations took."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ...engine.runs.control.requests import Asked, Command
+from ...engine.runs.control.requests import AnsweredRequest, Command
 from ...engine.runs.types import ENDED
 from .live_data import Reading
 
@@ -26,7 +26,7 @@ class Answer:
 
     say: str
     ask: Command | None = None
-    withdraw: Asked | None = None
+    withdraw: AnsweredRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Requests:
     reading: Reading
 
     @property
-    def pending(self) -> Asked | None:
+    def pending(self) -> AnsweredRequest | None:
         """The last request to pause or resume that has no answer yet."""
         waiting = [a for a in self.reading.asked if a.request.command in ("pause", "resume") and not a.answers]
         return waiting[-1] if waiting else None

@@ -26,7 +26,7 @@ def run_or_dump(reference: str, home: Path, maps: Sequence[str], importers: Sequ
         missing(reference, home)
         return find(home, reference)
     info, dump = opened_dump(reference, maps, importers, whole=True)
-    for text in told(dump.summary):
+    for text in dump_notes(dump.summary):
         if not text.startswith("not in "):
             warn(text)
     return info
@@ -62,7 +62,7 @@ def options_of(maps: Sequence[str], importers: Sequence[str]) -> Options:
         fail(literal(str(error)))
 
 
-def told(summary: Mapping[str, Any]) -> list[str]:
+def dump_notes(summary: Mapping[str, Any]) -> list[str]:
     """Return lines about a dump: the recognised formats, the skipped parts, and the numbers that these formats lack."""
     if not summary:
         return []

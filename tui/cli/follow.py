@@ -23,7 +23,7 @@ from ...engine.runs.read.reader import RunReader
 from ...engine.runs.types import Event, RunInfo
 from ...engine.runs.write.summary import RATE_WINDOW, RATES
 from ..format import count, duration, number
-from ..progress_text import PHASES, inside, phase_left, rollouts_line, under_way
+from ..progress_text import PHASES, current_batches, inside, phase_left, rollouts_line
 from ..text import literal
 from .common import ExitCode, say, warn
 
@@ -128,7 +128,7 @@ def tell_end(run: RunInfo, out: Callable[[str], None] = say) -> None:
         reason = f": {line}" if line else ""
         saved = f"; its adapters are in {folder}" if (folder := _saved(run)) is not None else ""
         warn(f"run {run.id} crashed at step {run.step}{reason}{saved}; its log: {log or Path(run.path) / 'logs'}")
-        out(f"inspect: grpo-tui inspect {run.id} · {_way_on(run)}")
+        out(f"inspect: grpo-tui inspect {run.id} · {_next_command(run)}")
         return
     out(f"run {run.id} {run.status} at step {run.step}{took}")
     again = f" · go on: {run.resume_command}" if run.status == "stopped" else ""
@@ -156,7 +156,7 @@ def _saved(run: RunInfo) -> Path | None:
     return None
 
 
-def _way_on(run: RunInfo) -> str:
+def _next_command(run: RunInfo) -> str:
     """Return the command to type after a crash: resume from a checkpoint, or start again with the configuration."""
     if run.mode == "online":
         return f"go on: grpo-tui online --resume {run.id}"
@@ -290,7 +290,7 @@ def phase_line(run: RunInfo, live: LiveState | None, now: float) -> str:
     step = run.step + (at.phase in PHASES)  # other phases belong to the last step
     where = f"step {count(step)}" + (f"/{count(run.total_steps)}" if run.total_steps else "")
     left = phase_left(at, live, now)
-    batches = under_way(live)
+    batches = current_batches(live)
     if at.phase in ("rollouts", "evaluation") and batches:
         parts = [*([batches[-1].purpose.name] if batches[-1].purpose.name else []), *rollouts_line(batches, left)]
         parts += [

@@ -88,7 +88,7 @@ def inspect(
         fail(wrong, ExitCode.USAGE)
     if maps or importers or is_path_of_dump(run, home):
         from ...engine.runs.search.conditions import TEXTS
-        from .dumps import opened_dump, told
+        from .dumps import opened_dump, dump_notes
 
         if not plain:
             from ...engine.runs.search.query import Query
@@ -101,7 +101,7 @@ def inspect(
             return
         texts = bool(search) or any(f"{key}:" in (filter_ or "") for key in TEXTS)
         info, dump = opened_dump(run, maps or (), importers or (), whole=True, searchable=texts)
-        for read in told(dump.summary) if not as_json else ():
+        for read in dump_notes(dump.summary) if not as_json else ():
             warn(read)
     else:
         missing(run, home)

@@ -51,6 +51,6 @@ def open_dumped(
 
 def greeting(dump: Opened) -> list[str]:
     """Return the text above the first screen: the recognised formats, and the skipped parts."""
-    from .dumps import told
+    from .dumps import dump_notes
 
-    return [text for text in told(dump.summary) if not text.startswith("not in ")][:4]
+    return [text for text in dump_notes(dump.summary) if not text.startswith("not in ")][:4]

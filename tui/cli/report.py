@@ -59,7 +59,7 @@ def page(run: RunInfo, picture: str) -> str:
     from ...engine.runs.control.remedies import remedy
     from ..format import number, step_text
     from ..text import literal
-    from .dumps import told
+    from .dumps import dump_notes
     from .records import opened
 
     dump = run.facts.get("dump")
@@ -79,7 +79,7 @@ def page(run: RunInfo, picture: str) -> str:
     state = f"{run.status} at step {step_text(run)} · {count:,} trajectories"
     facts = " · ".join(t for t in (run.mode, run.environment, run.model, state) if t)
     title = escape(literal(f"grpo-tui {'dump' if dump else 'run'} {run.id}"))
-    read = "".join(f"<li>{escape(text)}</li>\n" for text in told(run.facts)) if dump else ""
+    read = "".join(f"<li>{escape(text)}</li>\n" for text in dump_notes(run.facts)) if dump else ""
     tables = f"<h2>What was read</h2>\n<ul>\n{read}</ul>\n" if read else ""
     if found:
         rows = [

@@ -32,7 +32,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnsweredRequest:
     """A request with its answers, by process."""
 
     request: Request
@@ -66,7 +66,7 @@ def withdraw(run_dir: Path | str, request_id: str) -> bool:
     return True
 
 
-def asked(run_dir: Path | str) -> list[Asked]:
+def asked(run_dir: Path | str) -> list[AnsweredRequest]:
     """Return all requests since the run was started or resumed, oldest first, with the answers so far."""
     folder = Path(run_dir) / CONTROL
     names = _listed(folder)
@@ -80,7 +80,7 @@ def asked(run_dir: Path | str) -> list[Asked]:
             if done.startswith(f"{id_}.") and done.endswith(".done"):
                 answer = read_json(folder / done)
                 answers[done[len(id_) + 1 : -len(".done")]] = str(answer.get("outcome", ""))
-        found.append(Asked(asked_for, answers))
+        found.append(AnsweredRequest(asked_for, answers))
     return found
 
 

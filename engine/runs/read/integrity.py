@@ -23,7 +23,7 @@ def committed(run_dir: Path) -> int:
     return int(max((number(n) or 0 for n in said), default=0))
 
 
-def shortfall(run_dir: Path, found: int) -> str | None:
+def missing_trajectories(run_dir: Path, found: int) -> str | None:
     """Return one sentence when fewer trajectories are found than were committed: a log that was lost leaves no other
     trace."""
     written = committed(run_dir)
@@ -36,7 +36,7 @@ def damage(run_dir: Path, seconds: float = CHECK_SECONDS) -> str | None:
     """Return one sentence when the record is not whole: its pages are checked, for some seconds at most."""
     path = run_dir / DATABASE
     if not path.exists():
-        return shortfall(run_dir, 0)
+        return missing_trajectories(run_dir, 0)
     try:
         db = connect_reader(path)
     except RecordDamaged as error:
@@ -48,7 +48,9 @@ def damage(run_dir: Path, seconds: float = CHECK_SECONDS) -> str | None:
         if answer != "ok":
             return f"{path} is damaged ({answer.splitlines()[-1]})"
         tables = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'rows'").fetchone()[0]
-        return shortfall(run_dir, db.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0] if tables else 0)
+        return missing_trajectories(
+            run_dir, db.execute("SELECT coalesce(max(n), 0) FROM rows").fetchone()[0] if tables else 0
+        )
     except sqlite3.Error as error:
         return None if "interrupted" in str(error) else f"{path} is damaged ({error})"
     finally:

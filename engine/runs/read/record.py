@@ -17,7 +17,7 @@ from ..labels import Labels
 from ..notes import Notes
 from ..paths import DATABASE
 from ..schema import other_version, version
-from .integrity import shortfall
+from .integrity import missing_trajectories
 
 
 class Record:
@@ -94,7 +94,7 @@ class Record:
     def _open(self) -> None:
         path = self.run_dir / DATABASE
         if not path.exists():
-            if lost := shortfall(self.run_dir, 0):
+            if lost := missing_trajectories(self.run_dir, 0):
                 self.tell(lost)
             return
         try:
@@ -111,5 +111,5 @@ class Record:
         except (RecordDamaged, sqlite3.Error) as error:
             self.tell(str(error))
             return
-        if lost := shortfall(self.run_dir, self.extent()[0]):
+        if lost := missing_trajectories(self.run_dir, self.extent()[0]):
             self.tell(f"{lost}; `grpo-tui repair {self.run_dir.name}` saves what is whole")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ....configs import metric_names as metric
 from ...format import bar, trend, whole_percents
-from ...text import told_apart
+from ...text import distinct_names
 from ..theme import PATTERNS
 from .line import Line
 from .pane import Pane
@@ -50,7 +50,7 @@ class ActionBars(Pane):
         if self.over_time and height >= 4 and width >= 24:
             return self._stacked(names, shares, width, height)
         name_width = min(max(map(len, names)), max(8, width // 2 - 4))
-        shown = dict(zip(names, told_apart(names, min(name_width, width)), strict=True))
+        shown = dict(zip(names, distinct_names(names, min(name_width, width)), strict=True))
         room = width - name_width - 9
         cells = max(min(20, room - 12), min(60, room - 44)) if room >= 24 else 0
         room -= cells + (1 if cells else 0)
@@ -83,7 +83,7 @@ class ActionBars(Pane):
         steps = [step for points in self.history.values() for step, _ in points] or [0]
         ends = min(steps), max(steps)
         columns = [self._resample(name, plot, *ends) for name in names]
-        shown = told_apart(names, legend - 8)
+        shown = distinct_names(names, legend - 8)
         rows: list[Line] = []
         for y in range(height):
             line = Line(p)

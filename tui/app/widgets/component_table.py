@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ....configs import metric_names as metric
 from ...format import MINUS, fitted, number, trend
-from ...text import literal, told_apart
+from ...text import distinct_names, literal
 from ...text import width as width_of
 from .line import Line
 from .pane import Pane
@@ -80,7 +80,7 @@ class ComponentTable(Pane):
             else:
                 columns.pop(0)
         name_width = min(name_width, width)
-        shown = dict(zip(names, told_apart(names, name_width), strict=True))
+        shown = dict(zip(names, distinct_names(names, name_width), strict=True))
         left = width - name_width - sum(w for _, w in columns)
         step = 16 if left >= 16 + _TREND + 2 else 0
         cells = min(24, left - step - 2)

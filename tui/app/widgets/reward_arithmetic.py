@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ....engine.runs.types import AdvantageFormula, Score, StepReward, TrajectoryRecord
 from ...advantage import equation
 from ...format import MINUS, fixed
-from ...text import told_apart
+from ...text import distinct_names
 from ..outline import has_step_rewards
 from .learning_lines import Learning, learning_lines
 from .line import Line, wrapped
@@ -123,7 +123,7 @@ class RewardArithmetic(Pane):
         room = width - sum(sizes[i] for i in kept)
         spare = 1 if room >= 14 + len(kept) else 0
         names = max(1, min(16, room - spare * len(kept)))
-        shown = ["component", *told_apart(list(reward.components), names), "Σ step"]
+        shown = ["component", *distinct_names(list(reward.components), names), "Σ step"]
         lines = []
         for at, row in enumerate(table):
             head, total = at == 0, at == len(table) - 1

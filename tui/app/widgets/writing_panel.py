@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from ....engine.runs.control.live import Batch, LiveState, LiveText, Purpose, ServerState
 from ....engine.runs.types import Progress, RunInfo
 from ...format import count, mark, number, progress
-from ...progress_text import PHASES, phase_left, rollouts_line, under_way
+from ...progress_text import PHASES, current_batches, phase_left, rollouts_line
 from ...text import wrap
 from .line import Line
 from .pane import Pane
@@ -41,7 +41,7 @@ class WritingPanel(Pane):
         self.info, self.live = info, live
         if self.chosen is not None and self.chosen not in [(b.began, t.row) for b, t in self._all()]:
             self.chosen = None
-        self.title = "Writing" if any(not b.ended for b in under_way(live)) else "Written"
+        self.title = "Writing" if any(not b.ended for b in current_batches(live)) else "Written"
         self.changed()
 
     def step(self, by: int) -> None:
@@ -85,7 +85,7 @@ class WritingPanel(Pane):
         return lines
 
     def _all(self) -> list[tuple[Batch, LiveText]]:
-        return [(batch, text) for batch in under_way(self.live) for text in batch.texts]
+        return [(batch, text) for batch in current_batches(self.live) for text in batch.texts]
 
     def _shown(self, most: int) -> Sequence[tuple[Batch, LiveText]]:
         """From the chosen one on; else those under way, and then the last ones that were finished."""
@@ -105,7 +105,7 @@ class WritingPanel(Pane):
     # -- counts, phases, servers ---------------------------------------------------------------------------------------
 
     def _counts(self, width: int) -> list[Line]:
-        p, batches = self.palette, under_way(self.live)
+        p, batches = self.palette, current_batches(self.live)
         if not batches:
             return []
         left = ""
@@ -122,7 +122,7 @@ class WritingPanel(Pane):
         """What is written; then the phases of a step: those that are over, the present one, those to come."""
         p = self.palette
         now = self.info.progress if self.info is not None and self.info.status == "running" else None
-        purpose = next((b.purpose for b in under_way(self.live)[-1:]), Purpose())
+        purpose = next((b.purpose for b in current_batches(self.live)[-1:]), Purpose())
         line = Line(p).add(purpose.name or (f"step {count(purpose.step)}" if purpose.step else ""), p.strong)
         if now is not None and now.phase in PHASES:
             at = PHASES.index(now.phase)
