@@ -88,7 +88,7 @@ def inspect(
         fail(wrong, ExitCode.USAGE)
     if maps or importers or is_path_of_dump(run, home):
         from ...engine.runs.search.conditions import TEXTS
-        from .dumps import opened_dump, dump_notes
+        from .dumps import dump_notes, opened_dump
 
         if not plain:
             from ...engine.runs.search.query import Query

@@ -18,7 +18,7 @@ from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.imports.readers import open_reader, start_following
 from grpo_tui.engine.runs.paths import DATABASE
-from grpo_tui.tui.cli.dumps import told
+from grpo_tui.tui.cli.dumps import dump_notes
 from grpo_tui.tui.cli.open_dump import PLAIN
 
 ROW = '{"prompt": "a", "completion": "b", "reward": 1.0}\n'
@@ -105,7 +105,7 @@ def test_a_home_that_cannot_be_written_leads_to_the_temporary_folder(dump: Path,
         opened = opening.opened()
         assert isinstance(opened, Opened) and rollouts(opened) == 1
     assert opened.folder.is_relative_to(temporary)
-    (line,) = [line for line in told(opened.summary) if "will not be kept" in line]
+    (line,) = [line for line in dump_notes(opened.summary) if "will not be kept" in line]
     assert str(home) in line and str(temporary) in line
     for own in temporary.iterdir():
         assert own.stat().st_mode & 0o077 == 0
