@@ -23,7 +23,7 @@ def safe_path() -> dict[str, str]:
 
 
 def set_up_logging() -> None:
-    """For the start of a process, before it imports any library that reads these variables."""
+    """Set up logging at the start of a process, before it imports any library that reads these variables."""
     if os.environ.get("PYTHONSAFEPATH") == SAFE_PATH:  # not for programs that the user's code starts
         del os.environ["PYTHONSAFEPATH"]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)

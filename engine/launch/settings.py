@@ -43,9 +43,9 @@ def read_config(run_dir: Path | str) -> RunConfig:
 
 
 def rendered(config: RunConfig) -> tuple[bytes, dict[str, str]]:
-    """`config.yaml` without secrets, and the environment variables that carry them to the processes.
+    """Return `config.yaml` without secrets, and the environment variables that carry them to the processes.
 
-    Raises LaunchError when a secret is masked already (a resumed run): it has to be given again.
+    Raises LaunchError if a secret is masked already (a resumed run): it has to be given again.
     """
     from ...configs.schema import RunConfig
     from ...configs.writing import to_yaml

@@ -115,7 +115,7 @@ def _with_pinned_adapters(config: RunConfig) -> RunConfig:
 
 @contextmanager
 def _alone(run_dir: Path) -> Iterator[None]:
-    """Only one command at a time starts or resumes this run."""
+    """Let only one command at a time start or resume this run."""
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(hold(run_dir, "start"))

@@ -97,7 +97,7 @@ def steps_of(reader: RunReader) -> Iterator[tuple[int, list[Item]]]:
 
 
 def groups_of(items: Sequence[Item]) -> list[list[Item]]:
-    """Items by group, in order of first appearance."""
+    """Return items by group, in order of first appearance."""
     groups: dict[str, list[Item]] = {}
     for item in items:
         groups.setdefault(item.record.trajectory.group, []).append(item)

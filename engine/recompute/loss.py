@@ -58,7 +58,7 @@ class Loss:
         self.report.number(place, "metric train/loss", metrics.get(metric.LOSS), value, tolerance=LOSS, size=size)
 
     def _policy(self, step: int, item: Item, loss: LossTerms) -> None:
-        """−Σ A·ρ over the tokens of each turn, ρ its bound where it is clipped."""
+        """Check −Σ A·ρ over the tokens of each turn, with ρ at its bound where it is clipped."""
         place = f"step {step}, rollout {item.row.id} in the loss"
         self.report.same(place, "tokens", loss.tokens, item.agent_tokens)
         if loss.policy is None or self.training.advantages == "reward":

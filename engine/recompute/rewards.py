@@ -54,7 +54,7 @@ class Rewards:
                 self._rules(_amounts(data.get("rules")))
 
     def step(self, items: Sequence[Item]) -> None:
-        """All rewards of one step."""
+        """Check all rewards of one step."""
         self._begin(items[0].row.step or 0)
         batch: dict[str, list[float]] = {}
         for item in items:
@@ -133,7 +133,7 @@ class Rewards:
         self.report.number(item.place, "reward in the list", item.row.reward, whole, size=1.0, tolerance=SINGLE)
 
     def _normalized(self, group: Sequence[Item], now: Mapping[str, Moments]) -> None:
-        """Normalised values of a group, and the statistics that they were normalised by."""
+        """Check the normalised values of a group, and the statistics that they were normalised by."""
         settings = self.config.normalization
         sums: dict[str, list[float]] = {}
         for item in group:

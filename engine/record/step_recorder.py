@@ -92,7 +92,7 @@ class StepRecorder:
     def trajectories(
         self, step: int, rollouts: Sequence[Rollout], split: str, loss: Mapping[str, LossTerms] | None = None
     ) -> None:
-        """Rollouts of a step, as records."""
+        """Record rollouts of a step."""
         terms = loss or {}
         self.guard(
             "trajectories",
@@ -103,7 +103,7 @@ class StepRecorder:
         )
 
     def values(self, step: int, values: Mapping[str, Any]) -> None:
-        """Metrics outside the rhythm of steps, such as those of an evaluation."""
+        """Record metrics outside the rhythm of steps, such as those of an evaluation."""
         self.guard("metrics", lambda: self.writer.metrics(step, values))
         for sink in self.sinks:
             self.guard(type(sink).__name__, lambda sink=sink: sink.log(step, values))
@@ -116,7 +116,7 @@ class StepRecorder:
         self.guard("vocabulary", lambda: record_vocabulary(self.writer, tokenizer))
 
     def take_seconds(self) -> float:
-        """Seconds spent recording since the last call."""
+        """Return the seconds spent recording since the last call."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
@@ -167,7 +167,7 @@ def loss_metrics(loss: Mapping[str, LossTerms]) -> dict[str, float]:
 
 
 def memory_metrics() -> dict[str, float]:
-    """Memory of this process, MiB."""
+    """Return the memory of this process in MiB."""
     values = {metric.MEMORY_RSS: psutil.Process().memory_info().rss / 2**20}
     if torch.cuda.is_available():
         values[metric.MEMORY_GPU] = torch.cuda.max_memory_allocated() / 2**20

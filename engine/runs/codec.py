@@ -82,7 +82,8 @@ def decode_body(line: bytes, tools: tuple[ToolSpec, ...] = ()) -> TrajectoryReco
 
 
 def encode_tokens(tokens: Sequence[TokenArrays[Any] | None]) -> bytes | None:
-    """Arrays of consecutive trajectories: a line of JSON (lengths, presence), then each array of all of them."""
+    """Encode the arrays of consecutive trajectories: a line of JSON (lengths, presence), then each array of all of
+    them."""
     present = [t for t in tokens if t is not None]
     if not present:
         return None

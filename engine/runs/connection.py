@@ -40,7 +40,7 @@ class Connection:
 
     @contextmanager
     def limit(self, seconds: float | None) -> Iterator[None]:
-        """Queries inside raise OutOfTime once this much time has passed since entering. The tighter limit holds."""
+        """Let queries inside raise OutOfTime once this much time has passed since entering. The tighter limit holds."""
         with self.lock:  # the deadline must not cut off another thread's query
             before = self._deadline
             if seconds is not None:

@@ -69,7 +69,7 @@ def overwrite(path: Path, data: bytes) -> bool:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """Rename. Windows refuses it while somebody reads the target, so try again there for up to a second."""
+    """Rename a file. Windows refuses that while another process reads the target, so retry there for up to a second."""
     for _ in range(100):
         try:
             return os.replace(source, target)

@@ -71,7 +71,7 @@ SetOption = Annotated[
 
 
 def warn(text: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -88,7 +88,7 @@ def show(config: ConfigArgument = None, set_: SetOption = None) -> None:
 
 
 def _first_prompt(config: RunConfig) -> str:
-    """Made by a process of its own: it takes the environment's code and the model's chat template."""
+    """Return the first prompt. A separate process makes it from the environment's code and the chat template."""
     answer = ask("grpo_tui.engine.training.first_prompt", config)
     return f"cannot be shown: {answer.problem}" if answer.problem else answer.text
 

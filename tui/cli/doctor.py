@@ -200,7 +200,7 @@ print(json.dumps(dict(tools=tools, gpus=gpus, cuda=torch.version.cuda, mps=torch
 
 
 def devices() -> Iterator[Finding]:
-    """Processors, memory and accelerators. torch answers from a process of its own: this program never loads it."""
+    """Yield processors, memory and accelerators. A separate process asks torch: this program never loads it."""
     import psutil
 
     from ...engine.launch import trainer
@@ -237,7 +237,7 @@ def devices() -> Iterator[Finding]:
 
 
 def disk(home: Path) -> Finding:
-    """Room for runs, and whether they may be written."""
+    """Yield the room for runs, and whether they may be written."""
     there = next(p for p in (home, *home.parents) if p.exists())
     free = shutil.disk_usage(there).free / GIB
     if not os.access(there, os.W_OK):

@@ -214,7 +214,7 @@ def _pair(c: Comparison, task: int) -> dict[str, Any]:
 
 
 def _powers(samples: int) -> list[int]:
-    """1, 2, 4, … up to the samples, and the samples."""
+    """Return 1, 2, 4, … up to the samples, and the samples."""
     return sorted({samples, *(2**i for i in range(samples.bit_length()) if 2**i <= samples)})
 
 

@@ -87,7 +87,7 @@ def _records(reader: RunReader, filter_: str, *, demonstrations: bool) -> Iterat
 
 
 def demonstration(t: Trajectory) -> dict[str, Any]:
-    """A trajectory as a conversation: the agent's turns verbatim, the observations as the user's messages."""
+    """Return a trajectory as a conversation: the agent's turns verbatim, the observations as the user's messages."""
     messages = [{"role": m.role, "content": m.text} for m in t.messages] or [{"role": "user", "content": t.prompt}]
     for step in t.steps:
         messages.append({"role": "assistant", "content": step.text})

@@ -71,7 +71,7 @@ class StopAsked(Exception):
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM as well as Ctrl-C leave the loop, so that a batch system's stop saves the run."""
+    """Let SIGTERM as well as Ctrl-C leave the loop, so that the stop of a batch system saves the run."""
 
     def handler(number: int, frame: FrameType | None) -> None:
         raise StopAsked(number)
@@ -214,7 +214,7 @@ class _Progress:
         return ExitCode.FAILED if code else ExitCode.OK
 
     def terminate(self) -> None:
-        """SIGTERM asks for the same as `stop`."""
+        """Handle SIGTERM like `stop`."""
         if self.process is not None:
             with suppress(psutil.Error):
                 self.process.terminate()
@@ -306,7 +306,7 @@ def phase_line(run: RunInfo, live: LiveState | None, now: float) -> str:
 
 
 def step_line(mode: str, step: int, total: int | None, values: Mapping[str, float]) -> str:
-    """`step  12/150  reward 0.42 ± 0.21  success 0.31  KL 0.0012  1.2 s/step`."""
+    """Return a line such as `step  12/150  reward 0.42 ± 0.21  success 0.31  KL 0.0012  1.2 s/step`."""
     width = len(str(total)) if total else 0
     parts = [f"step {step:>{width}}" + (f"/{total}" if total else "")]
     for label, name in COLUMNS.get(mode, ()):

@@ -178,7 +178,7 @@ def _print_rendered(reader: RunReader, at: str, form: TextForm) -> None:
 
 
 def summary(reader: RunReader, info: RunInfo) -> dict[str, Any]:
-    """Everything about a run that fits on a page, as plain data."""
+    """Return the facts of a run that fit on a page, as plain data."""
     events = reader.events(limit=EVENTS_SHOWN)
     return {
         "run": {name: getattr(info, name) for name in info.__dataclass_fields__},

@@ -93,7 +93,7 @@ def online(
 
 
 def _conversations(model: str, overrides: list[str]) -> dict[str, Option]:
-    """A model of the user's own holds conversations, unless another environment or data is set."""
+    """Let a model of the user's own hold conversations, unless another environment or data is set."""
     from ...configs import Option
     from ...configs.model_defaults import BUILTIN
 

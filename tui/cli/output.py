@@ -9,7 +9,7 @@ from typing import Any
 
 
 def say(text: str = "") -> None:
-    """One line on standard output, at once. Text that a model wrote goes through `literal` first."""
+    """Print one line on standard output, at once. Pass text of a model through `literal` first."""
     print(text, flush=True)
 
 

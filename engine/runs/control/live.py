@@ -170,13 +170,13 @@ class LiveBatch:
             self._touch()
 
     def wrote(self, row: int, tokens: int, text: str) -> None:
-        """A row has ended its turn."""
+        """End the turn of a row."""
         self.writes(row, tokens, text, over=True)
         with self._lock:
             self._before[row] = self._tokens[row]
 
     def goes_on(self, row: int) -> None:
-        """A row begins another turn."""
+        """Begin another turn of a row."""
         with self._lock:
             self._over[row] = False
             if row < len(self._texts) and self._before[row]:
@@ -211,7 +211,7 @@ class LiveBatch:
         self._time, self.changed = time.time(), True
 
     def state(self) -> dict[str, Any]:
-        """As the file holds it."""
+        """Return the batch as the file holds it."""
         with self._lock:
             self.changed = False
             return {

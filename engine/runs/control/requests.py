@@ -125,7 +125,7 @@ class ControlChannel:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def poll(self) -> list[Request]:
-        """Requests that this process has not been handed yet, oldest first. Never raises."""
+        """Return the requests that this process has not seen yet, oldest first. Never raises."""
         requests: list[Request] = []
         names = _listed(self.folder)
         for id_ in _ids(names):

@@ -43,7 +43,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 @cache
 def here() -> str:
-    """This machine and its space of process ids: pids of another host or container mean nothing here."""
+    """Return this machine and its space of process ids: pids of another host or container mean nothing here."""
     import platform
 
     try:
@@ -68,7 +68,7 @@ def identity(pid: int | None = None) -> dict[str, Any]:
 
 
 def _born(pid: int) -> str | None:
-    """`<boot> <ticks>` of a process on Linux, None elsewhere or when there is no such process."""
+    """Return `<boot> <ticks>` of a process on Linux; None elsewhere or if there is no such process."""
     try:
         ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {ticks}"

@@ -45,7 +45,7 @@ class Bodies:
         return [*([] if own is None else [own]), *later]
 
     def tokens(self, id_or_n: str | int) -> TokenArrays[Any] | None:
-        """Token ids, agent mask, log-probs and advantages of a trajectory, or None when they were not recorded."""
+        """Return token ids, agent mask, log-probs and advantages of a trajectory; None if they were not recorded."""
         from .. import codec
 
         n = self.number(id_or_n)

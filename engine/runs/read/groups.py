@@ -79,7 +79,7 @@ class GroupList:
         return self.page(0, limit)
 
     def page(self, offset: int, limit: int) -> list[GroupRow]:
-        """Groups `offset` … `offset + limit`."""
+        """Return the groups `offset` … `offset + limit`."""
         if self._dense:
             return self._rows("grp > ? AND grp <= ?", (offset, offset + limit))
         return self._of(self._listed()[offset : offset + limit])

@@ -111,7 +111,7 @@ class Rollouts:
         return () if labels is None else filters.parse(filter).compile(labels, self._notes).notes
 
     def names(self, kind: str) -> list[str]:
-        """Recorded names of a kind: `action`, `penalty`, `env`, `split` or `stop`."""
+        """Return the recorded names of a kind: `action`, `penalty`, `env`, `split` or `stop`."""
         labels = self._record.labels()
         return [] if labels is None else list(labels.of_kind(kind))
 

@@ -88,7 +88,7 @@ class Conditions:
         return f"(n IN (SELECT n FROM extras WHERE name IN ({','.join('?' * len(ids))}) AND {condition}))"
 
     def label(self, key: str, text: str) -> str:
-        """Condition for a name of a kind: exact, ignoring case, the last part of a dotted path, or a pattern."""
+        """Return the condition on a name: exact, ignoring case, the last part of a dotted path, or a pattern."""
         known = self.names.of_kind(key)
         if key == "gate" and text.lower() == CLOSED:
             return self.bound("(gate IS NOT NULL AND gate <> ?)", known.get("open", 0))
@@ -115,7 +115,7 @@ class Conditions:
         return "(" + " OR ".join(parts) + ")"
 
     def noted(self, key: str, text: str) -> str:
-        """Condition for rollouts on which a person put a note that holds a text, or a label of a name."""
+        """Return the condition on rollouts whose note holds a text, or has a label."""
         wanted = text.lower()
 
         def fits(note: Note) -> bool:

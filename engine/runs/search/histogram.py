@@ -27,9 +27,9 @@ class Histogram(list[Bin]):
 def of(
     db: Connection, selection: Selection, numbers: Sequence[int] | None, last_n: int, column: str, bins: int
 ) -> Histogram:
-    """Counts of a column's values in equal bins over the range that it has in the whole run (1 … `last_n`).
+    """Count a column's values in equal bins over its range in the whole run (1 … `last_n`).
 
-    `numbers`: the trajectories of the selection where they are known.
+    `numbers`: the trajectories of the selection, if they are known.
     """
     if column not in SORTS:
         raise FilterError(f"no histogram of {column!r}: use one of {', '.join(SORTS)}")
@@ -55,7 +55,7 @@ def of(
 
 
 def _by_ranges(db: Connection, column: str, edges: list[float]) -> list[int]:
-    """Without a filter each bin is one range of the column's index."""
+    """Count without a filter: each bin is one range of the column's index."""
     counts = []
     for i in range(len(edges) - 1):
         op = "<=" if i == len(edges) - 2 else "<"

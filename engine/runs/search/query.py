@@ -54,10 +54,10 @@ class Selection:
         return bool(self.match) or "FROM search" in self.where
 
     def source(self, order: str = "") -> tuple[str, list[object], str]:
-        """FROM and WHERE over `rows`, their parameters, and the name of n there.
+        """Return FROM and WHERE over `rows`, their parameters, and the name of n there.
 
-        A search drives the join: its postings come in order of n. Without one, a scan beats every index that SQLite
-        would choose for a filter, unless an order is asked for (`order`: the name of its index).
+        A search drives the join, because its postings come in order of n. Without one, a scan beats every index that
+        SQLite would choose for a filter, unless an order is needed (`order`: the name of its index).
         """
         if self.match and order:  # along another order: each row is looked up among the postings
             found = "EXISTS (SELECT 1 FROM search WHERE search MATCH ? AND rowid = n)"

@@ -102,7 +102,7 @@ class Dense:
         return other if 1 <= other <= self.last_n else None
 
     def position(self, n: int) -> int | None:
-        """From whichever end comes first."""
+        """Return the offset from the end that comes first."""
         if not 1 <= n <= self.last_n:
             return None
         return self.last_n - n if self.descending else n - 1
@@ -195,17 +195,17 @@ class Walked(_Ordered):
         """Neighbour of a number in a direction."""
 
     def count(self) -> Count:
-        """Counted once, then kept up."""
+        """Count once, then update the count."""
         if self._counted is None:
             self._counted = self._count_after(Count.of(0), 0)
         return self._counted
 
     def least(self) -> Count:
-        """More than a list may hold."""
+        """Return the count, or the size of the largest list as a lower bound."""
         return self._counted if self._counted is not None else Count.of(SMALL + 1, exact=False)
 
     def page(self, offset: int, limit: int) -> list[int]:
-        """From the nearest place seen before it, or from the end when that is nearer."""
+        """Read a page from the nearest known place before it, or from the end if that is nearer."""
         total = self._counted if self._counted is not None and self._counted.exact else None
         backwards = False
         start, skip, ascending = None, offset, not self.descending

@@ -222,7 +222,7 @@ class Together(Item):
         return (*self.items, self.positions)
 
     def apart(self) -> Sequence[Item]:
-        """Without each other: some of them will be recorded at least."""
+        """Return the items one by one: at least some of them can be recorded."""
         return self.parts
 
     def store(self, store: RecordStore) -> int:

@@ -34,7 +34,7 @@ class Summary:
                 self._series[name].add(step, value)
 
     def to_json(self) -> dict[str, dict[str, object]]:
-        """`{name: {"last": x, "curve": [..], "steps": [..]}}`: the means and the last step of each."""
+        """Return `{name: {"last": x, "curve": [..], "steps": [..]}}`: the means and the last step of each."""
         return {
             name: {
                 "last": curve.last,
@@ -46,7 +46,7 @@ class Summary:
 
 
 def rolling(points: Sequence[tuple[int, float]], window: int) -> list[tuple[int, float]]:
-    """At each step the mean of the values of the last `window` steps: a rate, where each value is 0 or 1."""
+    """Return at each step the mean of the values of the last `window` steps: a rate, if each value is 0 or 1."""
     kept: deque[tuple[int, float]] = deque()
     total, out = 0.0, []
     for step, value in points:

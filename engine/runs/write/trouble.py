@@ -74,12 +74,12 @@ class Trouble:
         return True
 
     def refused(self, rows: int) -> None:
-        """Rows that the tables did not take, each of which has an event of its own."""
+        """Count rows that the tables did not take. Each has an event of its own."""
         self.lost += rows
         self._told += rows
 
     def written(self, news: News | None) -> None:
-        """Everything given was stored, and with it the news."""
+        """Note that everything given was stored, and the report with it."""
         recovered = self.now is not None
         self.now, self.attempts = None, 0
         if news is None:

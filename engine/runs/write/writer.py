@@ -116,7 +116,7 @@ class RunWriter:
             self._put(Metrics(int(step), flat))
 
     def trajectories(self, step: int, records: Sequence[TrajectoryRecord]) -> None:
-        """Trajectories of a step. They are not copied: do not change their arrays afterwards."""
+        """Record trajectories of a step. They are not copied: do not change their arrays afterwards."""
         kept = list(records)
         if kept:
             self._put(Trajectories(int(step), kept))
@@ -198,12 +198,12 @@ class RunWriter:
             self._state_dirty = True
 
     def begin(self, id_: str, what: str = "") -> None:
-        """A rollout is in flight from now on, until `end`: viewers see how many there are and for how long."""
+        """Begin a rollout. Until `end`, viewers see it among the rollouts in flight."""
         self.flights.begin(id_, what)
         self._state_dirty = True
 
     def end(self, id_: str) -> None:
-        """It has ended, however it did."""
+        """End a rollout, successful or not."""
         self.flights.end(id_)
         self._state_dirty = True
 
