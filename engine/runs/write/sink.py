@@ -172,7 +172,7 @@ class Sink:
             self._store = None
 
     def _set_aside(self, items: deque[Item], error: Exception) -> None:
-        """Drop an item that cannot be stored. From here on, items are stored one by one, so that it holds up no other."""
+        """Drop an item that cannot be stored. From here on, items are stored one by one, so it holds up no other."""
         if not self._careful and (len(items) > 1 or items[0].rows > 1):
             self._careful = True
             return
