@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from textual.message import Message
 
 from ..bindings import PLAY, bindings
 from ..destinations import Trajectories
@@ -51,6 +54,13 @@ class PlayScreen(ReadingScreen):
 
     view = PLAY
     BINDINGS = bindings(PLAY)
+
+    class Reported(Message):
+        """An event of the process; None at its end."""
+
+        def __init__(self, event: Event | None) -> None:
+            self.event = event
+            super().__init__()
 
     def __init__(self, run: Path, game: Play) -> None:
         super().__init__()
@@ -119,20 +129,26 @@ class PlayScreen(ReadingScreen):
         """Listen to the process."""
         self.picture.start()
         self.conversation.changed()
-        self.run_worker(self._listen, thread=True, exit_on_error=False)
+        threading.Thread(target=self._listen, name="play", daemon=True).start()
 
     def on_unmount(self) -> None:
         """End the process: it waits for turns that nobody takes."""
         self.game.send(leave=True)
 
     def _listen(self) -> None:
+        """Hand on what the process reports. A message never waits for the app, which may be closing."""
+        for event in self.game.events():
+            self.post_message(self.Reported(event))
+        self.post_message(self.Reported(None))
+
+    def on_play_screen_reported(self, message: PlayScreen.Reported) -> None:
+        """The process reported an event, or ended."""
+        if message.event is not None:
+            self._arrived(message.event)
+            return
         from ....engine.runs.control.status import look
 
-        for event in self.game.events():
-            self.app.call_from_thread(self._arrived, event)
-        ended = look(self.run_path)
-        if self.is_attached:
-            self.app.call_from_thread(self._ended, ended.error or "the process has ended")
+        self._ended(look(self.run_path).error or "the process has ended")
 
     def _ended(self, why: str) -> None:
         self.conversation.put(None, 0, why)
