@@ -15,6 +15,7 @@ import torch
 
 from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
+from ...configs.sections.data import holds_tasks
 from ...rewards.orchestrator import RewardOrchestrator
 from ..evaluation.results import TASK, finished_tasks, read_evaluation
 from ..policy.models import load_policy, load_sight
@@ -49,7 +50,7 @@ def run_eval(
     agent = make_agent(config, model, tokenizer, load_sight(config.model, model, tokenizer), run_dir)
     rows = load_rows(config.environment, "eval", config.seed, tokenizer, config.data)
     runner = RolloutRunner(agent, tokenizer, spec.samples, prepare=prepares(config.environment, writer))
-    if config.data.source is not None:
+    if config.data.source is not None and not holds_tasks(config.data.source):
         rows = fitting(rows, agent, runner.environment, config.training, config.data.long_prompts)
     if not rows:
         raise DataError("there are no held-out tasks: set environment.eval_tasks, or name a file in data.eval_source")
