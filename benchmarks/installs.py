@@ -34,20 +34,17 @@ RECORDER_ALONE = {
 SHOWN = ("torch", "transformers", "trl", "datasets", "typer", "rich")
 
 
-def resolve(extra: str, packages: list[str], python: str, platform: str) -> tuple[dict[str, str], str]:
-    """Return the chosen versions, or the first sentence of the conflict."""
+def resolve(extra: str, packages: list[str], python: str, platform: str, *options: str) -> tuple[dict[str, str], str]:
+    """Return the versions that uv chooses, or the first sentence of the conflict. options: of `uv pip compile`."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "wanted.in")
         wanted.write_text("\n".join([f"grpo-tui{extra} @ {ROOT.as_uri()}", *packages]) + "\n")
-        command = ["uv", "pip", "compile", "--quiet", "--prerelease", "if-necessary-or-explicit", "--no-annotate"]
-        done = subprocess.run(
-            [sys.executable, "-m", *command, "--python-version", python, "--python-platform", platform, str(wanted)],
-            capture_output=True,
-            text=True,
-        )
+        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-annotate", str(wanted), *options]
+        command += ["--prerelease", "if-necessary-or-explicit", "--python-version", python]
+        done = subprocess.run([*command, "--python-platform", platform], capture_output=True, text=True)
     if done.returncode:
         return {}, re.sub(r"\s+", " ", done.stderr.partition("cause: ")[2] or done.stderr)[:200]
-    found = dict(line.split("==") for line in done.stdout.splitlines() if re.match(r"[a-z0-9-]+==", line))
+    found = dict(line.split("==") for line in done.stdout.splitlines() if re.match(r"[a-z0-9.-]+==", line))
     return found, ""
 
 

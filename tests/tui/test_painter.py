@@ -86,9 +86,15 @@ def strip(chance: random.Random, width: int, words: list[str]) -> Strip:
     return Strip(segments, width)
 
 
+def layout_update(lines: list[list[Strip]], region: Region) -> LayoutUpdate:
+    one_a_line = LayoutUpdate.__init__.__annotations__["strips"] == "list[Strip]"  # Textual 6.2
+    made: list[Any] = [Strip.join(line) if one_a_line else line for line in lines]
+    return LayoutUpdate(made, region)
+
+
 def layout(chance: random.Random, words: list[str]) -> LayoutUpdate:
-    lines: list[Any] = [[strip(chance, 15, words), strip(chance, WIDTH - 15, words)] for _ in range(HEIGHT)]
-    return LayoutUpdate(lines, Region(0, 0, WIDTH, HEIGHT))
+    lines = [[strip(chance, 15, words), strip(chance, WIDTH - 15, words)] for _ in range(HEIGHT)]
+    return layout_update(lines, Region(0, 0, WIDTH, HEIGHT))
 
 
 def chops(chance: random.Random, words: list[str]) -> ChopsUpdate:
@@ -129,7 +135,7 @@ def test_the_terminal_looks_as_if_textual_had_painted_it(seed: int, words: list[
 
 def line_update(*parts: tuple[str, Style | None]) -> LayoutUpdate:
     made = Strip([Segment(text, style) for text, style in parts])
-    return LayoutUpdate([[made]], Region(0, 0, made.cell_length, 1))
+    return layout_update([[made]], Region(0, 0, made.cell_length, 1))
 
 
 def paint(painter: Painter, *parts: tuple[str, Style | None], cursor: tuple[int, int] = (0, 0)) -> str:
