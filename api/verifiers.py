@@ -10,7 +10,6 @@ A trace's nodes become turns; scores, weights, advantages at tokens and token id
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +18,6 @@ from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.verifiers import Episodes
 from grpo_tui.engine.imports.rollout import Rollout
 from grpo_tui.recorder import Recorder
-
-log = logging.getLogger(__name__)
 
 _NOWHERE = Origin(Path("verifiers"), Path())
 
@@ -42,12 +39,14 @@ def on_complete(recorder: Recorder, then: OnComplete | None = None, *, step: int
     step: the training step, for episodes that state none.
     """
 
+    recorder.no_rollouts = recorder.no_rollouts or "no episode of verifiers has ended"
+
     async def record(episode: Episode) -> None:
         try:
             text = episode.model_dump_json(exclude_none=True)  # now: the episode may be changed afterwards
             recorder.later(lambda: _store(recorder, text, step), 1)
         except Exception as error:
-            log.warning("grpo-tui could not read an episode (%s: %s)", type(error).__name__, error)
+            recorder.failed(error, rows=1)
         if then is not None:
             await then(episode)
 
@@ -55,6 +54,8 @@ def on_complete(recorder: Recorder, then: OnComplete | None = None, *, step: int
 
 
 def _store(recorder: Recorder, text: str, step: int) -> None:
-    for rollout in Episodes().open(json.loads(text), _NOWHERE):
-        if isinstance(rollout, Rollout):
-            recorder.rollouts(step if rollout.step is None else rollout.step, [rollout])
+    rollouts = [found for found in Episodes().open(json.loads(text), _NOWHERE) if isinstance(found, Rollout)]
+    if not rollouts:
+        raise ValueError("an episode of verifiers has no traces")
+    for rollout in rollouts:
+        recorder.rollouts(step if rollout.step is None else rollout.step, [rollout])

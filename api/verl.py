@@ -32,34 +32,56 @@ class Recorded:
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """The training; the run ends with it, in whichever way."""
         recorder = self._recorder = Recorder(**{**_described(self), **self.grpo_tui_options})
-        print(f"grpo-tui records rollouts and metrics in {recorder.run_dir}")
+        missing = _missing(self)
+        recorder.no_rollouts = missing or f"{type(self).__name__} wrote none"
+        what = f"metrics alone ({missing})" if missing else "rollouts and metrics"
+        print(f"grpo-tui records {what} in {recorder.run_dir}")
         with recorder:
-            return super().fit(*args, **kwargs)  # type: ignore[misc] - verl's trainer comes next
+            result = super().fit(*args, **kwargs)  # type: ignore[misc] - verl's trainer comes next
+        if not recorder.stored:
+            print(f"grpo-tui: 0 rollouts recorded: {recorder.no_rollouts}")
+        return result
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "logger" and self._recorder is not None:  # verl makes it at the beginning of `fit`
             value = _Logger(value, self._recorder)
         super().__setattr__(name, value)
 
-    def _dump_generations(
-        self,
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
-        gts: Sequence[Any],
-        scores: Sequence[Any],
-        reward_extra_infos_dict: Mapping[str, Sequence[Any]],
-        dump_path: str,
-    ) -> Any:
-        columns = {"input": inputs, "output": outputs, "gts": gts, "score": scores}
-        columns |= {k: v for k, v in reward_extra_infos_dict.items() if len(v) == len(inputs)}
-        split = "eval" if dump_path == _setting(self, "validation_data_dir") else "train"
-        step, recorder = int(getattr(self, "global_steps", 0)), self._recorder
-        if recorder is not None:
-            rows = [dict(zip(columns, row, strict=True)) for row in zip(*map(list, columns.values()), strict=True)]
-            recorder.later(lambda: recorder.rollouts(step, [_rollout(row, step, split) for row in rows]), len(rows))
-        return super()._dump_generations(  # type: ignore[misc]
-            inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path
-        )
+    def _dump_generations(self, *args: Any, **kwargs: Any) -> Any:
+        if (recorder := self._recorder) is not None:
+            try:
+                step, rows = int(getattr(self, "global_steps", 0)), _rows(*args, **kwargs)
+                split = "eval" if _folder(*args, **kwargs) == _setting(self, "validation_data_dir") else "train"
+                recorder.later(lambda: recorder.rollouts(step, [_rollout(row, step, split) for row in rows]), len(rows))
+            except Exception as error:
+                recorder.failed(error, rows=1)
+        return super()._dump_generations(*args, **kwargs)  # type: ignore[misc]
+
+
+def _rows(
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    gts: Sequence[Any],
+    scores: Sequence[Any],
+    reward_extra_infos_dict: Mapping[str, Sequence[Any]],
+    dump_path: str = "",
+) -> list[dict[str, Any]]:
+    """Return the rollouts that verl writes, with the parameters of its `_dump_generations`."""
+    columns = {"input": inputs, "output": outputs, "gts": gts, "score": scores}
+    columns |= {k: v for k, v in reward_extra_infos_dict.items() if len(v) == len(inputs)}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*map(list, columns.values()), strict=True)]
+
+
+def _folder(*args: Any, dump_path: str = "", **kwargs: Any) -> str:
+    return dump_path or (str(args[5]) if len(args) > 5 else "")
+
+
+def _missing(trainer: Any) -> str:
+    """Return the reason that this trainer writes no rollouts, or nothing."""
+    if not callable(getattr(super(Recorded, trainer), "_dump_generations", None)):
+        return f"{type(trainer).__name__} has no _dump_generations, as verl 0.9 has"
+    folders = [_setting(trainer, name) for name in ("rollout_data_dir", "validation_data_dir")]
+    return "" if any(folders) else "trainer.rollout_data_dir is not set, so verl writes no rollouts"
 
 
 def attach(registry: MutableMapping[str, type] | None = None, **options: Any) -> None:
@@ -107,8 +129,11 @@ class _Logger:
 
     def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> Any:
         """Give the numbers to verl's logger and to the record."""
-        numbers = {METRICS.get(k, k): float(v) for k, v in data.items() if isinstance(v, (int, float))}
-        self.recorder.metrics(int(step), numbers)
+        try:
+            numbers = {METRICS.get(k, k): float(v) for k, v in data.items() if isinstance(v, (int, float))}
+            self.recorder.metrics(int(step), numbers)
+        except Exception as error:
+            self.recorder.failed(error)
         return self.inner.log(data, step, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -93,6 +93,50 @@ def test_a_training_of_verl_that_fails_is_a_run_that_crashed(tmp_path: Path) -> 
     assert look(tmp_path / "verl-run").status == "crashed"
 
 
+class Unset(PPOTrainerSync):
+    """A trainer without `rollout_data_dir`: verl does not call `_dump_generations`."""
+
+    def __init__(self, rows: list[dict[str, Any]], folder: Path) -> None:
+        super().__init__([], folder)
+        self.config.trainer |= {"rollout_data_dir": None, "validation_data_dir": None}
+
+    def fit(self) -> str:
+        return "done"
+
+
+class Renamed:
+    """A trainer of another version, whose hook has another name."""
+
+    def __init__(self, rows: list[dict[str, Any]], folder: Path) -> None:
+        self.config = PPOTrainerSync(rows, folder).config
+
+    def fit(self) -> str:
+        return "done"
+
+
+class Torn(PPOTrainerSync):
+    """A trainer of another version, whose hook gets columns of different lengths."""
+
+    def fit(self) -> str:
+        self._dump_generations(["a", "b"], ["c"], [None], [1.0], {}, str(self.config.trainer["rollout_data_dir"]))
+        return "done"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "reason"), [(Unset, "rollout_data_dir is not set"), (Renamed, "_dump_generations"), (Torn, "zip()")]
+)
+def test_verl_without_rollouts_ends_with_the_reason(
+    trainer: type, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry = {"sync": trainer}
+    grpo_tui.verl.attach(registry, runs_dir=tmp_path, run="empty")
+    assert registry["sync"](lines("verl/rollout"), tmp_path).fit() == "done"
+    out = capsys.readouterr().out
+    error = look(tmp_path / "empty").error or ""
+    assert error.startswith("0 rollouts recorded: ") and reason in error and error in out
+    assert ("metrics alone" in out) == (trainer is not Torn)
+
+
 class Episode:
     """verifiers' `Episode`: a pydantic model."""
 
@@ -121,6 +165,18 @@ def test_verifiers_episodes_are_recorded_as_they_end(tmp_path: Path) -> None:
         assert found.keys() == {t["id"] for e in episodes for t in e["traces"]}
         assert {r.step for r in found.values()} == {7}
         assert any(r.reward is not None for r in found.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"), [([object()], "model_dump_json"), ([], "no episode"), (["empty"], "no traces")]
+)
+def test_an_evaluation_without_rollouts_ends_with_the_reason(given: list[Any], reason: str, tmp_path: Path) -> None:
+    with Recorder("eval", runs_dir=tmp_path) as record:
+        hook = grpo_tui.verifiers.on_complete(record)
+        for episode in given:
+            asyncio.run(hook(Episode({"traces": []}) if episode == "empty" else episode))
+    error = look(tmp_path / "eval").error or ""
+    assert error.startswith("0 rollouts recorded: ") and reason in error
 
 
 def test_the_loop_of_the_documents_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,6 +263,40 @@ def test_the_first_batch_proves_the_source_and_the_next_one_takes_over(
         assert {r.step for r in reader.rollouts.page(limit=100)} == {2, 3}, "all but the batch that proved nothing"
 
 
+class Renamed(GRPOTrainer):
+    """A trainer of another package, which generates with a method of its own."""
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if self._step % (self.args.steps_per_generation or 1) == 0:
+            self._kept = self._make_batch(generation_batch)
+        self._step += 1
+        return self._kept
+
+    def _make_batch(self, inputs: Any) -> Any:
+        return GRPOTrainer._generate_and_score_completions(self, inputs)
+
+
+class WithoutHook(Renamed):
+    """The same, where the method of TRL is gone."""
+
+    _generate_and_score_completions: Any = None
+
+
+@pytest.mark.parametrize("kind", [Renamed, WithoutHook])
+def test_a_subclass_with_a_renamed_hook_falls_back_with_the_reason(
+    kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = trainer(tmp_path, *small(), max_steps=2, gradient_accumulation_steps=1)
+    made.__class__ = kind
+    attached = hook.attach(made, run="run", runs_dir=tmp_path / "runs")
+    made.train()
+    out = capsys.readouterr().out
+    assert attached.source == "logs" and hook.SOURCES["logs"] in out
+    assert f"{kind.__name__} {'does not call' if kind is Renamed else 'has no'} {hook.GENERATE}" in out
+    with RunReader(tmp_path / "runs" / "run") as reader:
+        assert [r.step for r in reader.rollouts.page(limit=100)] == [1] * 8 + [2] * 8
+
+
 def test_a_training_of_which_nothing_can_be_read_ends_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,8 @@ HELP = "Check versions, devices, disk and terminal, and print how to get missing
 GIB = 1024**3
 TRAIN = "train"
 """The extra that brings the trainer."""
+FEATURES = {"transformers": ("policies that see", "5.23")}
+"""Features that need a newer version than the extra does, by library."""
 LOW_DISK_GIB = 2
 DEVICE_TIMEOUT_S = 120
 
@@ -149,6 +151,7 @@ def packages() -> Iterator[Finding]:
     from importlib import metadata
 
     from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
 
     from ...engine.launch import trainer
 
@@ -177,6 +180,9 @@ def packages() -> Iterator[Finding]:
             yield Finding(state, f"{name} {version}, but {requirement.specifier} is needed", cure)
         elif needed:
             yield Finding("good", f"{name} {version}")
+            feature, least = FEATURES.get(name, ("", ""))
+            if feature and not SpecifierSet(f">={least}").contains(version, prereleases=True):
+                yield Finding("note", f"{feature} need {name} {least}", f"pip install '{name}>={least}'")
     for extra, names in absent.items():
         if extra not in (TRAIN, "test"):
             yield Finding("note", f"optional {', '.join(names)} not installed", f"pip install 'grpo-tui[{extra}]'")
