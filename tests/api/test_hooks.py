@@ -173,8 +173,12 @@ def test_verifiers_episodes_are_recorded_as_they_end(tmp_path: Path) -> None:
 def test_an_evaluation_without_rollouts_ends_with_the_reason(given: list[Any], reason: str, tmp_path: Path) -> None:
     with Recorder("eval", runs_dir=tmp_path) as record:
         hook = grpo_tui.verifiers.on_complete(record)
-        for episode in given:
-            asyncio.run(hook(Episode({"traces": []}) if episode == "empty" else episode))
+
+        async def run_all() -> None:
+            for episode in given:
+                await hook(Episode({"traces": []}) if episode == "empty" else episode)
+
+        asyncio.run(run_all())
     error = look(tmp_path / "eval").error or ""
     assert error.startswith("0 rollouts recorded: ") and reason in error
 

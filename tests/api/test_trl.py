@@ -267,7 +267,8 @@ class Renamed(GRPOTrainer):
     """A trainer of another package, which generates with a method of its own."""
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        if self._step % (self.args.steps_per_generation or 1) == 0:
+        args: Any = self.args
+        if self._step % (args.steps_per_generation or 1) == 0:
             self._kept = self._make_batch(generation_batch)
         self._step += 1
         return self._kept

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -29,7 +29,7 @@ from . import runs as cli_runs
 from . import train as cli_train
 from .common import CliError, ExitCode, RunsDir, fail, on_terminal, warn
 
-_UsageError: type[Any] = typer.BadParameter.__bases__[0]
+_UsageError = cast("type[Exception]", typer.BadParameter.__bases__[0])
 """Typer 0.26 took this class over from click and does not export it."""
 
 HELP = """Run and inspect GRPO training of tool-using agents.
@@ -109,7 +109,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except CliError as error:
         warn(error.message)
         return error.code
-    except _UsageError as error:
+    except _UsageError as wrong:
+        error: Any = wrong
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "grpo-tui"
         message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
