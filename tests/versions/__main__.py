@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.installs import ROOT, resolve
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 
 UV = [sys.executable, "-m", "uv"]
 ROWS: dict[str, list[str]] = {
