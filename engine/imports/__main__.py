@@ -19,6 +19,7 @@ from pathlib import Path
 from ..runs.control.lock import try_lock
 from . import cache, ended_early
 from .behind import OPEN, Opened
+from .copies import local
 from .errors import DumpError
 from .index import Indexer
 from .opening import first_look
@@ -32,12 +33,12 @@ PAINT_SECONDS = 0.5
 
 def open_and_follow(reference: str, options: Options, parent: int) -> None:
     """Open a dump, write the answer that `behind.Opening` waits for, then continue the index."""
-    dump = Path(reference).expanduser().absolute()
-    folder = cache.folder_of(dump, options)
     with contextlib.ExitStack() as stack:
         indexer = None
         try:
             with cache.in_words():
+                dump = local(reference)
+                folder = cache.folder_of(dump, options)
                 opened = Opened(folder, {}, True)
                 if stack.enter_context(try_lock(folder / ".lock")):  # else another process indexes it already
                     indexer = stack.enter_context(Indexer(dump, folder, options))

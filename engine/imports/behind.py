@@ -67,7 +67,9 @@ def is_dump(path: Path) -> bool:
 
 
 def is_path_of_dump(reference: str, home: Path) -> bool:
-    """Whether a person means a dump and no run below `home`: a path that is there, and no run of that id."""
+    """Return whether a reference is a dump and no run below `home`: a path that exists, standard input, an address."""
+    if reference == "-" or "://" in reference:
+        return True
     return is_dump(Path(reference).expanduser()) and not (home / reference / RUN_FILE).is_file()
 
 

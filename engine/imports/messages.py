@@ -37,7 +37,7 @@ def conversation(value: object) -> tuple[Message, ...]:
             item = langchain(item)
             stop = item.get("finish_reason")
             if isinstance(item.get("message"), Mapping):  # a choice of a completion: its message is what was said
-                item = item["message"]
+                item = langchain(item["message"])
             if not item.keys() & {"role", "type"} and (inner := _inside(item)) is not None:  # an answer of an interface
                 found.extend(conversation(inner))
                 continue
@@ -192,7 +192,9 @@ def _responses_item(item: Mapping[str, Any]) -> tuple[Message, ...] | None:
         return (Message("assistant", "", thought=thought),)
     if kind.endswith("_call_output"):
         body, _, _, error = _content(item.get("output"))
-        return (Message("tool", body, call_id=str(item.get("call_id") or ""), error=error),)
+        return (
+            Message("tool", body, call_id=str(item.get("call_id") or ""), error=error_of(item.get("error")) or error),
+        )
     if kind.endswith("_call"):
         made = call({"name": kind.removesuffix("_call"), "arguments": _asked(item), **item})
         results = [item[k] for k in ("output", "outputs", "results") if item.get(k) is not None]

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..runs.control.lock import try_lock
 from . import cache
 from .behind import Opened
+from .copies import local
 from .errors import DumpError
 from .index import Indexer
 from .options import Options
@@ -17,12 +18,14 @@ FIRST_SECONDS = 0.05
 """How long the first look may index before the app is painted."""
 
 
-def open_dump(path: Path, options: Options | None = None, *, whole: bool = False, searchable: bool = False) -> Opened:
+def open_dump(
+    path: Path | str, options: Options | None = None, *, whole: bool = False, searchable: bool = False
+) -> Opened:
     """Open a dump: the first part of it, or (`whole`) all of its rows; `searchable`: all of its texts, too.
 
     Raises DumpError when nothing in it can be read: one sentence.
     """
-    dump = path.expanduser().absolute()
+    dump = local(path)
     options = options or Options()
     folder = cache.folder_of(dump, options)
     with cache.in_words(), try_lock(folder / ".lock") as mine:

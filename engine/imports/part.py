@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..runs import codec
-from ..runs.columns import Listed
+from ..runs.columns import Flag, Listed
 from ..runs.labels import clean
 from .containers.base import Found
 from .convert import columns, identity, lacks, listed_of
@@ -338,6 +338,8 @@ class Part:
             db.execute("UPDATE rows SET reward = ? WHERE n = ?", (amendment.reward, row[0]))
         if amendment.advantage is not None:
             db.execute("UPDATE rows SET advantage = ? WHERE n = ?", (amendment.advantage, row[0]))
+        if amendment.error is not None:
+            db.execute("UPDATE rows SET flags = flags | ? WHERE n = ?", (int(Flag.ERROR), row[0]))
         if amendment.step is not None:
             db.execute("UPDATE rows SET step = coalesce(step, ?) WHERE n = ?", (amendment.step, row[0]))
         self.store.record.rows.add_extras(row[0], amendment.extra)

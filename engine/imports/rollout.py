@@ -128,6 +128,7 @@ class Amendment:
     reward: float | None = None
     advantage: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
     tokens: Callable[[Rollout], Callable[[], TokenArrays[Any] | None] | None] | None = None
 
     def folded(self, rollout: Rollout) -> Rollout:
@@ -137,6 +138,7 @@ class Amendment:
             reward=rollout.reward if self.reward is None else self.reward,
             advantage=rollout.advantage if self.advantage is None else self.advantage,
             step=self.step if rollout.step is None else rollout.step,
+            error=rollout.error or self.error,
             extra={**rollout.extra, **self.extra},
             tokens=rollout.tokens if self.tokens is None else self.tokens(rollout),
         )

@@ -40,7 +40,7 @@ def opened_dump(
 
     options = options_of(maps, importers)
     try:
-        opened = open_dump(Path(reference), options, whole=whole, searchable=searchable)
+        opened = open_dump(reference, options, whole=whole, searchable=searchable)
     except DumpError as error:
         fail(literal(str(error)))
     except PermissionError as error:

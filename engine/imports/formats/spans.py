@@ -163,10 +163,11 @@ def _amendment(trace: str, spans: list[Span]) -> Amendment | None:
     step = whole(known.get("training.step"))
     reward = evaluated.pop("reward", None)
     reward = number(next((known[k] for k in _REWARDS if k in known), None)) if reward is None else reward
-    if not evaluated and step is None and reward is None:
+    error = next((span.error for span in spans if span.is_root and span.error), None)
+    if not evaluated and step is None and reward is None and error is None:
         return None
     extra = _columns(known) | {f"component.{name}": value for name, value in evaluated.items()}
-    return Amendment(_conversation(spans) or trace, step=step, reward=reward, extra=extra)
+    return Amendment(_conversation(spans) or trace, step=step, reward=reward, extra=extra, error=error)
 
 
 def _columns(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,7 +292,7 @@ def _messages(value: Any) -> Any:
         said = mapping(first).get("message", mapping(first).get("text"))
         stop = about.get("finish_reason") or about.get("stop_reason")
         if isinstance(said, Mapping) and stop:
-            return {"message": said, "finish_reason": stop}
+            return [{"message": said, "finish_reason": stop}]
         return said
     if isinstance(value.get("message"), (Mapping, str)) and "role" not in value:
         return [value["message"]]

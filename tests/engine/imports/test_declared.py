@@ -174,3 +174,43 @@ def test_a_judge_does_not_split_a_group(tmp_path: Path, opened: Open):
     ]
     groups = {row.id: row.group for row in opened(write(tmp_path / "a.jsonl", *episodes)).rollouts.page()}
     assert groups["a"] == groups["c"] != groups["b"]
+
+
+def test_pairs_are_two_rollouts_of_a_group(tmp_path: Path, opened: Open):
+    asked = {"role": "user", "content": "q"}
+    talks = {side: [asked, {"role": "assistant", "content": side}] for side in ("chosen", "rejected")}
+    texts = {side: f"\n\nHuman: q\n\nAssistant: {side}" for side in ("chosen", "rejected")}
+    for document in (
+        {**talks, "score_chosen": 1.0},
+        texts,
+        {"prompt": "q", "chosen": "chosen", "rejected": "rejected"},
+    ):
+        reader = opened(write(tmp_path / "pairs.jsonl", document, document))
+        first, second = (reader.bodies.trajectory(n).trajectory for n in (1, 2))
+        assert [(m.role, m.text) for m in first.messages] == [("user", "q")]
+        assert [t.steps[0].text for t in (first, second)] == ["chosen", "rejected"]
+        assert first.group == second.group and first.env_reward == (1.0 if "score_chosen" in document else None)
+
+
+def test_an_instruction_stands_before_its_input(tmp_path: Path, opened: Open):
+    row = {"instruction": "Translate.", "input": "hello", "output": "bonjour"}
+    shown = opened(write(tmp_path / "a.jsonl", row)).bodies.trajectory(1).trajectory
+    assert shown.prompt == "Translate.\n\nhello" and shown.steps[0].text == "bonjour" and not shown.extra
+
+
+def test_two_logs_of_one_task_do_not_share_a_group(tmp_path: Path, opened: Open):
+    (tmp_path / "d").mkdir()
+    sample = {"id": 1, "epoch": 1, "input": "q", "target": "a", "messages": [{"role": "assistant", "content": "a"}]}
+    for name in ("one", "two"):
+        log = {"version": 2, "status": "success", "eval": {"task": "t", "eval_id": name}, "samples": [sample]}
+        (tmp_path / "d" / f"{name}.json").write_text(json.dumps(log))
+    assert len({row.group for row in opened(tmp_path / "d").rollouts.page()}) == 2
+
+
+def test_rows_of_one_loop_of_an_agent_are_one_rollout(tmp_path: Path, opened: Open):
+    asked, then = "user\nq\nassistant\n", "user\nq\nassistant\na\nuser\nseen\nassistant\n"
+    rows = [{"input": i, "output": o, "score": 1.0, "step": 1, "uid": f"g_0_{t}"} for t, (i, o) in
+            enumerate(((asked, "a"), (then, "b")))]  # fmt: skip
+    reader = opened(write(tmp_path / "1.jsonl", *rows))
+    assert [(r.turns, r.reward) for r in reader.rollouts.page()] == [(2, 1.0)]
+    assert [s.text for s in reader.bodies.trajectory(1).trajectory.steps] == ["a", "b"]

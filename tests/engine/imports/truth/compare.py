@@ -35,6 +35,8 @@ class Writer:
     """The text of a turn as the format holds it, where calls are part of the text."""
     seen: Callable[[Episode], Episode] = lambda e: e
     """The episode as the format holds it."""
+    group: Callable[[Episode], Any] | None = None
+    """The group of an episode as the importer shows it, where the format names none."""
     order: Callable[[Episode], Any] | None = None
     """The order of the files, where it is not that of the training."""
 
@@ -65,6 +67,8 @@ def failures(writer: Writer, episodes: list[Episode], reader: RunReader) -> list
     key = [(e.split, e.step, e.prompt_id) if "group" in writer.lacks else e.group for e in episodes]
     if "step" in writer.lacks and "group" in writer.lacks:
         key = [(e.split if "split" not in writer.lacks else "", e.question, e.system) for e in episodes]
+    if writer.group is not None:
+        key = [writer.group(e) for e in episodes]
     if _partition(key) != _partition([row.group for row in rows]):
         found.append(f"groups {[row.group for row in rows]} for {key}")
     return found

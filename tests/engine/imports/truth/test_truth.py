@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.readers import open_reader
 
-from .compare import Writer, failures
+from .agents import AGENTS
+from .compare import ASPECTS, Writer, failures
 from .scenario import scenarios
 from .trainers import TRAINERS
 
-WRITERS = (*TRAINERS,)
+WRITERS = (*TRAINERS, *AGENTS)
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=str)
@@ -37,3 +38,17 @@ def test_the_importer_returns_the_scenario(writer: Writer):
             shutil.rmtree(folder.parent)
 
     check()
+
+
+def rendered() -> str:
+    """Return the table of formats and aspects as docs/importing.md holds it."""
+    rows = [f"| writer | followed version | {' | '.join(ASPECTS)} |", f"|---|---|{'---|' * len(ASPECTS)}"]
+    for writer in sorted(WRITERS, key=lambda w: w.name.strip("`").lower()):
+        marks = ["–" if aspect in writer.lacks else "yes" for aspect in ASPECTS]
+        rows.append(f"| {writer.name} | {writer.version} | {' | '.join(marks)} |")
+    return "\n".join(rows) + "\n"
+
+
+def test_the_page_holds_the_table_of_these_tests():
+    page = Path(__file__).parents[4] / "docs" / "importing.md"
+    assert rendered() in page.read_text(), f"put this into {page}:\n{rendered()}"

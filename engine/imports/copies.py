@@ -1,0 +1,136 @@
+"""Local copies of dumps that are no plain files: standard input, archives of tar, and addresses of other places.
+
+A copy is in the cache beside the indexes. It is made again when its source has changed, and deleted with its index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+from . import cache
+from .errors import DumpError
+
+MAX_BYTES = 64 << 30
+"""Bytes that an archive may unpack to."""
+_BEING_MADE = 3600.0
+"""Seconds in which a copy may have no index yet."""
+_INSTALL = "pip install fsspec"
+_PACKAGES = {
+    "hf": "huggingface_hub",
+    "s3": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "https": "aiohttp",
+    "http": "aiohttp",
+}
+
+
+def local(reference: str | Path) -> Path:
+    """Return the path of a dump on this machine, copied or unpacked if needed. Raises DumpError."""
+    if reference == "-":
+        return _stdin()
+    remote = isinstance(reference, str) and "://" in reference
+    path = _downloaded(str(reference)) if remote else Path(reference).expanduser().absolute()
+    return _unpacked(path) if path.is_file() and _is_tar(path) else path
+
+
+def _folder(*parts: object) -> Path:
+    """Return the folder of a copy, named by what it is of."""
+    key = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return cache.cache_dir().parent / "copies" / key
+
+
+def _stdin() -> Path:
+    folder = _folder("stdin")
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / ".new"
+    digest = hashlib.blake2b(digest_size=8)
+    with made.open("wb") as file:
+        while block := sys.stdin.buffer.read(1 << 20):
+            digest.update(block)
+            file.write(block)
+    if not made.stat().st_size:
+        raise DumpError("standard input is empty")
+    target = folder / f"stdin-{digest.hexdigest()}"
+    made.replace(target)
+    return local(str(target))
+
+
+def _downloaded(address: str) -> Path:
+    scheme, _, rest = address.partition("://")
+    needed = _PACKAGES.get(scheme, "")
+    try:
+        import fsspec.core
+
+        files, inner = fsspec.core.url_to_fs(address)
+        size = files.size(inner) if files.isfile(inner) else None
+        state = files.checksum(inner) if size is not None and scheme not in ("http", "https") else size
+        folder = _folder(address, state)
+        target = folder / (Path(rest.rstrip("/")).name or scheme)
+        if not target.exists() or size is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            files.get(inner, str(target), recursive=size is None)
+        return target
+    except ImportError as error:
+        packages = f"{_INSTALL} {needed}".strip()
+        raise DumpError(f"{address}: reading it needs more packages ({error}): {packages}") from None
+    except Exception as error:  # clients of fsspec have errors of their own
+        raise DumpError(f"{address} cannot be read ({type(error).__name__}: {str(error)[:160]})") from error
+
+
+def _is_tar(path: Path) -> bool:
+    """Return whether a file is a tar archive, packed or not. An empty archive is none."""
+    with path.open("rb") as file:
+        head = file.read(265)
+    packed = head[:3] in (b"\x1f\x8b\x08", b"BZh") or head[:6] == b"\xfd7zXZ\0"
+    if head[257:262] != b"ustar" and not packed:
+        return False
+    try:
+        with tarfile.open(path) as archive:
+            return archive.next() is not None
+    except (tarfile.TarError, OSError, EOFError):
+        return False
+
+
+def _unpacked(path: Path) -> Path:
+    """Return a folder with the files of an archive. Only plain files below the folder are unpacked."""
+    stat = path.stat()
+    name = path.name.partition(".tar")[0].removesuffix(".tgz") or "archive"
+    target = _folder(path, stat.st_size, stat.st_mtime_ns) / name
+    if target.is_dir():
+        return target
+    made = target.with_name(f".{name}")
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    left = MAX_BYTES
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                left -= member.size
+                if left < 0:
+                    raise DumpError(f"{path}: it unpacks to more than {MAX_BYTES >> 30} GiB")
+                if member.isfile():
+                    archive.extract(member, made, filter="data")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        if not any(made.iterdir()):
+            raise DumpError(f"{path}: this archive cannot be read ({error})") from None
+    made.replace(target)
+    return target
+
+
+def tidy(kept: set[Path]) -> None:
+    """Delete the copies whose index is gone."""
+    copies = cache.cache_dir().parent / "copies"
+    if not copies.is_dir():
+        return
+    wanted: set[Any] = {part for dump in kept for part in (dump, *dump.parents)}
+    for folder in copies.iterdir():
+        if folder not in wanted and time.time() - folder.stat().st_mtime > _BEING_MADE:
+            shutil.rmtree(folder, ignore_errors=True)
