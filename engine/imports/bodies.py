@@ -12,13 +12,12 @@ from ..runs.read.bodies import Bodies
 from ..runs.read.record import Record
 from ..runs.read.rows import by_number
 from ..runs.types import TokenArrays, TrajectoryRecord
-from .containers import BY_NAME
 from .convert import record_of
-from .dump import format_of, formats_of
+from .dump import formats_of, items_at
 from .errors import DumpError
-from .format import Format, Origin
+from .format import Format
 from .options import Options
-from .rollout import Amendment, Rollout
+from .rollout import Amendment, Item, Rollout
 
 
 class DumpBodies(Bodies):
@@ -90,17 +89,10 @@ class DumpBodies(Bodies):
                     rollout = item.folded(rollout)
         return rollout
 
-    def _items(self, path: str, container: str, at: int, length: int) -> tuple[list[object], Format]:
+    def _items(self, path: str, container: str, at: int, length: int) -> tuple[list[Item], Format]:
         if self._formats is None:
             self._formats = formats_of(self.options)
-        origin = Origin(Path(path), self.dump if self.dump.is_dir() else self.dump.parent)
         try:
-            document = BY_NAME[container].read(Path(path), at, length)
-            reader = format_of(document, origin, self._formats)
-            if reader is None:
-                raise RecordDamaged(f"{path} has changed since it was indexed; leave and open it again")
-            return list(reader.open(document, origin)), reader
+            return items_at(self.dump, (path, container, at, length), self._formats)
         except (DumpError, OSError) as error:
             raise RecordDamaged(str(error)) from error
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-            raise RecordDamaged(f"{path}: this rollout cannot be read ({error})") from error

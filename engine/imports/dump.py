@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..runs.paths import DATABASE, RUN_FILE
+from .containers import BY_NAME
 from .errors import DumpError
 from .format import Format, Origin
 from .formats import FORMATS
 from .formats.tables import GENERIC
 from .options import Options
+from .rollout import Item
 
 ENTRY_POINTS = "grpo_tui.importers"
 MAX_FILES = 200_000
@@ -43,6 +45,22 @@ def format_of(document: Any, origin: Origin, formats: Sequence[Format]) -> Forma
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             continue
     return None
+
+
+def items_at(dump: Path, place: tuple[str, str, int, int], formats: Sequence[Format]) -> tuple[list[Item], Format]:
+    """Read the document at a place of the index (path, container, offset, length) again. Return its items and format.
+
+    Raises DumpError or OSError.
+    """
+    path, container, at, length = place
+    origin = Origin(Path(path), dump if dump.is_dir() else dump.parent)
+    try:
+        document = BY_NAME[container].read(origin.path, at, length)
+        if (reader := format_of(document, origin, formats)) is not None:
+            return list(reader.open(document, origin)), reader
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise DumpError(f"{path}: this rollout cannot be read ({error})") from error
+    raise DumpError(f"{path} has changed since it was indexed; leave and open it again")
 
 
 def files_of(dump: Path) -> list[Path]:

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..runs import codec
+from ..runs.columns import Flag
 from ..runs.read.reader import RunReader
 from ..runs.types import TrajectoryRecord
 from . import cache, coverage
 from .containers import BY_NAME, container_of
 from .convert import record_of
-from .dump import files_of, format_of, formats_of
+from .dump import files_of, formats_of, items_at
 from .errors import DumpError
 from .format import Format, Origin
 from .index_store import PROBLEMS, IndexStore
@@ -88,7 +89,7 @@ class Indexer:
             ).fetchall()
             texts = []
             for n, path, at, length, number, container in part:
-                found = self._again(Path(path), container, at, length, number)
+                found = self._again((path, container, at, length), number)
                 if found is not None:
                     text = codec.search_text(found)
                     size += sum(map(len, text))
@@ -143,7 +144,8 @@ class Indexer:
         total = row[0] if row else 0
         if total == self.store.last_n():  # what was stated later is in the rows only
             for what in of_all.keys() & {"reward", "advantage", "step"}:
-                of_all[what] = self.db.execute(f"SELECT count(*) FROM rows WHERE {what} IS NULL").fetchone()[0]
+                known = f"{what} IS NOT NULL" + (f" OR flags & {Flag.NAN:d}" if what == "reward" else "")
+                of_all[what] = self.db.execute(f"SELECT count(*) FROM rows WHERE NOT ({known})").fetchone()[0]
         why = {what: why for what, why in format_.unknown.items() if of_all.get(what)}
         part = {what: f" in {of_all[what]:,} of {total:,}" for what in why if of_all[what] < total}
         return {what: f"{reason}{part.get(what, '')}" for what, reason in why.items()}
@@ -279,17 +281,12 @@ class Indexer:
             part.commit(done=True)
         yield
 
-    def _again(self, path: Path, container: str, at: int, length: int, part: int) -> TrajectoryRecord | None:
-        """A rollout read again, for its text."""
-        origin = Origin(path, self.dump if self.dump.is_dir() else self.dump.parent)
+    def _again(self, place: tuple[str, str, int, int], part: int) -> TrajectoryRecord | None:
+        """Read a rollout again, for its text. Return None if it cannot be read."""
         try:
-            document = BY_NAME[container].read(path, at, length)
-            reader = format_of(document, origin, self.formats)
-            if reader is None:
-                return None
-            rollouts = [item for item in reader.open(document, origin) if isinstance(item, Rollout)]
+            rollouts = [item for item in items_at(self.dump, place, self.formats)[0] if isinstance(item, Rollout)]
             return record_of(rollouts[part], fallback_id="", index=0, unknown={})
-        except (DumpError, OSError, KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
+        except (DumpError, OSError, IndexError):
             return None
 
     def _short(self, path: str) -> str:

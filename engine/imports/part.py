@@ -19,7 +19,7 @@ from .dump import format_of
 from .format import Format, Origin
 from .index_store import IndexStore
 from .reached import MEASURED, is_low, is_silent, words_reached
-from .rollout import Amendment, Expected, Named, Numbers, Rollout
+from .rollout import Amendment, Expected, Message, Named, Numbers, Rollout
 
 PART_BYTES = 4 << 20
 PART_ROLLOUTS = 512
@@ -46,6 +46,8 @@ class Part:
         self.strange: list[tuple[int, str]] = []
         self.unknown = 0
         self.measured = 0
+        self.last: tuple[tuple[Message, ...], int | None, int | None] = ((), None, None)
+        """The conversation of the rollout before, and its place in this part, or its number."""
         self._clear()
 
     def _clear(self) -> None:
@@ -146,6 +148,7 @@ class Part:
     def _drop(self, rows: int) -> None:
         """Forget the rows from this one on: their document cannot be read."""
         del self.rows[rows:], self.places[rows:]
+        self.last = ((), None, None)
         for known in (self.expected, self.growing):
             for id_ in [id_ for id_, at in known.items() if at >= rows]:
                 del known[id_]
@@ -184,6 +187,12 @@ class Part:
         at, n = self.expected.pop(rollout.id, None), None
         if at is None and self.store.expecting:
             n = self.store.expected(rollout.id)
+        if any(m.is_agent for m in rollout.prompt) and at is None and n is None:
+            talk, before, number_ = self.last
+            if (
+                talk and rollout.prompt[: len(talk)] == talk
+            ):  # a step of the rollout before, with all that was said in it
+                at, n = before, number_
         if rollout.grows and rollout.id:
             at, n, turns = self._grown(rollout.id)
             if turns is not None and turns > sum(m.is_agent for m in rollout.completion):
@@ -194,10 +203,12 @@ class Part:
                 self.rows[at], self.places[at] = listed, place
             elif n is not None:
                 self.read[n] = (listed, place)
+            self.last = ((*rollout.prompt, *rollout.completion), at, n)
             return
         position = self.store.position_in_group(named[1])
         if rollout.grows:
             self.growing[rollout.id] = len(self.rows)
+        self.last = ((*rollout.prompt, *rollout.completion), len(self.rows), None)
         self.rows.append(listed_of(rollout, named, fallback_id=fallback, index=position))
         self.places.append(place)
 
@@ -252,6 +263,8 @@ class Part:
                 )
                 self._amend_new(first)
                 self.store.expect({id_: first + i for id_, i in self.expected.items()})
+                if self.last[1] is not None:
+                    self.last = (self.last[0], None, first + self.last[1])
             for n, (listed, place) in self.read.items():
                 record.rows.replace(n, listed)
                 db.execute("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", (n, *place))

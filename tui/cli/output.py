@@ -14,14 +14,14 @@ def say(text: str = "") -> None:
 
 
 def json_line(value: Any) -> str:
-    """Return one line of strict JSON in ASCII: control and direction characters are escaped, NaN and infinity are
-    null."""
+    """Return one line of strict JSON in ASCII. Control and direction characters are escaped. NaN and infinity are the
+    texts `NaN`, `Infinity` and `-Infinity`, so that null means "not recorded"."""
     return json.dumps(_strict(value), ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
 
 
 def _strict(value: Any) -> Any:
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else json.dumps(value)
     if isinstance(value, Mapping):
         return {str(k): _strict(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

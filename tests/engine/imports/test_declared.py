@@ -214,3 +214,17 @@ def test_rows_of_one_loop_of_an_agent_are_one_rollout(tmp_path: Path, opened: Op
     reader = opened(write(tmp_path / "1.jsonl", *rows))
     assert [(r.turns, r.reward) for r in reader.rollouts.page()] == [(2, 1.0)]
     assert [s.text for s in reader.bodies.trajectory(1).trajectory.steps] == ["a", "b"]
+
+
+@pytest.mark.parametrize("size", [1, 512])
+def test_steps_of_one_rollout_are_one_row(size: int, tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("grpo_tui.engine.imports.part.PART_ROLLOUTS", size)
+    asked = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+    heard = "<|im_end|>\n<|im_start|>user\nseen<|im_end|>\n<|im_start|>assistant\n"
+    rows = []
+    for score, said in ((1.0, "a"), (0.0, "b")):  # SkyRL's step-wise trainer writes a row for each step
+        row = {"env_class": "e", "env_extras": {}, "data_source": "s", "stop_reason": "stop", "score": score}
+        rows += [{**row, "input_prompt": asked, "output_response": f"{said}<|im_end|>"},
+                 {**row, "input_prompt": f"{asked}{said}{heard}", "output_response": "done<|im_end|>"}]  # fmt: skip
+    found = opened(write(tmp_path / "a.jsonl", *rows)).rollouts.page()
+    assert [row.reward for row in found] == [1.0, 0.0] and len({row.group for row in found}) == 1
