@@ -19,7 +19,7 @@ from ..runs.types import Split, TrajectoryRecord
 from .rollout import Message, Rollout, Score, text
 
 TEXT = "(text)"
-"""What lists call a turn without a call."""
+"""The label of a turn without a call."""
 UNKNOWN = {
     "reward": "the file holds no reward of this rollout",
     "advantage": "the file holds no advantage of this rollout",
@@ -56,7 +56,7 @@ def identity(rollout: Rollout, scope: str = "", fallback_id: str = "?") -> tuple
 
 
 def is_judge(agent: str) -> bool:
-    """Whether an agent of this name judges what others wrote."""
+    """Return whether an agent's name is that of a judge."""
     return bool(_JUDGE.search(agent))
 
 
@@ -149,7 +149,7 @@ def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, ind
 
 
 def prompt_text(prompt: Sequence[Message]) -> str:
-    """The messages of a prompt as one text."""
+    """Return the messages of a prompt as one text."""
     return "\n\n".join([m.text if m.role == "user" else f"[{m.role}] {m.text}" for m in prompt])
 
 
@@ -263,7 +263,7 @@ def _answered(calls: Sequence[Call], answers: Sequence[Message]) -> tuple[tuple[
 
 
 def call_text(call: Call) -> str:
-    """A call in one line, as a turn without words is written."""
+    """Return a call in one line, as a turn without text shows it."""
     arguments = call.arguments if call.problem else text(call.arguments) if call.arguments is not None else ""
     return f"{call.name}({arguments})"
 

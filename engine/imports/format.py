@@ -1,4 +1,4 @@
-"""What a format is, and where a document came from."""
+"""The interface of a format, and the origin of a document."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name that users see."""
         ...
 
     @property
     def unknown(self) -> Mapping[str, str]:
-        """What it does not carry, and why."""
+        """Sentences on what the format does not hold."""
         ...
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """Whether a document is of this format, by its keys."""
+        """Return whether a document has this format, judging by its keys."""
         ...
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """What a document of this format holds. May raise KeyError, TypeError or ValueError for a damaged one."""
+        """Yield the items of a document. May raise KeyError, TypeError or ValueError for a damaged one."""
         ...
 
 
@@ -53,7 +53,7 @@ class Origin:
 
     @cached_property
     def relative(self) -> str:
-        """The path inside the dump, or the file's name."""
+        """The path inside the dump, or the name of the file."""
         try:
             return self.path.relative_to(self.root).as_posix() or self.path.name
         except ValueError:
@@ -61,24 +61,24 @@ class Origin:
 
     @cached_property
     def step(self) -> int | None:
-        """The step that the file's folders or name state (`step_3`, `global_step_20_evals`), or None."""
+        """The step in the names of the file or its folders (`step_3`, `global_step_20_evals`), or None."""
         found = _STEP.findall(f"{self.root.name}/{self.relative}")
         return int(found[-1]) if found else None
 
     @cached_property
     def split(self) -> str:
-        """`eval` where a folder or the file's name says so (`validation_trajectories.jsonl`); else empty."""
+        """`eval` if the name of the file or a folder is that of an evaluation, else empty."""
         *folders, name = Path(self.relative).parts or (self.path.name,)
         if any(f.lower() in _EVALS for f in (self.root.name, *folders)):
             return "eval"
         return "eval" if any(_OF_EVALS.search(f) for f in (*folders, Path(name).stem)) else ""
 
     def beside(self, name: str) -> Mapping[str, Any]:
-        """A small JSON file beside this one (or at `../name`); empty when it is missing or damaged."""
+        """Return a small JSON file in the same folder (or at `../name`), or an empty object."""
         return _side_file(self.path.parent / name)
 
     def text_beside(self, name: str) -> str:
-        """The text of a small file beside this one; empty when it is missing."""
+        """Return the text of a small file in the same folder, or an empty text."""
         return _side_bytes(self.path.parent / name).decode("utf-8", "replace").strip()
 
 
@@ -92,7 +92,7 @@ def _side_file(path: Path) -> Mapping[str, Any]:
 
 
 def _side_bytes(path: Path) -> bytes:
-    """The bytes of a small file; none for what is missing, large, or no file (a pipe would be waited for)."""
+    """Return the bytes of a small file, and none for a large file, a missing one, or a pipe."""
     try:
         return path.read_bytes() if path.is_file() and path.stat().st_size <= MAX_SIDE_FILE else b""
     except OSError:

@@ -48,7 +48,7 @@ class Indexer:
         self._look_at_files()
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database of the index."""
         self.tables.close()
 
     def __enter__(self) -> Indexer:
@@ -103,16 +103,16 @@ class Indexer:
         return False
 
     def look_again(self) -> bool:
-        """See what has grown or come; whether there is something to index."""
+        """Look for files that are new or have grown. Return whether some file is to be indexed."""
         self._look_at_files()
         return self.unfinished()
 
     def unfinished(self) -> bool:
-        """Whether there is something to index in the files as they were last looked at."""
+        """Return whether some file, as last seen, is not indexed to its end."""
         return bool(self.db.execute("SELECT 1 FROM sources WHERE done = 0 LIMIT 1").fetchone())
 
     def progress(self) -> coverage.Coverage:
-        """How far it is."""
+        """Return how far indexing has come."""
         sources = self.db.execute(coverage.SOURCES)
         return coverage.Coverage.of(sources, int(self.tables.meta("searchable") or 0), self.store.last_n())
 

@@ -83,7 +83,7 @@ class IndexStore:
             self.forget()
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database of the index."""
         self.record.close()
 
     def meta(self, key: str) -> str | None:

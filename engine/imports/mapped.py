@@ -49,12 +49,12 @@ ROLES = (
     "extra",
     "task",
 )
-"""What a key can be mapped to, also on the command line (`--map reward=score`)."""
+"""Roles that a key can be mapped to, also on the command line (`--map reward=score`)."""
 
 _ALL_COUNT = ("components", "extra", "messages", "tools")
-"""Roles of which every path counts, or none that is a column."""
+"""Roles that use every path, not only the first with a value."""
 _TOTALS = ("total", "total_reward", "reward", "overall")
-"""What an object of rewards calls their total."""
+"""Keys of the total in an object of rewards."""
 _WORDS = {"true": True, "false": False}
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d+)?(?:[eE][+-]?\d{1,3})?|nan|-?inf", re.I)
 _COLUMN_TEXT = 400
@@ -121,7 +121,7 @@ class Mapped:
             yield self.rollout(row, origin)
 
     def rollout(self, document: Mapping[str, Any], origin: Origin) -> Rollout:
-        """The rollout of a document."""
+        """Return the rollout of a document."""
         plan = self._plan(document)
         found = {role: plan.first(document, role) for role in plan.roles}
         get = found.get
@@ -193,15 +193,15 @@ class Mapped:
         return made if self.finish is None else self.finish(made, document)
 
     def with_keys(self, keys: Mapping[str, str]) -> Mapped:
-        """The same with keys that a user names: theirs first."""
+        """Return this format with the keys that a user names in first place."""
         return replace(self, keys={**self.keys, **{r: (k, *self.keys.get(r, ())) for r, k in keys.items()}})
 
     def first(self, document: Mapping[str, Any], role: str) -> Any:
-        """What a document says of a role, or None."""
+        """Return the value of a role in a document, or None."""
         return self._plan(document).first(document, role)
 
     def _plan(self, document: Mapping[str, Any]) -> _Plan:
-        """Documents of one file mostly have the same keys: what these keys are is worked out once."""
+        """Return the plan for a document's keys. Documents of one file mostly share them, so plans are kept."""
         keys = tuple(document)
         plan = self._plans.get(keys)
         if plan is None:
@@ -257,7 +257,7 @@ class Mapped:
 
 
 def _stop_reason(value: object) -> str:
-    """Why a generation ended: a text, or an object with its `type`. A list is a request's stop sequences."""
+    """Return the reason why a generation ended. A list holds the stop sequences of a request, so it is none."""
     value = value.get("type") if isinstance(value, Mapping) else value
     return value if isinstance(value, str) else ""
 
@@ -273,7 +273,7 @@ class _Plan:
     """Roles that more than one path may hold."""
 
     def first(self, document: Mapping[str, Any], role: str) -> Any:
-        """The first value of a role that is not null."""
+        """Return the first value of a role that is not null."""
         for path in self.roles.get(role, ()):
             found = document[path] if path in document else at(document, path)
             if found is not None:
@@ -296,7 +296,7 @@ class _Plan:
 
 
 def has(document: Mapping[str, Any], key: str) -> bool:
-    """Whether a dotted path is there, also with null at its end."""
+    """Return whether a document has a dotted path. Its value may be null."""
     if key in document:
         return True
     head, dot, rest = key.partition(".")
@@ -305,7 +305,7 @@ def has(document: Mapping[str, Any], key: str) -> bool:
 
 
 def at(document: Mapping[str, Any], key: str) -> Any:
-    """What stands at a dotted path, or None."""
+    """Return the value at a dotted path, or None."""
     if key in document:
         return document[key]
     head, dot, rest = key.partition(".")
@@ -356,7 +356,7 @@ def _is_short(values: Sequence[Any]) -> bool:
 
 
 def total(value: object) -> float | None:
-    """A reward: a number, or the sum of one number a token."""
+    """Return a reward: a number, or the sum of one number per token."""
     if isinstance(value, (list, tuple)) and len(value) > 1:
         parts = [number(v) for v in value]
         return None if any(p is None for p in parts) else math.fsum(p for p in parts if p is not None)
@@ -364,16 +364,16 @@ def total(value: object) -> float | None:
 
 
 SEVERAL = "its tokens have different advantages: there is none for the whole rollout"
-"""Why a rollout has no advantage although some are written."""
+"""The reason of a missing advantage where tokens have different ones."""
 
 
 def several(value: object) -> bool:
-    """Whether a value is one advantage a token, and they differ."""
+    """Return whether a value holds one advantage per token, and they differ."""
     return isinstance(value, (list, tuple)) and len({p for v in value if (p := number(v)) is not None and p != 0}) > 1
 
 
 def mean(value: object) -> float | None:
-    """An advantage: a number, or one a token of which all that are not 0 or null are the same."""
+    """Return an advantage: a number, or the one value per token that all tokens with a value share."""
     if isinstance(value, (list, tuple)) and len(value) > 1:
         parts = {p for v in value if (p := number(v)) is not None and p != 0}
         return parts.pop() if len(parts) == 1 else 0.0 if not parts else None

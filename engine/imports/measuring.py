@@ -1,4 +1,4 @@
-"""Means of the steps of a dump, for the charts where its writer logged none."""
+"""Means of steps for the charts, where the writer logged none."""
 
 from __future__ import annotations
 

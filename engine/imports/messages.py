@@ -20,7 +20,7 @@ _RESULTS = ("tool_result", "tool_call_response")
 
 
 def conversation(value: object) -> tuple[Message, ...]:
-    """A list of messages in any of the shapes above; a bare text is one message of the user."""
+    """Read a list of messages in any of these shapes. A bare text is one message of the user."""
     if isinstance(value, (str, bool, int, float)):
         if isinstance(value, str) and value[:2] in ("[{", "[\n") and (items := listed(value)):
             return conversation(items)
@@ -113,7 +113,7 @@ def displays(value: object) -> tuple[Display, ...]:
 
 
 def completion(value: object) -> tuple[Message, ...]:
-    """What a policy wrote: a conversation, or text that begins with its own words."""
+    """Read a completion: a conversation, or text that begins with the policy's own words."""
     if isinstance(value, (str, bool, int, float)):
         if isinstance(value, str) and value[:2] == "[{" and (items := listed(value)):
             return conversation(items)
@@ -128,7 +128,7 @@ def completion(value: object) -> tuple[Message, ...]:
 
 
 def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-    """Prompt and completion of a whole conversation: the completion begins with the policy's first message."""
+    """Split a conversation. The completion begins with the policy's first message."""
     first = next((i for i, m in enumerate(messages) if m.is_agent), len(messages))
     return tuple(messages[:first]), tuple(messages[first:])
 

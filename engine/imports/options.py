@@ -1,4 +1,4 @@
-"""How a person wants a dump read."""
+"""Options of the user for reading a dump."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .errors import DumpError
 
 @dataclass(frozen=True)
 class Options:
-    """How a person wants a dump read: names for keys (`reward` → `score`), and files of formats of their own."""
+    """Names of keys (`reward` → `score`), and files with formats of the user."""
 
     keys: Mapping[str, str] = field(default_factory=dict)
     importers: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, maps: Sequence[str] = (), importers: Sequence[str] = ()) -> Options:
-        """From `reward=score` and paths. Raises DumpError saying what would be right."""
+        """Parse `reward=score` and paths. Raises DumpError with the right form."""
         keys = {}
         for item in maps:
             from .mapped import ROLES  # here: opening a dump without names of one's own loads no formats
@@ -33,7 +33,7 @@ class Options:
         return cls(keys, tuple(str(Path(p).expanduser().absolute()) for p in importers))
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept beside the index."""
+        """Return the options as the index keeps them."""
         return {"keys": dict(self.keys), "importers": list(self.importers)}
 
     @classmethod
@@ -43,6 +43,6 @@ class Options:
 
 
 def key_of(dump: Path, options: Options) -> str:
-    """What the index of a dump is called in the cache."""
+    """Return the name of a dump's index in the cache."""
     told = json.dumps([str(dump), options.to_json()], sort_keys=True)
     return hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

@@ -30,7 +30,7 @@ UNKNOWN = "(unknown)"
 
 
 class Part:
-    """What is read of one file and not yet committed."""
+    """Rows of one file that are not yet committed."""
 
     def __init__(
         self, store: IndexStore, formats: Sequence[Format], source: int, origin: Origin, seconds: float = PART_SECONDS
@@ -72,16 +72,16 @@ class Part:
 
     @property
     def full(self) -> bool:
-        """Whether it is time to commit."""
+        """Whether the part is large or old enough to commit."""
         large = self.bytes >= PART_BYTES or len(self.rows) >= PART_ROLLOUTS
         return large or time.monotonic() - self.began > self.seconds  # what is packed takes longer than its bytes say
 
     def problem(self, line: int | None, why: str) -> None:
-        """Something could not be read."""
+        """Note a part that cannot be read."""
         self.problems.append((line, why))
 
     def take(self, found: Found) -> None:
-        """One document."""
+        """Take one document."""
         self.after, self.line = found.after, found.line
         self.documents += 1
         self.bytes += max(found.length, 256)
@@ -250,7 +250,7 @@ class Part:
         return None if row is None else int(row[0])
 
     def commit(self, done: bool) -> None:
-        """Write what was read."""
+        """Write everything that was read, in one transaction."""
         record, db = self.store.record, self.store.db
         size, changed = stat_of(self.origin.path) if self.origin.path.exists() else (0, 0)
         record.begin()

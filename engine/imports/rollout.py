@@ -20,7 +20,7 @@ from ...envs.trajectory import Display as Display
 from ..runs.types import TokenArrays
 
 AGENT_ROLES = ("assistant", "gpt", "agent", "model", "ai")
-"""Roles whose messages are turns of the policy."""
+"""Roles of the policy."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Message:
 
     @property
     def is_agent(self) -> bool:
-        """Whether the policy speaks."""
+        """Whether the message is a turn of the policy."""
         return self.role in AGENT_ROLES
 
 
 @dataclass(frozen=True)
 class Score:
-    """One component of a reward: what it gave, and what it counts in the total."""
+    """A component of a reward, and its weight in the total."""
 
     value: float | None
     weight: float | None = None
@@ -112,7 +112,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Metrics of one step, as a writer logged them."""
+    """Metrics of one step that the writer logged."""
 
     step: int
     values: Mapping[str, float]
@@ -132,7 +132,7 @@ class Amendment:
     tokens: Callable[[Rollout], Callable[[], TokenArrays[Any] | None] | None] | None = None
 
     def folded(self, rollout: Rollout) -> Rollout:
-        """The rollout with this in it."""
+        """Return the rollout with these values."""
         return replace(
             rollout,
             reward=rollout.reward if self.reward is None else self.reward,
@@ -165,11 +165,11 @@ class Expected:
 
 
 Item = Rollout | Numbers | Amendment | Named | Expected
-"""What a document of a dump can hold."""
+"""The items that a document can hold."""
 
 
 def number(value: object) -> float | None:
-    """A number of a document: NaN comes bare, as the text "NaN", numbers as texts or lists of one; else None."""
+    """Return a number that may be written as text (also "NaN") or as a list of one, or None."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, (int, float)):
@@ -188,7 +188,7 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """A whole number of a document, or None."""
+    """Return a whole number, or None."""
     found = None if isinstance(value, bool) else number(value)
     if found is None or not math.isfinite(found) or found != int(found) or abs(found) >= 2**62:
         return None
@@ -196,13 +196,13 @@ def whole(value: object) -> int | None:
 
 
 def summed(counts: Sequence[object]) -> int | None:
-    """The sum of whole numbers of a document; None where one is not known, or there are none."""
+    """Return the sum of whole numbers, or None if one is unknown or there are none."""
     known = [whole(count) for count in counts]
     return None if not known or None in known else sum(count or 0 for count in known)
 
 
 def text(value: object) -> str | None:
-    """A text of a document; other plain values as text; None stays None."""
+    """Return a value as text. None stays None."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, (bool, int, float)):
@@ -214,21 +214,21 @@ def text(value: object) -> str | None:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    """A JSON object, or an empty one for anything else; an object written as text is read."""
+    """Return a JSON object, parsed if it is text, or an empty one for anything else."""
     if isinstance(value, str) and value[:1] == "{":
         value = parsed(value)
     return value if isinstance(value, Mapping) else {}
 
 
 def listed(value: object) -> list[Any]:
-    """A JSON list, or an empty one for anything else; a list written as text is read."""
+    """Return a JSON list, parsed if it is text, or an empty one for anything else."""
     if isinstance(value, str) and value[:1] == "[":
         value = parsed(value)
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
 def parsed(value: str) -> Any:
-    """JSON text as a value, NaN allowed; None for what is none."""
+    """Return the value of JSON text, NaN allowed, or None."""
     try:
         return orjson.loads(value)
     except ValueError:

@@ -26,7 +26,7 @@ ROLES = {
     "INST": "user",
     "/INST": "assistant",
 }
-"""What other writers call the roles."""
+"""Roles by the names that writers give them."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class JsonFile:
         return items[offset]
 
     def end(self, path: Path) -> int:
-        """Its size: such a file does not grow but is written anew."""
+        """Return the size of the file, which does not grow but is replaced."""
         return os.stat(path).st_size
 
 

@@ -24,13 +24,13 @@ class JsonLines:
         return start[:1] in (b"{", b"[") and b"\0" not in start[:64]
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """Lines behind a byte."""
+        """Yield the lines behind a byte."""
         with open(path, "rb") as file:
             file.seek(after)
             yield from lines(file.read, after, line)
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """The line at a byte."""
+        """Return the line at a byte."""
         with open(path, "rb") as file:
             file.seek(offset)
             data = file.readline(MAX_DOCUMENT) if length == TO_ITS_END else file.read(length)
@@ -40,7 +40,7 @@ class JsonLines:
             raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
 
     def end(self, path: Path) -> int:
-        """Its size."""
+        """Return the size of the file."""
         return os.stat(path).st_size
 
 

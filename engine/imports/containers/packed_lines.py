@@ -147,7 +147,7 @@ class GzipLines(PackedLines):
         return text.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[", b"")
 
     def unpacked(self, file: Any) -> Any:
-        """A stream of the text."""
+        """Return a stream of the text."""
         return gzip.GzipFile(fileobj=file, mode="rb")
 
 

@@ -54,11 +54,11 @@ class Parquet:
         self._kept: _Reading | None = None
 
     def detect(self, head: bytes) -> bool:
-        """The magic bytes."""
+        """Return whether a file begins with the magic bytes."""
         return head[:4] == b"PAR1"
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """Rows by number."""
+        """Yield the rows, whose places are their numbers."""
         at = 0
         for batch in _batches(path):
             size = _size(batch)
@@ -88,7 +88,7 @@ class Parquet:
         return kept.rows[offset - kept.at]
 
     def end(self, path: Path) -> int:
-        """Its size: such a file is written once."""
+        """Return the size of the file, which is written once."""
         return os.stat(path).st_size
 
 

@@ -24,7 +24,7 @@ class Sqlite:
     name = "sqlite"
 
     def detect(self, head: bytes) -> bool:
-        """The magic bytes."""
+        """Return whether a file begins with the magic bytes."""
         return head[:16] == b"SQLite format 3\0"
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
@@ -47,7 +47,7 @@ class Sqlite:
             db.close()
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """A row by its place."""
+        """Return the row at a place."""
         db = _connect(path)
         try:
             number, rowid = divmod(offset, _SPAN)
@@ -63,7 +63,7 @@ class Sqlite:
         return {"table": TABLES[number], "row": dict(zip(names, row, strict=True))}
 
     def end(self, path: Path) -> int:
-        """Its size."""
+        """Return the size of the file."""
         return os.stat(path).st_size
 
 

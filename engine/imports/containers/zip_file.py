@@ -45,7 +45,7 @@ class ZipFile:
     name = "zip"
 
     def detect(self, head: bytes) -> bool:
-        """The magic bytes."""
+        """Return whether a file begins with the magic bytes."""
         return head[:4] == b"PK\x03\x04"
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:

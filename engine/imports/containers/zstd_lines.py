@@ -26,11 +26,11 @@ class ZstdLines(PackedLines):
     damage = (ZstdError,)
 
     def detect(self, head: bytes) -> bool:
-        """A zstd frame."""
+        """Return whether a file begins with a frame of zstd."""
         return head[:4] == MAGIC
 
     def unpacked(self, file: Any) -> Any:
-        """A stream of the text."""
+        """Return a stream of the text."""
         return ZstdFile(file)
 
     def start_of(self, path: Path, offset: int) -> tuple[int, int]:

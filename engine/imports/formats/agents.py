@@ -29,14 +29,14 @@ class MiniSweAgent:
     }
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         return isinstance(document, Mapping) and (
             str(document.get("trajectory_format") or "").startswith("mini-swe-agent")
             or ("messages" in document and isinstance(at(document, "info.model_stats"), Mapping))
         )
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout."""
+        """Yield the rollout."""
         info = mapping(document.get("info"))
         messages, error = [], None
         for data in listed(document.get("messages")):
@@ -90,7 +90,7 @@ class SweAgent:
     unknown = MiniSweAgent.unknown
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         steps = document.get("trajectory") if isinstance(document, Mapping) else None
         return isinstance(steps, list) and "history" in document and "info" in document
 
@@ -148,7 +148,7 @@ class Rllm:
     _UNNAMED = ("agent", "default_traj_name")
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         return isinstance(document, Mapping) and isinstance(document.get("trajectories"), list) and "task" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:

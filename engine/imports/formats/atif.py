@@ -32,7 +32,7 @@ class Atif:
     }
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its version, or its keys."""
+        """Return whether the document names the version of ATIF, or has its keys."""
         if not isinstance(document, Mapping) or not isinstance(document.get("steps"), list):
             return False
         return str(document.get("schema_version") or "").startswith("ATIF") or (
@@ -65,7 +65,7 @@ class HarborTrials:
     }
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         return isinstance(document, Mapping) and all(k in document for k in ("trial_name", "task_name", "agent_info"))
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:

@@ -32,7 +32,7 @@ class Groups:
         return key is not None and not _is_column(document.get("prompt"), len(document[key]))
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout a completion."""
+        """Yield a rollout for each completion."""
         key = _list_key(document)
         assert key is not None
         size = len(document[key])
@@ -101,7 +101,7 @@ class Table:
         self.formats = tuple(formats)
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         return (
             isinstance(document, Mapping)
             and isinstance(document.get("columns"), list)
@@ -197,7 +197,7 @@ class Metrics:
         )
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """The numbers by name."""
+        """Yield the numbers by name."""
         step = _step(document)
         if step is None:
             step = origin.step

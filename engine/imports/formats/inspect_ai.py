@@ -33,7 +33,7 @@ class Inspect:
         return isinstance(document.get("eval"), Mapping) and ("samples" in document or "status" in document)
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout a sample."""
+        """Yield a rollout for each sample."""
         if "member" in document:
             if _is_sample(document["document"]):
                 yield _sample(document["document"], _header(origin))

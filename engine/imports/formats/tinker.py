@@ -33,11 +33,11 @@ class TinkerSummaries:
     }
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         return isinstance(document, Mapping) and "traj_idx" in document and "group_idx" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout."""
+        """Yield the rollout."""
         steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
         logs = [mapping(s.get("logs")) for s in steps]
         messages = [m for step, log in zip(steps, logs, strict=True) for m in _logged(log, number(step.get("reward")))]

@@ -60,7 +60,7 @@ class Art:
         return ("group_index" in document and "messages" in document) or _is_art_group(document)
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout a row, or a trajectory."""
+        """Yield a rollout for each row or trajectory."""
         if not _is_art_group(document):
             yield self._rollout(document, origin)
             return
@@ -128,7 +128,7 @@ class NemoRl:
     )  # fmt: skip
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         return (
             isinstance(document, Mapping)
             and isinstance(document.get("content"), list)
@@ -137,7 +137,7 @@ class NemoRl:
         )
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout."""
+        """Yield the rollout."""
         one = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in document.items()}
         content = listed(one["content"]) or ([one["content"]] if isinstance(one["content"], str) else [])
         length = whole(one.get("input_lengths"))  # behind it is padding
@@ -254,13 +254,13 @@ class Zipped:
         self.unknown = inner.unknown
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By what is inside."""
+        """Return whether the format knows the member."""
         if not isinstance(document, Mapping) or set(document) != {"member", "document"}:
             return False
         return self.inner.detect(document["document"], _member(document, origin))
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """What is inside."""
+        """Yield the items of the member."""
         return self.inner.open(document["document"], _member(document, origin))
 
 

@@ -76,13 +76,13 @@ class Trl:
         self._functions = functions
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its columns."""
+        """Return whether the document has the columns of the table."""
         if not _TABLE.detect(document, origin) or any(isinstance(document[k], Mapping) for k in _TABLE.needs):
             return False
         return _DECLARED.isdisjoint(document) or _FILE.match(origin.path.name) is not None
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout a row."""
+        """Yield a rollout for each row."""
         made = _TABLE.rollout(document, origin)
         functions = self._functions or _functions(origin)
         components = dict(made.components)
@@ -101,11 +101,11 @@ class TrainerState:
     unknown: Mapping[str, str] = {}
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         return isinstance(document, Mapping) and "log_history" in document and "global_step" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """The metrics of each log."""
+        """Yield the metrics of each log entry."""
         for entry in listed(document.get("log_history")):
             step = whole(entry.get("step")) if isinstance(entry, Mapping) else None
             if step is not None:

@@ -57,11 +57,11 @@ class Episodes:
     }
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         return isinstance(document, Mapping) and isinstance(document.get("traces"), list) and "env" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout a trace."""
+        """Yield a rollout for each trace."""
         effective = {"effective": True} if "effective" in origin.path.parts else {}
         traces: list[Mapping[str, Any]] = [t for t in document["traces"] if isinstance(t, Mapping)]
         if not traces and listed(document.get("errors")):  # it failed before there was one
@@ -79,11 +79,11 @@ class Traces:
     unknown = Episodes.unknown
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         return isinstance(document, Mapping) and isinstance(document.get("nodes"), list) and "rewards" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout."""
+        """Yield the rollout."""
         yield _trace(document, document, origin, several=False)
 
 
@@ -94,7 +94,7 @@ class Annotations:
     unknown: Mapping[str, str] = {}
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys; the index of an annotation file is passed over elsewhere."""
+        """Return whether the document has the keys of an annotation."""
         return isinstance(document, Mapping) and "trace_id" in document and "branches" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
@@ -124,7 +124,7 @@ class StreamIndex:
     unknown: Mapping[str, str] = {}
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         if not isinstance(document, Mapping) or "chunk" not in document or "offset" not in document:
             return False
         return "trace_ids" in document or "trace_id" in document
@@ -190,11 +190,11 @@ class Results:
     )
 
     def detect(self, document: Any, origin: Origin) -> bool:
-        """By its keys."""
+        """Return whether the document has the keys of this format."""
         return isinstance(document, Mapping) and "example_id" in document and "completion" in document
 
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout."""
+        """Yield the rollout."""
         about = origin.beside("metadata.json")
         others = {k: v for k, v in document.items() if k not in self._KEYS}
         columns = {k: v for k, v in others.items() if v is None or isinstance(v, (int, float)) or v == "NaN"}
