@@ -5,6 +5,7 @@ The document is `{"session": [entries]}`. A session grows while the agent works,
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -72,15 +73,15 @@ def is_session(entries: list[Any]) -> bool:
 
 
 def _is_list(start: bytes) -> bool:
-    """Return whether a list holds the messages or events of one conversation."""
-    begun = start[1:].lstrip()
-    for end in [i + 1 for i, c in enumerate(begun[:65536]) if c == 0x7D]:
-        try:
-            first = loads(begun[:end])
-        except ValueError:
-            continue
-        return is_entry(first)
-    return False
+    """Return whether a list holds the messages or events of one conversation, judging by its first item."""
+    begun = start[1:].lstrip().decode("latin-1")  # one character for each byte, so a cut character is no error
+    try:
+        return is_entry(json.JSONDecoder().raw_decode(begun)[0])
+    except RecursionError:
+        return False
+    except ValueError:  # longer than the head: OpenHands begins with a long system prompt
+        keys = begun[:512]
+        return '"source"' in keys and '"action"' in keys and '"messages"' not in keys
 
 
 def is_entry(item: Any) -> bool:

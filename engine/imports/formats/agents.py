@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..convert import is_judge
 from ..format import Origin
 from ..mapped import SEVERAL, at, mean, plain, scores, several
 from ..messages import call, conversation, error_text, message, split
@@ -165,6 +166,7 @@ class Rllm:
         timing = {"timing": document["timing"]} if document.get("timing") else {}
         several_agents = len(trajectories) > 1
         names = [text(t.get("name")) or "" for t in trajectories]
+        several_solvers = sum(not is_judge(name) for name in names) > 1
         for i, (name, trajectory) in enumerate(zip(names, trajectories, strict=True)):
             steps = [s for s in listed(trajectory.get("steps")) if isinstance(s, Mapping)]
             prompt, said = _rllm_messages(steps)
@@ -179,7 +181,7 @@ class Rllm:
                 completion=said,
                 id=f"{episode}:{name}{again}" if several_agents else episode,
                 step=origin.step if step is None else step,
-                group=f"{group}:{name}" if several_agents and group else group,
+                group=f"{group}:{name}" if several_solvers and group else group,
                 index=whole(index) if index.isdecimal() else None,
                 prompt_id=text(document.get("task_hash")) or "",
                 env=text(task.get("data_source")) or "",

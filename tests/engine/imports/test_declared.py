@@ -228,3 +228,15 @@ def test_steps_of_one_rollout_are_one_row(size: int, tmp_path: Path, opened: Ope
                  {**row, "input_prompt": f"{asked}{said}{heard}", "output_response": "done<|im_end|>"}]  # fmt: skip
     found = opened(write(tmp_path / "a.jsonl", *rows)).rollouts.page()
     assert [row.reward for row in found] == [1.0, 0.0] and len({row.group for row in found}) == 1
+
+
+def test_a_judge_in_an_episode_of_rllm_leaves_the_group_of_the_solvers(tmp_path: Path, opened: Open):
+    def trajectory(name: str) -> dict[str, Any]:
+        return {"name": name, "reward": 1.0, "steps": [{"observation": "q", "model_response": "a"}]}
+
+    episode = {"training_step": 1, "task": {"question": "q"}}
+    judged = {**episode, "episode_id": "g:0", "trajectories": [trajectory("solver"), trajectory("judge")]}
+    alone = {**episode, "episode_id": "g:1", "trajectories": [trajectory("solver")]}
+    found = opened(write(tmp_path / "a.jsonl", judged, alone)).rollouts.page()
+    solvers = [row.group for row in found if row.split == "train"]
+    assert len(solvers) == 2 and len(set(solvers)) == 1 and [r.split for r in found].count("judge") == 1

@@ -371,6 +371,16 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_the_order_of_keys_decides_no_format(data: st.DataObject):
+    for name, document, origin in samples():
+        if isinstance(document, dict):
+            shuffled = {key: document[key] for key in data.draw(st.permutations(sorted(document, key=str)))}
+            found = format_of(shuffled, origin, FORMATS)
+            assert found is not None and found.name == name
+
+
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_a_sample_with_fields_changed_is_still_read(data: st.DataObject):
