@@ -1,4 +1,4 @@
-"""A rollout of a dump as what the record holds: turns, reward arithmetic as far as it is known, and what is not."""
+"""Turn a rollout of a dump into the rows and bodies of the record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN = {
     "advantage": "the file holds no advantage of this rollout",
     "step": "the file names no training step",
 }
-"""Why a number is not known, where a format does not say it better."""
+"""Reasons for missing values, where a format gives none."""
 _JUDGE = re.compile(r"(?:\A|[\W_])(?:judge|grader|scorer|critic|reward[ _-]?model)s?[\W_]?\d*\Z", re.I)
 """Names of agents that judge a rollout: they are no rollouts of the policy."""
 CLOSE = 1e-4
@@ -61,7 +61,7 @@ def is_judge(agent: str) -> bool:
 
 
 def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mapping[str, str]) -> TrajectoryRecord:
-    """What stepper, diff and export work on. `unknown` says why the format lacks what it lacks."""
+    """Return the record for stepper, comparison and export. `unknown` holds the format's reasons for missing values."""
     prompt_id, group = identity(rollout, fallback_id=fallback_id)
     prompt, said = _prompt_and_rest(rollout)
     steps = _turns(said)
@@ -102,8 +102,7 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
 
 
 def listed_of(rollout: Rollout, named: tuple[str, str], *, fallback_id: str, index: int) -> Listed:
-    """What lists and filters see of a rollout: the same as of its `record_of`, at a third of the cost. `named`: its
-    `identity`."""
+    """Return the row of a rollout. It agrees with `record_of` at a third of the cost. `named` is its `identity`."""
     prompt, said = _prompt_and_rest(rollout)
     labels: list[str] = []
     flags = int(Flag.ERROR) if rollout.error else 0
@@ -154,7 +153,7 @@ def prompt_text(prompt: Sequence[Message]) -> str:
 
 
 def columns(rollout: Rollout) -> dict[str, Any]:
-    """What filters and the table see besides: the writer's columns, and its components as `component.<name>`."""
+    """Return the writer's columns, and the components as `component.<name>`."""
     return {
         **rollout.extra,
         **({"agent": rollout.agent} if rollout.agent else {}),
@@ -163,7 +162,7 @@ def columns(rollout: Rollout) -> dict[str, Any]:
 
 
 def lacks(rollout: Rollout, what: str) -> bool:
-    """Whether a rollout lacks what a format may lack; true for what is no part of a rollout (`steps`, `turns`)."""
+    """Return whether a rollout lacks a value. Other names (`steps`, `turns`) count as lacking."""
     match what:
         case "reward":
             return rollout.reward is None
@@ -201,7 +200,7 @@ def _tools(rollout: Rollout) -> tuple[ToolSpec, ...]:
 
 
 def _prompt_and_rest(rollout: Rollout) -> tuple[Sequence[Message], Sequence[Message]]:
-    """The prompt's messages, and those from the policy's first words on: what stands before them is prompt, too."""
+    """Return the prompt, and the messages from the policy's first turn on."""
     said = rollout.completion
     if not said or said[0].is_agent:
         return rollout.prompt, said
@@ -210,7 +209,7 @@ def _prompt_and_rest(rollout: Rollout) -> tuple[Sequence[Message], Sequence[Mess
 
 
 def _turns(said: Sequence[Message]) -> tuple[Step, ...]:
-    """A step for each message of the policy, with the answers that follow it."""
+    """Return a step for each message of the policy, with the answers that follow."""
     starts = [i for i, m in enumerate(said) if m.is_agent]
     ends = [*starts[1:], len(said)] if starts else []
     return tuple(
@@ -244,7 +243,7 @@ def _step(index: int, said: Message, answers: Sequence[Message]) -> Step:
 
 
 def _answered(calls: Sequence[Call], answers: Sequence[Message]) -> tuple[tuple[Call, ...], list[Message]]:
-    """Calls with their results, matched by id, else in order; and the messages that answer no call."""
+    """Match results with calls by id, else in order. Return the calls, and the messages that answer none."""
     open_calls = list(calls)
     others: list[Message] = []
     for answer in answers:

@@ -1,4 +1,4 @@
-"""The documents of one file that are read and not yet committed: made into rows, then written in one transaction."""
+"""Documents of one file become rows, and one transaction writes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PART_ROLLOUTS = 512
 PART_SECONDS = 0.1
 _TAIL = 4096
 UNKNOWN = "(unknown)"
-"""Stands for the format of documents that no format knows."""
+"""The name of the format of documents that no format knows."""
 
 
 class Part:
@@ -128,7 +128,7 @@ class Part:
                 self.amendments.append((item, found.offset, found.length))
 
     def _measure(self, reader: Format, found: Found, rollouts: list[Rollout]) -> None:
-        """Count what these rollouts lack of what the format may lack, and the words that reached a message."""
+        """Count the values that these rollouts lack, and the words that reached a message."""
         for rollout in rollouts:
             for what in reader.unknown:
                 if lacks(rollout, what):
@@ -146,7 +146,7 @@ class Part:
             self.problem(found.line, f"{why}the shape of its messages is not known")
 
     def _drop(self, rows: int) -> None:
-        """Forget the rows from this one on: their document cannot be read."""
+        """Drop the rows from this one on, because their document cannot be read."""
         del self.rows[rows:], self.places[rows:]
         self.last = ((), None, None)
         for known in (self.expected, self.growing):
@@ -158,7 +158,7 @@ class Part:
         self.seen[format_] = (known + documents, before + rollouts)
 
     def _format(self, document: object) -> Format | None:
-        """The format of a document: that of the one before where the keys are the same and it knows this one, too."""
+        """Return the format of a document. The format before is tried first if the keys are the same."""
         keys = tuple(document) if isinstance(document, dict) else None
         if self.format is not None and keys is not None and keys == self.keys:
             try:
@@ -213,13 +213,13 @@ class Part:
         self.places.append(place)
 
     def _position(self, at: int | None, n: int | None) -> int:
-        """The position in its group of a rollout that the list shows already."""
+        """Return the position in its group of a rollout that has a row already."""
         if at is not None:
             return int(self.rows[at].values["rollout"] or 0)
         return int(self.store.db.execute("SELECT rollout FROM rows WHERE n = ?", (n,)).fetchone()[0])
 
     def _grown(self, id_: str) -> tuple[int | None, int | None, int | None]:
-        """Where a rollout stands that was shorter when it was read: in this part, or in the index; and its turns."""
+        """Return the place of the row of a rollout that has grown, in this part or in the index, and its turns."""
         if (at := self.growing.get(id_)) is not None:
             return at, None, len(self.rows[at].labels or ())
         sql = "SELECT rows.n, turns FROM cards JOIN rows ON rows.n = cards.n WHERE cards.id = ? ORDER BY 1 DESC LIMIT 1"
@@ -229,7 +229,7 @@ class Part:
         return (None, None, None) if row is None else (None, int(row[0]), int(row[1] or 0))
 
     def _expect(self, item: Expected, format_: str) -> None:
-        """A row of a rollout that is read later; nothing where it is known by now, or its file is not there."""
+        """Add a row for a rollout that is read later, unless it is known or its file is missing."""
         rollout, db = item.rollout, self.store.db
         known = rollout.id in self.expected or db.execute("SELECT 1 FROM cards WHERE id = ?", (rollout.id,)).fetchone()
         source = self.source if item.path is None else self._source_of(item.path)
@@ -244,7 +244,7 @@ class Part:
         self._see(format_, 1, documents=0)
 
     def _source_of(self, path: Path) -> int | None:
-        """Another file of the dump, as it is or packed."""
+        """Return the id of another file of the dump, plain or packed."""
         sql = "SELECT id FROM sources WHERE path IN (?, ?) AND container <> ''"
         row = self.store.db.execute(sql, (str(path), f"{path}.zst")).fetchone()
         return None if row is None else int(row[0])
@@ -327,7 +327,7 @@ class Part:
         self._clear()
 
     def _amend_new(self, first: int) -> None:
-        """Rollouts may come after what is said of them: annotations stand in files of their own."""
+        """Apply amendments that were read before their rollouts."""
         db = self.store.db
         if db.execute("SELECT 1 FROM amendments LIMIT 1").fetchone() is None:
             return
@@ -336,13 +336,13 @@ class Part:
             self._amend_again(id_)
 
     def _amend_again(self, id_: str) -> None:
-        """Put all that was said of a rollout into its row."""
+        """Apply all amendments of a rollout to its row."""
         sql = "SELECT step, reward, advantage, extra FROM amendments WHERE id = ?"
         for step, reward, advantage, extra in self.store.db.execute(sql, (id_,)).fetchall():
             self._amend(id_, Amendment(id_, step, reward, advantage, json.loads(extra)))
 
     def _amend(self, id_: str, amendment: Amendment) -> None:
-        """Put what was said later into the row; nothing where the rollout is not there (yet)."""
+        """Apply an amendment to the row of its rollout, if there is one."""
         db = self.store.db
         row = db.execute("SELECT max(n) FROM cards WHERE id = ?", (id_,)).fetchone()
         if row is None or row[0] is None:
@@ -359,13 +359,13 @@ class Part:
 
 
 def stat_of(path: str | Path) -> tuple[int, int]:
-    """Size in bytes, and when it was changed last, in nanoseconds. Raises OSError."""
+    """Return the size in bytes and the time of the last change in nanoseconds. Raises OSError."""
     stat = os.stat(path)
     return stat.st_size, stat.st_mtime_ns
 
 
 def tail_of(path: str, position: int) -> bytes:
-    """A digest of the bytes before a position: whether a file that grew is still the one that it was."""
+    """Return a digest of the bytes before a position, which shows whether a file only grew."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, position - _TAIL))

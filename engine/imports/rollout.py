@@ -1,7 +1,7 @@
-"""A rollout as any framework may have recorded it: messages in, numbers in, and what is unknown stays unknown.
+"""A rollout as any framework may have recorded it.
 
-`None` always means "not recorded"; a recorded NaN is a NaN. Formats make these, `convert.py` turns them into what the
-record holds.
+`None` always means "not recorded". A recorded NaN is a NaN. Formats make rollouts, and `convert.py` turns them into
+rows and bodies of the record.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ AGENT_ROLES = ("assistant", "gpt", "agent", "model", "ai")
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a conversation. `call_id` and `name` say which call a tool's message answers; `reward` and
-    `advantage` are those of this turn; `display` are views that the environment brings for people."""
+    """One message of a conversation. `call_id` and `name` identify the call that a tool's message answers. `reward` and
+    `advantage` belong to this turn. `display` holds views from the environment."""
 
     role: str
     text: str
@@ -59,11 +59,11 @@ class Score:
 class Rollout:
     """One rollout. `prompt` and `completion` are messages; the first message of the policy begins the completion.
 
-    `id` is empty where the writer gives none. `same_as_id`: the id is the writer's own and unique, so a second
-    rollout of that id (prime-rl writes an effective episode twice) is the same one. `grows`: so it is, and the one with
-    more turns is known better (spans of a conversation that goes on). `group`: empty where the writer
-    names none; then rollouts of one prompt in one step make a group. `tokens` makes the arrays when they are asked for.
-    `unknown` says why something is not known of this rollout, where that is not what the format says of all of its own.
+    `id` is empty if the writer gives none. `same_as_id`: the id is unique, so a second rollout with it is the same one
+    (prime-rl writes an effective episode twice). `grows`: the id is unique, and the rollout with more turns replaces
+    the other (spans of a conversation that continues). `group` is empty if the writer names none. Then rollouts of one
+    prompt in one step make a group. `tokens` makes the arrays on demand. `unknown` holds reasons for missing values
+    that differ from the reasons of the format.
 
     A plain text as prompt is a message of the user, one as completion a message of the assistant; the recorder converts
     mappings such as `{"role": "user", "content": …}`. Raises TypeError for anything else.
@@ -120,8 +120,8 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Amendment:
-    """What a writer says later of a rollout that stands elsewhere (prime-rl's annotations), by the rollout's id.
-    `tokens` adds to the rollout's arrays."""
+    """Values that a writer adds later to a rollout of another document, such as prime-rl's annotations. `tokens` adds
+    to the rollout's arrays."""
 
     id: str
     step: int | None = None
@@ -146,16 +146,16 @@ class Amendment:
 
 @dataclass(frozen=True)
 class Named:
-    """Rollouts that a writer's own index names, by id: where one is in no file that can be read, that is said."""
+    """Ids of rollouts in a writer's own index. A rollout that no readable file holds is reported."""
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a writer's own index says of a rollout, for lists to show until the document is read that holds it: at the
-    place `at`, `length` of the same file, or of `path`, in a document of `format` (where that is not the index's own).
-    The rollout has an id; its turns are not known."""
+    """A rollout as a writer's own index describes it. Lists show it until its document is read, at the place `at`,
+    `length` of the same file or of `path`. `format` is the format of that document, if it differs. The rollout has an
+    id, and its turns are unknown."""
 
     rollout: Rollout
     at: int
