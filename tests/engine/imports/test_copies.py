@@ -14,7 +14,7 @@ import pytest
 from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.readers import open_reader
-from grpo_tui.engine.runs.reader import RunReader
+from grpo_tui.engine.runs.read.reader import RunReader
 
 LINE = json.dumps({"prompt": "q", "completion": "a", "reward": 1.0}).encode() + b"\n"
 
