@@ -5,6 +5,7 @@ A copy is in the cache beside the indexes. It is made again when its source has 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import sys
@@ -117,7 +118,8 @@ def _unpacked(path: Path) -> Path:
                 if left < 0:
                     raise DumpError(f"{path}: it unpacks to more than {MAX_BYTES >> 30} GiB")
                 if member.isfile():
-                    archive.extract(member, made, filter="data")
+                    with contextlib.suppress(tarfile.FilterError):  # a path out of the folder
+                        archive.extract(member, made, filter="data")
     except (tarfile.TarError, OSError, EOFError) as error:
         if not any(made.iterdir()):
             raise DumpError(f"{path}: this archive cannot be read ({error})") from None
