@@ -19,7 +19,7 @@ from pathlib import Path
 from ..runs.control.lock import try_lock
 from . import cache, ended_early
 from .behind import OPEN, Opened
-from .copies import local
+from .copies import local, tidy
 from .errors import DumpError
 from .index import Indexer
 from .opening import first_look
@@ -51,7 +51,7 @@ def open_and_follow(reference: str, options: Options, parent: int) -> None:
         _answer(facts)
         if indexer is not None:
             time.sleep(PAINT_SECONDS)
-            cache.tidy()
+            tidy()
             with ended_early.told(folder):
                 _go_on(indexer, parent)
 

@@ -141,10 +141,7 @@ def forget(folder: Path) -> None:
 
 def tidy() -> None:
     """Throw away the indexes of dumps that are gone, and all but the `KEPT` opened last."""
-    from .copies import tidy as tidy_copies  # which imports this module
-
     kept = set(recent()[:KEPT])
-    tidy_copies({known[0] for folder in kept if (known := dump_of(folder)) is not None})
     try:
         with os.scandir(cache_dir()) as entries:
             for entry in entries:

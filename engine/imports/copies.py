@@ -127,8 +127,10 @@ def _unpacked(path: Path) -> Path:
     return target
 
 
-def tidy(kept: set[Path]) -> None:
-    """Delete the copies whose index is gone."""
+def tidy() -> None:
+    """Delete the indexes that are no longer kept (`cache.tidy`), and the copies whose index is gone."""
+    cache.tidy()
+    kept = [known[0] for folder in cache.recent() if (known := cache.dump_of(folder)) is not None]
     copies = cache.cache_dir().parent / "copies"
     if not copies.is_dir():
         return

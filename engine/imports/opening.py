@@ -8,7 +8,7 @@ from pathlib import Path
 from ..runs.control.lock import try_lock
 from . import cache
 from .behind import Opened
-from .copies import local
+from .copies import local, tidy
 from .errors import DumpError
 from .index import Indexer
 from .options import Options
@@ -33,7 +33,7 @@ def open_dump(
             return Opened(folder, {}, True)
         with Indexer(dump, folder, options) as indexer:
             opened = first_look(indexer, whole=whole, searchable=searchable)
-    cache.tidy()
+    tidy()
     return opened
 
 
