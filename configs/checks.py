@@ -1,4 +1,4 @@
-"""Checks that need more than one key: each would otherwise fail minutes into a run, or silently do the wrong thing."""
+"""Checks over several keys. Each fault would otherwise fail minutes into a run, or silently do the wrong thing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _tokens(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rows(config: RunConfig) -> Iterator[Problem]:
-    """TRL drops the remainder of a batch that its micro-batches do not divide, without a word."""
+    """TRL silently drops the remainder of a batch that its micro-batches do not divide."""
     t = config.training
     rows = t.prompts_per_step * t.num_generations
     size = t.micro_batch_size
@@ -136,7 +136,7 @@ def _queue(config: RunConfig) -> Iterator[Problem]:
 
 
 def _servers(config: RunConfig) -> Iterator[Problem]:
-    """Rollouts on servers: what they cannot do, and what is theirs alone."""
+    """Check settings that rollouts on servers require or exclude."""
     r, t = config.rollouts, config.training
     if r.engine == "transformers":
         if r.servers:

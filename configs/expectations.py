@@ -1,4 +1,4 @@
-"""What a key of the schema accepts, in words: for error messages and for the comments of `grpo-tui config show`."""
+"""The accepted values of a key, in words, for error messages and for the comments of `grpo-tui config show`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def describe(field: FieldInfo) -> str:
-    """What the field accepts: `a whole number of at least 1, or null`."""
+    """Describe the accepted values: `a whole number of at least 1, or null`."""
     text = describe_type(field.annotation)
     bounds = [f"{word} {getattr(m, name):g}" for m in field.metadata for name, word in _BOUNDS if hasattr(m, name)]
     if not bounds:

@@ -1,4 +1,4 @@
-"""pydantic's errors as sentences: which key, what was given, what would be right, and the nearest valid key."""
+"""pydantic's errors as sentences: the key, the value, a correct value, and the nearest valid key."""
 
 from __future__ import annotations
 

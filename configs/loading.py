@@ -20,7 +20,7 @@ from .yaml_source import Source, parse_yaml
 
 HERE = Path(__file__).parent
 DEFAULT_PATH = HERE / "training_params.yaml"
-"""Every key with its default and what it means; loading it gives exactly `RunConfig()`."""
+"""Every key with its default and meaning. Loading it gives exactly `RunConfig()`."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 MEANINGS: Final[dict[str, str]] = {}
-"""What each metric says, by name; that of a family by its prefix."""
+"""The meaning of each metric, by name, or by the prefix of its family."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _family(prefix: str, meaning: str) -> Family:
 
 
 def meaning(name: str) -> str:
-    """What a metric says, in a few words; empty for one that others named."""
+    """Describe a metric in a few words. Empty for a metric of other libraries."""
     families = (said for prefix, said in MEANINGS.items() if prefix.endswith("/") and name.startswith(prefix))
     return MEANINGS.get(name) or next(families, "")
 
@@ -154,7 +154,7 @@ BETA: Final = _metric("kl/beta", "weight of the KL in the loss")
 
 # Seconds and memory.
 Phase = Literal["generate", "environment", "reward", "logprobs", "backward"]
-"""What a training step spends its time on."""
+"""The phases of a training step."""
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 PHASE_SECONDS: Final = _family("time/", "seconds of this phase of a step")
 STEP_SECONDS: Final = _metric("time/step", "seconds of an optimiser step, its rollouts included")

@@ -71,7 +71,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the choices depend on: the facts of a model, and how it is trained."""
+    """The facts of a model, and how it is trained."""
 
     facts: ModelFacts
     lora: bool
@@ -90,7 +90,7 @@ class Setting:
 
     @property
     def trained(self) -> str:
-        """What is trained, in words."""
+        """Describe the trained weights in words."""
         return f"{'LoRA on' if self.lora else 'all weights of'} {self.size}"
 
 
@@ -176,7 +176,7 @@ def chosen(given: Mapping[str, Any]) -> list[Choice]:
 
 
 def setting_of(model: Mapping[str, Any]) -> Setting:
-    """What the table depends on, from the section `model` as it is given."""
+    """Read the facts of a model from the section `model`."""
     revision = model.get("revision")
     facts = facts_of(str(model.get("base")), revision if isinstance(revision, str) else None)
     options = model.get("chat_template_kwargs")
@@ -186,7 +186,7 @@ def setting_of(model: Mapping[str, Any]) -> Setting:
 
 
 def steps_of(training: TrainingConfig, rows: int) -> int:
-    """The optimiser steps of a run on so many rows of data."""
+    """The optimiser steps of a run on this number of rows."""
     if training.max_steps is not None:
         return training.max_steps
     return min(max(-(-rows // training.prompts_per_step), SHORTEST_RUN), LONGEST_RUN)

@@ -48,7 +48,7 @@ def _value(parts: tuple[str, ...], text: str) -> object:
 
 
 def set_value(source: Source, parts: tuple[str, ...], value: object, place: str) -> Problem | None:
-    """Write `value`, given at `place`, to the key `parts` of `source`; what is in the way when it cannot be written."""
+    """Write `value`, given at `place`, to the key `parts` of `source`; return the obstacle, if any."""
     node = source.data
     for i, part in enumerate(parts[:-1], start=1):
         child = node.setdefault(part, {})

@@ -44,7 +44,7 @@ class AlertsConfig(Section):
 
 
 class PersonalConfig(Section):
-    """What a personal file of settings may hold."""
+    """The personal settings."""
 
     importers: list[str] = Field(default_factory=list)
     """Python files with formats of one's own; relative paths are relative to this file."""

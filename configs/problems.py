@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, for the person who wrote it."""
+"""Faults of a configuration, for its author."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import GrpoTuiError
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: the dotted key, what is wrong with it, what would be right, and where it was written."""
+    """One fault: the dotted key, the fault, the remedy, and the place."""
 
     key: str
     message: str

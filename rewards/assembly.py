@@ -33,7 +33,7 @@ class StepBatch:
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], groups: Sequence[Hashable] | None) -> StepBatch:
-        """The steps of `trajectories`; `groups` stand in for `trajectory.group`."""
+        """The steps of `trajectories`; `groups` replaces `trajectory.group`."""
         counts = [len(t.steps) for t in trajectories]
         sizes = torch.tensor(counts, dtype=torch.int64)
         last = torch.zeros(sum(counts), dtype=torch.bool)

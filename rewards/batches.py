@@ -1,4 +1,4 @@
-"""The input of the detectors: training steps as plain data, whoever recorded them. No torch, no numpy.
+"""The input of the detectors: training steps as plain data. No torch, no numpy.
 
 A running training and `grpo-tui check` build the same `Batch` of the same step. A detector names its `needs`. It sees
 only rollouts that have them, and a record that never has them is reported as not checked.
@@ -42,7 +42,7 @@ class RolloutSummary:
     goals: frozenset[str] = frozenset()
     """Components that are the task itself: the environment's reward, and the user's reward functions."""
     apart: frozenset[str] = frozenset()
-    """Components that decide between equals alone, and are no part of the compared return."""
+    """Components that only decide between equals, and are no part of the compared return."""
     unreadable: bool = False
     """A turn holds a call that cannot be parsed."""
     failed: bool = False

@@ -1,7 +1,7 @@
 """One trajectory's reward as arithmetic: per step and component raw → normalised → × weight → contribution.
 
 The record and the app show exactly these numbers, and a test adds them up. No torch here: viewers read these too.
-How the reward became an advantage is beside it: `AdvantageFormula`.
+`AdvantageFormula` holds how the reward became an advantage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 class Penalty:
     """One penalty of one step, as data.
 
-    rule: id of the rule. amount: what it costs, <= 0, before the weight. saw: the values that the rule looked at.
+    rule: id of the rule. amount: its cost, <= 0, before the weight. saw: the values that the rule looked at.
     limit: the bound that they broke. why and right: one sentence each, for a person: what was wrong, what would
     have been right.
     """
@@ -91,7 +91,7 @@ class AdvantageTerm:
     """One comparison: `weight * (value - mean) / (std + epsilon)`, or without the division when `std` is None.
 
     value: the rollout's own return. mean, std: of the `size` returns that it was compared with, itself included; std
-    has Bessel's correction (n − 1). name: what is compared: empty for the whole return, a component's name where each
+    has Bessel's correction (n − 1). name: empty for the whole return, a component's name where each
     is compared on its own.
     """
 
@@ -103,7 +103,7 @@ class AdvantageTerm:
     name: str = ""
 
     def result(self, epsilon: float) -> float:
-        """What the term comes to."""
+        """The value of the term."""
         centred = self.value - self.mean
         return self.weight * (centred if self.std is None else centred / (self.std + epsilon))
 

@@ -27,7 +27,7 @@ _Key = tuple[int, bytes, str]
 
 @dataclass(frozen=True)
 class _Transitions:
-    """What the dynamics model learns from: states [M, D], actions [M, A], changes of state [M, D]; finite: bool [M],
+    """Training data of the dynamics model: states [M, D], actions [M, A], changes of state [M, D]; finite: bool [M],
     whether there is neither NaN nor infinity in them."""
 
     states: Tensor
@@ -47,7 +47,7 @@ class CuriosityDrivenRewardModule:
     width: error_t = mean over D of (f(s_t, a_t) - (s_{t+1} - s_t))^2.
 
     Equal transitions of a batch are predicted once. Between batches an LRU cache, keyed by the model's version and the
-    whole (s_t, a_t), byte for byte, serves while the model stays as it is, as it does online; in training it learns
+    whole (s_t, a_t), byte for byte, serves while the model is unchanged, as it is online. In training it learns
     after every batch, so there nothing is kept.
     """
 
@@ -134,7 +134,7 @@ class CuriosityDrivenRewardModule:
         return torch.from_numpy(np.stack([found[pair] for pair in pairs]))  # type: ignore[arg-type]
 
     def _store(self) -> None:
-        """Cache what the last batch predicted, unless the model has changed since: then it would never be served."""
+        """Cache the predictions of the last batch, unless the model has changed since."""
         fresh, self._fresh = self._fresh, {}
         if fresh and next(iter(fresh))[0] == self.model.version:
             for pair, prediction in fresh.items():

@@ -111,7 +111,7 @@ def advantage_shares(rollouts: Iterable[RolloutSummary]) -> dict[str, float]:
 
 
 def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
-    """The same without what decides between equals alone."""
+    """The same without components that only decide between equals."""
     if not rollout.apart:
         return rollout
     left = {name: value for name, value in rollout.contributions.items() if name not in rollout.apart}
@@ -120,7 +120,7 @@ def _of_the_return(rollout: RolloutSummary) -> RolloutSummary:
 
 @detector("advantage_share", need.COMPONENTS)
 def rewarded_for_something_else(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """A component other than the task makes most of the advantage: it is what the policy follows."""
+    """A component other than the task makes most of the advantage, so the policy follows it."""
     rollouts = [r for b in batches for r in b.rollouts]
     shares = advantage_shares(map(_of_the_return, rollouts)) if len(batches) >= min(3, limits.window) else {}
     goals = GOALS.union(*(r.goals for r in rollouts))
@@ -234,7 +234,7 @@ def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
 
 @detector("sampler_mismatch", need.SAMPLER, need.KL)
 def sampler_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
-    """The sampler differs from the trainer by a relevant share of what the policy has learned."""
+    """The sampler differs from the trainer by a relevant share of the KL to the reference."""
     latest = batches[-limits.window // 2 :]
     if len(latest) < limits.window // 2:
         return []

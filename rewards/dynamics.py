@@ -55,7 +55,7 @@ class DynamicsModel(nn.Module):
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def changed(self) -> None:
-        """Say that the weights are other ones now."""
+        """Mark the weights as changed."""
         self.version += 1
 
 

@@ -21,7 +21,7 @@ from ..envs.trajectory import Step, Trajectory
 
 
 class Embedder(Protocol):
-    """Makes state embeddings from trajectories alone; for use where there is no reference pass."""
+    """Makes state embeddings from trajectories, without a reference pass."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """One float32 [S_i, D] for each trajectory, a row a step; equal steps get equal rows."""
@@ -101,7 +101,7 @@ class ActionEncoder:
 
 
 class HashedEmbedder:
-    """State embeddings without a model: hashed words of what the agent saw last and of what it did.
+    """State embeddings without a model: hashed words of the last observation and of the action.
 
     A plug-in for training without a reference pass. Deterministic; knows no meaning beyond equal words.
     """

@@ -1,4 +1,4 @@
-"""What can go wrong with rewards as they are configured."""
+"""The error of rewards."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from ..configs.errors import GrpoTuiError
 
 
 class RewardError(GrpoTuiError, ValueError):
-    """Rewards cannot be computed as configured; the message says what is missing and what would be right."""
+    """Rewards cannot be computed as configured. The message names the fault and the remedy."""

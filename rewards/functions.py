@@ -33,7 +33,7 @@ OnError = Literal["stop", "skip"]
 T = TypeVar("T")
 
 BUILT_IN = ("prompts", "completions", "completion_ids", "log_extra", "log_metric", "trainer_state")
-"""What every function is given, besides the columns of the data."""
+"""Arguments of every function, in addition to the columns of the data."""
 RESERVED = frozenset({"task", "environment", "curiosity", "coherence", "penalty"})
 """Components that a reward function cannot be called."""
 TRIES = 16
@@ -53,7 +53,7 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class Completions:
-    """What B rollouts said, as reward functions get it; all sequences have B entries.
+    """Texts of B rollouts, as reward functions get them. All sequences have B entries.
 
     completion_ids: token ids of everything after the prompt. columns: the data's columns by name; a row that lacks one
     has None. rows: the name of each in an error, such as `row 3 of gsm8k.jsonl`. state: the trainer's (transformers'
@@ -72,7 +72,7 @@ class Completions:
         return len(self.completions)
 
     def only(self, index: int) -> Completions:
-        """One rollout alone."""
+        """One of the rollouts."""
         at = slice(index, index + 1)
         columns = {name: values[at] for name, values in self.columns.items()}
         return Completions(
@@ -163,7 +163,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class RewardFunctions:
-    """The reward functions of a run. on_error: `stop` raises, `skip` gives no score and says so in the log."""
+    """The reward functions of a run. on_error: `stop` raises, `skip` gives no score and logs it."""
 
     functions: tuple[RewardFunction, ...]
     on_error: OnError = "stop"
@@ -226,7 +226,7 @@ class RewardFunctions:
         return [None] * len(asked)
 
     def _checked(self, function: RewardFunction, result: object, asked: Completions) -> list[Score]:
-        """What a function returned as scores. Raises RewardFunctionError where `on_error` is `stop`."""
+        """Read the result of a function as scores. Raises RewardFunctionError where `on_error` is `stop`."""
         values = result.tolist() if hasattr(result, "tolist") else result  # type: ignore[union-attr]
         nothing = [Score(function.name, None, function.weight)] * len(asked)
         if not isinstance(values, (list, tuple)):

@@ -27,7 +27,7 @@ NOISE = 1.5
 PHRASE = 3
 """Tokens of a phrase: words and single marks."""
 SHARE, SHARE_RISE = 0.7, 0.4
-"""Share of wrong answers that hold a phrase, and its rise, from which on the phrase is what the reward pays for."""
+"""Share of wrong answers that hold a phrase, and its rise, from which on the reward pays for the phrase."""
 TWICE, TWICE_RISE = 0.5, 0.3
 """The same of answers that hold it twice, where success is not known: one time may be a form that is asked for."""
 
@@ -147,7 +147,7 @@ def _quoted(rollouts: Iterable[RolloutSummary], phrase: Phrase, most: int = 60) 
 
 
 def _mean(rollouts: Iterable[RolloutSummary], component: str = "") -> float:
-    """The mean reward, or what one component adds to it."""
+    """The mean reward, or the mean contribution of one component."""
     found = list(rollouts)
     if component and component != "reward":
         return fmean(r.contributions.get(component, 0.0) for r in found)

@@ -1,4 +1,4 @@
-"""What a batch's rewards look like in numbers. No torch here."""
+"""Metrics of a batch's rewards. No torch here."""
 
 from __future__ import annotations
 

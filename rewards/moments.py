@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Moments:
-    """What is known of the values seen so far: how many, their mean, and the sum of squared deviations from it."""
+    """Number of values so far, their mean, and the sum of squared deviations from it."""
 
     count: int = 0
     mean: float = 0.0

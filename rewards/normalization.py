@@ -1,6 +1,6 @@
 """Reward components on one scale: running z-score, running scale, or within each group.
 
-A component with a larger numerical range would rule the sum whatever its weight.
+Otherwise a component with a larger numerical range would dominate the sum at any weight.
 Statistics are read while a batch is scored and change only in `update`, so equal rollouts get equal rewards.
 """
 
@@ -27,8 +27,8 @@ def tensor_moments(values: Tensor) -> Moments:
 
 @dataclass(frozen=True)
 class Normalized:
-    """values: float64 [N], 0 where a component is not defined. mean, std: what they were normalised by, float64 [R], of
-    each rollout; None where they are the raw values."""
+    """values: float64 [N], 0 where a component is not defined. mean, std: their normalisation, float64 [R], of each
+    rollout; None where they are the raw values."""
 
     values: Tensor
     mean: Tensor | None = None
@@ -48,7 +48,7 @@ class RewardNormalizer:
         self.running: dict[str, Moments] = {name: Moments() for name in modes}
 
     def mode(self, component: str) -> Normalization:
-        """How this component is normalised; what is none of the configured ones is a reward function."""
+        """Return how a component is normalised. A name without a configuration is a reward function."""
         return self._modes.get(component, self.config.functions)
 
     def statistics(self, component: str) -> Moments:
@@ -63,7 +63,7 @@ class RewardNormalizer:
         return self.normalized(values, component, valid, alone, together).values
 
     def normalized(self, values: Tensor, component: str, valid: Tensor, rollout: Tensor, group: Tensor) -> Normalized:
-        """`values` float [N] normalised as configured, and what they were normalised by.
+        """`values` float [N] normalised as configured, with the mean and std used.
 
         valid: bool [N], where the component is defined; rollout: int64 [N], the rollout of each step; group: int64 [R],
         the group of each rollout.

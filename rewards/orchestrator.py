@@ -1,7 +1,7 @@
 """The orchestrator: all components of a batch, normalised, weighted and added up, with every number kept.
 
 All steps of all trajectories go through one flat batch; Python only walks over the steps for
-what is made of strings (actions, penalties) and for the breakdown.
+strings (actions, penalties) and for the breakdown.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class RewardOrchestrator:
         return [penalty for step in self._check(trajectory) for penalty in step]
 
     def _normalize_rewards(self, rewards_tensor: Tensor, component_name: str) -> Tensor:
-        """`rewards_tensor` (any shape) normalised as this component is configured, by the statistics as they stand.
+        """`rewards_tensor` (any shape) normalised as this component is configured, by the current statistics.
 
         z = (r - running_mean) / (running_std + epsilon) with a floored std; does not change the statistics.
         """
@@ -174,12 +174,12 @@ class RewardOrchestrator:
         return self.normalizer.normalize(flat, component_name).view(rewards_tensor.shape)
 
     def state_facts(self) -> dict[str, Any]:
-        """Running statistics and what the components know, as JSON values."""
+        """Running statistics and the state of the components, as JSON values."""
         facts: dict[str, Any] = {"format": STATE_FORMAT, "statistics": self.normalizer.to_json(), "curiosity": None}
         return facts | {name: component.state_facts() for name, component in self._stateful().items()}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What the components know as tensors, by flat names; never empty."""
+        """The state of the components as tensors, by flat names. Never empty."""
         tensors = {"format": torch.tensor([STATE_FORMAT])}
         for name, component in self._stateful().items():
             tensors |= {_tensor_name(name, key): value for key, value in component.state_tensors().items()}
@@ -234,7 +234,7 @@ class RewardOrchestrator:
 
 
 def _fitting(name: str, values: Values | None, batch: RewardInputs) -> Values | None:
-    """What a component gave. Raises RewardError where it is not one number for each step."""
+    """Check the values of a component. Raises RewardError where it is not one number for each step."""
     steps = len(batch.steps)
     if values is not None and [tuple(v.shape) for v in values] != [(steps,), (steps,)]:
         shapes = " and ".join(str(tuple(v.shape)) for v in values)

@@ -1,4 +1,4 @@
-"""What the orchestrator hands to a trainer: the dense reward, and every number that went into it."""
+"""The dense reward of a batch, and every number behind it."""
 
 from __future__ import annotations
 

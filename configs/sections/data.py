@@ -29,26 +29,27 @@ class DataConfig(Section):
     split: str = "train"
     """The split to train on, where there are several."""
     eval_source: str | None = None
-    """Where the prompts of evaluations are; null: in `source`."""
+    """The source of evaluations. null: `source`."""
     eval_split: str | None = None
-    """Their split; null without `eval_source`: a tenth of the rows, at most `environment.eval_tasks`, is held out."""
+    """The split of evaluations. null without `eval_source`: hold out a tenth of the rows, at most
+    `environment.eval_tasks`."""
     rows: int | None = Field(default=None, ge=1)
-    """How many rows to take, from the first on; null: all."""
+    """How many of the first rows to take. null: all."""
     prompt: str | None = None
     """The column of the prompt, as text or as messages; null: the first of prompt, messages, question, problem and
     instruction that is there."""
     prompt_template: str | None = None
     """The user's message with columns in braces, such as `"{question} Answer with a number."`; null: the prompt."""
     system_prompt: str | None = None
-    """What stands before every prompt, as the system's message."""
+    """The system message of every prompt."""
     answer: str | None = None
     """The column of the right answer: without reward functions, an answer equal to it earns 1."""
     completions: Literal["auto", "text", "messages"] = "auto"
     """What reward functions get. `auto`: texts where `prompt` holds texts that are read as they are, otherwise lists of
     messages, as in TRL."""
     long_prompts: Literal["stop", "drop"] = "stop"
-    """What happens to a prompt that leaves no room for an answer within `training.max_trajectory_tokens`: the run does
-    not begin, or the row is left out."""
+    """A prompt that leaves no room for an answer within `training.max_trajectory_tokens` stops the run at its start
+    (`stop`), or its row is left out (`drop`)."""
 
 
 def holds_tasks(source: object) -> bool:

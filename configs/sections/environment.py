@@ -1,4 +1,4 @@
-"""What the agent acts in, and which tasks it gets."""
+"""The environment, its tasks and its reward functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FUNCTION = re.compile(rf"(?:[^:]+\.py:{_NAME}(?:\.{_NAME})*|{_NAME}(?:\.{_NAME}
 
 
 MCP = "mcp:"
-"""What the name of an MCP server begins with."""
+"""The prefix of an MCP server."""
 
 
 class EnvironmentConfig(Section):
@@ -28,20 +28,20 @@ class EnvironmentConfig(Section):
     train_tasks: int = Field(default=2048, ge=1)
     """How many tasks the environment makes for training."""
     eval_tasks: int = Field(default=128, ge=0)
-    """How many held-out tasks success is measured on."""
+    """How many held-out tasks measure success."""
     reward_funcs: dict[str, float] = Field(default_factory=dict)
     """Reward functions with TRL's signature and their weights, such as `rewards.py:accuracy: 1.0`, and reward models (a
     classifier with one label: a folder, or a hub id with a slash). Each is a component of the reward by its own name;
-    the first also says what counts as a success (`success_score`)."""
+    the first also decides success (`success_score`)."""
     tools: list[str] = Field(default_factory=list)
-    """What the policy may call in a dataset's tasks: Python functions such as `tools.py:search`, which type hints and
+    """The tools of a dataset's tasks: Python functions such as `tools.py:search`, which type hints and
     docstring declare, and MCP servers, by a command (`mcp:python server.py`) or an address
     (`mcp:http://127.0.0.1:9000/mcp`). A turn without a call is then the answer."""
     success_score: float | None = None
     """The score of the first reward function from which an answer counts as right, where the environment itself does
     not know. null: 1, as long as that function gives nothing but 0 and 1; a graded reward then has no success."""
     reward_errors: Literal["stop", "skip"] = "stop"
-    """What a reward function does that raises, or returns what is no score: end the run, or give no score this time."""
+    """A reward function that raises, or returns no valid score, ends the run (`stop`) or gives no score (`skip`)."""
     turn_timeout_s: float = Field(default=30.0, gt=0)
     """Longest time one `step` of the environment may take before that rollout is given up."""
 

@@ -1,4 +1,4 @@
-"""Where numbers go besides the run record, which is always written."""
+"""Targets for metrics in addition to the record."""
 
 from __future__ import annotations
 

@@ -48,13 +48,13 @@ class ModelConfig(Section):
     chat_template: str | None = None
     """`chatml`, or a file with a Jinja template, for a base model without one; null: the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """What the chat template is given besides the messages, such as `enable_thinking: false` for Qwen3."""
+    """Further arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
     tool_calls: Literal["auto", "native", "json"] = "auto"
     """How the policy calls tools that it was not taught: `native`, in the syntax of its own chat template, where that
     shows tools; `json`, as JSON objects that the prompt explains; `auto`, `native` without `sft_adapters`, which learn
     JSON."""
     quantization: Literal["nf4"] | None = None
-    """`nf4`: the base model in 4 bits with adapters on it (QLoRA), on a CUDA GPU with bitsandbytes; null: as it is."""
+    """`nf4`: the base model in 4 bits with adapters (QLoRA), on a CUDA GPU with bitsandbytes. null: not quantized."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Run layers again in the backward pass, so that less memory holds what they computed; `auto`: where that of a
     micro-batch would take more than 1 GiB."""

@@ -20,7 +20,7 @@ SHAPED = ("curiosity", "coherence", "penalty")
 EMBEDDERS = ("reference", "hashed", "none")
 
 Normalization = Literal["zscore", "scale_only", "group", "none"]
-"""How one component is normalised; docs/architecture/rewards.md says when to use which."""
+"""How one component is normalised; docs/architecture/rewards.md compares the modes."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _CLASS_PATH = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[^:]+\.py:[A-Za-z_]\w*)")
@@ -37,7 +37,7 @@ class NormalizationConfig(Section):
     curiosity: Normalization = "zscore"
     """Prediction errors: their scale is the embedder's and falls as the dynamics model learns."""
     coherence: Normalization = "zscore"
-    """Cosine similarities: often all near 1, so that only their differences say something."""
+    """Cosine similarities are often all near 1, so only their differences matter."""
     penalty: Normalization = "none"
     """Penalties: their amounts are chosen, and 0 must stay 0."""
     functions: Normalization = "none"
@@ -70,7 +70,7 @@ class CoherenceConfig(Section):
 
 
 class PenaltyAmounts(Section):
-    """What each rule costs, before `w_penalty`: a negative number, or 0 to switch the rule off."""
+    """The cost of each rule, before `w_penalty`: a negative number, or 0 to switch the rule off."""
 
     wrong_modality: float = -0.2
     """A tool on an input that it does not work on (`TRACK_OBJECT` on a still image)."""
@@ -99,7 +99,7 @@ class PenaltyRuleConfig(Section):
     class_path: str
     """`package.module.Class`, or `path/to/file.py:Class`: a subclass of `grpo_tui.rewards.penalties.PenaltyRule`."""
     amount: float | None = None
-    """What it costs; null: the class's own `amount`."""
+    """Its cost. null: the class's own `amount`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the class."""
 
@@ -123,7 +123,7 @@ class ExtraComponentConfig(Section):
     """`package.module.Class`, or `path/to/file.py:Class`: a subclass of `grpo_tui.rewards.components.RewardComponent`;
     null: the one that comes with the package under this name."""
     weight: float = Field(default=1.0, ge=0)
-    """What its normalised value is multiplied by."""
+    """The factor of its normalised value."""
     normalization: Normalization = "none"
     """See `rewards.normalization`."""
     embeddings: bool = False
@@ -177,7 +177,7 @@ class RewardsConfig(Section):
     """Weight of the final answer's correctness (1 or 0, on the last step)."""
     w_environment: float = Field(default=1.0, ge=0)
     """Weight of the environment's own rewards per step. Where the last step says whether the answer is correct, that
-    counts in place of its reward. At 0 they count only where a task has no known answer: then their sum is the task
+    counts instead of its reward. At 0 they count only where a task has no known answer. Their sum is then the task
     reward."""
     w_curiosity: float = Field(default=0.01, ge=0)
     """Weight of the dynamics model's prediction error."""

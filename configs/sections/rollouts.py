@@ -1,4 +1,4 @@
-"""Who writes the turns of rollouts: the training process itself, or inference servers."""
+"""Rollouts: by the training process, or on inference servers."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class SFTConfig(Section):
 
     epochs: float = Field(default=1.0, gt=0)
     max_steps: int | None = Field(default=None, ge=1)
-    """Stop after this many optimiser steps, whatever `epochs` says."""
+    """Stop after this many optimiser steps, even within `epochs`."""
     batch_size: int = Field(default=16, ge=1)
     """Conversations in one optimiser step of one process."""
     micro_batch_size: int | None = Field(default=None, ge=1)

@@ -1,4 +1,4 @@
-"""What the reward of a step is made of: one component a file, by name in `COMPONENTS`.
+"""The components of the reward, one a file, by name in `COMPONENTS`.
 
 To add one, copy `given.py`'s `PenaltyReward` and enter the class in `EXTRA`; one in a file of your own needs no entry.
 Either gets its weight from the configuration: `rewards.extra_components: {name: {weight: 0.1, class_path: …}}`.

@@ -1,4 +1,4 @@
-"""What a component of the reward is given, and what it gives back."""
+"""Input and output of a component of the reward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...envs.trajectory import Step, Trajectory
 from ..breakdown import Penalty
 
 Correctness = bool | float | None
-"""Whether the final answer is right: True or False, a score of its own scale, or None where nobody knows."""
+"""Whether the final answer is right: True or False, a score of its own scale, or None where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RewardComponent(ABC):
 
     @abstractmethod
     def compute(self, batch: RewardInputs) -> Values | None:
-        """The raw reward of each step, before normalisation and weight; None: nothing can be said about this batch."""
+        """The raw reward of each step, before normalisation and weight; None: not defined for this batch."""
 
     def update(self) -> None:  # noqa: B027 (most components learn nothing)
         """Learn from the batch that was computed last."""
@@ -58,11 +58,11 @@ class RewardComponent(ABC):
         return {}
 
     def state_facts(self) -> dict[str, Any] | None:
-        """What a resumed run must know, as JSON values; None: nothing."""
+        """The state for a resumed run as JSON values, or None."""
         return None
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What a resumed run must know, as tensors by flat names."""
+        """The state for a resumed run as tensors by flat names."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:  # noqa: B027

@@ -1,4 +1,4 @@
-"""R_coherence: does a step follow from the one before it, and is it a new one."""
+"""R_coherence: similarity to the previous step, and the penalty of repetition."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CoherenceReward(RewardComponent):
 
 
 def cosine_to_previous(states: Tensor) -> Tensor:
-    """cos(s_t, s_{t-1}) of rows [N, D], float64 [N - 1]; 0 beside a row of zeros. Products of rows without a copy."""
+    """cos(s_t, s_{t-1}) of rows [N, D], float64 [N - 1]; 0 next to a row of zeros. Products of rows without a copy."""
     states = states.float()
     lengths = torch.linalg.vector_norm(states, dim=-1)
     unit = states / lengths.clamp(min=1e-12)[:, None]

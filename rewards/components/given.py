@@ -1,4 +1,4 @@
-"""The components that need no computing: what the task, the environment and the rules say."""
+"""The components that are given: correctness, rewards of the environment, penalties."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class TaskReward(RewardComponent):
         self.steps_count_elsewhere = config.w_environment > 0
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """A trajectory without steps has no place for a reward; where reward functions judge, their scores stand for
-        themselves."""
+        """A trajectory without steps has no place for a reward. Where reward functions judge, their scores are the
+        reward."""
         if batch.trajectories and all(t.judged_by for t in batch.trajectories):
             return None
         values = torch.zeros(len(batch.steps), dtype=torch.float64)
@@ -40,14 +40,14 @@ class TaskReward(RewardComponent):
 
 class EnvironmentReward(RewardComponent):
     """The environment's own reward of each step, but not of a last step whose correctness is known or that reward
-    functions judge: most environments would say the same once more."""
+    functions judge: most environments would count the same result twice."""
 
     def __init__(self, config: RewardsConfig) -> None:
         self.counts = config.w_environment > 0
         self.seen = False
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """Nothing without a weight, or before the environment gave a first reward: what does not count is not shown."""
+        """None without a weight, or before the environment gave a first reward."""
         judged = torch.tensor(
             [
                 c is not None or bool(t.judged_by)
@@ -77,8 +77,8 @@ class PenaltyReward(RewardComponent):
         self.has_own_rules = bool(config.penalty_rules)
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """Defined everywhere: a step without penalties has 0. Nothing where no tool can be called and nothing was
-        penalised: what cannot change is not shown."""
+        """Defined everywhere: a step without penalties has 0. None where no tool can be called and nothing was
+        penalised."""
         if (
             not self.has_own_rules
             and not any(t.tools for t in batch.trajectories)
