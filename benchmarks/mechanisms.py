@@ -1,4 +1,4 @@
-"""What each mechanism brings: `python -m benchmarks.mechanisms [--seeds 5] [--task default,rare] [--arm plain]`.
+"""The effect of each mechanism: `python -m benchmarks.mechanisms [--seeds 5] [--task default,rare] [--arm plain]`.
 
 Trains once for each task, arm and seed, and prints every row as soon as it is known, then means with 95 % intervals
 over the seeds. `plain` has no mechanism; `only X` adds one to it, `without X` takes one from the default configuration

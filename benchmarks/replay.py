@@ -1,4 +1,4 @@
-"""What replaces groups without signal: `python -m benchmarks.replay [--seeds 3] [--steps 60]`.
+"""Replay against plain GRPO and dynamic sampling: `python -m benchmarks.replay [--seeds 3] [--steps 60]`.
 
 A task on which most groups are all right or all wrong: some prompts are easy for the starting policy, most are hard,
 few are in between. Plain GRPO throws such groups' places away; selective sample replay fills them from its buffer,
@@ -105,7 +105,7 @@ def train(mode: str, seed: int, steps: int, goal: float) -> dict[str, float]:
 
 
 class Log(TrainerCallback):
-    """Keeps what each step did, and what the policy then knows."""
+    """Keeps the metrics of each step, and the success after it."""
 
     def __init__(self, trainer: GRPOEnvTrainer, rows: list[Any]) -> None:
         self.trainer, self.rows = trainer, rows

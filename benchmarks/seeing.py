@@ -1,4 +1,4 @@
-"""What seeing brings: `python -m benchmarks.seeing [--adapters FOLDER]`.
+"""The effect of pictures on success: `python -m benchmarks.seeing [--adapters FOLDER]`.
 
 Prints the success of `builtin:tiny-vl` on held-out questions, with the picture and with a grey one in its place. With
 `--adapters`, the folder of a training of `tiny_vl`, the table also has a row for that training.

@@ -41,12 +41,12 @@ class World(MultiTurnEnv):
         super().__init__(tokenizer, **{"max_turns": self.turns, "prompt_style": "terse", **config})
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """Each letter as often as it takes: what is evaluated is what is trained on. `hidden` is told to nobody."""
+        """Each letter equally often, the same for training and evaluation. `hidden` is not shown."""
         rng = random.Random(f"{split} {seed}")
         return [{"letter": i % self.tasks, "hidden": rng.randrange(8)} for i in range(n)]
 
     def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
-        """The letter is all that is told."""
+        """Show only the letter."""
         return {**task, "said": []}, [{"role": "user", "content": f"key {LETTERS[task['letter']]}"}]
 
     def parse(self, text: str) -> ToolCall:
@@ -65,11 +65,11 @@ class World(MultiTurnEnv):
 
     @abstractmethod
     def answer(self, state: dict[str, Any], number: int) -> StepResult:
-        """What the world says to a number."""
+        """Answer a number."""
 
     @abstractmethod
     def habit(self, state: dict[str, Any], rng: random.Random) -> int:
-        """What the first policy does."""
+        """The next number of the first policy."""
 
 
 def _end(number: int, correct: bool) -> StepResult:
@@ -135,7 +135,7 @@ class Misuse(Keys):
     tasks = 6
 
     def habit(self, state: dict[str, Any], rng: random.Random) -> int:
-        """Mostly begins with what does not exist."""
+        """Mostly begins with a number that does not exist."""
         if rng.random() < 0.6:
             return 40 + rng.randrange(8)
         return self.right(state["letter"]) if rng.random() < 0.7 else rng.randrange(len(LETTERS))

@@ -1,4 +1,4 @@
-"""What rollouts of older policies cost: `python -m benchmarks.staleness [--seeds 3] [--quick] [--steps N]`.
+"""The cost of rollouts of older policies: `python -m benchmarks.staleness [--seeds 3] [--quick] [--steps N]`.
 
 Trains the built-in policy on the default task, once for each seed and arm: `synchronous` is the default training, whose
 every step waits for its own rollouts; in `N steps old` rollouts come from a server over HTTP and are made up to N

@@ -1,4 +1,4 @@
-"""What the default training reaches: `python -m benchmarks.success [--seeds 3] [--set training.max_steps=100]`.
+"""Success of the default training: `python -m benchmarks.success [--seeds 3] [--set training.max_steps=100]`.
 
 Runs the default configuration once for each seed, each run in a process of its own as `grpo-tui train` starts it, and
 prints held-out success before and after, greedy and at temperature 1, with the time from the trainer's start to the

@@ -1,7 +1,7 @@
-"""What an environment needs of an agent. Implementations live in `engine/agents`; mocks in tests fit too.
+"""The contract between environment and agent. Implementations are in `engine/agents`; mocks in tests fit too.
 
 An agent opens a session for a batch of conversations. In a session every row is one rollout; the rows that are still
-alive act together, and what the environment answers is appended as tokens: agent text is never re-tokenised.
+alive act together, and the answers of the environment are appended as tokens: agent text is never re-tokenised.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Message(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class AgentTurn:
-    """What the agent wrote in one turn. `token_span` is `[start, end)` of its tokens in the row's `TokenArrays`.
+    """One turn of the agent. `token_span` is `[start, end)` of its tokens in the row's `TokenArrays`.
 
     `stop_reason`: `stop` (end-of-turn token or stop string), `turn_limit`, `token_limit` (of the trajectory), `refused`
-    (the agent cannot go on with this conversation; `problem` says why).
+    (the agent cannot continue this conversation, for the reason in `problem`).
     `policy_version`: optimiser steps that the policy which wrote it had made; None where the agent does not know.
     `server`: address of the inference server that wrote it; empty: none did.
     """
@@ -53,7 +53,7 @@ class AgentSession(Protocol):
         ...
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
-        """Append what the environment answered to these rows, as tokens of the conversation."""
+        """Append the answers of the environment to these rows, as tokens of the conversation."""
         ...
 
     def tokens(self, row: int) -> TokenArrays:
@@ -66,7 +66,7 @@ class AgentSession(Protocol):
 
 
 class ShownImage(Protocol):
-    """One image that an agent was shown; what else it is belongs to the agent."""
+    """One image that an agent was shown. Further fields belong to the agent."""
 
     @property
     def turn(self) -> int:
@@ -80,7 +80,7 @@ class ShownImage(Protocol):
 
     @property
     def tokens(self) -> int:
-        """How many tokens stand for it."""
+        """Tokens of the image."""
         ...
 
 
@@ -100,7 +100,7 @@ class SeeingSession(AgentSession, Protocol):
 
 @runtime_checkable
 class AsyncAgentSession(AgentSession, Protocol):
-    """A session in which each row may write its next turn as soon as it is ready, whatever the others do."""
+    """A session in which each row may write its next turn as soon as it is ready."""
 
     async def act_alone(self, row: int) -> AgentTurn:
         """Let one row write its next turn; as many rows at once as there are."""
@@ -156,5 +156,5 @@ def knows(agent: object, environment: str) -> bool:
 
 
 def sees(agent: object) -> bool:
-    """Whether an agent is shown pictures: one that is says so with an attribute `sees`."""
+    """Whether an agent is shown pictures (its attribute `sees`)."""
     return bool(getattr(agent, "sees", False))

@@ -1,7 +1,7 @@
-"""What the author of an environment writes: `reset` and `step`, and a list of `ToolSpec`s.
+"""The base of environments: an author writes `reset`, `step` and a list of `ToolSpec`s.
 
-An environment acts on one rollout at a time through a state that belongs to that rollout alone; running many of them
-together is the business of `MultiTurnEnv`.
+An environment acts on one rollout at a time through a state of its own. `MultiTurnEnv` runs many rollouts
+together.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "eval"]
 PromptStyle = Literal["terse", "full", "native"]
-"""Whether the prompt says how to act (`full`), or only what the task is (`terse`), or the model's own chat template
-shows the tools (`native`)."""
+"""The prompt explains how to act (`full`), or states only the task (`terse`), or the model's chat template shows the
+tools (`native`)."""
 
 
 class ImageStore(Protocol):
@@ -37,11 +37,11 @@ class ImageStore(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the environment answers to one call.
+    """The answer of the environment to one call.
 
     `produced` are ids of new resources by kind (`{"mask": ("2",)}`): later calls may refer to them. `done` ends the
     rollout; `answer` and `correct` are then the final answer and whether it was right (None: not known). `error`
-    is for a call that the tool could not carry out; the rollout goes on. `calls` are all calls of the turn with their
+    is for a call that the tool could not carry out; the rollout continues. `calls` are all calls of the turn with their
     results, where it had several. `images` are pictures that the step made: a policy that sees is shown them with the
     observation. `mask` and `overlay` are what to draw on the picture `on_image` (default: the task's first).
     `display` are views for people, such as a board: the policy does not see them.
@@ -64,10 +64,10 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What an environment says of a rollout once all rollouts of its task have ended.
+    """The judgement of a rollout, once all rollouts of its task have ended.
 
     scores: components of the reward, each by its name, for the whole rollout. correct: whether it was right, by
-    `judged_by`, the name of what said so. extra: columns of the record. error: what the environment itself failed in;
+    `judged_by`, the name of what said so. extra: columns of the record. error: a failure of the environment;
     such a rollout is not trained on.
     """
 
@@ -89,8 +89,8 @@ class Demonstrator(Protocol):
 class Env(ABC):
     """A kind of task in which an agent acts with tools.
 
-    A subclass lists its `tools`, and writes `reset` and `step`. Keyword arguments of its constructor are what a
-    dataset row calls `env_config`. `step` is only ever called with calls that fit the declared tools: unreadable
+    A subclass lists its `tools`, and writes `reset` and `step`. Keyword arguments of its constructor are the
+    `env_config` of a dataset row. `step` is only ever called with calls that fit the declared tools: unreadable
     calls, unknown tools, wrong arguments and missing resources are answered before it.
     """
 
@@ -109,9 +109,9 @@ class Env(ABC):
 
     @abstractmethod
     def reset(self, task: Mapping[str, Any]) -> tuple[Any, list[Message]]:
-        """Begin a rollout of `task`: its fresh state, and the messages that the agent first reads.
+        """Begin a rollout of `task`: return its state, and the first messages for the agent.
 
-        The messages depend on the task alone: all rollouts of a task share one prompt.
+        The messages depend only on the task: all rollouts of a task share one prompt.
         """
 
     @abstractmethod
@@ -123,15 +123,15 @@ class Env(ABC):
         return StepContext(modality=self.modality)
 
     def parse(self, text: str) -> ToolCall:
-        """Understand what the agent wrote; an environment without tools takes the whole text as the answer."""
+        """Read the text of a turn. An environment without tools takes the whole text as the answer."""
         if self.tools:
             return parse_call(text)
         return ToolCall("ANSWER", {"text": text.strip()}, text)
 
     def explain(self) -> str:
-        """What a policy is told first that does not know this environment: the tools, and the form of a call.
+        """Explain the tools and the form of a call to a policy that does not know this environment.
 
-        An environment without tools that reads turns in its own way (`parse`) says here what it expects.
+        An environment without tools that reads turns in its own way (`parse`) explains that form here.
         """
         if self.tools:
             return explain_calls(self.tools)
@@ -141,12 +141,12 @@ class Env(ABC):
         """Judge the rollouts of one task together, when all have ended; one verdict for each state, in order.
 
         `states` are those of rollouts that the environment has not failed; some were ended by a limit. None: nothing
-        to add to what the steps said.
+        to add to the steps.
         """
         return [None] * len(states)
 
     def offered(self) -> Sequence[ToolSpec]:
-        """The tools that a policy is told of, where its chat template shows them; by default all."""
+        """The tools that a chat template shows to the policy. By default all."""
         return self.tools
 
     def images(self, state: Any) -> tuple[Picture, ...]:

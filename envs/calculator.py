@@ -1,6 +1,6 @@
 """The smallest whole environment: work out an expression with a tool, one operation a turn.
 
-Text only, several turns, deterministic: it shows what an environment must have, and mixes with the visual one.
+Text only, several turns, deterministic: it shows the parts of an environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def apply(operation: str, a: int, b: int) -> int:
 
 @dataclass
 class CalculatorState:
-    """Where a rollout stands."""
+    """The state of a rollout."""
 
     task: Mapping[str, Any]
     results: list[int] = field(default_factory=list)

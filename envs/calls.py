@@ -1,7 +1,7 @@
-"""Reading the one tool call of a turn out of what the agent wrote.
+"""Read the tool calls of a turn.
 
 A turn is an optional thought, then one JSON object `{"name": ..., "arguments": {...}}`, bare, in a code fence, or
-between `<tool_call>` tags. Whatever else stands there, nothing is raised: a turn without a readable call says why.
+between `<tool_call>` tags. Other text raises nothing: a turn without a readable call has an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPENERS = re.compile(r"(<tool_call>|```(?:json)?)\s*$")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call as it was understood. `name` is None when none could be read; `error` then says why, in one sentence.
+    """One parsed call. `name` is None when none could be read, and `error` then is the reason, in one sentence.
 
     `text` is the whole turn verbatim; `thought` is what stands before the call. `further` are more calls of the same
     turn, where an environment takes several. `cut`: a limit ended the turn, not the agent.
@@ -62,7 +62,7 @@ def means_call(call: ToolCall, names: Container[str]) -> bool:
 
 
 def _calls(text: str) -> Iterator[ToolCall]:
-    """The calls of a turn in their order; where there is none, one that says why."""
+    """The calls of a turn in their order. Without any, one call with the error."""
     first_problem: str | None = None
     start, tried, found = text.find("{"), 0, False
     while start != -1 and tried < MAX_CANDIDATES:

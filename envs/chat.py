@@ -51,7 +51,7 @@ class ChatEnv(MultiTurnEnv):
         ]
 
     def explain(self) -> str:
-        """Nothing: a conversation is read as it is."""
+        """Nothing: a conversation needs no explanation."""
         return ""
 
     def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:

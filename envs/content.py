@@ -1,4 +1,4 @@
-"""What a message holds: text, or blocks of text and pictures in the order in which they are read.
+"""The content of a message: text, or blocks of text and pictures in reading order.
 
 A picture is a `Picture`, a frame of a video is one too. A policy that sees reads the blocks; every other reader (text
 policies, the record, reward functions) reads `text_of`.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 IMAGE_SIGN = "[image]"
-"""What stands for a picture where only text is read."""
+"""Replaces a picture where only text is read."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def blocks_of(content: Content) -> list[Block]:
 
 
 def text_of(content: Content) -> str:
-    """The text alone, with a sign where a picture stands."""
+    """The text, with a mark for each picture."""
     if isinstance(content, str):
         return content
     return "\n".join(block["text"] if block["type"] == "text" else IMAGE_SIGN for block in content)
@@ -77,7 +77,7 @@ def with_text_before(text: str, content: Content) -> Content:
 
 
 def checked_content(content: Any) -> Content:
-    """`content` if it is text or blocks. Raises TypeError with what is wrong."""
+    """`content` if it is text or blocks. Raises TypeError."""
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)) or not content:

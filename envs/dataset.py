@@ -17,8 +17,8 @@ class DatasetEnv(ChatEnv):
     """Tasks are rows of a dataset (`engine.rollouts.sources`).
 
     Without tools the policy answers in one turn. tools: Python functions (`file.py:name`) that it may call; a turn
-    without a call is then the answer. With an `answer` in the task, an equal answer earns 1; without one nothing is
-    known here of right and wrong, and reward functions say it.
+    without a call is then the answer. With an `answer` in the task, an equal answer earns 1; without one reward
+    functions judge it.
     """
 
     name = "dataset"

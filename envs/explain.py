@@ -1,6 +1,6 @@
-"""What a policy has to be told that does not know an environment: its tools, and the form of a call.
+"""The explanation of an environment for a policy that does not know it: its tools, and the form of a call.
 
-It stands in the prompt itself, as the first message, so any model can read it, the record shows it, and it does not
+It is a part of the prompt, as the first message, so any model can read it, the record shows it, and it does not
 depend on what a chat template makes of tools. `calls.parse_call` reads what it asks for.
 """
 

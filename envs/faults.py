@@ -37,7 +37,7 @@ class Fault:
 
 
 def find_fault(argument: Argument, value: Any, context: StepContext) -> Fault | None:
-    """What is wrong with a value; None if it fits. Whether a well-formed reference exists is not asked here."""
+    """Find the fault of a value. None if it fits. Whether a well-formed reference exists is not asked here."""
     name = argument.name
     if argument.refers_to is not None:
         fits = resource_id(value) is not None

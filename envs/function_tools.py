@@ -22,7 +22,7 @@ from .tools import Argument, ArgumentType, ToolSpec
 from .user_code import UserCodeError, find_object, one_line
 
 ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
-"""What a turn without a call counts as; no policy has to write it."""
+"""The call that a turn without a call counts as."""
 TYPES: tuple[str, ...] = get_args(ArgumentType)
 MAX_RESULT = 20_000
 """Characters of a tool's answer that the policy may read; more would fill any context."""
@@ -39,13 +39,13 @@ def search(query: str) -> str:
 
 @dataclass(frozen=True)
 class FunctionTool:
-    """A function and what it is declared as."""
+    """A function and its declaration."""
 
     spec: ToolSpec
     call: Callable[..., object]
 
     def run(self, arguments: Mapping[str, Any]) -> StepResult:
-        """Call it. What it raises is told to the policy, as an error of the tool; the rollout goes on."""
+        """Call it. The policy gets an exception as the error of the tool, and the rollout continues."""
         try:
             result = self.call(**arguments)
             if inspect.isawaitable(result):
@@ -116,7 +116,7 @@ class Tool(Protocol):
 
     @property
     def spec(self) -> ToolSpec:
-        """What it is declared as."""
+        """The declaration."""
         ...
 
     def run(self, arguments: Mapping[str, Any]) -> StepResult:

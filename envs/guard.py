@@ -20,7 +20,7 @@ STALL_S = 0.005
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """What became of one call. `error` is one sentence for a person; `detail` the traceback, for the log."""
+    """The outcome of one call. `error` is one sentence for a person; `detail` the traceback, for the log."""
 
     value: R | None = None
     error: str | None = None
@@ -115,7 +115,7 @@ class AsyncGuard:
         self._free = asyncio.Semaphore(max(1, workers))
 
     async def __call__(self, function: Callable[[T], R], item: T) -> Outcome[R]:
-        """What became of `function(item)`."""
+        """The outcome of `function(item)`."""
         async with self._free:
             loop = asyncio.get_running_loop()
             done: asyncio.Future[Outcome[R]] = loop.create_future()
@@ -138,7 +138,7 @@ class AsyncGuard:
 
 
 def _outcome(function: Callable[[T], R], item: T) -> Outcome[R]:
-    """What becomes of a call: nothing that it raises comes out."""
+    """Run a call. Exceptions become a part of the outcome."""
     began = time.perf_counter()
     try:
         return Outcome(function(item), seconds=time.perf_counter() - began)

@@ -42,7 +42,7 @@ class KeptPictures:
         return tuple(path for path in map(self.save, pictures) if path)
 
     def of_answer(self, result: StepResult, begun_with: tuple[str, ...]) -> tuple[tuple[str, ...], Overlay | None]:
-        """What is kept of a tool's answer: its pictures, and its marks on a picture (on the first of `begun_with`
+        """Keep the pictures of a tool's answer, and its marks on a picture (on the first of `begun_with`
         where the tool names none)."""
         images, overlay = self.save_all(result.images), result.overlay
         if result.mask is not None or overlay is not None:

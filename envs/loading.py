@@ -1,6 +1,6 @@
 """Finding an environment's class by the name that a dataset row or a config gives it.
 
-`python -m grpo_tui.envs.loading CONFIG` says on standard error why that of a configuration cannot be loaded.
+`python -m grpo_tui.envs.loading CONFIG` prints the error of the environment of a configuration, if any.
 """
 
 from __future__ import annotations

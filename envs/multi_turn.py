@@ -180,7 +180,7 @@ class MultiTurnEnv(Env):
         return messages, self._offered
 
     def _meet(self, agent: object) -> None:
-        """See what this agent has to be told, how it calls tools, and whether it is shown pictures."""
+        """Find out whether this agent needs an explanation, how it calls tools, and whether it sees pictures."""
         self.style = self._style(agent)
         self._reader = call_reader(agent) if self.style == "native" else None
         self._offered = [tool.schema for tool in self.offered()] if self._reader is not None else None
@@ -189,7 +189,7 @@ class MultiTurnEnv(Env):
     # ------------------------------------------------------------------------------------------------ one turn
 
     def _observe(self, session: AgentSession, rollouts: list[RolloutUnderWay], rows: list[int]) -> None:
-        """What the environment answered goes to the agent."""
+        """Give the answers of the environment to the agent."""
         observations = [rollouts[row].steps[-1].observation for row in rows]
         if self.sees:
             shown = [rollouts[row].answered_with for row in rows]
@@ -214,7 +214,7 @@ class MultiTurnEnv(Env):
         return Answer(call, context, result)
 
     def _style(self, agent: object) -> PromptStyle:
-        """How an agent is told of the tools."""
+        """The prompt style for an agent."""
         if self.prompt_style in ("terse", "full"):
             return self.prompt_style
         if self.prompt_style is None and knows(agent, env_name(self)):
@@ -222,7 +222,7 @@ class MultiTurnEnv(Env):
         return "native" if call_reader(agent) is not None and self.offered() else "full"
 
     def _read(self, text: str) -> ToolCall:
-        """What a turn says: in the model's own syntax where it was shown the tools so, else in the environment's."""
+        """Parse a turn: in the model's own syntax if its template showed the tools, else in the environment's."""
         if self._reader is not None:
             call = self._reader.read(text, self._offered or ())
             if means_call(call, {tool.name for tool in self.offered()}):
@@ -230,7 +230,7 @@ class MultiTurnEnv(Env):
         return self.parse(text)
 
     def _context(self, rollout: RolloutUnderWay) -> StepContext:
-        """What the environment says, with the resources that its steps have produced so far."""
+        """The facts of the environment, with the resources that its steps have produced so far."""
         context = checked_context(self.context(rollout.state))
         merged = dict(context.resources)
         for kind, ids in rollout.resources.items():
@@ -238,7 +238,7 @@ class MultiTurnEnv(Env):
         return replace(context, resources=merged) if merged != context.resources else context
 
     def _note(self, rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[Answer]) -> None:
-        """Write down what a turn came to."""
+        """Record a turn."""
         images: tuple[str, ...] = ()
         overlay = None
         if outcome.value is not None:

@@ -14,7 +14,7 @@ from .trajectory import StopReason
 from .under_way import Answer, RolloutUnderWay
 
 OnProgress = Callable[[int, int], None]
-"""Told how many rollouts have ended, of how many."""
+"""Called with the number of ended rollouts, and of all."""
 
 
 class Stopwatch(contextlib.AbstractContextManager[None]):
@@ -59,7 +59,7 @@ class Turns:
     environment: Stopwatch = field(default_factory=Stopwatch)
 
     def take(self, session: AgentSession) -> None:
-        """Play all rollouts to their ends. What the agent raises is raised."""
+        """Play all rollouts to their ends. Exceptions of the agent propagate."""
         if isinstance(session, AsyncAgentSession):
             asyncio.run(self._each_alone(session))
         else:

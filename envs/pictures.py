@@ -1,4 +1,4 @@
-"""Pictures out of files and data URLs, which may be anything: broken, huge, animated, in any colour space.
+"""Pictures from files and data URLs: broken, huge, animated, in any colour space.
 
 What can be shown is shown (an animation by its first frame, transparency on white); anything else raises ValueError
 with the reason, so that it costs the rollout that asked for it and nothing else.
@@ -44,7 +44,7 @@ def picture_of(source: str, folder: Path | None = None) -> Picture:
 
 
 def read_pixels(content: bytes, name: str) -> np.ndarray:
-    """uint8 [H, W, 3] of an encoded picture. Raises ValueError with what is wrong with it."""
+    """uint8 [H, W, 3] of an encoded picture. Raises ValueError with the fault."""
     try:
         with open_picture(io.BytesIO(content)) as image:
             upright = ImageOps.exif_transpose(image)

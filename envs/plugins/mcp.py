@@ -25,9 +25,9 @@ from ..tools import ToolSpec
 from ..user_code import one_line
 
 START_SECONDS = 30.0
-"""How long a server may take until it has said which tools it has."""
+"""Seconds in which a server must list its tools."""
 CALL_SECONDS = 600.0
-"""A bound for a call that nobody else has given up; `environment.turn_timeout_s` is the limit that people set."""
+"""The limit of a call without another limit; `environment.turn_timeout_s` is the limit that people set."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class McpTool:
     server: McpServer
 
     def run(self, arguments: Mapping[str, Any]) -> StepResult:
-        """Call it. What the tool reports as its error is told to the policy; a server that is gone fails the rollout.
+        """Call it. The policy gets the errors of the tool. A server that is gone fails the rollout.
 
         Raises RuntimeError.
         """
@@ -158,7 +158,7 @@ def _text(answer: Mapping[str, Any]) -> str:
 
 
 def _why_not(target: str, problem: BaseException) -> str:
-    """Why a server's tools cannot be had, and what would be right."""
+    """Explain why the tools of a server are not available, and the remedy."""
     reason = _reason(problem)
     if target.startswith(("http://", "https://")):
         return f"no MCP server answers there ({reason}); start it first, or correct the address"

@@ -1,6 +1,6 @@
 """Environments behind an OpenEnv server, over its WebSocket protocol: `pip install 'grpo-tui[openenv]'`.
 
-https://github.com/meta-pytorch/OpenEnv: `GET /schema` says what an action is; on `/ws` every message is
+https://github.com/meta-pytorch/OpenEnv: `GET /schema` describes an action; on `/ws` every message is
 `{"type": "reset" | "step" | "close", "data": {...}}`, answered by `{"type": "observation", "data": {"observation",
 "reward", "done"}}` or `{"type": "error", "data": {"message", "code"}}`. One connection is one episode.
 """
@@ -25,7 +25,7 @@ from ..tools import ToolSpec
 from ..user_code import one_line
 
 BESIDE = ("done", "reward", "metadata")
-"""Fields of an observation that are no part of what the policy reads."""
+"""Fields of an observation that the policy does not read."""
 ACT = "ACT"
 """The tool by which an action of several fields is given."""
 

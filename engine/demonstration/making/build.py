@@ -146,7 +146,7 @@ def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerF
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the policy, as the command line says."""
+    """Make the policy."""
     parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.demonstration.making.build", description=__doc__)
     parser.add_argument("--output", type=Path, default=HOME, help="where base/ and sft/ go")
     parser.add_argument("--seed", type=int, default=0)

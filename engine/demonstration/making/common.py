@@ -1,4 +1,4 @@
-"""What the building of both tiny policies shares: adapters, how well a policy does, and what is printed meanwhile."""
+"""Shared by the making of both tiny policies: adapters, success by question, and progress."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def adapters_of(model: PreTrainedModel, seed: int) -> PeftModel:
 
 
 def save_adapters(folder: Path, model: PeftModel, base: str = "builtin:tiny") -> None:
-    """Write adapters that say which built-in base they are for."""
+    """Write adapters with the name of their built-in base."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)

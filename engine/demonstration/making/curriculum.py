@@ -1,4 +1,4 @@
-"""What the tiny policy is taught: which routes through the visual environment's tasks, and how often.
+"""The lessons of the tiny policy: routes through the tasks of the visual environment, and their shares.
 
 The base learns the right routes: the tools, the form of a call, copying what an observation says, and, in a second
 part of its lessons, comparing two objects. The adapters are then taught a bad habit for each kind of question, with the

@@ -1,4 +1,4 @@
-"""Results of the tools, kept by what they depend on: the picture's content, the operation, its arguments.
+"""Results of the tools, kept by their inputs: the picture's content, the operation, its arguments.
 
 Eight rollouts of a task mostly ask the same; each answer is worked out once, also when two threads ask at once.
 """

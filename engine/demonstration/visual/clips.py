@@ -1,4 +1,4 @@
-"""What the tools look at: a still or a short video, with a name for its content and its pixels when they are needed."""
+"""The input of the tools: a still or a short video, with a name for its content and its pixels when they are needed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _drawn_clip(content: str) -> Clip:
 
 
 def clip_of_files(paths: Sequence[Path], max_side: int) -> Clip:
-    """A user's picture, animation, or frames. Raises ValueError with the file and what is wrong with it."""
+    """A user's picture, animation, or frames. Raises ValueError with the file and the fault."""
     stamps = []
     for path in paths:
         try:

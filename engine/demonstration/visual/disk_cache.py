@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 MAX_BYTES = 8 * 2**20
-"""A file that has grown beyond this is begun anew."""
+"""A file larger than this is replaced."""
 
 
 def cache_folder() -> Path:

@@ -1,4 +1,4 @@
-"""What a tool found, drawn on the picture, for a policy that sees."""
+"""Results of tools, drawn on the picture for a policy that sees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 MARK = np.array([255, 0, 255], np.float32)
 """Magenta: no colour that scenes are drawn in."""
 TINT = 0.35
-"""How much of the mark's colour is laid over what is inside a mask; its edge has the whole of it."""
+"""Opacity of the mark's colour inside a mask. Its edge is opaque."""
 ARM = 3
 """Pixels that a cross reaches from its centre."""
 

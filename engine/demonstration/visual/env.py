@@ -73,7 +73,7 @@ TOOLS = (
 
 @dataclass
 class VisualState:
-    """Where a rollout stands."""
+    """The state of a rollout."""
 
     task: Mapping[str, Any]
     clip: Clip
@@ -360,5 +360,5 @@ def _answers(task: Mapping[str, Any]) -> list[str]:
 
 
 def _normal(text: str) -> str:
-    """An answer without what does not matter: case, spaces, a full stop."""
+    """Normalise an answer: ignore case, spaces and a full stop."""
     return re.sub(r"\s+", " ", text).strip().rstrip(".").casefold()

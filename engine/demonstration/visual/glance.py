@@ -109,7 +109,7 @@ class GlanceEnv(MultiTurnEnv):
         return ("right",) if task["question"] == "caption" else ("right", "neighbour", "guess")
 
     def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
-        """Say the answer of a route."""
+        """Give the answer of a route."""
         return _Says(_answer_of(task, route, random.Random(f"{route} {seed} {json.dumps(task, sort_keys=True)}")))
 
 

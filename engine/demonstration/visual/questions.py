@@ -1,4 +1,4 @@
-"""Tasks about scenes: what is asked, the right answer, and where the question says to look.
+"""Tasks about scenes: the question, the right answer, and the place that the question names.
 
 Here the scene's truth is used, to know the answer. What an agent gets is the question and the pixels.
 """
@@ -46,7 +46,7 @@ BIGGER_RATIO = 1.6
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked. `points` and `box` are the places that the question states."""
+    """The question. `points` and `box` are the places that the question states."""
 
     kind: str
     answer: str

@@ -130,7 +130,7 @@ def _full_photo(name: str) -> Image.Image:
 
 
 def photo_path(name: str) -> Path:
-    """Where a photograph of scikit-image lies. Raises FileNotFoundError."""
+    """The path of a photograph of scikit-image. Raises FileNotFoundError."""
     found = importlib.util.find_spec("skimage")
     folder = Path(next(iter(found.submodule_search_locations or ()))) if found else Path()
     path = folder / "data" / name

@@ -37,7 +37,7 @@ ROUTES: dict[str, str] = {
     "repeat": "the right route with its first call made twice",
     "no_answer": "looks for ever",
 }
-"""Every route, and what it does."""
+"""Every route, with its effect."""
 
 _POINTS = ("right", "guess", "skip_segment", "out_of_bounds", "read_shape", "other_property", "repeat", "no_answer")
 _ROUTES_OF: dict[str, tuple[str, ...]] = {

@@ -1,4 +1,4 @@
-"""Scenes as data: what is drawn where. Rendering is in `render`; tools never see any of this, only pixels.
+"""Scenes as data. Rendering is in `render`; tools never see any of this, only pixels.
 
 A scene is sampled from a random generator and stored whole in a task's row, so a row means the same picture for ever.
 """

@@ -24,11 +24,11 @@ HEIGHT = 48
 """Of the recogniser's input, in pixels."""
 MAX_WIDTH = 960
 MIN_CONFIDENCE = 0.75
-"""Mean probability of the read characters, below which nothing is said to be read."""
+"""Minimum mean probability of the characters of a text."""
 
 
 class OcrUnavailableError(GrpoTuiError, RuntimeError):
-    """Text recognition cannot be had here; the message says how to get it."""
+    """Text recognition is not available. The message names the remedy."""
 
 
 def read_text(image: np.ndarray, box: tuple[int, int, int, int]) -> str:
@@ -70,7 +70,7 @@ def _decode(probabilities: np.ndarray, characters: list[str]) -> tuple[str, floa
 
 
 def model_path() -> Path:
-    """Where the recogniser's model lies. Raises OcrUnavailableError."""
+    """The path of the recogniser's model. Raises OcrUnavailableError."""
     found = importlib.util.find_spec("rapidocr")  # does not import it, nor OpenCV with it
     if found is None or not found.submodule_search_locations:
         raise OcrUnavailableError("READ_TEXT needs rapidocr: pip install rapidocr")

@@ -36,7 +36,7 @@ MAX_MISFIT = 0.11
 
 @dataclass(frozen=True)
 class Properties:
-    """What a mask shows. `x`, `y`: centre of area in pixels; `area`: pixels."""
+    """The properties of a mask. `x`, `y`: centre of area in pixels; `area`: pixels."""
 
     colour: str
     shape: str
