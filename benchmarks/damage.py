@@ -75,7 +75,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 @dataclass
 class Row:
-    """One case. `outcome` in a few words; `said`: what was told that a whole run is not; `wrong`: broken promises."""
+    """One case. `outcome` in a few words. `said`: lines that an undamaged run does not print. `wrong`: broken promises."""
 
     run: str
     file: str
@@ -189,7 +189,7 @@ def _updates(run_dir: Path) -> int:
 
 @dataclass(frozen=True)
 class Trouble:
-    """What happens to a run: `spoil` before it is gone on with, `during` while it is; `user`: who tries to."""
+    """A fault: `spoil` acts before the run is resumed, `during` while it runs. `user`: resumes the run."""
 
     file: str
     damage: str
@@ -212,7 +212,7 @@ class Case:
         self.trouble.spoil(self.run_dir)
 
     def command(self, *arguments: str, during: Callable[[Path], None] | None = None) -> int | None:
-        """Run a command to its end; what it says is in `lines`."""
+        """Run a command to its end. Its output is in `lines`."""
         self.log.unlink(missing_ok=True)
         self.log.touch(0o666)
         self.log.chmod(0o666)
@@ -233,7 +233,7 @@ class Case:
         return self.command("online", "--headless", "--resume", "base", *more, during=self.trouble.during)
 
     def said(self) -> list[str]:
-        """Lines that no undamaged run says."""
+        """Lines that an undamaged run does not print."""
         return list(dict.fromkeys(line for line in self.lines if line.strip() and _plain(line) not in self.usual))
 
 
@@ -243,7 +243,7 @@ def _plain(line: str) -> str:
 
 
 def look_at(case: Case) -> list[str]:
-    """What a person does first: list, inspect, export. Returns what went wrong."""
+    """List, inspect and export the run. Returns the faults."""
     wrong = []
     for arguments in (["runs"], ["inspect", "base"], ["export", "base", "--format", "jsonl", "--out", "out.jsonl"]):
         code = case.command(*arguments)
@@ -253,7 +253,7 @@ def look_at(case: Case) -> list[str]:
 
 
 def judge_training(case: Case, row: Row) -> None:
-    """Go on with a training, and compare with the one that nobody disturbed."""
+    """Resume a training, and compare it with the undisturbed one."""
     whole = case.source.parent / "whole"
     before = _rows(case.run_dir)
     code = case.go_on()
@@ -284,7 +284,7 @@ def judge_training(case: Case, row: Row) -> None:
 
 
 def judge_online(case: Case, row: Row) -> None:
-    """Go on with a server, and compare with what it had been."""
+    """Resume a server, and compare it with its state before."""
     base = case.source / "runs" / "base"
     had, newest = _versions(base), _pointed(base)
     rows = _rows(base)
@@ -371,7 +371,7 @@ def _distance(base: Path, version: int, run_dir: Path) -> float:
 
 
 def files_of(run_dir: Path) -> list[str]:
-    """Every file of a run; of its pictures, and of each checkpoint and version that newer ones stand before, one."""
+    """Every file of a run, but only one of its pictures, and of older checkpoints and versions."""
     found = sorted(str(p.relative_to(run_dir)) for p in run_dir.rglob("*") if p.is_file() and p.stat().st_size)
     kept: dict[str, str] = {}
     for file in found:
@@ -448,7 +448,7 @@ def _pause(process: str, run_dir: Path) -> None:
 
 
 def usual_lines(kind: str, source: Path, folder: Path) -> set[str]:
-    """What commands say of the run when nothing is damaged. SystemExit when even that goes wrong."""
+    """The output of the commands for an undamaged run. SystemExit when one fails."""
     kept = folder / f"{kind}.usual.json"
     if kept.exists():
         return set(json.loads(kept.read_text()))
@@ -467,7 +467,7 @@ MAKERS = {"training": make_training, "online": make_online}
 
 
 def tried(kind: str, folder: Path, given: argparse.Namespace, until: float) -> int:
-    """Try what was not tried yet; returns how many cases were wrong."""
+    """Try the remaining cases. Returns the number of wrong ones."""
     source = folder / kind / "base"
     if not (folder / kind / "made").exists():
         shutil.rmtree(folder / kind, ignore_errors=True)
@@ -521,7 +521,7 @@ def table(folder: Path) -> str:
 
 
 def _sentence(said: list[str]) -> str:
-    """The line that says most about the damage, without what differs from damage to damage."""
+    """The most specific line about the damage, without names and numbers."""
     rated = [line for line in said if re.search(r"damag|los[st]|missing|error|cannot|no such|not as|whole|gone", line)]
     text = re.sub(r"^(error: |! )?(step \d+: )?", "", min(rated, key=len)).strip() if rated else ""
     text = re.sub(r"/\S*/runs/base/", "", text)

@@ -248,7 +248,7 @@ class MultiTurnEnv(Env):
         rollout.note(turn, outcome, images, overlay)
 
     def _report(self, rollout: RolloutUnderWay, step: int) -> None:
-        """Tell `on_turn` of a rollout under way."""
+        """Report an unfinished rollout to `on_turn`."""
         if self.on_turn is not None and rollout.messages is not None:
             self.on_turn(self._trajectories([rollout], [rollout.messages], 1, step)[0])
 

@@ -1,4 +1,4 @@
-"""What an agent did in one episode: plain frozen dataclasses, JSON in and out, no torch.
+"""One episode of an agent: plain frozen dataclasses, JSON in and out, no torch.
 
 Token ids, agent mask and behaviour log-probs ride beside a trajectory as arrays (`TokenArrays`).
 Images are files in the run's folder, referred to by path, never base64 in a row.
@@ -23,7 +23,7 @@ else:
     A = TypeVar("A")
 
 TEXT = "(text)"
-"""The label of a turn that is words alone."""
+"""The label of a turn without a call."""
 _CANONICAL = json.JSONEncoder(sort_keys=True, default=str)
 
 
@@ -46,7 +46,7 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True)
 class StepContext:
-    """What was true just before a step; the facts that penalty rules check a call against.
+    """The facts just before a step. Penalty rules check a call against them.
 
     `facts` holds scalars such as `width` and `height` (pixels) or `frames`; `resources` maps a kind to the ids that
     exist so far, oldest first (`{"mask": ("1", "2")}`).
@@ -59,7 +59,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class Overlay:
-    """What to draw on the image of a step. Coordinates are pixels of that image; `mask_path` is a PNG, white = in."""
+    """Marks on the image of a step. Coordinates are pixels of that image; `mask_path` is a PNG, white = in."""
 
     image: str | None = None
     mask_path: str | None = None
@@ -71,7 +71,7 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool. `arguments` is any JSON value; `problem` says why it could not be read as one (it is then
+    """One call of a tool. `arguments` is any JSON value; `problem` is the reason why it could not be read as one (it is then
     the text as written). `result` is None when no answer to it was recorded."""
 
     name: str
@@ -84,7 +84,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a prompt: who speaks, and what."""
+    """One message of a prompt: its role and its text."""
 
     role: str
     text: str
@@ -129,7 +129,7 @@ DISPLAYS = ("markdown", "ansi", "text", "image")
 
 @dataclass(frozen=True)
 class Score:
-    """What one reward function, or one function of an environment's rubric, gave: a component of the reward by its
+    """The score of one reward function, or of one function of an environment's rubric: a component of the reward by its
     name. `value` is None where it does not apply; `why` is its own explanation, if it gave one."""
 
     name: str
@@ -140,10 +140,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Step:
-    """One turn: what the agent wrote, how it was understood, and what the environment answered.
+    """One turn: the text of the agent, its call, and the answer of the environment.
 
     `text` is the agent's output verbatim; `thought` is what stands before the call. `action` is the tool's name, or
-    None when no call could be parsed (`parse_error` says why). `error` is an error of the tool or the environment.
+    None when no call could be parsed (`parse_error` has the reason). `error` is an error of the tool or the environment.
     `token_span` is `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`. `calls` are all calls of
     the turn with their results where more is known than `action` and `arguments` (those of the first call) can say.
     `reward` is None where none was recorded. `needs_call`: whether a turn without a call is a failure to write one,

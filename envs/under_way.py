@@ -1,4 +1,4 @@
-"""One rollout under way: what it was told, wrote and saw so far, and the trajectory that comes of it."""
+"""One unfinished rollout: its prompt, turns and answers so far, and the resulting trajectory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .trajectory import Overlay, Step, StepContext, StopReason, Trajectory
 
 @dataclass(frozen=True)
 class Answer:
-    """A checked step: the context that it was checked against, the call, and what came back."""
+    """A checked step: its context, the call, and the result."""
 
     call: ToolCall
     context: StepContext
@@ -69,7 +69,7 @@ class RolloutUnderWay:
     def note(
         self, turn: AgentTurn, outcome: Outcome[Answer], images: tuple[str, ...] = (), overlay: Overlay | None = None
     ) -> None:
-        """Write down what a turn came to; `images` and `overlay` are what was kept of the answer's pictures."""
+        """Record a turn. `images` and `overlay` are the kept pictures of the answer."""
         self.seconds += outcome.seconds
         answer = outcome.value
         # Without an answer: the call as far as it was read before the environment failed.
@@ -117,7 +117,7 @@ class RolloutUnderWay:
             self.done, self.answer, self.correct = True, result.answer, result.correct
 
     def judged(self, verdict: Verdict) -> None:
-        """Take in what the environment said at the end."""
+        """Apply the verdict of the environment."""
         self.verdict = verdict
         if verdict.error is not None:
             self.stop_reason, self.error = StopReason.ERROR, verdict.error
@@ -174,7 +174,7 @@ class RolloutUnderWay:
 
 
 def _with_roles(prompt: Sequence[Message]) -> tuple[Said, ...]:
-    """A prompt of several messages with its roles; of a single one the text says all."""
+    """The messages of a prompt with their roles, if there are several."""
     if len(prompt) < 2:
         return ()
     return tuple(Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt)

@@ -34,8 +34,8 @@ class ReasoningGymEnv(MultiTurnEnv):
     """One data set of reasoning-gym; the reward is its own score, 0 to 1.
 
     dataset: its name there, such as `chain_sum`. options: its settings, such as `{"num_digits": 2}`. scratch_pad:
-    the answer is a call of ANSWER, and calls of NOTE may come before it; without it there is one turn, and what it
-    says between `<answer>` tags, or else all of it, is the answer. instruction: a sentence put after the question.
+    the answer is a call of ANSWER, and calls of NOTE may come before it; without it there is one turn, and the
+    text between `<answer>` tags, or else the whole turn, is the answer. instruction: a sentence put after the question.
 
     Several data sets score an answer by letting sympy evaluate it; answers that hold `__` are therefore wrong
     unseen, and an answer that cannot be scored is wrong.
