@@ -75,7 +75,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 @dataclass
 class Row:
-    """One case. `outcome` in a few words. `said`: lines that an undamaged run does not print. `wrong`: broken promises."""
+    """One case. `said`: lines that an undamaged run does not print. `wrong`: broken promises."""
 
     run: str
     file: str

@@ -71,7 +71,7 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool. `arguments` is any JSON value; `problem` is the reason why it could not be read as one (it is then
+    """One call of a tool. `arguments` is any JSON value; `problem` is the reason why it is none (it is then
     the text as written). `result` is None when no answer to it was recorded."""
 
     name: str
@@ -143,7 +143,7 @@ class Step:
     """One turn: the text of the agent, its call, and the answer of the environment.
 
     `text` is the agent's output verbatim; `thought` is what stands before the call. `action` is the tool's name, or
-    None when no call could be parsed (`parse_error` has the reason). `error` is an error of the tool or the environment.
+    None when no call could be parsed (see `parse_error`). `error` is an error of the tool or the environment.
     `token_span` is `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`. `calls` are all calls of
     the turn with their results where more is known than `action` and `arguments` (those of the first call) can say.
     `reward` is None where none was recorded. `needs_call`: whether a turn without a call is a failure to write one,
