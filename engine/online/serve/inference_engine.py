@@ -400,7 +400,12 @@ class InferenceEngine:
 
     def _judged(self, answer: Answer) -> Answer:
         """The answer with the scores of the user's reward functions, which take the place of the vote."""
-        if self.judge is None or answer.error is not None or answer.request.version is not None:
+        if (
+            self.judge is None
+            or self.config.learn_from == "feedback"
+            or answer.error is not None
+            or answer.request.version is not None
+        ):
             return answer
         try:
             samples = self.judge(answer.samples, [answer.request.row] * len(answer.samples), answer.request.number)

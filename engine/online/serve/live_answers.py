@@ -113,14 +113,14 @@ class LiveAnswers:
         return self._agent is not None and self._agent.keeps_rows
 
     @property
-    def at_rest(self) -> bool:
-        """Whether the served version's weights are in place."""
-        return self._open is None
-
-    @property
     def urgent(self) -> int:
         """Texts that callers wait for."""
         return sum(r.urgent for r in self._running.values())
+
+    @property
+    def behind(self) -> int:
+        """Background rows that wait for a place."""
+        return sum(len(r.behind) for r in self._running.values())
 
     @property
     def busy(self) -> bool:

@@ -241,6 +241,11 @@ class RequestSource:
             self._words.append(word)
             self._changed.notify_all()
 
+    @property
+    def has_feedback(self) -> bool:
+        """Whether feedback waits."""
+        return bool(self._words)
+
     def take_feedback(self) -> list[HumanFeedback]:
         """Return the feedback submitted since the last call."""
         with self._changed:

@@ -21,6 +21,7 @@ from ...runs.position import REQUEST_POSITION, ROW_POSITION, recorded_position
 from ...runs.write.writer import RunWriter
 from ..store.snapshots import SnapshotError
 from ..store.update_queue import QueueError, UpdateQueue
+from ..voting import Gate
 from .absence import Absence
 from .answers import Answer
 from .enqueuer import Enqueuer
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 KEEPING_S = 0.5
 """Interval of copying the worker's journal into the record and of reading the queue, in seconds."""
+BACKLOG = 32
+"""Answers that wait to be learnt from while callers are served. Beyond it, learning takes its turn."""
 LISTEN_S = 0.05
 """How often requests to the run (stop, pause) are looked for: looking reads a folder."""
 DRAIN_S = 120.0
@@ -95,7 +98,9 @@ class Serving:
         self._worker_missed = False
         self._stopped = False
         self.live = LiveAnswers(self.engine, self.follower, self._answered_live, self._dropped_live)
-        self.engine.between = self._serve_callers
+        self.engine.between = self._between
+        self._scoring = False
+        """Whether learning is between two passes of one version, whose weights must stay in place."""
         self._feedback = FeedbackKeeper(
             self.engine, self.follower, self.live, self.enqueuer, self.keeper.event, self.config
         )
@@ -146,11 +151,20 @@ class Serving:
         if not self.live.urgent:
             return
         while self.live.urgent and not self._stopped:
+            if not self._scoring and (self.source.has_feedback or len(self._to_learn) > BACKLOG):
+                break
             self.live.advance()
             self._join()
             self._listen()
             self._keep()
         self.live.pause()
+
+    def _between(self) -> None:
+        self._scoring = True
+        try:
+            self._serve_callers()
+        finally:
+            self._scoring = False
 
     def _join(self) -> None:
         """Let waiting callers join the running batch while it has room and the run takes requests."""
@@ -176,6 +190,10 @@ class Serving:
         self._feedback.remember([answer])
         if not answer.gate.open or answer.error or not self.engine.drawn_later:
             self._to_learn.append(answer)
+            return
+        if self.live.behind > BACKLOG * self.engine.drawn_later:
+            closed = Gate("no_label", "too many samples of earlier requests wait to be drawn")
+            self._to_learn.append(replace(answer, gate=closed))
             return
         try:
             self.live.draw(
@@ -246,9 +264,10 @@ class Serving:
 
     def turn(self, requests: Sequence[Request]) -> None:
         """One round: new weights if there are any, answers out, and only then what is learnt from them."""
-        if self.follower.waits:
+        loaded = None
+        if self.follower.waits and not self._scoring:
             self.live.pause()
-        loaded = self.follower.swap() if self.live.at_rest else None
+            loaded = self.follower.swap()
         if loaded is not None:
             age = time.time() - loaded.created
             self.keeper.event(
