@@ -75,7 +75,7 @@ class Publisher:
             row = self._row("published", self.writer.version, message="found after a restart")
             self.ledger.note(row, published=self.writer.version)
 
-    def publish(self) -> bool:
+    def publish(self, *, at_once: bool = False) -> bool:
         """Publish the smoothed model as it was just committed; False when it does not answer yet.
 
         With validation it is offered as a candidate instead, and published once it was validated as good; directly only
@@ -84,7 +84,7 @@ class Publisher:
         settings = self.config.validation
         if not settings.enabled:
             return self._publish(self.updater.ema, self.updater.update)
-        self.offer()
+        self.offer(at_once=at_once)
         ahead = self.updater.update - self.guard.good_update
         if ahead <= settings.updates_ahead and self.updater.update > self._published_update:
             return self._publish(self.updater.ema, self.updater.update)

@@ -30,6 +30,9 @@ from .recovery import recover
 
 log = logging.getLogger(__name__)
 
+IDLE_S = 2.0
+"""Where no task waits, feedback is published this long after it was learnt from: its author waits to see the effect."""
+
 
 class UpdateWorker:
     """The single writer of a run's model. `tell` gets one sentence for whatever a person should know.
@@ -78,6 +81,8 @@ class UpdateWorker:
             shared.lead(self.updater.parameters)
             self.writer.offer = shared.offer_snapshot
         self._since_snapshot = 0
+        self._feedback_at: float | None = None
+        """When the last feedback was learnt from that no published or offered version contains."""
         self.ledger = Ledger(self.updater, self.folder, self.queue, shared, self.tell)
         self.publisher = Publisher(self.ledger, self.writer, self.config)
         self._recover()
@@ -117,6 +122,8 @@ class UpdateWorker:
         if task is None:
             if self.ledger.waiting:
                 self.commit()
+            if self._feedback_at is not None and time.monotonic() - self._feedback_at > IDLE_S:
+                self.publish(at_once=True)
             return False
         suspicious = task.attempts > 1
         if suspicious and self.ledger.waiting:
@@ -158,6 +165,8 @@ class UpdateWorker:
         if not named:  # engines that share a queue count their requests each for itself
             self.publisher.request = max(self.publisher.request, task.request)
         self._since_snapshot += 1
+        if "feedback" in task.facts:
+            self._feedback_at = time.monotonic()
         self.ledger.add(
             {
                 "kind": "update",
@@ -205,12 +214,12 @@ class UpdateWorker:
         """Make what was done count; False when the disk refuses (`Ledger.commit`)."""
         return self.ledger.commit()
 
-    def publish(self) -> bool:
+    def publish(self, *, at_once: bool = False) -> bool:
         """Commit, and publish the smoothed model or offer it (`Publisher.publish`)."""
         if not self.commit():
             return False
-        self._since_snapshot = 0
-        return self.publisher.publish()
+        self._since_snapshot, self._feedback_at = 0, None
+        return self.publisher.publish(at_once=at_once)
 
     def close(self) -> None:
         """Commit and publish what is left, and let go of the run."""
