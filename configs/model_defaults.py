@@ -206,6 +206,8 @@ def unusual(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
             f"training.learning_rate is {training.learning_rate:g}, {size} the {usual.value:g} that is usual for "
             f"{setting.trained}: {effect}"
         )
+    if setting.device == "cpu" and "float16" in (model.compute, model.sampling):
+        yield "model.compute or model.sampling is float16, which a CPU computes about ten times slower than float32"
     context = setting.facts.context
     if context is not None and training.max_trajectory_tokens > context:
         yield (

