@@ -23,7 +23,7 @@ ALONE = Limits(evaluations=False)
 
 
 def claude_code(episodes: list[Episode], folder: Path) -> None:
-    """Claude Code 2.1: an entry for each part of an answer; the result of a call follows the part that calls."""
+    """Claude Code: an entry for each part of an answer; the result of a call follows the part that calls."""
     for n, e in enumerate(episodes):
         session = f"{n:08}-{e.id}"
         rows: list[dict[str, Any]] = [{"type": "summary", "summary": "s", "leafUuid": "x"}]
@@ -61,7 +61,7 @@ def claude_code(episodes: list[Episode], folder: Path) -> None:
 
 
 def codex(episodes: list[Episode], folder: Path) -> None:
-    """Codex 0.50: items of Responses, each in an entry."""
+    """Codex: items of Responses, each in an entry."""
     for n, e in enumerate(episodes):
         about = {"id": e.id, "cwd": "/w", "cli_version": "0.50", "instructions": e.system or None}
         rows: list[dict[str, Any]] = [{"type": "session_meta", "payload": about}]
@@ -167,7 +167,7 @@ def tau2(episodes: list[Episode], folder: Path) -> None:
 
 
 def harness(episodes: list[Episode], folder: Path) -> None:
-    """lm-eval 0.4.9 with `--log_samples`."""
+    """lm-eval with `--log_samples`."""
     for n, e in enumerate(episodes):
         answer = e.turns[0].text
         prompt = json.dumps(chat.asked(e))
@@ -178,7 +178,7 @@ def harness(episodes: list[Episode], folder: Path) -> None:
 
 
 def promptfoo(episodes: list[Episode], folder: Path) -> None:
-    """promptfoo 0.118: `results.results` of its JSON."""
+    """promptfoo: `results.results` of its JSON."""
     tests = {g: i for i, g in enumerate(dict.fromkeys(e.group for e in episodes))}
     found = []
     for e in episodes:
@@ -386,7 +386,7 @@ def langsmith(episodes: list[Episode], folder: Path) -> None:
 
 
 def langfuse(episodes: list[Episode], folder: Path) -> None:
-    """Langfuse 3: traces of its API, with observations and scores."""
+    """Langfuse: traces of its API, with observations and scores."""
     for n, e in enumerate(episodes):
         talk = [*chat.asked(e), *chat.said(e)[: _last(e) + 1]]
         scored = [{"name": k, "value": v, "dataType": "NUMERIC"} for k, v in e.components.items() if v is not None]
@@ -423,20 +423,20 @@ _ONE = Limits(turns=1, calls=False, thoughts=False, evaluations=False)
 _ROOT = Limits(evaluations=False, reward=FINITE)
 
 AGENTS = (
-    Writer("Claude Code", "2.1", claude_code, {**NOTHING, "error": NO_ERROR}, Limits(evaluations=False, system=False)),
-    Writer("Codex", "0.50", codex, {**NOTHING, "error": NO_ERROR, "stop": NO_STOP}, ALONE),
+    Writer("Claude Code", "not checked", claude_code, {**NOTHING, "error": NO_ERROR}, Limits(evaluations=False, system=False)),
+    Writer("Codex", "not checked", codex, {**NOTHING, "error": NO_ERROR, "stop": NO_STOP}, ALONE),
     Writer("OpenHands", "0.59", openhands, {
         **NOTHING, "stop": "only that the agent finished", "thoughts": "thoughts are not written"}, ALONE,
         group=lambda e: e.id),
     Writer("a list of messages", "OpenAI's messages", messages_file, {**NOTHING, "error": NO_ERROR, "stop": NO_STOP},
            ALONE),
-    Writer("tau-bench", "14bf0ef5", tau, {
+    Writer("tau-bench", "not checked", tau, {
         **_SCORED, "components": NO_PARTS, "stop": NO_STOP, "tool errors": NO_TOOL_ERROR}, ALONE),
     Writer("tau2-bench", "2e2a017b", tau2, {**_SCORED, "error": NO_ERROR}, Limits(evaluations=False, reward=FINITE)),
-    Writer("lm-eval-harness", "0.4.9", harness, {
+    Writer("lm-eval-harness", "not checked", harness, {
         **_SCORED, "reward": NO_REWARD, "group": "one a document", "error": NO_ERROR, "stop": NO_STOP}, _ONE,
         group=lambda e: e.id),
-    Writer("promptfoo", "0.118", promptfoo, _SCORED, _ONE),
+    Writer("promptfoo", "not checked", promptfoo, _SCORED, _ONE),
     Writer("OpenAI batches", "v1", batch_openai, {
         **NOTHING, "prompt": "requests are not repeated", "tool errors": NO_TOOL_ERROR},
            ALONE, seen=_first, group=lambda e: e.id),
@@ -454,5 +454,5 @@ AGENTS = (
     Writer("LangSmith", "langsmith 0.15", langsmith, {
         "advantage": NO_ADVANTAGE, "split": "splits are not written", "thoughts": "thoughts are not written"}, _ROOT,
         seen=_known),
-    Writer("Langfuse", "langfuse 3", langfuse, {**_TRACE, "error": NO_ERROR}, _ROOT, seen=_known),
+    Writer("Langfuse", "not checked", langfuse, {**_TRACE, "error": NO_ERROR}, _ROOT, seen=_known),
 )  # fmt: skip
