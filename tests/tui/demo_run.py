@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from grpo_tui.engine.runs.learning import UseKind
 from grpo_tui.engine.runs.types import AdvantageFormula, AdvantageTerm, TrajectoryRecord, Use
 from grpo_tui.engine.runs.write.writer import RunWriter
 from grpo_tui.envs.trajectory import Overlay, Step, StepContext, TokenArrays, Trajectory
@@ -198,7 +199,7 @@ def make_run(
                     TrajectoryRecord(
                         trajectory, breakdown, advantage, (advantage,) * len(trajectory.steps), tokens, step,
                         formula=AdvantageFormula("group", "group", 1e-4, ((term,),), SENTENCE),
-                        use=Use("trained", step, 1.0, advantage),
+                        use=Use(UseKind.TRAINED, step, 1.0, advantage),
                     )
                 )  # fmt: skip
         writer.trajectories(step, records)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from textual.geometry import Region
 
 from grpo_tui.engine.runs.health.headline import Headline
+from grpo_tui.engine.runs.learning import UseKind
 from grpo_tui.engine.runs.read.groups import GroupRow
 from grpo_tui.engine.runs.types import Event, Progress, RunInfo, Served, TrajectoryRecord, TrajectoryRow, Use
 from grpo_tui.engine.runs.write.writer import RunWriter
@@ -266,13 +267,13 @@ def test_numbers_of_the_stepper_are_whole_at_every_width(
     record = TrajectoryRecord(
         Trajectory("id", "visual", "p", "12.3", 0, "Question", (step,)),
         RewardBreakdown("id", (StepReward(0, components, (), total),), total), advantage, (advantage,),
-        use=Use("trained", 1, advantage, total), served=Served(3, True, "a", True, "a", True, total, {"a": advantage}),
+        use=Use(UseKind.TRAINED, 1, advantage, total), served=Served(3, True, "a", True, "a", True, total, {"a": advantage}),
     )  # fmt: skip
     neighbours, arithmetic = GroupPanel(), RewardArithmetic()
     for pane in (neighbours, arithmetic):
         framed(pane)
     neighbours.put(group, group[0].n)
-    arithmetic.put(record, 0, None, Learning([Use("applied", 7, advantage, total, facts={"kl": total})]))
+    arithmetic.put(record, 0, None, Learning([Use(UseKind.APPLIED, 7, advantage, total, facts={"kl": total})]))
     for pane in (neighbours, arithmetic):
         for line in pane.build(width, height):
             assert not CUT.search(line.plain), (pane.name, line.plain)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_tui.engine.runs.learning import UseKind
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import AdvantageFormula, AdvantageTerm, Event, NeighbourVote, Served, Step, Use
@@ -133,7 +134,9 @@ SERVED = Served(
 
 @pytest.mark.parametrize("width", [20, 36, 60, 100])
 async def test_the_vote_and_each_update_are_told_at_every_width(run: Path, width: int) -> None:
-    use = Use("applied", 7, advantage=-0.25, clipped=True, facts={"update": 9, "kl": 0.02, "learning_rate": 0.001})
+    use = Use(
+        UseKind.APPLIED, 7, advantage=-0.25, clipped=True, facts={"update": 9, "kl": 0.02, "learning_rate": 0.001}
+    )
     found = [
         Event("eval", "", data={"update": 8, "live": 0.5}),
         Event("eval", "", data={"update": 12, "live": 0.625}),
@@ -216,7 +219,7 @@ async def test_runs_that_serve_have_columns_and_filters_of_their_own(run: Path, 
         record = replace(reader.bodies.trajectory(1), served=SERVED, split="online", policy_version=3, use=None)
     writer = RunWriter(online)
     writer.trajectories(99, [replace(record, trajectory=replace(record.trajectory, id="asked"))])
-    writer.uses([("asked", Use("taken_back", 99, facts={"update": 1, "message": "KL 3 is above the limit"}))])
+    writer.uses([("asked", Use(UseKind.TAKEN_BACK, 99, facts={"update": 1, "message": "KL 3 is above the limit"}))])
     assert writer.flush(10)
     writer.close()
     start = Trajectories(online, Query(filter="gate:open and taken_back and version:3..5"))

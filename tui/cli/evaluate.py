@@ -108,7 +108,7 @@ def _base_config(
         return None
     first = next((s for s in found if s.folder is not None), None)
     if not (config or dataset):
-        if first is None:
+        if first is None or first.folder is None:
             fail("which tasks? Name a run, --config, or --dataset with --reward", ExitCode.USAGE)
         return load(str(first.folder / CONFIG_FILE), set_, options=own(None, None, reward))
     if first is not None and first.run is not None:

@@ -111,7 +111,9 @@ class Table:
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """The rows, each by the first format that knows it."""
         columns = [str(c) for c in document["columns"]]
-        rows = [dict(zip(columns, v, strict=False)) for v in document["data"] if isinstance(v, list)]
+        rows: list[Mapping[str, Any]] = [
+            dict(zip(columns, v, strict=False)) for v in document["data"] if isinstance(v, list)
+        ]
         yield from table_rows(rows, self.formats, origin)
 
 

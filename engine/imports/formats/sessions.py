@@ -178,7 +178,7 @@ def _claude_messages(entries: Entries) -> Entries:
             same["stop_reason"] = said.get("stop_reason") or same.get("stop_reason")
         else:
             found.append({"role": entry["type"], **said})
-    return found
+    return list(found)
 
 
 # --------------------------------------------------------------------------------------------------------------- Codex

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ class TextGuard:
         self._rows = [torch.tensor(tokenizer.encode(t, add_special_tokens=False)) for t in TEXTS]
         with started():
             before = sum(float(self._logprobs(row)[1].sum()) for row in self._rows) / self._tokens
-        vocabulary = self._model.get_output_embeddings().weight.shape[0]
+        vocabulary = cast(nn.Linear, self._model.get_output_embeddings()).weight.shape[0]
         self.applies = before > -0.5 * math.log(vocabulary)
         """False for a policy that does not model such texts: little is to be lost there."""
 

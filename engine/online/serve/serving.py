@@ -17,6 +17,7 @@ from ....configs.sections.online import OnlineConfig
 from ...agents.remote.pool import NoServersLeft
 from ...runs.control.requests import ControlChannel, request
 from ...runs.control.status import ENDED, is_elsewhere, process_state
+from ...runs.learning import GateCode
 from ...runs.position import REQUEST_POSITION, ROW_POSITION, recorded_position
 from ...runs.write.writer import RunWriter
 from ..store.snapshots import SnapshotError
@@ -192,7 +193,7 @@ class Serving:
             self._to_learn.append(answer)
             return
         if self.live.behind > BACKLOG * self.engine.drawn_later:
-            closed = Gate("no_label", "too many samples of earlier requests wait to be drawn")
+            closed = Gate(GateCode.NO_LABEL, "too many samples of earlier requests wait to be drawn")
             self._to_learn.append(replace(answer, gate=closed))
             return
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo_tui.engine.runs.errors import FilterError
+from grpo_tui.engine.runs.learning import UseKind
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.types import NeighbourVote, Served, Use
@@ -29,14 +30,16 @@ def numbers(reader: RunReader, filter: str) -> list[int]:
 def learned(run_dir: Path, make_record) -> Path:
     """Four rollouts of step 1; the third is replayed at steps 4 and 6, the fourth answered a request and was used."""
     writer = RunWriter(run_dir)
-    own = [Use("trained", 1, 1.0, 0.5), Use("filtered", 1), Use("replaced", 1), None]
+    own = [Use(UseKind.TRAINED, 1, 1.0, 0.5), Use(UseKind.FILTERED, 1), Use(UseKind.REPLACED, 1), None]
     records = [make_record(1, i, use=use, formula=FORMULA) for i, use in enumerate(own)]
     object.__setattr__(records[3], "served", SERVED)
     writer.trajectories(1, records)
     writer.metrics(6, {"a": 1})
-    writer.uses([("t1-2", Use("replayed", 4, 0.125, 0.7)), ("t1-2", Use("replayed", 6, 0.0625, 0.6))])
+    writer.uses([("t1-2", Use(UseKind.REPLAYED, 4, 0.125, 0.7)), ("t1-2", Use(UseKind.REPLAYED, 6, 0.0625, 0.6))])
     facts = {"update": 9, "kl": 0.02, "grad_norm": 3.5}
-    writer.uses([("t1-3", Use("applied", 3, advantage=-0.25, clipped=True, facts=facts)), ("gone", Use("stale", 3))])
+    writer.uses(
+        [("t1-3", Use(UseKind.APPLIED, 3, advantage=-0.25, clipped=True, facts=facts)), ("gone", Use(UseKind.STALE, 3))]
+    )
     assert writer.flush(10)
     writer.close()
     return run_dir
@@ -46,7 +49,7 @@ def test_uses_and_the_vote_come_back_as_they_were_recorded(learned: Path):
     with RunReader(learned) as reader:
         assert [u.kind for u in reader.bodies.uses(1)] == ["trained"]
         assert reader.bodies.uses(3) == [
-            Use("replaced", 1), Use("replayed", 4, 0.125, 0.7), Use("replayed", 6, 0.0625, 0.6),
+            Use(UseKind.REPLACED, 1), Use(UseKind.REPLAYED, 4, 0.125, 0.7), Use(UseKind.REPLAYED, 6, 0.0625, 0.6),
         ]  # fmt: skip
         (use,) = reader.bodies.uses(4)
         assert use.clipped and use.facts["update"] == 9 and use.advantage == -0.25
@@ -108,7 +111,7 @@ def test_resuming_takes_back_what_later_updates_did(learned: Path):
 
 def test_a_use_that_is_recorded_twice_is_one(learned: Path):
     writer = RunWriter(learned)
-    writer.uses([("t1-2", Use("replayed", 4, 0.125, 0.7))])
+    writer.uses([("t1-2", Use(UseKind.REPLAYED, 4, 0.125, 0.7))])
     assert writer.flush(10)
     writer.close()
     with RunReader(learned) as reader:

@@ -423,7 +423,13 @@ _ONE = Limits(turns=1, calls=False, thoughts=False, evaluations=False)
 _ROOT = Limits(evaluations=False, reward=FINITE)
 
 AGENTS = (
-    Writer("Claude Code", "not checked", claude_code, {**NOTHING, "error": NO_ERROR}, Limits(evaluations=False, system=False)),
+    Writer(
+        "Claude Code",
+        "not checked",
+        claude_code,
+        {**NOTHING, "error": NO_ERROR},
+        Limits(evaluations=False, system=False),
+    ),
     Writer("Codex", "not checked", codex, {**NOTHING, "error": NO_ERROR, "stop": NO_STOP}, ALONE),
     Writer("OpenHands", "0.59", openhands, {
         **NOTHING, "stop": "only that the agent finished", "thoughts": "thoughts are not written"}, ALONE,
