@@ -41,7 +41,7 @@ BELOW_TRAINING = (
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "configs": (),
-    "envs": ("configs",),
+    "envs": ("configs", "engine.demonstration.visual"),  # `envs.visual` is its public name
     "rewards": ("configs", "envs"),
     "engine.runs": PLAIN_DATA,
     "engine.imports": (*PLAIN_DATA, "engine.runs", "configs", "rewards.batches", "rewards.diagnosis"),

@@ -267,7 +267,8 @@ def test_numbers_of_the_stepper_are_whole_at_every_width(
     record = TrajectoryRecord(
         Trajectory("id", "visual", "p", "12.3", 0, "Question", (step,)),
         RewardBreakdown("id", (StepReward(0, components, (), total),), total), advantage, (advantage,),
-        use=Use(UseKind.TRAINED, 1, advantage, total), served=Served(3, True, "a", True, "a", True, total, {"a": advantage}),
+        use=Use(UseKind.TRAINED, 1, advantage, total),
+        served=Served(3, True, "a", True, "a", True, total, {"a": advantage}),
     )  # fmt: skip
     neighbours, arithmetic = GroupPanel(), RewardArithmetic()
     for pane in (neighbours, arithmetic):
