@@ -122,7 +122,7 @@ def exact(count: int, tokens: int, dtype: str) -> None:
             )
             process.wait(60)
     words = AutoTokenizer.from_pretrained(base)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, dtype))
     plain = []
     for question, _ in questions:
         given = words.apply_chat_template(

@@ -27,7 +27,8 @@ def is_checkpointing(model: PreTrainedModel) -> bool:
 
 def cache_layers(config: PreTrainedConfig) -> list[tuple[str, dict[str, Any]]]:
     """Return the kind and the cache arguments of each layer of a language model."""
-    kinds, details = cache_utils.get_layer_types_and_kwargs(config)
+    layers: Any = cache_utils.get_layer_types_and_kwargs  # its signature differs between versions, too
+    kinds, details = layers(config)
     if isinstance(details, dict):  # before transformers 5.23: one dictionary for all layers
         window = {"sliding_window": details.pop("sliding_window", None)}
         return [(kind, details if kind == "full_attention" else details | window) for kind in kinds]

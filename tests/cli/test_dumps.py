@@ -48,8 +48,9 @@ def test_an_advantage_that_nobody_wrote_is_recomputed_and_marked(tmp_path: Path)
     for row in rows:
         groups[row["trajectory"]["group"]].append(row)
     for members in groups.values():
-        rewards = [None if r is None else float(r) for r in (m["breakdown"]["total"] for m in members)]  # "NaN" is text
-        if any(r is None or r != r for r in rewards):
+        given = [m["breakdown"]["total"] for m in members]
+        rewards = [float("nan") if r is None else float(r) for r in given]  # "NaN" is text
+        if any(r != r for r in rewards):
             assert all(m["recomputed"] is None for m in members), "an unknown reward leaves the group unknown"
             continue
         mean, std = statistics.fmean(rewards), statistics.stdev(rewards)

@@ -165,7 +165,7 @@ def test_calls_run_and_a_turn_without_one_is_the_answer(file: str):
 
 @pytest.mark.parametrize("limit, ended", [("turn_limit", "turn_limit"), ("token_limit", "max_tokens")])
 def test_an_answer_that_a_limit_cut_does_not_look_like_a_whole_one(limit: str, ended: str):
-    env = make_env("grpo_tui.envs.dataset.DatasetEnv", {})
+    env = DatasetEnv()
     agent = ByteAgent(lambda row, turn, seen: "I think about it and ", **{limit: 15})
     cut = env.run_trial([{**TASK, "answer": "5"}], agent, 1)["trajectories"][0]
     assert (cut.stop_reason, cut.steps[-1].stop_reason, cut.cut) == (ended, limit, True)

@@ -14,7 +14,8 @@ from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 import grpo_tui.trl
 from grpo_tui.engine.runs.read.reader import RunReader
@@ -33,10 +34,12 @@ def main() -> int:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(BASE / "tokenizer.json"), model_input_names=["input_ids", "attention_mask"], **names
     )
+    padding: Any = {"pad_token_id": tokenizer.pad_token_id}
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=16,
-        num_attention_heads=2, num_key_value_heads=1, pad_token_id=tokenizer.pad_token_id,
+        num_attention_heads=2, num_key_value_heads=1, **padding,
     )  # fmt: skip
+    made: Any = {"reward_funcs": [letters], "processing_class": tokenizer}
     with tempfile.TemporaryDirectory() as folder:
         arguments = GRPOConfig(
             output_dir=f"{folder}/out", max_steps=2, per_device_train_batch_size=8, num_generations=4, use_cpu=True,
@@ -44,8 +47,7 @@ def main() -> int:
         )  # fmt: skip
         rows = [{"prompt": f"colour at {i} {i}?"} for i in range(8)]
         trainer = GRPOTrainer(
-            model=Qwen3ForCausalLM(config), reward_funcs=[letters], args=arguments,
-            train_dataset=Dataset.from_list(rows), processing_class=tokenizer,
+            model=Qwen3ForCausalLM(config), args=arguments, train_dataset=Dataset.from_list(rows), **made,
         )  # fmt: skip
         attached = grpo_tui.trl.attach(trainer, run="run", runs_dir=folder)
         kept: list[tuple[str, float, float, list[int]]] = []

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from grpo_tui.configs.sections.model import LoraSection, ModelConfig
 from grpo_tui.engine.policy.models import load_policy, lora_config, save_adapters
 from grpo_tui.engine.policy.sources import ModelLoadError
+from grpo_tui.engine.policy.unwrap import base_of
 from grpo_tui.engine.policy.versions import is_checkpointing
 from grpo_tui.envs.agent import Message
 
@@ -49,7 +50,7 @@ def logits(policy: torch.nn.Module) -> torch.Tensor:
 def test_fresh_adapters_begin_as_the_base_and_alone_are_trained(base):
     policy, tok = load_policy(config(base))
     assert isinstance(policy, PeftModel)
-    assert policy.training and not is_checkpointing(policy.get_base_model())
+    assert policy.training and not is_checkpointing(base_of(policy))
     trained = [name for name, p in policy.named_parameters() if p.requires_grad]
     assert trained and all("lora_" in name for name in trained)
     assert torch.equal(logits(policy.eval()), logits(model("qwen3")))

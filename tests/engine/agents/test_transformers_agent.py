@@ -262,11 +262,11 @@ def test_no_turn_at_all_for_a_prompt_that_fills_the_trajectory():
 
 
 def test_a_watcher_sees_texts_grow_and_changes_nothing(monkeypatch):
-    plain = TransformersAgent(model(0), tokenizer(), max_turn_tokens=12)
+    plain = TransformersAgent(model("qwen3"), tokenizer(), max_turn_tokens=12)
     expected = [turn.text for turn in plain.start([user("red"), user("blue")], 2, seed=3).act(range(4))]
     live = Live()
     live.purpose("", 1, 1, 4)
-    agent = TransformersAgent(model(0), tokenizer(), max_turn_tokens=12)
+    agent = TransformersAgent(model("qwen3"), tokenizer(), max_turn_tokens=12)
     agent.watcher = live
     looks = []
     monkeypatch.setattr(LiveBatch, "due", lambda batch: bool(looks.append(live.news()) or True))
@@ -278,7 +278,9 @@ def test_a_watcher_sees_texts_grow_and_changes_nothing(monkeypatch):
     assert tokens == sorted(tokens) and len(set(tokens)) > 5
     growing = [batch["texts"][0]["text"] for batch in batches]
     assert all(later.startswith(earlier.rstrip()) for earlier, later in pairwise(growing) if len(later) >= len(earlier))
-    last = live.news()["batches"][0]
+    news = live.news()
+    assert news is not None
+    last = news["batches"][0]
     assert [text["text"] for text in last["texts"]] == expected
     assert last["finished"] == 4 and last["ended"] and last["limit"] == 48
 

@@ -27,7 +27,7 @@ def rewards(reference: Path | str) -> list[float | None]:
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])
 def test_an_archive_of_tar_opens_and_nothing_leaves_its_folder(mode: str, tmp_path: Path):
     path = tmp_path / "run.tar"
-    with tarfile.open(path, mode) as archive:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload] - a mode is one of four texts
         for name in ("run/step_1/a.jsonl", "run/step_2/b.jsonl", "../outside.jsonl"):
             member = tarfile.TarInfo(name)
             member.size = len(LINE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -359,13 +359,14 @@ def test_a_conversation_gets_the_models_own_text_and_the_vote_comes_after_it() -
     made = engine(answer="last_number", max_turn_tokens=6)
     answer = made.answer([conversation(max_tokens=9)], policy_version=3)[0]
     prompt = answer.samples[0].token_ids[: answer.samples[0].prompt_length]
-    own = made.model.generate(
+    model, agent = cast(Any, made.model), cast(Any, made.runner.agent)
+    own = model.generate(
         input_ids=torch.from_numpy(prompt)[None],
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
         do_sample=False,
         max_new_tokens=9,
         pad_token_id=0,
-        eos_token_id=made.runner.agent.decoder.stop_ids,
+        eos_token_id=agent.decoder.stop_ids,
     )[0]
     assert answer.samples[0].token_ids.tolist() == own.tolist()
     assert len(answer.samples) == 1 and answer.text is not None

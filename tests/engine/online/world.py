@@ -83,6 +83,12 @@ class StandIn:
             raise KeyError(feedback.id)
         return {"request": 1, "learned": True}
 
+    async def unjudged(self, limit: int) -> Mapping[str, Any]:
+        return {"answers": []}
+
+    async def feedback_outcome(self, identifier: str) -> Mapping[str, Any]:
+        return {"id": identifier, "learned": True}
+
 
 class World:
     """A server, and a stand-in for the engine's loop that answers "red" and keeps what reached it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -162,7 +162,7 @@ def judged_by(tmp_path: Path, body: str, **config: Any):
     task = {"messages": [{"role": "user", "content": "?"}], "columns": {}, "row": 1, "plain": False}
     row = Row("grpo_tui.envs.dataset.DatasetEnv", {}, task)
     judge = make_judge(EnvironmentConfig(reward_funcs={f"{tmp_path / 'graded.py'}:score": 1.0}, **config), [row])
-    runner = RolloutRunner(ByteAgent(lambda i, turn, seen: said[i % 3]), None, 3)
+    runner = RolloutRunner(ByteAgent(lambda i, turn, seen: said[i % 3]), cast(Any, None), 3)
     runner.judge = judge
     return runner, row
 

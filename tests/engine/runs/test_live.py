@@ -3,8 +3,9 @@
 import json
 import os
 import time
+from pathlib import Path
 
-from grpo_tui.engine.runs.control.live import ROWS, TEXT, Live, live_file, read_live
+from grpo_tui.engine.runs.control.live import ROWS, TEXT, Batch, Live, live_file, read_live
 from grpo_tui.engine.runs.control.status import look
 from grpo_tui.engine.runs.durable import read_json
 from grpo_tui.engine.runs.write.writer import RunWriter
@@ -29,6 +30,12 @@ def written_since(writer, live):
         time.sleep(0.02)
 
 
+def first_batch(run: Path) -> Batch:
+    seen = read_live(look(run))
+    assert seen is not None
+    return seen.batches[0]
+
+
 def test_a_viewer_sees_texts_counts_and_rewards_of_rollouts_under_way(tmp_path):
     live = Live()
     live.purpose("held-out tasks", 3, 1, 4)
@@ -38,7 +45,7 @@ def test_a_viewer_sees_texts_counts_and_rewards_of_rollouts_under_way(tmp_path):
         batch.writes(0, 5, "It is ")
         batch.writes(3, 2, "6", over=True)
     writer = written(tmp_path / "run", live)
-    seen = read_live(look(tmp_path / "run")).batches[0]
+    seen = first_batch(tmp_path / "run")
     assert (seen.purpose.name, seen.purpose.step, seen.rollouts, seen.finished, seen.tokens, seen.limit) == (
         "held-out tasks", 3, 4, 1, 7, 40,
     )  # fmt: skip
@@ -48,7 +55,7 @@ def test_a_viewer_sees_texts_counts_and_rewards_of_rollouts_under_way(tmp_path):
     batch.close()
     batch.judged([1.0, None, 0.5, 0.0], [True, None, None, False])
     written_since(writer, live)
-    seen = read_live(look(tmp_path / "run")).batches[0]
+    seen = first_batch(tmp_path / "run")
     assert seen.finished == 4
     assert seen.ended
     assert [t.reward for t in seen.texts] == [1.0, None, 0.5, 0.0]
@@ -91,6 +98,7 @@ def test_a_large_batch_of_long_texts_stays_small(tmp_path):
     for row in range(400):
         batch.wrote(row, 9, "x" * 100_000)
     state = live.news()
+    assert state is not None
     assert state["batches"][0]["tokens"] == 9 * 400
     assert len(state["batches"][0]["texts"]) == ROWS
     assert len(json.dumps(state)) < ROWS * (2 * TEXT + 500)

@@ -224,7 +224,7 @@ def trained(folder: Path, base: Path, learning_rate: float = 1e-6, steps: int = 
 
 def test_a_sampler_in_another_format_is_seen_and_reported(tmp_path):
     base = tmp_path / "base"
-    formats = {"weights": "float32", "compute": "float32"}
+    formats: dict[str, Any] = {"weights": "float32", "compute": "float32"}
     same = trained(tmp_path / "same", base, **formats, sampling="float32")
     assert max(same["sampler"]) < 1e-9 and "sampler_mismatch" not in same["alerts"]
     other = trained(tmp_path / "other", base, **formats, sampling="bfloat16")

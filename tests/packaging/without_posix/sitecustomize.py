@@ -10,6 +10,7 @@ import builtins
 import os
 import signal
 import types
+from collections.abc import Sequence
 from pathlib import Path
 
 MODULES = {"fcntl", "termios", "tty", "pty", "pwd", "grp", "resource", "syslog", "posix", "readline", "curses"}
@@ -23,7 +24,7 @@ SIGNALS = """
     SIGKILL SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGCHLD SIGCONT SIGSTOP SIGTSTP SIGWINCH SIGPIPE setitimer pause"""
 
 
-def _without(module: types.ModuleType, names: list[str], **other: object) -> types.ModuleType:
+def _without(module: types.ModuleType, names: Sequence[str], **other: object) -> types.ModuleType:
     twin = types.ModuleType(module.__name__)
     twin.__dict__.update({k: v for k, v in vars(module).items() if k not in names} | other)
     return twin

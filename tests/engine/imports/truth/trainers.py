@@ -78,7 +78,7 @@ def verl(episodes: list[Episode], folder: Path) -> None:
     for e in episodes:
         asked, said = _flat(e)
         row = {"input": asked, "output": said, "gts": e.answer, "score": e.reward, "step": e.step}
-        row |= {"uid": f"{e.group}_{e.index}_0"} | e.components
+        row |= {"uid": f"{e.group}_{e.index}_0", **e.components}
         lines(folder / ("validation" if e.split == "eval" else "rollout") / f"{e.step}.jsonl", [row])
 
 
@@ -87,7 +87,7 @@ def skyrl(episodes: list[Episode], folder: Path) -> None:
     for e in episodes:
         last = [{"role": "assistant", "content": ""}]
         talk = [m for i, t in enumerate(e.turns) for m in _chat_turn(t, i)]
-        row = {
+        row: dict[str, Any] = {
             "input_prompt": chat.chatml(chat.asked(e), generation=True),
             "output_response": _completion(talk or last),
         }
@@ -242,6 +242,7 @@ def trackio_table(episodes: list[Episode], folder: Path) -> None:
             "CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_id TEXT, timestamp TEXT, run_name TEXT, step INTEGER, "
             "metrics TEXT)"
         )
+        step, value = 0, {}
         for step, given in by_step(episodes):
             rows = [
                 {"step": str(step), "prompt": chat.chatml(chat.asked(e), generation=True),
@@ -259,7 +260,7 @@ def trackio_table(episodes: list[Episode], folder: Path) -> None:
 
 def wandb(episodes: list[Episode], folder: Path) -> None:
     """`wandb.Table(dataframe=…)` as TRL logs it, and the same file again as the run's last table."""
-    made = {}
+    made, step = {}, 0
     for step, given in by_step(episodes):
         columns = ["step", "prompt", "completion", *episodes[0].components, "advantage"]
         data = [
