@@ -8,13 +8,22 @@ the configuration as `training.advantages: path/to/file.py:Class`.
 from __future__ import annotations
 
 import importlib
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from ...configs.sections.training import Advantages
 from .base import AdvantageMethod as AdvantageMethod
 from .base import Among
 
-METHODS: tuple[str, ...] = get_args(Advantages)
+if TYPE_CHECKING:
+    METHODS: tuple[str, ...]
+
+
+def __getattr__(name: str) -> tuple[str, ...]:
+    """Return `METHODS`, the names of the package's methods. Screens use this package without pydantic."""
+    if name != "METHODS":
+        raise AttributeError(name)
+    from ...configs.sections.training import Advantages
+
+    return get_args(Advantages)
 
 
 def packaged_method(name: str, among: Among = "equals") -> AdvantageMethod:

@@ -85,7 +85,7 @@ def test_init_without_answers_or_data_says_so(cli: Cli, folder: Path):
     answer = cli("init", "--dataset", "plain.jsonl", "--no-check", "--force")
     assert answer.returncode == 0, answer.stderr
     assert "def quality(completions" in (folder / "rewards.py").read_text()
-    assert "nobody to ask" in cli("init", "--force").stderr
+    assert "no question can be asked" in cli("init", "--force").stderr
     gone = cli("init", "--force", "--dataset", "gone.jsonl")
     assert gone.returncode == 2 and "there is no file or folder gone.jsonl" in gone.stderr
 

@@ -34,14 +34,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         stop_run(look(run), timeout=60, force=True)
 
 
-async def until(driver: Driver, text: str) -> str:
-    """The screen once it shows a text."""
+async def until(driver: Driver, *texts: str) -> str:
+    """Return the screen once it shows one of these texts."""
     for _ in range(600):
-        if text in driver.text:
+        if any(text in driver.text for text in texts):
             return driver.text
         await asyncio.sleep(0.1)
         await driver.pilot.pause()
-    raise AssertionError(f"{text!r} never came:\n{driver.text}")
+    raise AssertionError(f"{texts} never came:\n{driver.text}")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (150, 45)])
@@ -68,7 +68,7 @@ async def test_a_correction_is_accepted_and_the_inbox_offers_what_has_no_feedbac
         await driver.press("e", "ctrl+u")  # the prompt holds the answer, which is noise of this policy
         await driver.type("green")
         await driver.press("enter")
-        await until(driver, "feedback accepted")
+        await until(driver, "feedback accepted", "learnt by update")
     async with running(served.parent, Further("Chat", served)) as driver:
         await driver.press("i")
         assert "red" in await until(driver, "certainty")

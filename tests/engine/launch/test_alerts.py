@@ -109,7 +109,7 @@ def test_a_destination_that_fails_costs_only_the_alert(
     sender.event("error", "it crashed", 3, {})
     sender.close()
     assert not sender._thread.is_alive()
-    assert "the run goes on" in caplog.text and "127.0.0.1" not in caplog.text
+    assert "the run continues" in caplog.text and "127.0.0.1" not in caplog.text
 
 
 def test_a_mistake_in_the_settings_is_logged_and_the_run_recorded(
