@@ -17,11 +17,12 @@ INPUTS := pyproject.toml setup.py constraints.txt
 # Imported once before the tests: else each worker would compile all of torch, transformers and trl at the same time.
 COMPILED := import grpo_tui.engine.training.rft, grpo_tui.tui.app.app, grpo_tui.tui.cli.main, pytest, hypothesis
 
-.PHONY: help train test lint types unit test-versions test-vllm stress bench policy smollm2 defaults clean
+.PHONY: help train test check lint types unit test-versions test-vllm stress bench policy smollm2 defaults clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train    set up and train the tiny policy, about 4 minutes on 2 cores; live view on a terminal"
+	@echo "make check    style, types and the nearest tests of the files that differ from main, a minute"
 	@echo "make test     style, types and tests, about 12 minutes with the first set-up"
 	@echo "make stress   the long forms of the stress tests, and an hour of mixed load (LOAD_SECONDS=600 for less)"
 	@echo "make bench    measure numbers of docs/benchmarks.md again, about an hour; BENCHES=rewards for one of them"
@@ -38,6 +39,10 @@ train: $(VENV)/.ready
 test: lint
 	@$(MAKE) --no-print-directory -j2 types unit
 	@echo "make test: all good"
+
+# Style, types and tests of the files that differ from main, in a minute.
+check: $(VENV)/.ready-test
+	@PYTHONPATH=typings:. $(BIN)/python -m tests.check $(ARGS)
 
 lint: $(VENV)/.ready-test
 	@echo "== style (ruff)"
