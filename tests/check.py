@@ -1,6 +1,6 @@
 """Check a change in a minute: style, types, and the tests nearest to the files that differ from a commit.
 
-    python -m tests.check [--since main] [--seconds 45]
+    python -m tests.check [--since main] [--seconds 36]
 
 Tests that name a changed module run first, then those of the touched rooms. Tests end at the time limit, with a note.
 """
@@ -57,7 +57,7 @@ def _git(*arguments: str) -> list[str]:
 
 def nearest(files: list[str]) -> Iterator[str]:
     """Yield test files, the nearest first: changed ones, those that name a changed module, those of its room."""
-    yield from (name for name in files if Path(name).name.startswith("test_"))
+    yield from (name for name in files if re.fullmatch(r"test_\w+\.py", Path(name).name))
     modules = [re.sub(r"\.py$|/__init__\.py$", "", name).replace("/", ".") for name in files if name.endswith(".py")]
     named = "|".join(re.escape(f"grpo_tui.{m.removeprefix('api.')}") for m in modules if not m.startswith("tests."))
     for test in sorted(ROOT.glob("tests/**/test_*.py")) if named else ():
@@ -71,7 +71,7 @@ def nearest(files: list[str]) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--since", default="main")
-    parser.add_argument("--seconds", type=float, default=45.0)
+    parser.add_argument("--seconds", type=float, default=36.0)
     given = parser.parse_args()
     files = changed(given.since)
     code = [name for name in files if name.endswith(".py")]
