@@ -63,7 +63,7 @@ Look = Callable[[Sequence[Batch], DiagnosisConfig], list[Finding]]
 
 @dataclass(frozen=True)
 class Detector:
-    """A function over batches, and the data that it needs.
+    """A function over batches, the data that it needs, and other metrics that it reads where a step has them.
 
     share: it measures a share of all given rollouts. `Diagnosis` gives it the later half of a full window, and a record
     that ends before the window is full as a whole.
@@ -71,6 +71,7 @@ class Detector:
 
     look: Look
     needs: tuple[Need, ...] = ()
+    reads: tuple[str, ...] = ()
     share: bool = False
 
     def __call__(self, batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
@@ -81,11 +82,11 @@ class Detector:
 DETECTORS: dict[str, Detector] = {}
 
 
-def detector(name: str, *needs: Need, share: bool = False) -> Callable[[Look], Look]:
-    """Register a function over batches under a name."""
+def detector(name: str, *needs: Need, reads: tuple[str, ...] = (), share: bool = False) -> Callable[[Look], Look]:
+    """Register a function over batches under a name. The arguments are those of `Detector`."""
 
     def register(look: Look) -> Look:
-        DETECTORS[name] = Detector(look, needs, share)
+        DETECTORS[name] = Detector(look, needs, reads, share)
         return look
 
     return register
@@ -211,7 +212,7 @@ def entropy_collapse(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[
     return [Finding("entropy_collapse", f"the policy explores no more: {measured}.", left, limits.entropy_fall, ids)]
 
 
-@detector("logprob_mismatch", need.MISMATCH)
+@detector("logprob_mismatch", need.MISMATCH, reads=(metric.STALENESS,))
 def logprob_mismatch(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Rollouts of servers come from a policy that is far from the one under training."""
     latest = batches[-1]
@@ -304,7 +305,7 @@ def errors(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     return _trouble("errors", "ended in an error or met one", batches, limits, lambda r: r.failed)
 
 
-@detector("not_finite")
+@detector("not_finite", reads=(metric.REWARD_NONFINITE,))
 def not_finite(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """NaN or infinity in a metric or a reward of the latest step."""
     latest = batches[-1]

@@ -6,9 +6,10 @@ Both feed the same `Batch` of each step, so both find the same faults at the sam
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..configs.sections.rewards import DiagnosisConfig
 from .batches import Batch, Need, having
@@ -38,6 +39,7 @@ class Diagnosis:
     def __init__(self, config: DiagnosisConfig | None = None, detectors: Mapping[str, Detector] | None = None) -> None:
         self.config = config or DiagnosisConfig()
         self.detectors = dict(DETECTORS if detectors is None else detectors)
+        self._metrics = {name for d in self.detectors.values() for name in (*d.reads, *(n.metric for n in d.needs))}
         self._windows: dict[tuple[Need, ...], deque[Batch]] = {}
         self._found: dict[_Key, Found] = {}
         self._reported: dict[_Key, int] = {}
@@ -47,6 +49,7 @@ class Diagnosis:
     def observe(self, batch: Batch) -> list[Finding]:
         """Take a step in; return the findings to report: each at most once in a window, also where it comes and goes.
         A detector that fails is logged and the others go on."""
+        batch = replace(batch, metrics={n: v for n, v in batch.metrics.items() if self.reads(n, v)})
         self._seen += 1
         self._last = batch.step
         fresh: set[tuple[Need, ...]] = set()
@@ -64,6 +67,10 @@ class Diagnosis:
             elif len(batches) == self.config.window:
                 found += self._look(name, batches[len(batches) // 2 :])
         return self._new(found)
+
+    def reads(self, name: str, value: float) -> bool:
+        """Whether a detector looks at this metric: it names it, or the value is not finite."""
+        return name in self._metrics or not math.isfinite(value)
 
     def end(self) -> list[Finding]:
         """The findings to report of a run that ends before the window was full."""

@@ -93,7 +93,7 @@ def kl_rise(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     return [Finding("kl_rise", message, rise, limits.kl_rise, ids_of(batches[-1].rollouts, limits), grade=grade)]
 
 
-@detector("no_movement", need.GRADIENT)
+@detector("no_movement", need.GRADIENT, reads=(metric.MOVEMENT, metric.KL_MEAN, metric.KL_UNCHANGED))
 def no_movement(batches: Sequence[Batch], limits: DiagnosisConfig) -> list[Finding]:
     """Updates with gradients leave the policy as it was: by the change of its weights, or by a KL that stays noise."""
     updates = [b for b in batches if b.metrics[metric.GRAD_NORM] > 0]

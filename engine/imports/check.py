@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import groupby
 
-from ...configs import metric_names as metric
 from ...configs.schema import RunConfig
 from ...configs.sections.rewards import SHAPED
 from ...rewards.batches import Batch, RolloutSummary, rollout_of
@@ -35,7 +34,7 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
     apart = SHAPED if config is not None and config.training.shaping_apart else ()
     rollouts = _Rollouts(reader, apart)
     steps = ((step, list(rows)) for step, rows in groupby(_rows(reader), key=lambda row: row.step))
-    values = _metrics(reader)
+    values = _metrics(reader, diagnosis)
     without_rollouts = [(step, list[TrajectoryRow]()) for step in values]
     for step, rows in merge(steps, without_rollouts, key=lambda pair: -1 if pair[0] is None else pair[0]):
         if rows or step in values:
@@ -45,20 +44,12 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
     return diagnosis
 
 
-def _metrics(reader: RunReader) -> dict[int | None, dict[str, float]]:
-    """By step, in order, what detectors read: a few metrics by name, and of all others those that are not finite."""
-    wanted = {
-        metric.ENTROPY,
-        metric.LOGPROB_MISMATCH,
-        metric.STALENESS,
-        metric.REWARD_NONFINITE,
-        metric.SAMPLER_KL,
-        metric.KL_MEAN,
-    }
+def _metrics(reader: RunReader, diagnosis: Diagnosis) -> dict[int | None, dict[str, float]]:
+    """The metrics that detectors read, by step, in order."""
     found: dict[int, dict[str, float]] = defaultdict(dict)
     for name in reader.metrics.names():
         for step, value in reader.metrics.points(name):
-            if name in wanted or not math.isfinite(value):
+            if diagnosis.reads(name, value):
                 found[step][name] = value
     return {step: found[step] for step in sorted(found)}
 

@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from grpo_tui.configs.loading import load_config
 from grpo_tui.configs.metric_names import meaning
 from grpo_tui.configs.sections import RewardsConfig
+from grpo_tui.configs.sections.rewards import DiagnosisConfig
 from grpo_tui.engine.agents.transformers_agent import TransformersAgent
 from grpo_tui.engine.imports.check import diagnose
 from grpo_tui.engine.record.step_recorder import StepRecorder
@@ -173,7 +174,8 @@ def test_embeddings_are_means_of_last_hidden_states_over_a_turns_tokens(tmp_path
             assert np.allclose(sample.embeddings[turn], last[where].mean(0), atol=1e-4)
 
 
-def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base):
+def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base, monkeypatch):
+    monkeypatch.setattr(DiagnosisConfig, "movement", 1e9)
     found = {}
     for compared in ("group", "equals"):
         folder = make_run(tmp_path / compared, base, max_steps=12, compare_shaping=compared, eval_every=4)
@@ -197,6 +199,7 @@ def test_alerts_of_the_detectors_are_in_the_record(tmp_path, base):
         }, "the record gives the same faults at the same steps as the training did"
         assert all({"detector", "value", "threshold", "trajectories"} <= set(a.data) for a in alerts)
         found[compared] = {a.data["detector"] for a in alerts}
+    assert all("no_movement" in names for names in found.values())
     # A random policy only writes what cannot be parsed: shaping is all that its returns differ by.
     assert "advantage_share" in found["group"] and "advantage_share" not in found["equals"]
 
