@@ -36,9 +36,12 @@ def cache_dir() -> Path:
 
 @cache
 def _writable(home: Path, temporary: Path) -> Path:
-    there = next(folder for folder in (home, *home.parents) if folder.exists())
-    if there.is_dir() and os.access(there, os.W_OK):
-        return home
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if os.access(home, os.W_OK):
+            return home
+    except OSError:
+        pass
     user = temporary / f"grpo-tui-{os.getuid() if hasattr(os, 'getuid') else 'dumps'}"
     try:
         user.mkdir(mode=0o700, exist_ok=True)

@@ -93,9 +93,13 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(dump: Path, monkeypatch:
             open_dump(dump, whole=True)
 
 
-def test_a_home_that_cannot_be_written_leads_to_the_temporary_folder(dump: Path, monkeypatch: pytest.MonkeyPatch):
-    home = dump.parent / "file"
-    home.write_text("")
+@pytest.mark.parametrize("place", ["file", "/proc/nowhere"])
+def test_a_home_that_cannot_be_written_leads_to_the_temporary_folder(
+    dump: Path, monkeypatch: pytest.MonkeyPatch, place: str
+):
+    home = dump.parent / place
+    if place == "file":
+        home.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     temporary = dump.parent / "temporary"
     temporary.mkdir()
