@@ -16,6 +16,9 @@ LOGS = "logs"
 IMAGES = "images"
 CHECKPOINTS = "checkpoints"
 SNAPSHOTS = "snapshots"
+NETWORK_FILE_SYSTEMS = frozenset(
+    "nfs nfs4 cifs smb3 smbfs sshfs 9p ceph lustre gpfs beegfs afs glusterfs afpfs webdav".split()
+)
 
 
 def runs_dir(cli_value: str | os.PathLike[str] | None = None) -> Path:
@@ -26,6 +29,22 @@ def runs_dir(cli_value: str | os.PathLike[str] | None = None) -> Path:
     if home:
         return Path(home).expanduser().absolute() / "runs"
     return Path.cwd() / "runs"
+
+
+def network_file_system(path: Path) -> str:
+    """Return the type of the network file system that holds `path`, such as `nfs4`; empty for a local disk.
+
+    SQLite's write-ahead log needs shared memory, which processes of different machines do not have.
+    """
+    import psutil
+
+    place = path.absolute()
+    mounts = [p for p in psutil.disk_partitions(all=True) if place.is_relative_to(p.mountpoint)]
+    found = max(mounts, key=lambda p: len(p.mountpoint), default=None)
+    if found is None:
+        return ""
+    remote = found.fstype.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS or "remote" in found.opts.split(",")
+    return found.fstype if remote else ""
 
 
 def new_run_id(folder: Path | None = None) -> str:

@@ -244,10 +244,15 @@ def devices() -> Iterator[Finding]:
 
 def disk(home: Path) -> Finding:
     """Yield the room for runs, and whether they may be written."""
+    from ...engine.runs.paths import network_file_system
+
     there = next(p for p in (home, *home.parents) if p.exists())
     free = shutil.disk_usage(there).free / GIB
     if not os.access(there, os.W_OK):
         return Finding("missing", f"runs cannot be written to {home}", "set GRPO_TUI_HOME or give --runs-dir")
+    if kind := network_file_system(there):
+        cure = "while a run is active, open it on the machine that trains, or set GRPO_TUI_HOME to a local folder"
+        return Finding("note", f"runs in {home} are on a network file system ({kind})", cure)
     if free < LOW_DISK_GIB:
         return Finding("note", f"only {free:.1f} GiB free for runs in {home}", "free some, or set GRPO_TUI_HOME")
     return Finding("good", f"runs in {home}, {free:.0f} GiB free")

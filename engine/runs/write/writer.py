@@ -24,7 +24,7 @@ from ..control.flight import Flights
 from ..control.live import Live, live_file
 from ..control.status import ENDED, HEARTBEAT_SECONDS, identity, write_state
 from ..durable import read_json, write_json
-from ..paths import PROCESSES, RUN_FILE
+from ..paths import PROCESSES, RUN_FILE, network_file_system
 from ..types import EventKind, RunStatus, TrajectoryRecord, Use
 from .images import image_path
 from .items import Event, Item, Metrics, Positions, SavedImage, Together, Trajectories, Uses, Vocabulary
@@ -103,6 +103,8 @@ class RunWriter:
         self._thread = threading.Thread(target=self._run, name="run-record", daemon=True)
         self._thread.start()
         atexit.register(self.close)
+        if kind := network_file_system(self.run_dir):
+            self.event("note", f"{self.run_dir} is on a network file system ({kind}): while the run is active, open it on this machine")
 
     @property
     def dropped(self) -> int:

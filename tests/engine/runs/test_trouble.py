@@ -11,7 +11,9 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from grpo_tui.engine.runs import durable
@@ -20,6 +22,7 @@ from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.write import writer as writer_module
 from grpo_tui.engine.runs.write.store import RecordStore
 from grpo_tui.engine.runs.write.writer import RunWriter
+from grpo_tui.tui.cli.doctor import disk
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +221,22 @@ def test_another_process_that_holds_the_database_for_long_delays_and_loses_nothi
     writer.close()
     with RunReader(run_dir) as reader:
         assert reader.metrics.points("a") == [(1, 1.0), (2, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("fstype", "opts", "network"),
+    [("nfs4", "rw", True), ("fuse.sshfs", "rw", True), ("NTFS", "rw,remote", True), ("ext4", "rw,relatime", False)],
+)
+def test_a_run_on_a_network_file_system_says_where_it_can_be_opened(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, fstype: str, opts: str, network: bool
+):
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4", opts="rw")]
+    mounts.append(SimpleNamespace(mountpoint=str(run_dir), fstype=fstype, opts=opts))
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    writer = RunWriter(run_dir)
+    assert writer.flush(10)
+    writer.close()
+    with RunReader(run_dir) as reader:
+        notes = [event.message for event in reader.events(kinds=["note"], limit=10)]
+    assert [fstype in note and "open it on this machine" in note for note in notes] == [True] * network
+    assert (disk(run_dir).state == "note") is network
