@@ -17,7 +17,22 @@ IMAGES = "images"
 CHECKPOINTS = "checkpoints"
 SNAPSHOTS = "snapshots"
 NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 cifs smb3 smbfs sshfs 9p ceph lustre gpfs beegfs afs glusterfs afpfs webdav".split()
+    {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "sshfs",
+        "9p",
+        "ceph",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "afs",
+        "glusterfs",
+        "webdav",
+    }
 )
 
 

@@ -104,7 +104,8 @@ class RunWriter:
         self._thread.start()
         atexit.register(self.close)
         if kind := network_file_system(self.run_dir):
-            self.event("note", f"{self.run_dir} is on a network file system ({kind}): while the run is active, open it on this machine")
+            where = f"{self.run_dir} is on a network file system ({kind})"
+            self.event("note", f"{where}: while the run is active, open it on this machine")
 
     @property
     def dropped(self) -> int:
