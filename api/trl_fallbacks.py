@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from grpo_tui.engine.imports.containers.parquet import Parquet
 from grpo_tui.engine.imports.errors import DumpError
 from grpo_tui.engine.imports.format import Origin
-from grpo_tui.engine.imports.formats.trl import Trl
+from grpo_tui.engine.imports.formats.trl import TRL
 from grpo_tui.engine.imports.messages import completion, conversation
 from grpo_tui.engine.imports.rollout import Rollout, Score
 from grpo_tui.recorder import Recorder
@@ -136,7 +136,7 @@ class ParquetFiles:
                 continue
             self.seen.add(path)
             origin = Origin(path, self.folder)
-            made = [r for row in rows for r in Trl().open(row, origin) if isinstance(r, Rollout)]
+            made = [r for row in rows for r in TRL.open(row, origin) if isinstance(r, Rollout)]
             for step in sorted({r.step or 0 for r in made}):
                 self.reader.recorder.rollouts(step, [replace(r, id="") for r in made if (r.step or 0) == step])
             self.reader.recorded(len(made))

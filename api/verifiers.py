@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_tui.engine.imports.format import Origin
-from grpo_tui.engine.imports.formats.verifiers import Episodes
+from grpo_tui.engine.imports.formats.verifiers import EPISODES
 from grpo_tui.engine.imports.rollout import Rollout
 from grpo_tui.recorder import Recorder
 
@@ -54,7 +54,7 @@ def on_complete(recorder: Recorder, then: OnComplete | None = None, *, step: int
 
 
 def _store(recorder: Recorder, text: str, step: int) -> None:
-    rollouts = [found for found in Episodes().open(json.loads(text), _NOWHERE) if isinstance(found, Rollout)]
+    rollouts = [found for found in EPISODES.open(json.loads(text), _NOWHERE) if isinstance(found, Rollout)]
     if not rollouts:
         raise ValueError("an episode of verifiers has no traces")
     for rollout in rollouts:

@@ -16,16 +16,11 @@ from ...envs.trajectory import Message as PromptMessage
 from ...rewards.breakdown import ComponentValue, RewardBreakdown, StepReward
 from ..runs.columns import Flag, Listed
 from ..runs.types import Split, TrajectoryRecord
+from .format import NOT_WRITTEN
 from .rollout import Message, Rollout, Score, text
 
 TEXT = "(text)"
 """The label of a turn without a call."""
-UNKNOWN = {
-    "reward": "the file holds no reward of this rollout",
-    "advantage": "the file holds no advantage of this rollout",
-    "step": "the file names no training step",
-}
-"""Reasons for missing values, where a format gives none."""
 _JUDGE = re.compile(r"(?:\A|[\W_])(?:judge|grader|scorer|critic|reward[ _-]?model)s?[\W_]?\d*\Z", re.I)
 """Names of agents that judge a rollout: they are no rollouts of the policy."""
 CLOSE = 1e-4
@@ -66,7 +61,7 @@ def record_of(rollout: Rollout, *, fallback_id: str, index: int, unknown: Mappin
     prompt, said = _prompt_and_rest(rollout)
     steps = _turns(said)
     breakdown, why = _breakdown(rollout, rollout.components, len(steps))
-    missing = {k: v for k, v in {**UNKNOWN, **unknown, **rollout.unknown}.items() if lacks(rollout, k)}
+    missing = {k: v for k, v in {**NOT_WRITTEN, **unknown, **rollout.unknown}.items() if lacks(rollout, k)}
     trajectory = Trajectory(
         id=rollout.id or fallback_id,
         env=rollout.env,

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 from .containers.base import loads
 from .rollout import Item
+
+NOT_WRITTEN = {
+    "reward": "the reward is not written",
+    "advantage": "the advantage is not written",
+    "weight": "weights of components are not written",
+    "step": "no training step is written",
+    "group": "no group is written: rollouts of one prompt in one step are shown as one",
+}
+"""Reasons for missing values, where a format or a rollout gives no reason of its own."""
 
 _STEP = re.compile(r"(?:\A|[^a-z])(?:global_step|step|iteration|iter)[_=-]?(\d{1,12})(?!\d)", re.I)
 _EVALS = ("eval", "evals", "val", "validation", "test", "dumped_evals")
@@ -19,21 +28,13 @@ MAX_SIDE_FILE = 16 << 20
 
 
 class Format(Protocol):
-    """What a writer means by a document.
-
-    `unknown` says in a sentence each what this format does not carry (`reward`, `weight`, `advantage`, `group`,
-    `step`, …): it is shown where a number would stand.
-    """
+    """The rollouts of one writer. `unknown` adds to `NOT_WRITTEN`, or replaces a reason of it."""
 
     @property
-    def name(self) -> str:
-        """The name that users see."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def unknown(self) -> Mapping[str, str]:
-        """Sentences on what the format does not hold."""
-        ...
+    def unknown(self) -> Mapping[str, str]: ...
 
     def detect(self, document: Any, origin: Origin) -> bool:
         """Return whether a document has this format, judging by its keys."""
@@ -42,6 +43,26 @@ class Format(Protocol):
     def open(self, document: Any, origin: Origin) -> Iterable[Item]:
         """Yield the items of a document. May raise KeyError, TypeError or ValueError for a damaged one."""
         ...
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A format that a function reads. Its documents have all `keys` and `lists`, and `when` is true for them."""
+
+    name: str
+    open: Callable[[Any, Origin], Iterable[Item]]
+    keys: tuple[str, ...] = ()
+    lists: tuple[str, ...] = ()
+    when: Callable[[Mapping[str, Any], Origin], object] | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    def detect(self, document: Any, origin: Origin) -> bool:
+        return (
+            isinstance(document, Mapping)
+            and all(key in document for key in self.keys)
+            and all(isinstance(document.get(key), list) for key in self.lists)
+            and (self.when is None or bool(self.when(document, origin)))
+        )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from .containers import BY_NAME, container_of
 from .convert import record_of
 from .dump import files_of, formats_of, items_at
 from .errors import DumpError
-from .format import Format, Origin
+from .format import NOT_WRITTEN, Format, Origin
 from .index_store import PROBLEMS, IndexStore
 from .measuring import measure
 from .options import Options
@@ -146,7 +146,7 @@ class Indexer:
             for what in of_all.keys() & {"reward", "advantage", "step"}:
                 known = f"{what} IS NOT NULL" + (f" OR flags & {Flag.NAN:d}" if what == "reward" else "")
                 of_all[what] = self.db.execute(f"SELECT count(*) FROM rows WHERE NOT ({known})").fetchone()[0]
-        why = {what: why for what, why in format_.unknown.items() if of_all.get(what)}
+        why = {what: why for what, why in {**NOT_WRITTEN, **format_.unknown}.items() if of_all.get(what)}
         part = {what: f" in {of_all[what]:,} of {total:,}" for what in why if of_all[what] < total}
         return {what: f"{reason}{part.get(what, '')}" for what, reason in why.items()}
 

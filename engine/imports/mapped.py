@@ -1,7 +1,7 @@
-"""Formats that are only other names for the same things: a table of keys, read by one function.
+"""Formats as tables of keys, read by one function.
 
-A key is a dotted path (`env_extras.reward_spec.ground_truth`); the first of several that is there counts. Keys that
-nobody names become columns: numbers are components of the reward where `numbers` says so, else `extra.<name>`.
+A key is a dotted path (`env_extras.reward_spec.ground_truth`). The first path with a value counts. Keys without a role
+become columns `extra.<name>`, or components of the reward.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from .containers.csv_rows import Row
 from .format import Origin
-from .messages import completion, conversation, error_text, flat, split
+from .messages import completion, conversation, error_text, split
 from .rollout import Item, Message, Rollout, Score, listed, mapping, number, text, whole
 
 Reader = Callable[[Any], tuple[Message, ...]]
@@ -66,29 +66,34 @@ _PLANS = 256
 
 @dataclass(frozen=True)
 class Mapped:
-    """A format as a table. `keys`: what it calls each role. `needs`: keys that every document has; `never`: keys that
-    none has. `components`: dotted paths of objects `{name: value}`; `prefixes`: of keys that are components;
-    `numbers`: what other numbers are; `by_token`: whether a list of rewards is one a token, so that their sum is the
-    reward (of a list that may be one a turn, or one a function, nobody knows the total)."""
+    """A format as a table."""
 
     name: str
     keys: Mapping[str, tuple[str, ...]]
+    """The paths that may hold each role."""
     needs: tuple[str, ...] = ()
-    never: tuple[str, ...] = ()
+    """Paths that every document has."""
+    when: Callable[[Mapping[str, Any]], object] | None = None
+    """A further condition on a document."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     prefixes: tuple[str, ...] = ()
+    """Prefixes of keys that hold components."""
     numbers: Literal["component", "extra"] = "extra"
+    """The meaning of numbers under keys without a role."""
     by_token: bool = False
+    """Whether the reward may be a list with one number per token. The total of any other list is unknown."""
     ignored: tuple[str, ...] = ()
+    """Paths that become no columns."""
     read_prompt: Reader = conversation
     read_completion: Reader = completion
     group_of: Callable[[str], tuple[str, int | None]] | None = None
+    """Splits the name of a group into the group and the index of the rollout."""
     rows: tuple[str, ...] = ()
-    """Paths of a list in a document, each item of which is a rollout. The document itself is a row's key `^`."""
+    """Paths of a list of rollouts in a document. A row finds the document under its key `^`."""
     split: str = ""
     """The split of rollouts that name none."""
-    finish: Callable[[Rollout, Mapping[str, Any]], Rollout] | None = None
-    """Adds what no key can express."""
+    finish: Callable[[Rollout, Mapping[str, Any], Origin], Rollout] | None = None
+    """Adds values that no key can express."""
 
     def detect(self, document: Any, origin: Origin) -> bool:
         """Return whether a document, or the first row in it, has the keys that are needed."""
@@ -104,12 +109,12 @@ class Mapped:
         return (
             isinstance(document, Mapping)
             and all(has(document, key) for key in self.needs)
-            and not any(has(document, key) for key in self.never)
-            and (bool(self.needs) or self._says_something(document))
+            and (self.when is None or bool(self.when(document)))
+            and (bool(self.needs or self.when) or self._says_something(document))
         )
 
     def _says_something(self, document: Mapping[str, Any]) -> bool:
-        """Whether there is a completion, or the place of one that is null beside its prompt."""
+        """Return whether there is a completion, or a null completion with a prompt."""
         plan = self._plan(document)
         if plan.first(document, "completion") is not None or plan.first(document, "messages") is not None:
             return True
@@ -190,7 +195,7 @@ class Mapped:
             tools=tuple(t for t in listed(tools) if isinstance(t, Mapping)) if tools is not None else (),
             unknown={"advantage": SEVERAL} if read["advantage"] is None and several(get("advantage")) else {},
         )
-        return made if self.finish is None else self.finish(made, document)
+        return made if self.finish is None else self.finish(made, document, origin)
 
     def with_keys(self, keys: Mapping[str, str]) -> Mapped:
         """Return this format with the keys that a user names in first place."""
@@ -222,7 +227,7 @@ class Mapped:
             if paths:
                 roles[role] = paths
         named = {key.partition(".")[0] for role, keys in self.keys.items() if role != "extra" for key in keys}
-        named.update(self.ignored, (key.partition(".")[0] for key in self.keys.get("extra", ())))
+        named.update(key.partition(".")[0] for key in (*self.ignored, *self.keys.get("extra", ())))
         columns = []
         for key in present:
             if key not in named and key != "^":
@@ -236,7 +241,7 @@ class Mapped:
         for key in plan.roles.get("components", ()):
             components.update(scores(at(document, key)))
         for key in plan.roles.get("extra", ()):
-            paths = [k for r, keys in self.keys.items() if r != "extra" for k in keys]
+            paths = [*self.ignored, *(k for r, keys in self.keys.items() if r != "extra" for k in keys)]
             read = {k.removeprefix(f"{key}.") for k in paths if k.startswith(f"{key}.")}
             values = mapping(at(document, key))
             extra.update(plain({k: v for k, v in values.items() if k not in read}))
@@ -264,8 +269,8 @@ def _stop_reason(value: object) -> str:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the keys of a document are: for each role the paths that may hold it, and the keys that nobody names, each
-    with the name of the component that it is by its prefix."""
+    """The meaning of a document's keys: the paths of each role, and the keys without a role, each with the name of its
+    component where a prefix makes it one."""
 
     roles: Mapping[str, tuple[str, ...]]
     columns: tuple[tuple[str, str | None], ...]
@@ -281,8 +286,8 @@ class _Plan:
         return None
 
     def left_over(self, document: Mapping[str, Any], found: Mapping[str, Any], unread: Sequence[str]) -> dict[str, Any]:
-        """What is in the paths of a role and became no part of the rollout, by path: what could not be read (a reward
-        in words), and what stands beside the value that counts and says something else."""
+        """Return values of roles that became no part of the rollout, by path: unreadable ones (a reward in words), and
+        those that differ from the value that counts."""
         left: dict[str, Any] = {}
         for role in unread:
             if not isinstance(given := found[role], Mapping):
@@ -314,7 +319,7 @@ def at(document: Mapping[str, Any], key: str) -> Any:
 
 
 def scores(value: object) -> dict[str, Score]:
-    """Components of an object `{name: number}` or `{name: {score, weight}}`; null is a component without a value."""
+    """Return the components of `{name: number}` or `{name: {score, weight}}`. Null is a component without a value."""
     found: dict[str, Score] = {}
     if isinstance(value, list):  # `[{"name", "value"}, …]`
         value = {str(v["name"]): v for v in value if isinstance(v, Mapping) and "name" in v}
@@ -328,8 +333,8 @@ def scores(value: object) -> dict[str, Score]:
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that a column can show: numbers, short texts, a few of them in a list as JSON; what is in an object by
-    its path (`judge.score`)."""
+    """Return values that a column can show: numbers, short texts, short lists as JSON. Values in an object get their
+    path as name (`judge.score`)."""
     found: dict[str, Any] = {}
     _flatten(values, "", found, 0)
     return found
@@ -378,6 +383,3 @@ def mean(value: object) -> float | None:
         parts = {p for v in value if (p := number(v)) is not None and p != 0}
         return parts.pop() if len(parts) == 1 else 0.0 if not parts else None
     return number(value)
-
-
-__all__ = ["ROLES", "SEVERAL", "Mapped", "at", "flat", "has", "mean", "plain", "scores", "several", "total"]

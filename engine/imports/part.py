@@ -16,7 +16,7 @@ from ..runs.labels import clean
 from .containers.base import Found
 from .convert import columns, identity, lacks, listed_of
 from .dump import format_of
-from .format import Format, Origin
+from .format import NOT_WRITTEN, Format, Origin
 from .index_store import IndexStore
 from .reached import MEASURED, is_low, is_silent, words_reached
 from .rollout import Amendment, Expected, Message, Named, Numbers, Rollout
@@ -130,7 +130,7 @@ class Part:
     def _measure(self, reader: Format, found: Found, rollouts: list[Rollout]) -> None:
         """Count the values that these rollouts lack, and the words that reached a message."""
         for rollout in rollouts:
-            for what in reader.unknown:
+            for what in NOT_WRITTEN | dict(reader.unknown):
                 if lacks(rollout, what):
                     self.lacking[reader.name, what] += 1
         if not rollouts:

@@ -1,18 +1,18 @@
-"""How a file holds documents: one file a container. A container is recognised by its first bytes, never by its name."""
+"""Containers of documents, one per file of this folder. The first bytes of a file decide, never its name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ..errors import DumpError
-from . import csv_rows, json_file, json_lines, packed_lines, parquet, session, sqlite, zip_file, zstd_lines
+from . import csv_rows, json_file, json_lines, packed_lines, parquet, session, sqlite, zip_file
 from .base import HEAD, Container
 
 CONTAINERS: tuple[Container, ...] = (
     parquet.Parquet(),
     sqlite.Sqlite(),
     zip_file.ZipFile(),
-    zstd_lines.ZstdLines(),
+    packed_lines.ZstdLines(),
     packed_lines.GzipLines(),
     session.SessionFile(),
     json_file.JsonFile(),
@@ -27,7 +27,7 @@ _TORCH = "a pickle (torch.save or Python's own): opening it would run code, so g
 
 
 def container_of(path: Path) -> Container | None:
-    """The container of a file; None for one that holds no documents. Raises DumpError for what must not be opened."""
+    """Return the container of a file, or None if it holds no documents. Raises DumpError for a pickle."""
     with open(path, "rb") as file:
         head = file.read(HEAD)
     if head[:2] in _PICKLES or (head[:4] == b"PK\x03\x04" and _holds_pickle(path)):
@@ -38,7 +38,7 @@ def container_of(path: Path) -> Container | None:
 
 
 def _holds_pickle(path: Path) -> bool:
-    """Whether a zip is what `torch.save` writes."""
+    """Return whether a zip was written by `torch.save`."""
     try:
         return any(name.endswith((".pkl", ".pickle")) for name in zip_file.first_names(path))
     except (DumpError, OSError):

@@ -1,25 +1,34 @@
-"""What a container is, and what is read from one."""
+"""The interface of a container, and the documents that it yields."""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import orjson
 
 HEAD = 1 << 16
-"""Bytes of a file by which its container is recognised."""
+"""Bytes at the beginning of a file by which its container is recognised."""
 MAX_DOCUMENT = 64 << 20
-"""Bytes of one document; a longer one is skipped, with its place."""
+"""Bytes of one document. A longer one is skipped and reported."""
+TO_ITS_END = -1
+"""The length of a line of which only the beginning is known."""
+MARK = b"\xef\xbb\xbf"
+"""The mark that editors of Windows put before UTF-8."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Found:
-    """One document and its place: `offset` and `length` mean to its container what they need to mean to read it
-    again; `line` is what a person calls the place; `after`: where the next one begins. `problem`: it was skipped."""
+    """One document and its place. `offset` and `length` are for the container, to read it again. `line` is for people.
+    `after` is the place of the next document. `problem` is the reason why the document is skipped."""
 
     offset: int
     length: int
@@ -29,66 +38,73 @@ class Found:
     problem: str | None = None
 
 
-class Container(Protocol):
-    """How a file holds documents."""
+class Container(ABC):
+    """A way in which a file holds documents."""
 
     name: str
 
+    @abstractmethod
     def detect(self, head: bytes) -> bool:
-        """Whether a file that begins with these bytes is one."""
-        ...
+        """Return whether a file that begins with these bytes is one."""
 
+    @abstractmethod
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """The documents behind a place, in order. Raises DumpError or OSError."""
-        ...
+        """Yield the documents from a place on, in order. Raises DumpError or OSError."""
 
+    @abstractmethod
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """The document at a place. Raises DumpError or OSError."""
-        ...
+        """Return the document at a place. Raises DumpError or OSError."""
 
     def end(self, path: Path) -> int:
-        """How far `after` can go now: for progress, and to see that a file has grown. Raises OSError."""
-        ...
+        """Return the last value that `after` can have now, by default the size of the file. Raises OSError."""
+        return os.stat(path).st_size
 
 
-TO_ITS_END = -1
-"""The length of a line of which only the beginning is known."""
-MARK = b"\xef\xbb\xbf"
-"""The mark that editors of Windows put before UTF-8."""
+def cached_by_file(maxsize: int) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
+    """Cache a function of a path, and of more arguments, for as long as the file does not change."""
+
+    def decorate(function: Callable[..., _T]) -> Callable[..., _T]:
+        @functools.lru_cache(maxsize=maxsize)
+        def cached(_state: tuple[int, int], path: Path, *rest: Any) -> _T:
+            return function(path, *rest)
+
+        @functools.wraps(function)
+        def current(path: Path, *rest: Any) -> _T:
+            stat = os.stat(path)
+            return cached((stat.st_size, stat.st_mtime_ns), path, *rest)
+
+        return current
+
+    return decorate
 
 
 def loads(data: bytes) -> Any:
-    """JSON, NaN and infinity allowed. Raises ValueError, also for what is nested too deeply."""
-    if data[:3] == MARK:
-        data = data[3:]
+    """Parse JSON, NaN and infinity allowed. Raises ValueError, also if it is nested too deeply."""
+    data = data.removeprefix(MARK)
     try:
         document = orjson.loads(data)
-        return _exact(data) if type(document) is dict and _has_huge(document) else document
+        return _by_json(data) if type(document) is dict and _has_huge(document) else document
     except orjson.JSONDecodeError as error:
-        # orjson knows no NaN, and no number that is too large; anything else that it refuses is refused
+        # Only orjson refuses NaN, lone surrogates, and numbers that are too large.
         known = b"NaN" in data or b"Infinity" in data or b"\\ud" in data or b"\\uD" in data
         if not known and not str(error).startswith("number"):
-            raise ValueError(_told(error)) from None
-        try:
-            return json.loads(data)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-        except ValueError as other:
-            raise ValueError(_told(other)) from None
+            raise ValueError(_short(error)) from None
+        return _by_json(data)
 
 
 def _has_huge(document: dict[str, Any]) -> bool:
-    """Whether a value is a whole number of more than 64 bits: orjson makes a float of it, so ids would lose digits."""
+    """Return whether a value is a whole number of more than 64 bits. orjson rounds it, and ids would lose digits."""
     return any(type(v) is float and (v >= 2.0**63 or v <= -(2.0**63)) for v in document.values())
 
 
-def _exact(data: bytes) -> Any:
+def _by_json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(_short(error)) from None
 
 
-def _told(error: Exception) -> str:
-    """The reader's complaint without the text that it read."""
+def _short(error: Exception) -> str:
     return f"it is no JSON ({str(error)[:120]})"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import MARK, MAX_DOCUMENT, Found
+from .base import MARK, MAX_DOCUMENT, Container, Found, cached_by_file
 
 csv.field_size_limit(MAX_DOCUMENT)
 _NAME = re.compile(r"[\w ./:()\[\]-]{1,80}")
@@ -27,7 +25,7 @@ class Row(dict[str, Any]):
     """A row of texts. Formats read numbers from it where a column is nothing else."""
 
 
-class CsvRows:
+class CsvRows(Container):
     """`.csv` and `.tsv` of any name."""
 
     name = "csv"
@@ -47,7 +45,7 @@ class CsvRows:
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
         """Yield the rows behind a byte."""
-        header, begin, delimiter = _header(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+        header, begin, delimiter = _header(path)
         at = max(after, begin)
         with open(path, "rb") as file:
             file.seek(at)
@@ -73,8 +71,7 @@ class CsvRows:
                 raise DumpError(f"{path}, row {line + 2}: {error}") from None
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """Return the row at a byte."""
-        header, _, delimiter = _header(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+        header, _, delimiter = _header(path)
         with open(path, "rb") as file:
             file.seek(offset)
             data = file.read(length).decode("utf-8", "replace")
@@ -82,10 +79,6 @@ class CsvRows:
         if len(values) != len(header):
             raise DumpError(f"{path} has changed since it was indexed")
         return _row(header, values)
-
-    def end(self, path: Path) -> int:
-        """Return the size of the file."""
-        return os.stat(path).st_size
 
 
 def _row(header: tuple[str, ...], values: list[str]) -> Row:
@@ -98,8 +91,8 @@ def _split(line: str) -> list[str]:
     return [name.strip() for name in next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter), [])]
 
 
-@lru_cache(maxsize=16)
-def _header(path: Path, _size: int, _changed: int) -> tuple[tuple[str, ...], int, str]:
+@cached_by_file(maxsize=16)
+def _header(path: Path) -> tuple[tuple[str, ...], int, str]:
     with open(path, "rb") as file:
         first = file.readline()
     line = first.removeprefix(MARK).decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """One JSON document in a file: an object, or a list whose items are the documents (also when pretty-printed).
 
-A large list is read item by item, and an item again from its bytes; anything else is one value and read at once.
+A large list is read item by item. Any other document is read at once.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import MARK, MAX_DOCUMENT, Found, loads
+from .base import MARK, MAX_DOCUMENT, Container, Found, cached_by_file, loads
 
 MAX_FILE = 2 << 30
 """Bytes of a file that is read at once."""
@@ -28,14 +27,14 @@ _IN_TEXT = re.compile(rb'["\\]')
 _BETWEEN = re.compile(r"\s*,?\s*")
 
 
-class JsonFile:
+class JsonFile(Container):
     """`.json` of any name. Several lines that are each a document are JSON lines."""
 
     name = "json"
 
     def detect(self, head: bytes) -> bool:
-        """An object or list that does not end on its first line, or is the only line of the file."""
-        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+        """Return whether an object or list does not end on its first line, or is the only line of the file."""
+        start = head.removeprefix(MARK).lstrip()
         if start[:1] not in (b"{", b"[") or b"\0" in start[:64]:
             return False
         first, newline, rest = start.partition(b"\n")
@@ -52,16 +51,16 @@ class JsonFile:
         return False
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """The document, or the items of the list, each with its index as the place; of a large list, with its bytes."""
+        """Yield the document or the items of the list. The place is an index, or the bytes in a large list."""
         if os.stat(path).st_size > LARGE and _is_list(path):
             yield from _items(path, after, line)
             return
-        items = _load(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+        items = _load(path)
         for i, item in enumerate(items[after:], after):
             yield Found(i, 1, i + 1, i + 1, item)
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """An item by its index (`length` 1), or by its bytes."""
+        """Return an item by its index (`length` 1) or its bytes."""
         if length > 1:
             with open(path, "rb") as file:
                 file.seek(offset)
@@ -70,14 +69,10 @@ class JsonFile:
                 return loads(data)
             except ValueError as error:
                 raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
-        items = _load(path, os.stat(path).st_size, os.stat(path).st_mtime_ns)
+        items = _load(path)
         if offset >= len(items):
             raise DumpError(f"{path} has changed since it was indexed: it has no item {offset} any more")
         return items[offset]
-
-    def end(self, path: Path) -> int:
-        """Return the size of the file, which does not grow but is replaced."""
-        return os.stat(path).st_size
 
 
 def _is_list(path: Path) -> bool:
@@ -86,8 +81,10 @@ def _is_list(path: Path) -> bool:
 
 
 def _items(path: Path, after: int, line: int) -> Iterator[Found]:
-    """The items of a list behind a byte. What is decoded as Latin-1 has one character a byte, and all marks of JSON in
-    their places: where an item ends is found so, and the item is read from its bytes."""
+    """Yield the items of a list from a byte on.
+
+    The end of an item is found in Latin-1 text, which has one character per byte. The item is read from its bytes.
+    """
     decoder = json.JSONDecoder()
     with open(path, "rb") as file:
         file.seek(after)
@@ -105,7 +102,7 @@ def _items(path: Path, after: int, line: int) -> Iterator[Found]:
                 if text[at : at + 1] == "]":
                     return
                 problem = f"it is no JSON ({error.msg})"
-                # what is not whole yet fails at its end, or at the beginning of the text that has none
+                # an item that is cut off fails at its end, or at the beginning of a text without an end
                 torn = error.msg.startswith("Unterminated") or error.pos >= len(text) - 16
                 if len(text) - at > MAX_DOCUMENT:
                     problem = f"the item has more than {MAX_DOCUMENT >> 20} MiB"
@@ -136,7 +133,7 @@ def _items(path: Path, after: int, line: int) -> Iterator[Found]:
 
 
 def _behind(path: Path, begin: int) -> int | None:
-    """Where an object or list ends that is too large or damaged: by its brackets. None where it does not."""
+    """Return the end of an object or list that is too large or damaged, found by its brackets, or None."""
     depth, inside, at = 0, False, begin
     with open(path, "rb") as file:
         file.seek(begin)
@@ -145,7 +142,7 @@ def _behind(path: Path, begin: int) -> int | None:
             while (found := (_IN_TEXT if inside else _BRACKETS).search(block, i)) is not None:
                 i, mark = found.end(), found[0]
                 if mark == b"\\":
-                    if i == len(block):  # what it escapes is in the next block
+                    if i == len(block):  # the escaped character is in the next block
                         block += file.read(1)
                     i += 1
                 elif mark == b'"':
@@ -160,8 +157,9 @@ def _behind(path: Path, begin: int) -> int | None:
     return None
 
 
-@lru_cache(maxsize=2)
-def _load(path: Path, size: int, _changed: int) -> tuple[Any, ...]:
+@cached_by_file(maxsize=2)
+def _load(path: Path) -> tuple[Any, ...]:
+    size = os.stat(path).st_size
     if size > MAX_FILE:
         raise DumpError(f"{path}: one JSON document of {size >> 20} MiB cannot be read at once; write JSON lines")
     try:
@@ -171,7 +169,7 @@ def _load(path: Path, size: int, _changed: int) -> tuple[Any, ...]:
 
 
 def items_of(data: bytes) -> tuple[Any, ...]:
-    """The items of a list, or the documents that stand one after the other. Raises ValueError for what is no JSON."""
+    """Return the items of a list, or the documents that follow each other. Raises ValueError if it is no JSON."""
     try:
         document = loads(data)
     except ValueError:
@@ -183,7 +181,7 @@ def items_of(data: bytes) -> tuple[Any, ...]:
 
 
 def _one_after_the_other(data: bytes) -> tuple[Any, ...]:
-    """Several pretty-printed documents (as `jq` writes them); nothing where there is anything else between them."""
+    """Return several pretty-printed documents (as `jq` writes them), or nothing if there is other text between them."""
     decoder = json.JSONDecoder()
     text = data.removeprefix(MARK).decode("utf-8", "replace")
     found: list[Any] = []

@@ -1,36 +1,32 @@
-"""One JSON document a line. A line that is still being written waits; a damaged one is skipped with its number."""
+"""One JSON document per line. A damaged line is skipped and reported. A last line without its end is read later."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import MAX_DOCUMENT, TO_ITS_END, Found, loads
+from .base import MARK, MAX_DOCUMENT, TO_ITS_END, Container, Found, loads
 
 BLOCK = 1 << 20
 
 
-class JsonLines:
+class JsonLines(Container):
     """`.jsonl` of any name."""
 
     name = "json lines"
 
     def detect(self, head: bytes) -> bool:
-        """Text that begins with an object or a list."""
-        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+        start = head.removeprefix(MARK).lstrip()
         return start[:1] in (b"{", b"[") and b"\0" not in start[:64]
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """Yield the lines behind a byte."""
         with open(path, "rb") as file:
             file.seek(after)
             yield from lines(file.read, after, line)
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """Return the line at a byte."""
         with open(path, "rb") as file:
             file.seek(offset)
             data = file.readline(MAX_DOCUMENT) if length == TO_ITS_END else file.read(length)
@@ -39,14 +35,10 @@ class JsonLines:
         except ValueError as error:
             raise DumpError(f"{path}, byte {offset}: {error}; the file has changed since it was indexed") from None
 
-    def end(self, path: Path) -> int:
-        """Return the size of the file."""
-        return os.stat(path).st_size
-
 
 def lines(read: Any, at: int, line: int, *, grows: bool = True) -> Iterator[Found]:
-    """Documents of a stream of lines. The last line counts only when it is whole: what is torn may still grow, or (not
-    `grows`) is told."""
+    """Yield the documents of a stream of lines. A last line that is not whole may still grow, or (not `grows`) is
+    reported."""
     rest: list[bytes] = []
     held = 0
     skipping = False  # inside a line that is too long to read

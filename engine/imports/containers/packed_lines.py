@@ -1,29 +1,35 @@
-"""Text packed as one stream: JSON lines, or one JSON document, inside gzip (`.jsonl.gz`) or zstd (`zstd_lines.py`).
+"""Text packed as one stream: JSON lines, or one JSON document, inside gzip or zstd.
 
-Places are bytes of the text as it was before packing. Where the packing has no table of its parts, a document is found
-by unpacking from the beginning; the stream that was read last is kept, so going forward costs only what lies between.
+Places are bytes of the unpacked text. Without a seek table, a document is found by unpacking from the beginning. The
+stream that was read last is kept, so the next document costs only the text up to it.
 """
 
 from __future__ import annotations
 
 import gzip
+import os
+import struct
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...runs.zstd import ZstdError, ZstdFile
 from ..errors import DumpError
-from .base import HEAD, MAX_DOCUMENT, TO_ITS_END, Found, loads
+from .base import HEAD, MARK, MAX_DOCUMENT, TO_ITS_END, Container, Found, cached_by_file, loads
 from .json_file import JsonFile, items_of
 from .json_lines import lines
 
 MAX_TEXT = 16 << 30
-"""Bytes of text in one file: what claims more is no dump but a bomb."""
+"""Bytes of text in one file. A larger text is a bomb."""
 MAX_WHOLE = 1 << 30
 """Bytes of text that is one JSON document."""
 _SKIP = 1 << 20
+MAGIC = b"\x28\xb5\x2f\xfd"
+SKIPPABLE = 0x184D2A5E
+SEEKABLE = 0x8F92EAB1
 
 
 @dataclass
@@ -35,8 +41,8 @@ class _Open:
     at: int
 
 
-class PackedLines(ABC):
-    """What gzip and zstd share. `damage`: what their readers raise for a damaged file."""
+class PackedLines(Container):
+    """The base of gzip and zstd. `damage`: errors of a reader for a damaged file."""
 
     name = ""
     damage: tuple[type[Exception], ...] = ()
@@ -47,14 +53,14 @@ class PackedLines(ABC):
 
     @abstractmethod
     def unpacked(self, file: Any) -> Any:
-        """A stream of the text of an open file."""
+        """Return a stream of the text of an open file."""
 
     def start_of(self, path: Path, offset: int) -> tuple[int, int]:
-        """Where in the file to begin for a byte of the text, and which byte of the text that is."""
+        """Return a place in the file, and the byte of the text there, from which to unpack up to `offset`."""
         return 0, 0
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """Lines behind a byte of the text; of one document its items."""
+        """Yield the lines from a byte of the text on, or the items of one document."""
         try:
             if self._is_document(path):
                 for i, item in enumerate(self._whole(path)[after:], after):
@@ -66,7 +72,7 @@ class PackedLines(ABC):
             raise DumpError(f"{path}: the compressed text is damaged ({error})") from None
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """The line at a byte of the text; `length` 0: the item of a document."""
+        """Return the line at a byte of the text, or (`length` 0) an item of a document."""
         try:
             if length == 0:
                 items = self._whole(path)
@@ -110,7 +116,7 @@ class PackedLines(ABC):
             return JsonFile().detect(self.unpacked(file).read(HEAD))
 
     def _whole(self, path: Path) -> tuple[Any, ...]:
-        """The items of a text that is one document; the last such file is kept."""
+        """Return the items of a text that is one document. The last such file is kept."""
         key = _key(path)
         if self._document is None or self._document[0] != key:
             with path.open("rb") as file:
@@ -125,10 +131,6 @@ class PackedLines(ABC):
                 raise DumpError(f"{path}: {error}") from None
         return self._document[1]
 
-    def end(self, path: Path) -> int:
-        """The size of the file: of its text nothing is known."""
-        return path.stat().st_size
-
 
 class GzipLines(PackedLines):
     """`.jsonl.gz` of any name, also of several members one after the other."""
@@ -137,18 +139,65 @@ class GzipLines(PackedLines):
     damage = (zlib.error, gzip.BadGzipFile)
 
     def detect(self, head: bytes) -> bool:
-        """The magic bytes, and text that begins as JSON does."""
         if head[:3] != b"\x1f\x8b\x08":
             return False
         try:
             text = zlib.decompressobj(wbits=31).decompress(head, 4096)
         except zlib.error:
-            return True  # said to be damaged when it is opened
-        return text.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"[", b"")
+            return True  # reported when it is opened
+        return text.removeprefix(MARK).lstrip()[:1] in (b"{", b"[", b"")
 
     def unpacked(self, file: Any) -> Any:
-        """Return a stream of the text."""
         return gzip.GzipFile(fileobj=file, mode="rb")
+
+
+class ZstdLines(PackedLines):
+    """`.jsonl.zst` of any name. With a seek table (prime-rl's sealed chunks), one frame is read to get a document."""
+
+    name = "json lines in zstd"
+    damage = (ZstdError,)
+
+    def detect(self, head: bytes) -> bool:
+        return head[:4] == MAGIC
+
+    def unpacked(self, file: Any) -> Any:
+        return ZstdFile(file)
+
+    def start_of(self, path: Path, offset: int) -> tuple[int, int]:
+        for at, end, start in _seek_table(path) if offset else ():
+            if end > offset:
+                return at, start
+        return 0, 0
+
+    def end(self, path: Path) -> int:
+        """Return the size of the text by the seek table, else the size of the file."""
+        table = _seek_table(path)
+        return table[-1][1] if table else super().end(path)
+
+
+@cached_by_file(maxsize=64)
+def _seek_table(path: Path) -> tuple[tuple[int, int, int], ...]:
+    """Return the seek table at the end of a file: the place of each frame, and the end and beginning of its text."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < 17:
+            return ()
+        file.seek(size - 9)
+        frames, flags, magic = struct.unpack("<IBI", file.read(9))
+        entry = 12 if flags & 0x80 else 8
+        table = 8 + frames * entry + 9
+        if magic != SEEKABLE or frames > 1 << 24 or table > size:
+            return ()
+        file.seek(size - table)
+        if struct.unpack("<I", file.read(4))[0] != SKIPPABLE:
+            return ()
+        file.read(4)
+        found, at, text = [], 0, 0
+        for _ in range(frames):
+            packed, plain = struct.unpack("<II", file.read(entry)[:8])
+            found.append((at, text + plain, text))
+            at, text = at + packed, text + plain
+        return tuple(found)
 
 
 def _key(path: Path) -> tuple[Path, int, int]:
@@ -166,7 +215,7 @@ def _limited(stream: Any) -> Any:
 
     def read(size: int) -> bytes:
         nonlocal left
-        data = stream.read1(size)  # what there is: a whole block would be lost with the damage behind its beginning
+        data = stream.read1(size)  # a whole block would be lost to damage at its end
         left -= len(data)
         if left < 0:
             raise DumpError("it unpacks to more than 16 GiB")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import Found
+from .base import Container, Found
 
 INSTALL = "reading parquet needs one more package: pip install 'grpo-tui[parquet]'"
 BATCH = 64
@@ -45,7 +45,7 @@ class _Reading:
     rows: list[Row] = field(default_factory=list)
 
 
-class Parquet:
+class Parquet(Container):
     """`.parquet` of any name."""
 
     name = "parquet"
@@ -54,7 +54,6 @@ class Parquet:
         self._kept: _Reading | None = None
 
     def detect(self, head: bytes) -> bool:
-        """Return whether a file begins with the magic bytes."""
         return head[:4] == b"PAR1"
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
@@ -86,10 +85,6 @@ class Parquet:
             kept.at, kept.rows = at, list(_rows(path, batch))
         self._kept = kept
         return kept.rows[offset - kept.at]
-
-    def end(self, path: Path) -> int:
-        """Return the size of the file, which is written once."""
-        return os.stat(path).st_size
 
 
 def _batches(path: Path) -> Iterator[Any]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import DumpError
-from .base import MAX_DOCUMENT, Found, loads
+from .base import MARK, MAX_DOCUMENT, Container, Found, cached_by_file, loads
 from .json_file import items_of
 
 MAX_BYTES = 256 << 20
@@ -21,14 +20,14 @@ _LIST = ("role", "source", "kind", "type")
 _SHOWN = 32
 
 
-class SessionFile:
+class SessionFile(Container):
     """Logs of Claude Code and Codex, and lists of messages."""
 
     name = "session"
 
     def detect(self, head: bytes) -> bool:
         """Return whether the first entries are those of a session."""
-        start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+        start = head.removeprefix(MARK).lstrip()
         if start[:1] == b"[":
             first = start[1:].lstrip()[:4096]
             return first[:1] == b"{" and any(b'"%s"' % key.encode() in first for key in _LIST) and _is_list(start)
@@ -41,23 +40,17 @@ class SessionFile:
         return is_session(entries)
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """Yield the session, behind a problem for each line that cannot be read."""
+        """Yield the session, after a problem for each line that cannot be read."""
         size = os.stat(path).st_size
         if after >= size:
             return
-        entries, problems = _entries(path, size, os.stat(path).st_mtime_ns)
+        entries, problems = _entries(path)
         for number, problem in problems:
             yield Found(0, 0, number, 0, problem=problem)
         yield Found(0, size, 1, size, {"session": list(entries)})
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """Return the session."""
-        stat = os.stat(path)
-        return {"session": list(_entries(path, stat.st_size, stat.st_mtime_ns)[0])}
-
-    def end(self, path: Path) -> int:
-        """Return the size of the file."""
-        return os.stat(path).st_size
+        return {"session": list(_entries(path)[0])}
 
 
 def is_session(entries: list[Any]) -> bool:
@@ -94,8 +87,9 @@ def is_entry(item: Any) -> bool:
     return event or (item.get("from") in ("human", "gpt", "system") and "value" in item)
 
 
-@lru_cache(maxsize=4)
-def _entries(path: Path, size: int, _changed: int) -> tuple[tuple[Any, ...], tuple[tuple[int, str], ...]]:
+@cached_by_file(maxsize=4)
+def _entries(path: Path) -> tuple[tuple[Any, ...], tuple[tuple[int, str], ...]]:
+    size = os.stat(path).st_size
     if size > MAX_BYTES:
         raise DumpError(f"{path}: a session of {size >> 20} MiB; up to {MAX_BYTES >> 20} MiB are read")
     data = path.read_bytes()

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from ..errors import DumpError
-from .base import Found
+from .base import Container, Found, cached_by_file
 
 TABLES = ("traces", "metrics", "alerts")
-"""Tables that hold documents (trackio's), in the order in which they are read."""
+"""Tables of trackio that hold documents, in the order of reading."""
 _SPAN = 1 << 40  # places: rows of the first table, then of the second
 
 
-class Sqlite:
+class Sqlite(Container):
     """`.db` of any name."""
 
     name = "sqlite"
 
     def detect(self, head: bytes) -> bool:
-        """Return whether a file begins with the magic bytes."""
         return head[:16] == b"SQLite format 3\0"
 
     def open(self, path: Path, after: int = 0, line: int = 0) -> Iterator[Found]:
-        """`{"table": name, "row": {…}}` for each row of a known table."""
+        """Yield `{"table": name, "row": {…}}` for each row of a known table."""
         db = _connect(path)
         try:
             for number, table in enumerate(TABLES):
@@ -47,7 +44,6 @@ class Sqlite:
             db.close()
 
     def read(self, path: Path, offset: int, length: int) -> Any:
-        """Return the row at a place."""
         db = _connect(path)
         try:
             number, rowid = divmod(offset, _SPAN)
@@ -62,19 +58,10 @@ class Sqlite:
             raise DumpError(f"{path} has changed since it was indexed: it has no row {rowid} any more")
         return {"table": TABLES[number], "row": dict(zip(names, row, strict=True))}
 
-    def end(self, path: Path) -> int:
-        """Return the size of the file."""
-        return os.stat(path).st_size
 
-
+@cached_by_file(maxsize=8)
 def runs_of(path: Path) -> tuple[str, ...]:
-    """The runs that a project of trackio holds, by name."""
-    stat = os.stat(path)
-    return _runs_of(path, stat.st_size, stat.st_mtime_ns)
-
-
-@lru_cache(maxsize=8)
-def _runs_of(path: Path, _size: int, _changed: int) -> tuple[str, ...]:
+    """Return the names of the runs in a project of trackio."""
     found: set[str] = set()
     try:
         db = _connect(path)
@@ -89,8 +76,8 @@ def _runs_of(path: Path, _size: int, _changed: int) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-@lru_cache(maxsize=8)
-def is_empty(path: Path, table: str, _size: int) -> bool:
+@cached_by_file(maxsize=8)
+def is_empty(path: Path, table: str) -> bool:
     """Return whether a database has no row of a table."""
     try:
         db = _connect(path)

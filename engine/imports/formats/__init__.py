@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 from ..format import Format
-from .agents import MiniSweAgent, Rllm, SweAgent
-from .atif import Atif, HarborTrials
-from .evaluations import BATCH, HARNESS, PROMPTFOO, TAU, TAU2, Pairs
-from .generic import Columns, Groups, Metrics, Table, Wrapped
-from .inspect_ai import Inspect
-from .sessions import OpenHands, Sessions
+from .agents import MINI_SWE_AGENT, RLLM, SWE_AGENT
+from .atif import ATIF, HARBOR
+from .evaluations import BATCH, HARNESS, PAIRS, PROMPTFOO, TAU, TAU2
+from .generic import BATCHES, GROUPS, METRICS, Wrapped, Zipped, wandb_table
+from .inspect_ai import INSPECT
+from .sessions import OPENHANDS, SESSIONS
 from .span_writers import SPANS
 from .tables import AGENTLIGHTNING, AREAL, GENERIC, OPENENV, SKYRL, VERL
-from .tinker import TinkerSummaries
-from .trainers import Art, NemoRl, Trackio, Zipped
-from .trl import TrainerState, Trl
-from .verifiers import Annotations, Episodes, Results, StreamIndex, Traces
+from .tinker import TINKER
+from .trainers import ART, NEMO_RL, TRACKIO
+from .trl import TRAINER_STATE, TRL
+from .verifiers import ANNOTATIONS, EPISODES, RESULTS, STREAM_INDEX, TRACES
 
-_ROWS: tuple[Format, ...] = (Trl(), VERL, SKYRL, AREAL, AGENTLIGHTNING)
-_LOOSE: tuple[Format, ...] = (Columns(), Groups(), Pairs(), GENERIC)
+_ROWS: tuple[Format, ...] = (TRL, VERL, SKYRL, AREAL, AGENTLIGHTNING)
+_LOOSE: tuple[Format, ...] = (BATCHES, GROUPS, PAIRS, GENERIC)
 
 FORMATS: tuple[Format, ...] = (
     *_ROWS,
-    Episodes(),
-    Traces(),
-    Annotations(),
-    StreamIndex(),
-    Results(),
-    TrainerState(),
-    Inspect(),
-    Atif(),
-    HarborTrials(),
-    Art(),
+    *(EPISODES, TRACES, ANNOTATIONS, STREAM_INDEX, RESULTS),
+    TRAINER_STATE,
+    INSPECT,
+    *(ATIF, HARBOR),
+    ART,
     OPENENV,
-    MiniSweAgent(),
-    SweAgent(),
-    NemoRl(),
-    Trackio(),
-    Rllm(),
-    TinkerSummaries(),
+    *(MINI_SWE_AGENT, SWE_AGENT),
+    NEMO_RL,
+    TRACKIO,
+    RLLM,
+    TINKER,
     *SPANS,
-    Sessions(),
-    OpenHands(),
+    *(SESSIONS, OPENHANDS),
     *(TAU, TAU2, HARNESS, PROMPTFOO, BATCH),
-    Table((*_ROWS, GENERIC)),
+    wandb_table((*_ROWS, GENERIC)),
     *(Zipped(each) for each in (*_ROWS, *_LOOSE)),
     *_LOOSE,
     Wrapped((*_ROWS, *_LOOSE)),
-    Metrics(),
+    METRICS,
 )

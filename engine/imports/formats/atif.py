@@ -1,4 +1,4 @@
-"""ATIF trajectories, and what Harbor writes of a trial beside them."""
+"""ATIF trajectories, and the trials of Harbor that they belong to."""
 
 from __future__ import annotations
 
@@ -8,91 +8,58 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from ..format import Origin
+from ..format import Documents, Origin
 from ..mapped import at, plain, scores
 from ..messages import call, conversation, message, split
 from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, summed, text
 from ..tokens import Tokens
 
 _PART = re.compile(r"\.(cont-\d+|summarization-.+)\Z")
-"""What Harbor calls further files of one trial: what went on after a summary, and the making of the summary."""
+"""Names of later files of one trial: a conversation continued after a summary, and the writing of the summary."""
 _READ = ("schema_version", "session_id", "agent", "steps", "final_metrics", "extra", "subagent_trajectories")
+_UNKNOWN = {
+    "reward": "the writer keeps no total reward; Harbor's verifier writes components without weights",
+    "group": "no group is written: rollouts of one task in one folder are shown as one",
+}
+_OF_THE_TRIAL = {"reward": "the reward belongs to the trial, and is shown at its first trajectory"}
 
 
-class Atif:
-    """ATIF trajectories, with Harbor's `result.json` and the verifier's reward where they stand beside it."""
-
-    name = "ATIF trajectory"
-    unknown: Mapping[str, str] = {
-        "reward": "ATIF holds no total reward; Harbor's verifier writes components without weights",
-        "weight": "Harbor's verifier writes no weights",
-        "advantage": "the writer records no advantages",
-        "step": "no training step is written; one is shown where a folder's name states it",
-        "group": "no group is written: rollouts of one task in one folder are shown as one",
-    }
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document names the version of ATIF, or has its keys."""
-        if not isinstance(document, Mapping) or not isinstance(document.get("steps"), list):
-            return False
-        return str(document.get("schema_version") or "").startswith("ATIF") or (
-            "session_id" in document and "agent" in document
-        )
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout, and one for each subagent whose trajectory is written inside."""
-        result = origin.beside("../result.json") or origin.beside("result.json")
-        made = _trajectory(document, text(result.get("trial_name")))
-        part = _PART.search(origin.path.stem)
-        if part is not None:
-            yield replace(_of_trial(made, result, {}, origin), id=f"{made.id}:{part[1]}", unknown=_OF_THE_TRIAL)
-        else:
-            yield _of_trial(made, result, _rewards(result, origin), origin)
-        for i, inner in enumerate(listed(document.get("subagent_trajectories")), 1):
-            if isinstance(inner, Mapping) and isinstance(inner.get("steps"), list):
-                made = replace(_trajectory(inner, None), id=f"{made.id}:{text(inner.get('session_id')) or i}")
-                yield replace(_of_trial(made, result, {}, origin), error=None, unknown=_OF_THE_TRIAL)
+def _open(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Yield a rollout, and one for each trajectory of a subagent inside."""
+    result = origin.beside("../result.json") or origin.beside("result.json")
+    made = _trajectory(document, text(result.get("trial_name")))
+    part = _PART.search(origin.path.stem)
+    if part is not None:
+        yield replace(_of_trial(made, result, {}, origin), id=f"{made.id}:{part[1]}", unknown=_OF_THE_TRIAL)
+    else:
+        yield _of_trial(made, result, _rewards(result, origin), origin)
+    for i, inner in enumerate(listed(document.get("subagent_trajectories")), 1):
+        if isinstance(inner, Mapping) and isinstance(inner.get("steps"), list):
+            made = replace(_trajectory(inner, None), id=f"{made.id}:{text(inner.get('session_id')) or i}")
+            yield replace(_of_trial(made, result, {}, origin), error=None, unknown=_OF_THE_TRIAL)
 
 
-class HarborTrials:
-    """Harbor's `result.json` of a trial whose agent wrote no ATIF trajectory: what is known without one."""
-
-    name = "Harbor trial"
-    unknown: Mapping[str, str] = {
-        **Atif.unknown,
-        "reward": "Harbor's verifier writes components without weights, and no total",
-        "turns": "no ATIF trajectory stands beside the result",
-    }
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the keys of this format."""
-        return isinstance(document, Mapping) and all(k in document for k in ("trial_name", "task_name", "agent_info"))
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """One rollout; nothing where the trajectory is there, which tells it all."""
-        if any((origin.path.parent / name).exists() for name in ("agent/trajectory.json", "trajectory.json")):
-            return
-        about = mapping(document.get("agent_info"))
-        model = mapping(about.get("model_info"))
-        made = Rollout(
-            id=text(document.get("trial_name")) or "",
-            agent=text(about.get("name")) or "",
-            model=text(model.get("name")) or "",
-            extra=plain(mapping(document.get("agent_result"))),
-        )
-        yield _of_trial(made, document, _rewards(document, origin), origin)
-
-
-_OF_THE_TRIAL = {"reward": "the reward is the whole trial's, and stands at its first trajectory"}
+def _open_trial(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Yield a rollout for the `result.json` of a trial without an ATIF trajectory."""
+    if any((origin.path.parent / name).exists() for name in ("agent/trajectory.json", "trajectory.json")):
+        return
+    made = Rollout(
+        id=text(document.get("trial_name")) or "",
+        agent=text(at(document, "agent_info.name")) or "",
+        model=text(at(document, "agent_info.model_info.name")) or "",
+        extra=plain(mapping(document.get("agent_result"))),
+    )
+    yield _of_trial(made, document, _rewards(document, origin), origin)
 
 
 def _trajectory(document: Mapping[str, Any], trial: str | None) -> Rollout:
-    """What a trajectory says itself."""
+    """Read the values that the trajectory itself holds."""
     steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
     prompt, said = split([m for step in steps for m in _messages(step)])
     agent, final = mapping(document.get("agent")), mapping(document.get("final_metrics"))
     calls = [mapping(s.get("metrics")) for s in steps if s.get("source") == "agent" and s.get("metrics")]
     ids = [tuple(listed(c.get(k)) for k in ("prompt_token_ids", "completion_token_ids", "logprobs")) for c in calls]
+    others = {k: v for k, v in document.items() if k not in _READ}
     return Rollout(
         prompt=prompt,
         completion=said,
@@ -101,20 +68,15 @@ def _trajectory(document: Mapping[str, Any], trial: str | None) -> Rollout:
         model=text(agent.get("model_name")) or "",
         token_count=summed([final.get(k) for k in ("total_prompt_tokens", "total_completion_tokens")]),
         tokens=Tokens.of_calls(ids),
-        extra=plain(
-            {
-                **{k: v for k, v in document.items() if k not in _READ},
-                **mapping(document.get("extra")),
-                **final,
-            }
-        ),
+        extra=plain({**others, **mapping(document.get("extra")), **final}),
         tools=tuple(t for t in listed(agent.get("tool_definitions")) if isinstance(t, Mapping)),
     )
 
 
 def _of_trial(made: Rollout, result: Mapping[str, Any], rewards: Mapping[str, Score], origin: Origin) -> Rollout:
-    """The same with what Harbor says of the trial."""
+    """Add the values that Harbor writes of the trial."""
     total = rewards.get("reward")
+    exception = [text(at(result, f"exception_info.exception_{k}")) for k in ("type", "message")]
     return replace(
         made,
         step=origin.step,
@@ -122,14 +84,13 @@ def _of_trial(made: Rollout, result: Mapping[str, Any], rewards: Mapping[str, Sc
         env=text(result.get("source")) or "",
         reward=None if total is None else total.value,
         components={k: v for k, v in rewards.items() if k != "reward"},
-        error=_exception(mapping(result.get("exception_info"))),
+        error=": ".join(part for part in exception if part) or None,
         seconds=_seconds(mapping(result.get("agent_execution"))) or _seconds(result),
     )
 
 
 def _rewards(result: Mapping[str, Any], origin: Origin) -> dict[str, Score]:
-    """What the verifier gave, by name: from the result, which held one number in older versions, else from its own
-    files."""
+    """Return the verifier's scores by name, from the result (one number in older versions) or the verifier's files."""
     found = scores(at(result, "verifier_result.rewards"))
     if not found and (one := number(at(result, "verifier_result.reward"))) is not None:
         return {"reward": Score(one)}
@@ -152,14 +113,26 @@ def _messages(step: Mapping[str, Any]) -> list[Message]:
     return made
 
 
-def _exception(info: Mapping[str, Any]) -> str | None:
-    kind, said = text(info.get("exception_type")), text(info.get("exception_message"))
-    return ": ".join(p for p in (kind, said) if p) or None
-
-
 def _seconds(times: Mapping[str, Any]) -> float:
     try:
         begin, end = (datetime.fromisoformat(str(times.get(k))) for k in ("started_at", "finished_at"))
         return max(0.0, (end - begin).total_seconds())
     except (ValueError, TypeError):
         return 0.0
+
+
+ATIF = Documents(
+    "ATIF trajectory",
+    _open,
+    lists=("steps",),
+    when=lambda document, _: (
+        str(document.get("schema_version") or "").startswith("ATIF") or {"session_id", "agent"} <= document.keys()
+    ),
+    unknown=_UNKNOWN,
+)
+HARBOR = Documents(
+    "Harbor trial",
+    _open_trial,
+    keys=("trial_name", "task_name", "agent_info"),
+    unknown={**_UNKNOWN, "turns": "the trial has no ATIF trajectory"},
+)

@@ -1,4 +1,4 @@
-"""Results of evaluations, outputs of batches, and preference pairs: tables of keys, and what no key can express."""
+"""Results of evaluations, outputs of batches, and preference pairs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..format import Origin
+from ..format import Documents, Origin
 from ..mapped import Mapped, at, plain
 from ..messages import completion, conversation, error_text
 from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, summed, text
 from .tables import GENERIC
 
-_EVALUATION = {
-    "advantage": "evaluations have no advantages",
-    "step": "an evaluation has no training step",
-    "weight": "weights are not written",
-}
-
 
 def _call_ids(messages: object) -> tuple[Message, ...]:
-    """Read tau2's messages: a tool's message has the id of the call that it answers."""
+    """Read tau2's messages. The id of a tool's message is the id of the call that it answers."""
     items = [m for m in listed(messages) if isinstance(m, Mapping)]
     return conversation([{**m, "tool_call_id": m.get("id")} if m.get("role") == "tool" else m for m in items])
 
@@ -41,7 +35,7 @@ TAU = Mapped(
     },
     ignored=("info",),
     split="eval",
-    unknown={**_EVALUATION, "components": "one reward, no components", "tokens": "token ids are not written"},
+    unknown={"components": "one reward, no components", "tokens": "token ids are not written"},
 )
 
 TAU2 = Mapped(
@@ -64,13 +58,12 @@ TAU2 = Mapped(
     ignored=("reward_info", "start_time", "end_time", "timestamp"),
     read_prompt=_call_ids,
     split="eval",
-    unknown={**_EVALUATION, "weight": "the reward is the product of its components, which have no weights"},
+    unknown={"weight": "the reward is the product of its components, which have no weights"},
 )
 
 
-def _of_harness(made: Rollout, document: Mapping[str, Any]) -> Rollout:
-    """Add the metrics that lm-eval-harness computed with one filter. Choices that were scored by likelihood are no
-    answer of the model."""
+def _of_harness(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+    """Add the metrics of one filter. Choices scored by likelihood are no answer of the model."""
     answers = [r for each in listed(document["resps"]) for r in (each if isinstance(each, list) else [each])]
     wrote = [r for r in answers if isinstance(r, str)]
     filter_ = text(document.get("filter")) or "none"
@@ -109,12 +102,12 @@ HARNESS = Mapped(
     ignored=(*_HARNESS, "filter", "metrics"),
     finish=_of_harness,
     split="eval",
-    unknown={**_EVALUATION, "reward": "metrics are written, and no total", "error": "errors are not written"},
+    unknown={"reward": "metrics are written, and no total", "error": "errors are not written"},
 )
 
 
-def _of_promptfoo(made: Rollout, document: Mapping[str, Any]) -> Rollout:
-    """Keep an error only where the call failed: promptfoo writes the reason of a failed assertion there, too."""
+def _of_promptfoo(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+    """Keep an error only if the call failed. promptfoo also writes the reason of a failed assertion there."""
     failed = document.get("failureReason") != 1 and made.error
     seconds = number(document.get("latencyMs"))
     extra = made.extra if failed or not made.error else {**made.extra, "reason": made.error[:400]}
@@ -144,11 +137,10 @@ PROMPTFOO = Mapped(
     ignored=("testCase", "gradingResult", "promptId", "tokenUsage", "latencyMs", "failureReason", "evalId"),
     finish=_of_promptfoo,
     split="eval",
-    unknown=_EVALUATION,
 )
 
 
-def _of_batch(made: Rollout, document: Mapping[str, Any]) -> Rollout:
+def _of_batch(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
     """Add the error of a request that a batch did not answer."""
     kind = text(at(document, "result.type")) or "succeeded"
     why = next((e for p in ("result.error.error", "result.error", "error") if (e := error_text(at(document, p)))), None)
@@ -175,64 +167,54 @@ BATCH = Mapped(
     },
     ignored=("id", "result", "response", "error"),
     finish=_of_batch,
-    unknown={
-        "prompt": "the output of a batch does not repeat the request",
-        "reward": "a batch has no rewards",
-        "advantage": "a batch has no advantages",
-        "step": "a batch has no training step",
-        "group": "no group is written",
-    },
+    unknown={"prompt": "the output of a batch does not repeat the request", "group": "no group is written"},
 )
 
 
-class Pairs:
-    """Pairs of a preferred and a rejected answer (DPO): two rollouts of one group."""
-
-    name = "preference pairs"
-    unknown: Mapping[str, str] = {
-        "reward": "pairs name the better answer; most give it no reward",
-        "advantage": "pairs have no advantages",
-        "step": "pairs have no training step",
-        "group": "each pair is shown as a group",
-    }
-    _SIDES = ("chosen", "rejected")
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether a document has both answers."""
-        return isinstance(document, Mapping) and all(document.get(side) is not None for side in self._SIDES)
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield the preferred answer, then the rejected one."""
-        sides = {k: v for k, v in document.items() if any(side in k for side in self._SIDES)}
-        made = GENERIC.rollout({**{k: v for k, v in document.items() if k not in sides}, "completion": ""}, origin)
-        talks = [_dialogue(document[side]) for side in self._SIDES]
-        shared = len(made.prompt) if all(t[: len(made.prompt)] == made.prompt for t in talks) else 0
-        if not made.prompt:  # both answers repeat it
-            pairs = enumerate(zip(*(t[:-1] for t in talks), strict=False))
-            shared = next((i for i, (one, other) in pairs if one != other), min(len(t) - 1 for t in talks))
-        prompt = made.prompt or talks[0][:shared]
-        for index, (side, said) in enumerate(zip(self._SIDES, talks, strict=True)):
-            own = {k: v for k, v in sides.items() if side in k and k != side}
-            value = next((n for k, v in own.items() if _SCORE.search(k) and (n := number(v)) is not None), None)
-            yield replace(
-                made,
-                prompt=prompt,
-                completion=said[shared:],
-                index=index,
-                reward=value,
-                model=next((text(v) or "" for k, v in own.items() if "model" in k), made.model),
-                extra={**made.extra, **plain(own), "pair": side},
-            )
-
-
+_SIDES = ("chosen", "rejected")
 _SCORE = re.compile("score|reward|rating")
 _HH = re.compile(r"\n\n(Human|Assistant):")
 
 
+def _pair(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Yield the chosen answer, then the rejected one, as the rollouts of a group."""
+    sides = {k: v for k, v in document.items() if any(side in k for side in _SIDES)}
+    made = GENERIC.rollout({**{k: v for k, v in document.items() if k not in sides}, "completion": ""}, origin)
+    talks = [_dialogue(document[side]) for side in _SIDES]
+    shared = len(made.prompt) if all(t[: len(made.prompt)] == made.prompt for t in talks) else 0
+    if not made.prompt:  # both answers repeat it
+        pairs = enumerate(zip(*(t[:-1] for t in talks), strict=False))
+        shared = next((i for i, (one, other) in pairs if one != other), min(len(t) - 1 for t in talks))
+    prompt = made.prompt or talks[0][:shared]
+    for index, (side, said) in enumerate(zip(_SIDES, talks, strict=True)):
+        own = {k: v for k, v in sides.items() if side in k and k != side}
+        value = next((n for k, v in own.items() if _SCORE.search(k) and (n := number(v)) is not None), None)
+        yield replace(
+            made,
+            prompt=prompt,
+            completion=said[shared:],
+            index=index,
+            reward=value,
+            model=next((text(v) or "" for k, v in own.items() if "model" in k), made.model),
+            extra={**made.extra, **plain(own), "pair": side},
+        )
+
+
 def _dialogue(value: object) -> tuple[Message, ...]:
-    """Return an answer, or the whole conversation with it, also as text with `Human:` and `Assistant:`."""
+    """Read an answer, or a conversation that ends with it, also as text with `Human:` and `Assistant:`."""
     if not isinstance(value, str) or not _HH.match(value):
         return completion(value)
     _, *parts = _HH.split(value)
     pairs = zip(parts[::2], parts[1::2], strict=True)
     return tuple(Message("user" if who == "Human" else "assistant", said.strip()) for who, said in pairs)
+
+
+PAIRS = Documents(
+    "preference pairs",
+    _pair,
+    when=lambda document, _: all(document.get(side) is not None for side in _SIDES),
+    unknown={
+        "reward": "pairs name the better answer; most give it no reward",
+        "group": "each pair is shown as a group",
+    },
+)

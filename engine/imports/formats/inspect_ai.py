@@ -1,4 +1,4 @@
-"""Logs of inspect-ai: in one piece, or packed with a member a sample and summaries of all."""
+"""Logs of inspect-ai: one document, or a zip with a member per sample and summaries of all samples."""
 
 from __future__ import annotations
 
@@ -7,43 +7,41 @@ from dataclasses import replace
 from typing import Any
 
 from ..containers.zip_file import member_of, number_of
-from ..format import Origin
+from ..format import Documents, Origin
 from ..mapped import at, plain, scores
 from ..messages import conversation, error_text, split
 from ..rollout import Expected, Item, Named, Rollout, Score, listed, mapping, number, summed, text, whole
 
 
-class Inspect:
-    """Samples of inspect-ai: epochs of a sample are the rollouts of its group."""
+def _is_log(document: Mapping[str, Any], origin: Origin) -> bool:
+    if isinstance(document.get("member"), str) and "document" in document:
+        return _is_sample(document["document"]) or _is_part(document["member"])
+    return isinstance(document.get("eval"), Mapping) and ("samples" in document or "status" in document)
 
-    name = "inspect-ai samples"
-    unknown: Mapping[str, str] = {
+
+def _open(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Yield a rollout for each sample. Epochs of a sample are the rollouts of its group."""
+    if "member" in document:
+        if _is_sample(document["document"]):
+            yield _sample(document["document"], _header(origin))
+        elif "summaries" in document["member"]:  # of all samples, also of those that cannot be read
+            yield from _summaries([s for s in listed(document["document"]) if isinstance(s, Mapping)], origin)
+        return
+    header = {k: v for k, v in document.items() if k != "samples"}
+    for sample in listed(document.get("samples")):
+        if isinstance(sample, Mapping):
+            yield _sample(sample, header)
+
+
+INSPECT = Documents(
+    "inspect-ai samples",
+    _open,
+    when=_is_log,
+    unknown={
         "reward": "scores are components; inspect-ai has no total",
-        "weight": "scores have no weights",
-        "advantage": "evaluations have no advantages",
         "step": "no training step is written (metadata may hold one)",
-    }
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """A log in one piece, or a member of a packed one."""
-        if not isinstance(document, Mapping):
-            return False
-        if isinstance(document.get("member"), str) and "document" in document:
-            return _is_sample(document["document"]) or _is_part(document["member"])
-        return isinstance(document.get("eval"), Mapping) and ("samples" in document or "status" in document)
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield a rollout for each sample."""
-        if "member" in document:
-            if _is_sample(document["document"]):
-                yield _sample(document["document"], _header(origin))
-            elif "summaries" in document["member"]:  # of all samples, so of those that cannot be read, too
-                yield from _summaries([s for s in listed(document["document"]) if isinstance(s, Mapping)], origin)
-            return
-        header = {k: v for k, v in document.items() if k != "samples"}
-        for sample in listed(document.get("samples")):
-            if isinstance(sample, Mapping):
-                yield _sample(sample, header)
+    },
+)
 
 
 def _is_sample(document: Any) -> bool:
@@ -51,12 +49,12 @@ def _is_sample(document: Any) -> bool:
 
 
 def _is_part(member: str) -> bool:
-    """A member of a log that is no sample: header, summaries, journal, reductions."""
+    """Return whether a member of a log is its header, summaries, journal or reductions."""
     return member.startswith("_journal/") or member in ("header.json", "summaries.json", "reductions.json")
 
 
 def _header(origin: Origin) -> Mapping[str, Any]:
-    """The header of a packed log, or how it began."""
+    """Return the header of a packed log, or its beginning in the journal."""
     for name in ("header.json", "_journal/start.json"):
         found = member_of(origin.path, name)
         if isinstance(found, Mapping):
@@ -65,7 +63,7 @@ def _header(origin: Origin) -> Mapping[str, Any]:
 
 
 def _summaries(summaries: list[Mapping[str, Any]], origin: Origin) -> Iterator[Item]:
-    """What is said of samples that are not read yet, or are in no file."""
+    """Yield the samples as the summaries describe them, and the ids of samples that the log does not hold."""
     header, missing = _header(origin), []
     for summary in summaries:
         if not isinstance(uuid := summary.get("uuid"), str):
@@ -77,7 +75,7 @@ def _summaries(summaries: list[Mapping[str, Any]], origin: Origin) -> Iterator[I
         given = summary.get("input")
         asked = given if isinstance(given, list) else [{"role": "user", "content": given}]
         made = _sample({**summary, "messages": asked}, header)
-        # a conversation may be the input: of its end nobody knows yet what was said
+        # the input may be a conversation, and its completion is not known yet
         yield Expected(replace(made, prompt=(*made.prompt, *made.completion), completion=()), number_, 0)
     if missing:
         yield Named(tuple(missing))
@@ -85,14 +83,15 @@ def _summaries(summaries: list[Mapping[str, Any]], origin: Origin) -> Iterator[I
 
 def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
     attachments = {f"attachment://{k}": v for k, v in mapping(sample.get("attachments")).items()}
-    talk = listed(sample.get("messages")) or listed(sample.get("input"))  # none: it failed before anything was said
-    talk = talk or [{"role": "user", "content": sample["input"]}] if sample.get("input") else talk
+    talk = listed(sample.get("messages")) or listed(sample.get("input"))  # without messages if it failed early
+    if not talk and sample.get("input"):
+        talk = [{"role": "user", "content": sample["input"]}]
     prompt, said = split(conversation(_restored(talk, attachments)))
     about = {**mapping(at(header, "eval.metadata")), **mapping(header.get("metadata"))}
     own = mapping(sample.get("metadata"))
     step = next((s for k in ("step", "training_step") if (s := whole(own.get(k, about.get(k)))) is not None), None)
     components: dict[str, Score] = {}
-    said_otherwise: dict[str, Any] = {}
+    in_words: dict[str, Any] = {}
     answer, correct = None, None
     graded = mapping(sample.get("scores")) or ({"score": sample["score"]} if sample.get("score") else {})
     for name, score in graded.items():
@@ -105,15 +104,15 @@ def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
             correct = value == "C" if value in "CI" else correct
         elif value is None or number(value) is not None:
             components[name] = Score(number(value))
-        else:  # words, or a list: no part of a reward
-            said_otherwise[name] = value
+        else:  # words or a list
+            in_words[name] = value
         answer = answer or (text(score.get("answer")) if isinstance(score, Mapping) else None)
     model, used = text(at(header, "eval.model")) or "", mapping(sample.get("model_usage"))
-    told = [used[model]] if model in used else used.values()  # a judge's tokens are not the rollout's
-    usage = [mapping(u) for u in told]
+    usage = [mapping(u) for u in ([used[model]] if model in used else used.values())]  # without tokens of judges
     target = sample.get("target")
     limit = sample.get("limit")
     limit = limit.get("type") if isinstance(limit, Mapping) else limit
+    choice = mapping(next(iter(listed(at(sample, "output.choices"))), None))
     task = text(at(header, "eval.task")) or ""
     sample_id = text(sample.get("id")) or ""
     return Rollout(
@@ -131,12 +130,10 @@ def _sample(sample: Mapping[str, Any], header: Mapping[str, Any]) -> Rollout:
         answer=answer,
         expected=text(target if not isinstance(target, list) else ", ".join(map(str, target))),
         correct=correct,
-        stop=text(limit) or text(at(listed(at(sample, "output.choices"))[0], "stop_reason")) or ""
-        if limit or listed(at(sample, "output.choices"))
-        else "",
+        stop=text(limit) or text(choice.get("stop_reason")) or "",
         error=error_text(sample.get("error")),
         token_count=summed([u.get("total_tokens") for u in usage]),
-        extra=plain({**said_otherwise, **{k: v for k, v in own.items() if k != "step"}}),
+        extra=plain({**in_words, **{k: v for k, v in own.items() if k != "step"}}),
         seconds=number(sample.get("total_time")) or 0.0,
     )
 
@@ -146,7 +143,7 @@ _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 
 
 def _restored(value: Any, attachments: Mapping[str, Any]) -> Any:
-    """Texts that were moved to the attachments, back in their places."""
+    """Return a value with texts of attachments in the places of their links."""
     if not attachments:
         return value
     if isinstance(value, str):

@@ -7,94 +7,40 @@ from dataclasses import replace
 from typing import Any
 
 from ..containers.session import is_entry, is_session
-from ..format import Origin
-from ..mapped import at, plain
+from ..format import Documents, Origin
+from ..mapped import Mapped, at, plain
 from ..messages import conversation, split
 from ..rollout import Item, Message, Rollout, listed, mapping, number, parsed, summed, text, whole
 
-_UNKNOWN = {
-    "reward": "the session holds no reward",
-    "advantage": "the session holds no advantages",
-    "step": "the session names no training step",
-    "group": "no group is written: sessions with one prompt are shown as one",
-}
 _ITEMS = ("message", "reasoning")
 Entries = list[Mapping[str, Any]]
 
 
-class Sessions:
-    """A file that is one session (`containers/session.py`)."""
-
-    name = "agent session"
-    unknown: Mapping[str, str] = _UNKNOWN
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document is a session of a kind that is known."""
-        entries = document.get("session") if isinstance(document, Mapping) else None
-        return isinstance(entries, list) and (is_session(entries[:32]) or (bool(entries) and is_entry(entries[0])))
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield the rollouts of a session: one, or one more for each subagent."""
-        entries: Entries = [e for e in document["session"] if isinstance(e, Mapping)]
-        first = entries[0]
-        if "source" in first and "role" not in first:
-            prompt, said = split(conversation(openhands_messages(entries)))
-            found = [Rollout(prompt=prompt, completion=said, env="OpenHands")]
-        elif any("sessionId" in e or "leafUuid" in e for e in entries[:32]):
-            found = list(_claude(entries))
-        elif is_entry(first):
-            prompt, said = split(conversation(entries))
-            found = [Rollout(prompt=prompt, completion=said)]
-        else:
-            found = [_codex(entries)]
-        for made in found:
-            stop = made.stop or next((m.stop for m in reversed(made.completion) if m.stop), "")
-            yield replace(made, id=made.id or origin.relative, grows=True, stop=stop, split=origin.split)
+def _session(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Yield the rollouts of a file that is one session: one, and one for each subagent."""
+    entries: Entries = [e for e in document["session"] if isinstance(e, Mapping)]
+    first = entries[0]
+    if "source" in first and "role" not in first:
+        prompt, said = split(conversation(openhands_messages(entries)))
+        found = [Rollout(prompt=prompt, completion=said, env="OpenHands")]
+    elif any("sessionId" in e or "leafUuid" in e for e in entries[:32]):
+        found = list(_claude(entries))
+    elif is_entry(first):
+        prompt, said = split(conversation(entries))
+        found = [Rollout(prompt=prompt, completion=said)]
+    else:
+        found = [_codex(entries)]
+    for made in found:
+        stop = made.stop or next((m.stop for m in reversed(made.completion) if m.stop), "")
+        yield replace(made, id=made.id or origin.relative, grows=True, stop=stop, split=origin.split)
 
 
-class OpenHands:
-    """Lines of OpenHands' evaluations (`output.jsonl`), with the events of versions 0 and 1."""
-
-    name = "OpenHands outputs"
-    unknown: Mapping[str, str] = {**_UNKNOWN, "reward": "OpenHands writes test results, and no reward"}
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the keys of an output."""
-        return isinstance(document, Mapping) and "instance_id" in document and isinstance(document.get("history"), list)
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield one rollout."""
-        events = [e for e in _flat(document["history"]) if isinstance(e, Mapping)]
-        asked, said = split(conversation(openhands_messages(events)))
-        if not any(m.role == "user" for m in asked) and (instruction := text(document.get("instruction"))):
-            asked = (*asked, Message("user", instruction))
-        resolved = at(document, "test_result.report.resolved")
-        metrics = mapping(document.get("metrics"))
-        usage = mapping(metrics.get("accumulated_token_usage"))
-        finish = next((e for e in reversed(events) if e.get("action") == "finish"), {})
-        yield Rollout(
-            prompt=asked,
-            completion=said,
-            id=f"{text(document['instance_id'])}:{text(document.get('attempt')) or 1}"
-            if "attempt" in document
-            else text(document["instance_id"]) or "",
-            prompt_id=text(document["instance_id"]) or "",
-            env=text(at(document, "metadata.dataset")) or "OpenHands",
-            agent=text(at(document, "metadata.agent_class")) or "",
-            model=text(at(document, "metadata.llm_config.model")) or text(at(document, "metadata.llm.model")) or "",
-            split="eval",
-            answer=text(at(finish, "args.final_thought")) or text(at(document, "test_result.git_patch")) or None,
-            correct=resolved if isinstance(resolved, bool) else None,
-            stop="finish" if finish else "",
-            error=text(document.get("error")),
-            token_count=summed([usage.get(k) for k in ("prompt_tokens", "completion_tokens")]),
-            extra=plain({"cost": metrics.get("accumulated_cost"), "report": at(document, "test_result.report")}),
-        )
-
-
-def _flat(history: list[Any]) -> list[Any]:
-    """Return events; older outputs hold pairs of an action and its observation."""
-    return [event for each in history for event in (each if isinstance(each, list) else [each])]
+SESSIONS = Documents(
+    "agent session",
+    _session,
+    lists=("session",),
+    when=lambda document, _: is_session(document["session"][:32]) or any(map(is_entry, document["session"][:1])),
+)
 
 
 # --------------------------------------------------------------------------------------------------------- Claude Code
@@ -223,6 +169,53 @@ def _codex_item(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 _SILENT = ("agent_state_changed", "change_agent_state", "null", "recall", "condensation", "condensation_request")
 _META = ("thought", "confirmation_state", "security_risk", "hidden", "is_confirmed", "blocking", "timeout")
+
+
+def _history(value: object) -> Entries:
+    """Return the events. Older outputs hold pairs of an action and its observation."""
+    events = [event for each in listed(value) for event in (each if isinstance(each, list) else [each])]
+    return [e for e in events if isinstance(e, Mapping)]
+
+
+def _of_openhands(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+    asked, instruction = made.prompt, text(document.get("instruction"))
+    if instruction and not any(m.role == "user" for m in asked):
+        asked = (*asked, Message("user", instruction))
+    finish = next((e for e in reversed(_history(document["history"])) if e.get("action") == "finish"), {})
+    usage = mapping(at(document, "metrics.accumulated_token_usage"))
+    attempt = f":{text(document['attempt']) or 1}" if "attempt" in document else ""
+    return replace(
+        made,
+        prompt=asked,
+        id=f"{made.prompt_id}{attempt}",
+        env=made.env or "OpenHands",
+        answer=text(at(finish, "args.final_thought")) or made.answer or None,
+        stop="finish" if finish else "",
+        token_count=summed([usage.get(k) for k in ("prompt_tokens", "completion_tokens")]),
+        extra=plain({"cost": at(document, "metrics.accumulated_cost"), "report": at(document, "test_result.report")}),
+    )
+
+
+OPENHANDS = Mapped(
+    name="OpenHands outputs",
+    needs=("instance_id",),
+    when=lambda document: isinstance(document.get("history"), list),
+    keys={
+        "messages": ("history",),
+        "prompt_id": ("instance_id",),
+        "env": ("metadata.dataset",),
+        "agent": ("metadata.agent_class",),
+        "model": ("metadata.llm_config.model", "metadata.llm.model"),
+        "answer": ("test_result.git_patch",),
+        "correct": ("test_result.report.resolved",),
+        "error": ("error",),
+    },
+    read_prompt=lambda value: conversation(openhands_messages(_history(value))),
+    split="eval",
+    finish=_of_openhands,
+    unknown={"reward": "OpenHands writes test results, and no reward"},
+)
+"""Lines of OpenHands' evaluations (`output.jsonl`), with the events of versions 0 and 1."""
 
 
 def openhands_messages(events: Entries) -> Entries:

@@ -1,4 +1,4 @@
-"""Spans of each writer of traces, as `spans.Span`."""
+"""Spans of each writer of traces, read into `spans.Span`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ..mapped import scores
 from ..rollout import Score, listed, mapping, number, parsed, text, whole
-from .spans import Span, Spans, read_json
+from .spans import Span, read_json, traces
 
 
 def otlp(document: Mapping[str, Any]) -> list[Span] | None:
@@ -208,10 +208,10 @@ def _read_any(value: Any) -> Any:
 
 
 SPANS = (
-    Spans("OpenTelemetry spans", otlp),
-    Spans("OpenTelemetry spans of the console", console),
-    Spans("OpenInference spans", phoenix),
-    Spans("MLflow traces", mlflow),
-    Spans("LangSmith runs", langsmith),
-    Spans("Langfuse traces", langfuse),
+    traces("OpenTelemetry spans", otlp),
+    traces("OpenTelemetry spans of the console", console),
+    traces("OpenInference spans", phoenix),
+    traces("MLflow traces", mlflow),
+    traces("LangSmith runs", langsmith),
+    traces("Langfuse traces", langfuse),
 )

@@ -1,7 +1,7 @@
-"""Traces of spans: OpenTelemetry (OTLP lines, `ConsoleSpanExporter`), OpenInference, MLflow, LangSmith, Langfuse.
+"""Rollouts from traces of spans.
 
-Each writer's document becomes a list of `Span`; one function makes rollouts from them. A trace is a rollout: its
-longest conversation, with the results of tools and with scores that other spans hold.
+`span_writers.py` reads the document of each writer into a list of `Span`. The rollout of a trace is its longest
+conversation, with the results of tools and the scores that other spans hold.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..format import Origin
+from ..format import Documents, Origin
 from ..mapped import plain
 from ..messages import completion, conversation, split
 from ..rollout import Amendment, Item, Message, Rollout, Score, listed, mapping, number, parsed, summed, text, whole
@@ -25,7 +25,7 @@ _SAID = ("completion", "output_messages")
 
 @dataclass(frozen=True)
 class Span:
-    """One span. `kind` is `llm`, `tool`, or empty; `asked` and `said` are the input and output of the operation, where
+    """One span. `kind` is `llm`, `tool`, or empty. `asked` and `said` are the input and output of the operation, if
     the writer keeps them apart from the attributes."""
 
     trace: str
@@ -43,8 +43,8 @@ class Span:
     tokens: int | None = None
 
     def talk(self) -> tuple[Message, ...]:
-        """The conversation of the span: lists of messages in attributes or events, numbered attributes
-        (`gen_ai.prompt.0.content`), one event a message, or the input and output of the operation."""
+        """Read the conversation of the span from lists of messages in attributes or events, numbered attributes
+        (`gen_ai.prompt.0.content`), one event per message, or the input and output of the operation."""
         for given in (self.attributes, *(about for _, about in self.events)):
             heard, said = (read_json(given.get(f"gen_ai.{k}.messages")) for k in ("input", "output"))
             if heard is not None or said is not None:
@@ -68,37 +68,29 @@ class Span:
         return ()
 
 
-class Spans:
-    """Documents of one writer that hold spans. `read` returns the spans of a document, or None if it is another's."""
+_UNKNOWN = {
+    "reward": "no score without a name, and no attribute `reward`, is on its spans",
+    "components": "no score with a name is on its spans",
+}
 
-    def __init__(self, name: str, read: Callable[[Mapping[str, Any]], list[Span] | None]) -> None:
-        self.name = name
-        self.read = read
-        self.unknown: Mapping[str, str] = {
-            "reward": "no score without a name, and no attribute `reward`, is on its spans",
-            "advantage": "spans hold no advantages",
-            "weight": "spans hold no weights",
-            "components": "no score with a name is on its spans",
-            "step": "no attribute names a training step",
-            "group": "no group is written: rollouts of one prompt in one step are shown as one",
-        }
 
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the keys of this writer."""
-        return isinstance(document, Mapping) and self.read(document) is not None
+def traces(name: str, read: Callable[[Mapping[str, Any]], list[Span] | None]) -> Documents:
+    """Return the format of a writer of spans. `read` returns the spans of a document, or None for other documents."""
 
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+    def open_(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
         """Yield a rollout for each trace that holds a conversation, and an amendment for the others."""
-        traces: dict[str, list[Span]] = defaultdict(list)
-        for span in self.read(document) or ():
-            traces[span.trace].append(span)
-        for trace, spans in traces.items():
+        by_trace: dict[str, list[Span]] = defaultdict(list)
+        for span in read(document) or ():
+            by_trace[span.trace].append(span)
+        for trace, spans in by_trace.items():
             made = _rollout(trace, sorted(spans, key=lambda s: s.start), origin)
             if made is not None:
                 yield made
             # Spans are exported when they end: another document may hold more of this conversation, but not the root.
             if (more := _amendment(trace, spans)) is not None and (made is None or len(spans) == 1):
                 yield more
+
+    return Documents(name, open_, when=lambda document, _: read(document) is not None, unknown=_UNKNOWN)
 
 
 def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
@@ -137,7 +129,7 @@ def _rollout(trace: str, spans: list[Span], origin: Origin) -> Rollout | None:
 
 
 def _with_tools(messages: tuple[Message, ...], spans: list[Span]) -> tuple[Message, ...]:
-    """Add what the spans of tools hold: errors, and results that no message repeats."""
+    """Add the errors of tools from their spans, and results that no message repeats."""
     made = list(messages)
     waiting = {call.id: call for m in made for call in m.calls if call.id}
     for call_id in [m.call_id for m in made if m.call_id]:
@@ -157,7 +149,7 @@ def _with_tools(messages: tuple[Message, ...], spans: list[Span]) -> tuple[Messa
 
 
 def _amendment(trace: str, spans: list[Span]) -> Amendment | None:
-    """Return what spans without a conversation add to a rollout of another document, or None if they add nothing."""
+    """Return the values that spans without a conversation add to a rollout of another document, or None."""
     known = {k: v for span in spans for k, v in span.attributes.items()}
     evaluated = {k: v.value for span in spans for k, v in _evaluations(span).items()}
     step = whole(known.get("training.step"))

@@ -1,4 +1,4 @@
-"""The formats that only name things differently, as data."""
+"""Formats that differ in the names of keys, as tables."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..format import Origin
 from ..mapped import Mapped, at
 from ..messages import conversation, error_text, split, stripped_completion, stripped_prompt
 from ..rollout import Message, Rollout, listed, text
 
 _VERL_UID = re.compile(r"(.+)_(\d+)_(\d+)")
-_NO_GROUP = "no group is written: rollouts of one prompt in one step are shown as one"
-_NO_ADVANTAGE = "advantages are not written"
 
 
 def verl_group(uid: str) -> tuple[str, int | None]:
-    """verl's v1 trainer writes `<group>_<rollout>_<turn>`; older ones the group's uid itself."""
+    """Split a uid of verl's v1 trainer, `<group>_<rollout>_<turn>`. Older trainers write the uid of the group."""
     found = _VERL_UID.fullmatch(uid)
     return (found[1], int(found[2])) if found else (uid, None)
 
@@ -30,8 +29,8 @@ def _verl_output(value: object) -> tuple[Message, ...]:
     return stripped_completion(value) if isinstance(value, str) else conversation(value)
 
 
-def _whole_talk(made: Rollout, document: Mapping[str, Any]) -> Rollout:
-    """Make one rollout of the rows that verl's agent loops write for it: each holds the conversation so far."""
+def _whole_talk(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+    """Make one rollout of the rows of verl's agent loops, each of which holds the conversation so far."""
     found = _VERL_UID.fullmatch(text(document.get("uid")) or "")
     if found is None:
         return made
@@ -61,9 +60,7 @@ VERL = Mapped(
     read_completion=_verl_output,
     group_of=verl_group,
     unknown={
-        "advantage": _NO_ADVANTAGE,
-        "weight": "the weights of the reward's extras are not written: they may be no parts of the score at all",
-        "group": _NO_GROUP,
+        "weight": "weights are not written, and the extras of a reward may be no parts of the score",
         "tokens": "token ids are not written, only text",
         "error": "errors are not written",
     },
@@ -84,9 +81,7 @@ SKYRL = Mapped(
     },
     by_token=True,
     unknown={
-        "advantage": "evaluations have no advantages",
         "components": "one score, no components",
-        "group": _NO_GROUP,
         "tokens": "token ids are not written, only text",
     },
 )
@@ -106,9 +101,8 @@ AREAL = Mapped(
     },
     ignored=("task_id",),
     unknown={
-        "advantage": _NO_ADVANTAGE,
         "components": "one reward, no components",
-        "step": "the writer names a version of the policy, no step",
+        "step": "the writer names a version of the policy, and no step",
         "split": "prompt and completion are cut at `prompt_len` tokens, which is wrong where observations are masked",
     },
 )
@@ -124,15 +118,13 @@ AGENTLIGHTNING = Mapped(
     },
     unknown={
         "turns": "only the last turn is written: earlier ones are part of the prompt",
-        "advantage": _NO_ADVANTAGE,
         "components": "one reward, no components",
-        "group": _NO_GROUP,
     },
 )
 
 
-def _failed_tools(made: Rollout, document: Mapping[str, Any]) -> Rollout:
-    """Add the errors of tools, which OpenEnv lists in the order of the answers."""
+def _failed_tools(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+    """Add the errors of tools, which OpenEnv lists in the order of the results."""
     trace = [t for t in listed(document.get("tool_trace")) if isinstance(t, Mapping)]
     errors = [error_text(at(t, "result.error")) for t in trace]
     if len(errors) != sum(m.role == "tool" for m in made.completion):
@@ -162,16 +154,11 @@ OPENENV = Mapped(
     },
     ignored=("tool_trace", "artifacts", "done"),
     finish=_failed_tools,
-    unknown={
-        "advantage": "episodes have no advantages",
-        "weight": "the weights of the verifier's metrics are not written",
-        "group": _NO_GROUP,
-        "step": "no training step is written",
-    },
+    unknown={},
 )
 
 
-GENERIC_KEYS: dict[str, tuple[str, ...]] = {
+_KEYS: dict[str, tuple[str, ...]] = {
     "id": ("id", "rollout_id", "trajectory_id", "sample_id", "request_id"),
     "group": ("group", "group_id", "group_uid", "uid", "metadata.group"),
     "prompt_id": ("prompt_id", "example_id", "task_id", "problem_id", "metadata.task"),
@@ -216,8 +203,8 @@ GENERIC_KEYS: dict[str, tuple[str, ...]] = {
 }
 
 
-def _with_instruction(made: Rollout, document: Mapping[str, Any]) -> Rollout:
-    """Put an instruction before the input that it is about (Alpaca)."""
+def _with_instruction(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+    """Put an instruction before its input (Alpaca)."""
     rule, given = document.get("instruction"), document.get("input")
     if not (isinstance(rule, str) and isinstance(given, str) and rule and made.prompt == (Message("user", given),)):
         return made
@@ -228,14 +215,12 @@ def _with_instruction(made: Rollout, document: Mapping[str, Any]) -> Rollout:
 GENERIC = Mapped(
     finish=_with_instruction,
     name="rollouts in JSON",
-    keys=GENERIC_KEYS,
+    keys=_KEYS,
     prefixes=("reward_", "reward/", "rewards/", "reward.", "component."),
     ignored=("parallel_tool_calls", "type"),
     unknown={
         "reward": "no reward was found in it (--map reward=KEY names one)",
         "advantage": "no advantage was found in it (--map advantage=KEY names one)",
-        "weight": "no weights are written",
         "step": "no training step was found in it (--map step=KEY names one)",
-        "group": _NO_GROUP,
     },
 )

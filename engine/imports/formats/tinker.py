@@ -1,4 +1,4 @@
-"""tinker-cookbook: a summary of every rollout, and a logtree (the tree behind its HTML report) with texts of some."""
+"""tinker-cookbook: summaries of all rollouts, and a logtree (the tree of its HTML report) with texts of some."""
 
 from __future__ import annotations
 
@@ -8,80 +8,56 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..format import Origin
+from ..format import Documents, Origin
 from ..mapped import at, plain
 from ..messages import conversation, message, split
 from ..rollout import Item, Message, Rollout, Score, listed, mapping, number, summed, text, whole
 
 _TURN = re.compile(r"Turn (\d+)")
 _LOGGED = re.compile(r"response|assistant_content|tool|error|parse_errors|tool_(?:call|result)_\d+")
-"""What is logged of a turn and shown in it; all else is a column."""
+"""Keys of a turn's log that are part of the turn. Other keys become columns."""
 _REWARD = re.compile(r"reward (-?\d+(?:\.\d+)?|nan)")
 MAX_DEPTH = 64
 
 
-class TinkerSummaries:
-    """tinker-cookbook's rollout summaries: numbers of every rollout, whole
-    conversations where the logtree beside them has them, else the agent's words as far as the environment logs them."""
-
-    name = "tinker-cookbook summaries"
-    unknown: Mapping[str, str] = {
-        "advantage": "advantages are not written",
-        "weight": "metrics have no weights",
-        "prompt": "prompts are not written but in the logtree, which holds some groups only",
-        "tokens": "token ids are not written, only how many there are",
-    }
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the keys of this format."""
-        return isinstance(document, Mapping) and "traj_idx" in document and "group_idx" in document
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield the rollout."""
-        steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
-        logs = [mapping(s.get("logs")) for s in steps]
-        messages = [m for step, log in zip(steps, logs, strict=True) for m in _logged(log, number(step.get("reward")))]
-        errors = [error for log in logs if (error := _error(log))]
-        one, several = _of_turns([mapping(s.get("metrics")) for s in steps])
-        components = {k: number(v) for k, v in {**one, **mapping(document.get("trajectory_metrics"))}.items()}
-        said_once, said_often = _of_turns([{k: v for k, v in log.items() if not _LOGGED.fullmatch(k)} for log in logs])
-        iteration = whole(document.get("iteration"))
-        name = text(document.get("split")) or "train"  # `eval/gsm8k` of an evaluation that has a name
-        kind, _, evaluation = name.partition("/")
-        tags = [str(t) for t in listed(document.get("tags"))]
-        group = f"{name}:{iteration}:{text(document.get('group_idx'))}"
-        stop = next((k.removeprefix("stop/") for k, v in components.items() if k.startswith("stop/") and v), "")
-        prompt, said = _from_logtree(document, origin) or ((), tuple(messages))
-        yield Rollout(
-            prompt=prompt,
-            completion=said,
-            step=iteration,
-            group=group,
-            prompt_id=tags[-1] if tags else group,
-            index=whole(document.get("traj_idx")),
-            env=tags[0] if tags else "",
-            split="eval" if kind == "test" else kind,
-            reward=number(document.get("total_reward")),
-            components={k: Score(v) for k, v in components.items() if not k.startswith("stop/")},
-            stop=stop,
-            error="; ".join(errors) or None,
-            token_count=summed([s.get("ac_len") for s in steps]),
-            policy_version=whole(document.get("sampling_client_step")),
-            extra=plain(
-                {
-                    "final_reward": number(document.get("final_reward")),
-                    "evaluation": evaluation,
-                    "tags": tags[1:-1],
-                    **several,
-                    **said_once,
-                    **said_often,
-                }
-            ),
-        )
+def _summary(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Yield a rollout with its conversation from the logtree, or with the words that the environment logs."""
+    steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
+    logs = [mapping(s.get("logs")) for s in steps]
+    messages = [m for step, log in zip(steps, logs, strict=True) for m in _logged(log, number(step.get("reward")))]
+    errors = [error for log in logs if (error := _error(log))]
+    one, several = _of_turns([mapping(s.get("metrics")) for s in steps])
+    components = {k: number(v) for k, v in {**one, **mapping(document.get("trajectory_metrics"))}.items()}
+    said_once, said_often = _of_turns([{k: v for k, v in log.items() if not _LOGGED.fullmatch(k)} for log in logs])
+    iteration = whole(document.get("iteration"))
+    name = text(document.get("split")) or "train"  # `eval/gsm8k` of an evaluation that has a name
+    kind, _, evaluation = name.partition("/")
+    tags = [str(t) for t in listed(document.get("tags"))]
+    group = f"{name}:{iteration}:{text(document.get('group_idx'))}"
+    stop = next((k.removeprefix("stop/") for k, v in components.items() if k.startswith("stop/") and v), "")
+    prompt, said = _from_logtree(document, origin) or ((), tuple(messages))
+    about = {"final_reward": number(document.get("final_reward")), "evaluation": evaluation, "tags": tags[1:-1]}
+    yield Rollout(
+        prompt=prompt,
+        completion=said,
+        step=iteration,
+        group=group,
+        prompt_id=tags[-1] if tags else group,
+        index=whole(document.get("traj_idx")),
+        env=tags[0] if tags else "",
+        split="eval" if kind == "test" else kind,
+        reward=number(document.get("total_reward")),
+        components={k: Score(v) for k, v in components.items() if not k.startswith("stop/")},
+        stop=stop,
+        error="; ".join(errors) or None,
+        token_count=summed([s.get("ac_len") for s in steps]),
+        policy_version=whole(document.get("sampling_client_step")),
+        extra=plain({**about, **several, **said_once, **said_often}),
+    )
 
 
 def _logged(log: Mapping[str, Any], reward: float | None) -> list[Message]:
-    """What an environment logs of a turn: tinker's own for tools keeps words, calls and results; others a response."""
+    """Read the log of a turn. Environments with tools log words, calls and results, and others a response."""
     words = text(log.get("assistant_content", log.get("response"))) or ""
     calls = [{"name": log["tool"]}] if isinstance(log.get("tool"), str) else []
     results = []
@@ -100,7 +76,7 @@ def _error(log: Mapping[str, Any]) -> str | None:
 
 
 def _of_turns(turns: list[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """What turns say under one name: where it is one value, that; else one a turn, and null where there is none."""
+    """Return values that all turns share, and lists with one value per turn (null if the turn has none) by name."""
     names = {name: None for turn in turns for name in turn}
     given = {name: [turn[name] for turn in turns if name in turn] for name in names}
     one = {name: values[0] for name, values in given.items() if all(v == values[0] for v in values)}
@@ -109,7 +85,7 @@ def _of_turns(turns: list[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str,
 
 @dataclass
 class _Turn:
-    """One turn of the logtree: its number, what was said in it, and its reward as printed (three decimals)."""
+    """One turn of the logtree. Its reward is printed with three decimals."""
 
     number: int
     messages: list[Any] = field(default_factory=list)
@@ -119,10 +95,10 @@ class _Turn:
 def _from_logtree(
     document: Mapping[str, Any], origin: Origin
 ) -> tuple[tuple[Message, ...], tuple[Message, ...]] | None:
-    """Prompt and completion of a rollout from the logtree beside its summary; None where it holds no such one.
+    """Return prompt and completion of a rollout from the logtree in the same folder, or None.
 
-    The tree names groups and rollouts by their order only, so one is taken only when its turns and their rewards are
-    those of the summary.
+    The tree identifies groups and rollouts only by their order. So a rollout is taken only if its turns have the
+    rewards of the summary.
     """
     steps = [s for s in listed(document.get("steps")) if isinstance(s, Mapping)]
     group, index = whole(document.get("group_idx")), whole(document.get("traj_idx"))
@@ -151,7 +127,7 @@ def _same(printed: float | None, reward: float | None) -> bool:
 
 
 def _groups(node: Any, depth: int) -> Iterator[list[list[_Turn]]]:
-    """The groups of a logtree, each its rollouts in order, each its turns."""
+    """Yield the groups of a logtree, as lists of rollouts, which are lists of turns."""
     if not isinstance(node, Mapping) or depth > MAX_DEPTH:
         return
     if node.get("tag") == "section" and _heading(node).startswith("Group Rollout"):
@@ -183,7 +159,7 @@ def _turns(node: Any, depth: int) -> Iterator[_Turn]:
 
 
 def _read(node: Any, turn: _Turn, depth: int) -> None:
-    """Conversations and the printed reward inside a turn."""
+    """Collect the conversations and the printed reward inside a turn."""
     if isinstance(node, str):
         found = _REWARD.fullmatch(node.strip())
         if found is not None and turn.reward is None:
@@ -196,11 +172,18 @@ def _read(node: Any, turn: _Turn, depth: int) -> None:
 
 
 def _heading(section: Mapping[str, Any]) -> str:
-    """The text of a section's heading."""
     for child in listed(section.get("children")):
         if isinstance(child, Mapping) and re.fullmatch(r"h[1-6]", str(child.get("tag"))):
             return "".join(c for c in listed(child.get("children")) if isinstance(c, str)).strip()
     return ""
 
 
-__all__ = ["TinkerSummaries"]
+TINKER = Documents(
+    "tinker-cookbook summaries",
+    _summary,
+    keys=("traj_idx", "group_idx"),
+    unknown={
+        "prompt": "only the logtree holds prompts, and only those of some groups",
+        "tokens": "token ids are not written, only their number",
+    },
+)

@@ -1,7 +1,7 @@
 """TRL's completions (`completions/completions_%05d.parquet`, and the same table in wandb).
 
-A row holds the step, prompt and completion, one column a reward function, columns of `log_extra`, and the advantage.
-Nothing says which numbers are reward functions; the trainer's state beside it does (`rewards/<name>/mean`).
+A row holds the step, prompt and completion, a column per reward function, columns of `log_extra`, and the advantage.
+Only the trainer's state in the same folder names the reward functions (`rewards/<name>/mean`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from ....configs import metric_names as metric
-from ..format import Origin
+from ..format import Documents, Origin
 from ..mapped import Mapped
 from ..messages import completion, conversation
-from ..rollout import Item, Message, Numbers, Score, listed, number, whole
+from ..rollout import Item, Numbers, Score, listed, number, whole
 from .tables import GENERIC
 
 METRICS = {
@@ -29,7 +29,7 @@ METRICS = {
     "clip_ratio/region_mean": metric.CLIP_FRACTION,
     "frac_reward_zero_std": metric.FILTERING_RATE,
 }
-"""TRL's names of numbers that have a place of their own on the dashboard; all others keep TRL's name."""
+"""TRL's names of metrics with a place on the dashboard. Other metrics keep TRL's name."""
 
 _TABLE = Mapped(
     name="TRL completions",
@@ -53,69 +53,64 @@ _DECLARED = frozenset(
     for key in GENERIC.keys[role]
     if "." not in key
 )
-"""Keys that say what a number is. TRL's own table has none: a document with one is read as it declares."""
+"""Keys that declare the meaning of a number. TRL's own table has none of them."""
 
 
-class Trl:
-    """Rows of the completions table."""
+def trl(functions: frozenset[str] = frozenset()) -> Documents:
+    """Return the format of the completions table. `functions`: names of the reward functions, if they are known."""
 
-    name = _TABLE.name
-    unknown: Mapping[str, str] = {
-        "reward": "TRL writes each reward function's value, but neither weights nor the total",
-        "weight": "TRL does not write the weights of reward functions",
-        "group": "no group is written: rollouts of one prompt in one step are shown as one",
-        "reward functions": "which columns are reward functions is not written: where no trainer_state.json stands "
-        "beside the folder, every column of numbers is shown as one",
-        "tokens": "token ids are not written, only text",
-        "error": "errors are not written",
-        "call arguments": "an argument that is null in the file may have been absent: arrow gives all tools one set",
-        "steps": "with logging_steps above 1 only the last batch before each log is written",
-    }
-
-    def __init__(self, functions: frozenset[str] = frozenset()) -> None:
-        self._functions = functions
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the columns of the table."""
-        if not _TABLE.detect(document, origin) or any(isinstance(document[k], Mapping) for k in _TABLE.needs):
-            return False
-        return _DECLARED.isdisjoint(document) or _FILE.match(origin.path.name) is not None
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield a rollout for each row."""
+    def read(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
         made = _TABLE.rollout(document, origin)
-        functions = self._functions or _functions(origin)
+        known = functions or _functions(origin)
         components = dict(made.components)
-        for name in functions & document.keys():  # a function that returned None for all rows is no number
+        for name in known & document.keys():  # a function that returned None for all rows is no number
             components.setdefault(name, Score(number(document[name])))
-        ours = {n: s for n, s in components.items() if not functions or n in functions}
+        ours = {n: s for n, s in components.items() if not known or n in known}
         others = {n: s.value for n, s in components.items() if n not in ours and s.value is not None}
         extra = {k: v for k, v in made.extra.items() if k not in ours}
         yield replace(made, components=ours, extra={**extra, **others})
 
+    return Documents(
+        _TABLE.name,
+        read,
+        when=_is_row,
+        unknown={
+            "reward": "TRL writes each reward function's value, but neither weights nor the total",
+            "weight": "TRL does not write the weights of reward functions",
+            "reward functions": "the writer does not mark reward functions: without a trainer_state.json next to the "
+            "folder, every column of numbers is shown as one",
+            "tokens": "token ids are not written, only text",
+            "error": "errors are not written",
+            "call arguments": "a null argument may have been absent: arrow gives all tools one set of arguments",
+            "steps": "with logging_steps above 1 only the last batch before each log is written",
+        },
+    )
 
-class TrainerState:
-    """`trainer_state.json` of transformers: the metrics of a run."""
 
-    name = "trainer state"
-    unknown: Mapping[str, str] = {}
+def _is_row(document: Mapping[str, Any], origin: Origin) -> bool:
+    if not _TABLE.detect(document, origin) or any(isinstance(document[k], Mapping) for k in _TABLE.needs):
+        return False
+    return _DECLARED.isdisjoint(document) or _FILE.match(origin.path.name) is not None
 
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the keys of this format."""
-        return isinstance(document, Mapping) and "log_history" in document and "global_step" in document
 
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield the metrics of each log entry."""
-        for entry in listed(document.get("log_history")):
-            step = whole(entry.get("step")) if isinstance(entry, Mapping) else None
-            if step is not None:
-                named = {METRICS.get(str(k), str(k)): number(v) for k, v in entry.items() if k != "step"}
-                values = {name: n for name, n in named.items() if n is not None}
-                yield Numbers(step, values)
+TRL = trl()
+
+
+def _state(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Yield the metrics of each log entry."""
+    for entry in listed(document.get("log_history")):
+        step = whole(entry.get("step")) if isinstance(entry, Mapping) else None
+        if step is not None:
+            named = {METRICS.get(str(k), str(k)): number(v) for k, v in entry.items() if k != "step"}
+            yield Numbers(step, {name: n for name, n in named.items() if n is not None})
+
+
+TRAINER_STATE = Documents("trainer state", _state, keys=("log_history", "global_step"))
+"""`trainer_state.json` of transformers."""
 
 
 def _functions(origin: Origin) -> frozenset[str]:
-    """Names of the reward functions, from the trainer's state one or two folders up; empty when there is none."""
+    """Return the names of the reward functions from the trainer's state, in the same folder or the one above."""
     for name in ("trainer_state.json", "../trainer_state.json"):
         history = listed(origin.beside(name).get("log_history"))
         found = {
@@ -131,12 +126,9 @@ def _functions(origin: Origin) -> frozenset[str]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Arrow gives every message and every call the fields of all others, null: those were not written by anyone."""
+    """Remove the null fields that arrow adds to messages and calls, which then have the fields of all others."""
     if isinstance(value, Mapping):
         return {k: _without_nulls(v) for k, v in value.items() if v is not None}
     if isinstance(value, list):
         return [_without_nulls(v) for v in value]
     return value
-
-
-__all__ = ["Message", "TrainerState", "Trl"]

@@ -1,7 +1,7 @@
 """verifiers (both generations of its records) and prime-rl, whose episodes are verifiers' own.
 
-An episode (verifiers 0.4) holds one trace an agent; a trace's nodes are messages with parents, so a conversation that
-was cut or rewritten branches: the branch that ends last is shown, the others are counted.
+An episode (verifiers 0.4) holds one trace per agent. The nodes of a trace are messages with parents, so a conversation
+that was cut or rewritten has branches. The branch that ends last is shown, and the others are counted.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any
 
 from ..containers.base import TO_ITS_END
 from ..convert import is_judge
-from ..format import Origin
+from ..format import Documents, Origin
 from ..mapped import at, mean, plain, scores
 from ..messages import completion, conversation, error_text, message
-from ..messages import split as split_messages
 from ..rollout import (
     Amendment,
     Expected,
@@ -42,192 +41,168 @@ _OVERLAYS = {
     "ref_logprobs": "reference",
     "reference_logprobs": "reference",
 }
-"""What prime-rl's trainer says of each token of a branch."""
+"""Names of the numbers that prime-rl's trainer adds to each token of a branch."""
 
 
-class Episodes:
-    """`traces.jsonl` of verifiers 0.4 and of prime-rl, in either of its layouts."""
-
-    name = "verifiers episodes"
-    unknown: Mapping[str, str] = {
-        "advantage": _NO_ADVANTAGE,
-        "group": "no group is written: rollouts of one task in one step are shown as one",
-        "step": "an evaluation has no training step",
-        "reward": "no component has a score: the rollout was not scored",
-    }
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the keys of this format."""
-        return isinstance(document, Mapping) and isinstance(document.get("traces"), list) and "env" in document
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield a rollout for each trace."""
-        effective = {"effective": True} if "effective" in origin.path.parts else {}
-        traces: list[Mapping[str, Any]] = [t for t in document["traces"] if isinstance(t, Mapping)]
-        if not traces and listed(document.get("errors")):  # it failed before there was one
-            traces = [{"id": document.get("id")}]
-        several = sum(not is_judge(text(at(t, "agent.name")) or "") for t in traces) > 1
-        for trace in traces:
-            made = _trace(trace, document, origin, several=several)
-            yield replace(made, extra={**made.extra, **effective})
+def _episodes(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Yield a rollout for each trace."""
+    effective = {"effective": True} if "effective" in origin.path.parts else {}
+    traces: list[Mapping[str, Any]] = [t for t in document["traces"] if isinstance(t, Mapping)]
+    if not traces and listed(document.get("errors")):  # it failed before there was one
+        traces = [{"id": document.get("id")}]
+    several = sum(not is_judge(text(at(t, "agent.name")) or "") for t in traces) > 1
+    for trace in traces:
+        made = _trace(trace, document, origin, several=several)
+        yield replace(made, extra={**made.extra, **effective})
 
 
-class Traces:
-    """Traces that stand alone, without an episode around them."""
+EPISODES = Documents(
+    "verifiers episodes",
+    _episodes,
+    keys=("env",),
+    lists=("traces",),
+    unknown={"advantage": _NO_ADVANTAGE, "reward": "no component has a score: the rollout was not scored"},
+)
+"""`traces.jsonl` of verifiers 0.4 and of prime-rl, in either of its layouts."""
+TRACES = Documents(
+    "verifiers traces",
+    lambda document, origin: [_trace(document, document, origin, several=False)],
+    keys=("rewards",),
+    lists=("nodes",),
+    unknown=EPISODES.unknown,
+)
+"""Traces without an episode around them."""
 
-    name = "verifiers traces"
-    unknown = Episodes.unknown
 
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the keys of this format."""
-        return isinstance(document, Mapping) and isinstance(document.get("nodes"), list) and "rewards" in document
+def _annotation(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    info = mapping(document.get("info"))
+    branches = [b for b in listed(document.get("branches")) if isinstance(b, Mapping)]
+    advantage = number(info.get("advantage"))
+    if advantage is None and branches:
+        advantage = mean(branches[-1].get("advantages")) if branches[-1].get("advantages") else None
+    values = listed(branches[-1].get("advantages")) if branches else []
+    last = branches[-1] if branches else {}
+    overlays = {name: given for key, name in _OVERLAYS.items() if (given := listed(last.get(key)))}
+    yield Amendment(
+        id=str(document["trace_id"]),
+        step=whole(at(info, "ship.step")),
+        advantage=advantage,
+        extra=plain({k: v for k, v in info.items() if k != "advantage"}),
+        tokens=(lambda rollout: Tokens.with_more(rollout.tokens, values, overlays)) if values or overlays else None,
+    )
 
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield the rollout."""
-        yield _trace(document, document, origin, several=False)
+
+ANNOTATIONS = Documents("prime-rl annotations", _annotation, keys=("trace_id", "branches"))
+"""Values that prime-rl's orchestrator and trainer add to a trace."""
 
 
-class Annotations:
-    """prime-rl's annotations: what orchestrator and trainer say of a trace after it was written."""
-
-    name = "prime-rl annotations"
-    unknown: Mapping[str, str] = {}
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the keys of an annotation."""
-        return isinstance(document, Mapping) and "trace_id" in document and "branches" in document
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """What is to be folded into a rollout."""
-        info = mapping(document.get("info"))
-        branches = [b for b in listed(document.get("branches")) if isinstance(b, Mapping)]
-        advantage = number(info.get("advantage"))
-        if advantage is None and branches:
-            advantage = mean(branches[-1].get("advantages")) if branches[-1].get("advantages") else None
-        values = listed(branches[-1].get("advantages")) if branches else []
-        last = branches[-1] if branches else {}
-        overlays = {name: given for key, name in _OVERLAYS.items() if (given := listed(last.get(key)))}
-        yield Amendment(
-            id=str(document["trace_id"]),
-            step=whole(at(info, "ship.step")),
-            advantage=advantage,
-            extra=plain({k: v for k, v in info.items() if k != "advantage"}),
-            tokens=(lambda rollout: Tokens.with_more(rollout.tokens, values, overlays)) if values or overlays else None,
+def _stream_index(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Yield the ids of an entry, and the rollout that it describes if it has one trace and a group."""
+    ids = tuple(id_ for id_ in listed(document.get("trace_ids")) if isinstance(id_, str))
+    if ids:
+        yield Named(ids)
+    chunk, at_, group = whole(document["chunk"]), whole(document["offset"]), text(document.get("group"))
+    if len(ids) == 1 and chunk is not None and at_ is not None and group:
+        kind, failed = text(document.get("kind")) or "", whole(document.get("num_errors")) or 0
+        made = Rollout(
+            id=ids[0],
+            group=group,
+            env=text(document.get("env")) or "",
+            split=kind if kind in ("train", "eval") else origin.split,
+            reward=number(document.get("reward")) if document.get("ok") is True and not failed else None,  # else 0
+            advantage=number(document.get("advantage")),
+            stop=text(document.get("stop_condition")) or "",
+            error=f"{failed} error{'s' * (failed > 1)}" if failed else None,
+            token_count=summed([document.get("input_tokens"), document.get("output_tokens")]),
         )
+        path = origin.path.parent / "stream" / f"{chunk:05}.jsonl"
+        yield Expected(made, at_, TO_ITS_END, path, EPISODES.name)
 
 
-class StreamIndex:
-    """prime-rl's own indexes: everything in them stands in the files that they point into. That of the stream names the
-    rollouts that are to be there, and is read before them."""
-
-    name = "prime-rl index"
-    unknown: Mapping[str, str] = {}
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the keys of this format."""
-        if not isinstance(document, Mapping) or "chunk" not in document or "offset" not in document:
-            return False
-        return "trace_ids" in document or "trace_id" in document
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """What it names, and what it says of an episode of one trace that has a group."""
-        ids = tuple(id_ for id_ in listed(document.get("trace_ids")) if isinstance(id_, str))
-        if ids:
-            yield Named(ids)
-        chunk, at_, group = whole(document["chunk"]), whole(document["offset"]), text(document.get("group"))
-        if len(ids) == 1 and chunk is not None and at_ is not None and group:
-            kind, failed = text(document.get("kind")) or "", whole(document.get("num_errors")) or 0
-            made = Rollout(
-                id=ids[0],
-                group=group,
-                env=text(document.get("env")) or "",
-                split=kind if kind in ("train", "eval") else origin.split,
-                reward=number(document.get("reward")) if document.get("ok") is True and not failed else None,  # else 0
-                advantage=number(document.get("advantage")),
-                stop=text(document.get("stop_condition")) or "",
-                error=f"{failed} error{'s' * (failed > 1)}" if failed else None,
-                token_count=summed([document.get("input_tokens"), document.get("output_tokens")]),
-            )
-            path = origin.path.parent / "stream" / f"{chunk:05}.jsonl"
-            yield Expected(made, at_, TO_ITS_END, path, Episodes.name)
+STREAM_INDEX = Documents(
+    "prime-rl index",
+    _stream_index,
+    keys=("chunk", "offset"),
+    when=lambda document, _: "trace_ids" in document or "trace_id" in document,
+)
+"""prime-rl's own indexes. That of the stream is read before the stream."""
 
 
-class Results:
-    """`results.jsonl` of verifiers up to 0.3, with `metadata.json` beside it."""
+_RESULT_KEYS = frozenset(
+    {
+        "example_id",
+        "prompt",
+        "completion",
+        "answer",
+        "info",
+        "reward",
+        "error",
+        "timing",
+        "metrics",
+        "task",
+        "tool_defs",
+        "stop_condition",
+        "tools",
+        "is_completed",
+        "is_truncated",
+        "token_usage",
+        "trajectory",
+        "advantage",
+        "trajectory_id",
+        "id",
+    }
+)
 
-    name = "verifiers results"
-    unknown: Mapping[str, str] = {
+
+def _results(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
+    """Yield the rollout of a line. `metadata.json` in the same folder describes the run."""
+    about = origin.beside("metadata.json")
+    others = {k: v for k, v in document.items() if k not in _RESULT_KEYS}
+    columns = {k: v for k, v in others.items() if v is None or isinstance(v, (int, float)) or v == "NaN"}
+    others = {k: v for k, v in others.items() if k not in columns}
+    metrics = {**mapping(document.get("metrics")), **columns}
+    counted = {k: v for k, v in metrics.items() if k.startswith("num_") or k.endswith("_calls")}
+    usage = mapping(document.get("token_usage"))
+    stop = text(document.get("stop_condition")) or ""
+    tools = listed(document.get("tool_defs")) or listed(document.get("tools")) or listed(about.get("tools"))
+    step = whole(at(document, "info.step"))
+    example = text(document.get("example_id")) or ""
+    run = text(about.get("time")) if not about else ""
+    yield Rollout(
+        prompt=conversation(document.get("prompt")),
+        completion=completion(document.get("completion")) if document.get("completion") else (),
+        id=text(document.get("trajectory_id")) or "",
+        step=origin.step if step is None else step,
+        group=f"{origin.path.parent.name}:{example}" if origin.step is None else f"{origin.step}:{example}",
+        prompt_id=example or run or "",
+        env=text(about.get("env_id")) or text(document.get("task")) or "",
+        model=text(about.get("model")) or "",
+        split=text(document.get("split")) or "eval" if about else "train",
+        reward=number(document.get("reward")),
+        advantage=number(document.get("advantage")),
+        components={k: Score(number(v)) for k, v in metrics.items() if k not in counted},
+        expected=text(document.get("answer")) or None,
+        stop=stop or ("truncated" if document.get("is_truncated") else ""),
+        error=error_text(document.get("error")),
+        token_count=summed([usage.get(k) for k in ("final_input_tokens", "final_output_tokens")]),
+        extra={**plain(others), **plain(mapping(document.get("info"))), **plain(counted)},
+        seconds=number(at(document, "timing.total")) or (number(at(document, "timing.total_ms")) or 0.0) / 1000,
+        tools=tuple(t for t in tools if isinstance(t, Mapping)),
+    )
+
+
+RESULTS = Documents(
+    "verifiers results",
+    _results,
+    keys=("example_id", "completion"),
+    unknown={
         "advantage": _NO_ADVANTAGE,
         "weight": "the weights of reward functions are not written",
         "components": "metrics are written; which of them are reward functions is not",
-        "group": "no group is written: rollouts of one example in one run are shown as one",
-        "step": "an evaluation has no training step; one is shown where a folder's name states it",
         "tokens": "token ids are not written",
-    }
-    _KEYS = frozenset(
-        {
-            "example_id",
-            "prompt",
-            "completion",
-            "answer",
-            "info",
-            "reward",
-            "error",
-            "timing",
-            "metrics",
-            "task",
-            "tool_defs",
-            "stop_condition",
-            "tools",
-            "is_completed",
-            "is_truncated",
-            "token_usage",
-            "trajectory",
-            "advantage",
-            "trajectory_id",
-            "id",
-        }
-    )
-
-    def detect(self, document: Any, origin: Origin) -> bool:
-        """Return whether the document has the keys of this format."""
-        return isinstance(document, Mapping) and "example_id" in document and "completion" in document
-
-    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
-        """Yield the rollout."""
-        about = origin.beside("metadata.json")
-        others = {k: v for k, v in document.items() if k not in self._KEYS}
-        columns = {k: v for k, v in others.items() if v is None or isinstance(v, (int, float)) or v == "NaN"}
-        others = {k: v for k, v in others.items() if k not in columns}
-        metrics = {**mapping(document.get("metrics")), **columns}
-        counted = {k: v for k, v in metrics.items() if k.startswith("num_") or k.endswith("_calls")}
-        usage = mapping(document.get("token_usage"))
-        stop = text(document.get("stop_condition")) or ""
-        tools = listed(document.get("tool_defs")) or listed(document.get("tools")) or listed(about.get("tools"))
-        step = whole(at(document, "info.step"))
-        example = text(document.get("example_id")) or ""
-        run = text(about.get("time")) if not about else ""
-        yield Rollout(
-            prompt=conversation(document.get("prompt")),
-            completion=completion(document.get("completion")) if document.get("completion") else (),
-            id=text(document.get("trajectory_id")) or "",
-            step=origin.step if step is None else step,
-            group=f"{origin.path.parent.name}:{example}" if origin.step is None else f"{origin.step}:{example}",
-            prompt_id=example or run or "",
-            env=text(about.get("env_id")) or text(document.get("task")) or "",
-            model=text(about.get("model")) or "",
-            split=text(document.get("split")) or "eval" if about else "train",
-            reward=number(document.get("reward")),
-            advantage=number(document.get("advantage")),
-            components={k: Score(number(v)) for k, v in metrics.items() if k not in counted},
-            expected=text(document.get("answer")) or None,
-            stop=stop or ("truncated" if document.get("is_truncated") else ""),
-            error=error_text(document.get("error")),
-            token_count=summed([usage.get(k) for k in ("final_input_tokens", "final_output_tokens")]),
-            extra={**plain(others), **plain(mapping(document.get("info"))), **plain(counted)},
-            seconds=number(at(document, "timing.total")) or (number(at(document, "timing.total_ms")) or 0.0) / 1000,
-            tools=tuple(t for t in tools if isinstance(t, Mapping)),
-        )
+    },
+)
+"""`results.jsonl` of verifiers up to 0.3."""
 
 
 def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin, several: bool) -> Rollout:
@@ -287,7 +262,7 @@ def _trace(trace: Mapping[str, Any], episode: Mapping[str, Any], origin: Origin,
 
 
 def _branch(nodes: list[Mapping[str, Any]]) -> tuple[list[int], int]:
-    """The nodes from the root to the last node, and how many leaves there are."""
+    """Return the nodes from the root to the last node, and the number of leaves."""
     parents = [whole(n.get("parent")) for n in nodes]
     chain, at_, seen = [], len(nodes) - 1, set()
     while 0 <= at_ < len(nodes) and at_ not in seen:
@@ -312,7 +287,7 @@ def _message(node: Mapping[str, Any], call: Mapping[str, Any] | None) -> Message
 
 
 def _total(components: Mapping[str, Score], trace: Mapping[str, Any]) -> float | None:
-    """A trace's reward is by verifiers' definition the sum of score × weight; unknown where a part is."""
+    """Return the sum of score × weight, which is the reward by verifiers' definition, or None if a part is unknown."""
     stated = number(trace.get("reward"))
     if stated is not None:
         return stated
@@ -323,7 +298,7 @@ def _total(components: Mapping[str, Score], trace: Mapping[str, Any]) -> float |
 
 
 def _advantage(nodes: list[Mapping[str, Any]], chain: list[int]) -> float | None:
-    """One number where all tokens of the rollout share it."""
+    """Return the advantage if all tokens share it."""
     values = [v for i in chain for v in listed(nodes[i].get("advantages"))]
     return mean(values) if len(values) > 1 else number(values) if values else None
 
@@ -331,6 +306,3 @@ def _advantage(nodes: list[Mapping[str, Any]], chain: list[int]) -> float | None
 def _seconds(timing: Mapping[str, Any]) -> float:
     start, end = number(timing.get("start")), number(at(timing, "agent.end"))
     return end - start if start is not None and end is not None and end > start else 0.0
-
-
-__all__ = ["Annotations", "Episodes", "Results", "StreamIndex", "Traces", "split_messages"]

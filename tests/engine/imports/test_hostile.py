@@ -169,7 +169,7 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path: Path):
     at = data.rfind(b"PK\x01\x02")
     struct.pack_into("<I", data, at + 24, 1000)  # it says that it is small
     bomb.write_bytes(bytes(data))
-    with pytest.raises(DumpError, match="unpacks to more"):
+    with pytest.raises(DumpError, match="damaged"):
         open_dump(bomb, whole=True)
 
 
@@ -232,7 +232,7 @@ def test_a_format_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     command = ["inspect", str(tmp_path / "log.jsonl"), "--importer", str(tmp_path / "mine.py")]
     assert run([*command, "--trajectory", "1", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["breakdown"]["total"] == 1 and record["not_recorded"] == {"advantage": "I never kept it"}
+    assert record["breakdown"]["total"] == 1 and record["not_recorded"]["advantage"] == "I never kept it"
 
 
 json_values = st.recursive(

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from grpo_tui.engine.imports.containers.packed_lines import SEEKABLE, SKIPPABLE, ZstdLines
 from grpo_tui.engine.imports.containers.parquet import Parquet
-from grpo_tui.engine.imports.containers.zstd_lines import SEEKABLE, SKIPPABLE, ZstdLines
 from grpo_tui.engine.imports.coverage import Coverage
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump

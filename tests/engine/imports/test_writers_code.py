@@ -118,7 +118,7 @@ def test_a_number_that_nobody_wrote_has_a_reason(tmp_path: Path, opened: Open):
     episode = {"episode_id": "e", "messages": [USER, AGENT]}
     advantages = {"prompt": "q", "completion": "a", "advantages": [0.5, -0.5]}
     unscored, differing = read(opened(write(tmp_path / "a.jsonl", episode, advantages)))
-    assert unscored.unknown["reward"] == "the file holds no reward of this rollout"
+    assert unscored.unknown["reward"] == "the reward is not written"
     assert differing.advantage is None and "different advantages" in differing.unknown["advantage"]
 
 
@@ -158,7 +158,7 @@ def test_what_harbor_writes_of_a_trial(tmp_path: Path, opened: Open):
         "number": 0.25, "text": 0.5, "failed": None, "long": 1.0, "long:cont-1": None, "silent": 0.0
     }  # fmt: skip
     assert found["failed"].trajectory.error == "RuntimeError: no start"
-    assert "whole trial" in found["long:cont-1"].unknown["reward"]
+    assert "belongs to the trial" in found["long:cont-1"].unknown["reward"]
     assert found["silent"].trajectory.seconds == 60 and "turns" in found["silent"].unknown
     assert {len(r.trajectory.steps) for k, r in found.items() if k not in ("failed", "silent")} == {1}
 
