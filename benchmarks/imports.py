@@ -89,7 +89,7 @@ def as_a_person(file: Path, state: str, presses: int, *, wait: bool) -> None:
     print(f"first paint: {paint:.2f} s", flush=True)
     session.quiet(0.4)
     os.write(session.fd, b"\r")
-    session.until(r"step 1/")
+    session.until(r"step 1 ")
     session.quiet(0.3)
     app, indexer = 0.0, 0.0
     times = []

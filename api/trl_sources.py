@@ -1,0 +1,216 @@
+"""Sources of the rollouts of a TRL trainer: batches with their tensors, calls of reward functions, parquet files."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_tui.engine.imports.containers.parquet import Parquet
+from grpo_tui.engine.imports.errors import DumpError
+from grpo_tui.engine.imports.format import Origin
+from grpo_tui.engine.imports.formats.trl import TRL
+from grpo_tui.engine.imports.messages import completion, conversation
+from grpo_tui.engine.imports.rollout import Rollout, Score
+
+if TYPE_CHECKING:
+    from grpo_tui.trl import Attached
+
+log = logging.getLogger(__name__)
+
+TENSORS = (
+    "prompt_ids",
+    "prompt_mask",
+    "completion_ids",
+    "completion_mask",
+    "tool_mask",
+    "old_per_token_logps",
+    "sampling_per_token_logps",
+    "ref_per_token_logps",
+)
+"""Tensors of a batch that are read: left-padded prompts [B, P], right-padded completions [B, T]."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one process in one batch. first: the number of earlier rows of the step and split."""
+
+    prompts: list[Any]
+    completions: list[Any]
+    rewards: dict[str, list[float]]
+    weights: dict[str, float]
+    advantages: list[float]
+    extra: dict[str, list[Any]]
+    tensors: Mapping[str, Any]
+    first: int
+    group_size: int
+    step: int
+    split: str
+
+    def rollouts(self) -> list[Rollout]:
+        return [self._rollout(i) for i in range(len(self.prompts))]
+
+    def _rollout(self, i: int) -> Rollout:
+        values = {name: _value(column[i]) for name, column in self.rewards.items()}
+        known = {n: v for n, v in values.items() if v is not None}
+        group, index = divmod(self.first + i, self.group_size)
+        return Rollout(
+            prompt=conversation(self.prompts[i]),
+            completion=completion(self.completions[i]),
+            id=f"{self.split}-{self.step}-{self.first + i}",
+            step=self.step,
+            group=f"{self.split}-{self.step}-{group}",
+            index=index,
+            split=self.split,
+            reward=sum(self.weights[n] * v for n, v in known.items()) if known else None,
+            components={n: Score(v, self.weights[n]) for n, v in values.items()},
+            advantage=float(self.advantages[i]),
+            extra={name: column[i] for name, column in self.extra.items()},
+            tokens=(lambda: _tokens(self.tensors, i)) if "completion_ids" in self.tensors else None,
+        )
+
+
+def _value(given: Any) -> float | None:
+    """Return the value of a reward function. TRL writes NaN if the function returned None, which means no value."""
+    return None if given is None or math.isnan(given) else float(given)
+
+
+def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
+    """Return the arrays of one row, without padding."""
+    import numpy as np
+
+    from grpo_tui.engine.runs.types import TokenArrays
+
+    prompt = tensors["prompt_ids"][i][tensors["prompt_mask"][i].bool()].numpy()
+    written = tensors["completion_mask"][i].bool().numpy()
+    valid = written  # includes the results of tools, but no padding
+    agent = (written & tensors["tool_mask"][i].bool().numpy())[valid] if "tool_mask" in tensors else written[valid]
+    ids = np.concatenate([prompt, tensors["completion_ids"][i].numpy()[valid]]).astype(np.int32)
+    mask = np.concatenate([np.zeros(len(prompt), bool), agent])
+    logprobs = np.zeros(len(ids), np.float32)
+    source = tensors.get("sampling_per_token_logps", tensors.get("old_per_token_logps"))
+    if source is not None:
+        logprobs[len(prompt) :] = np.where(agent, source[i].float().numpy()[valid], 0.0)
+    turn = np.full(len(ids), -1, np.int16)
+    starts = np.diff(np.concatenate([[0], agent.astype(np.int8)])) == 1
+    turn[len(prompt) :] = np.maximum(np.cumsum(starts) - 1, -1)
+    overlays = {}
+    for name, key in (("trainer", "old_per_token_logps"), ("reference", "ref_per_token_logps")):
+        if key in tensors and tensors[key] is not source:
+            overlays[name] = np.full(len(ids), np.nan, np.float32)
+            overlays[name][len(prompt) :] = np.where(agent, tensors[key][i].float().numpy()[valid], np.nan)
+    return TokenArrays(token_ids=ids, agent_mask=mask, logprobs=logprobs, turn=turn, overlays=overlays)
+
+
+class RewardCalls:
+    """Rollouts from the calls of reward functions, without advantages and tokens.
+
+    TRL calls all functions with the same list of completions. A batch is recorded when the next one begins, or when
+    its step ends.
+    """
+
+    def __init__(self, attached: Attached, names: list[str], weights: Mapping[str, float]) -> None:
+        self.attached = attached
+        self.names = names
+        self.weights = weights
+        self._position = (1, "train")
+        self._batch: Mapping[str, Any] = {}
+        self._values: dict[str, list[float | None]] = {}
+
+    def wrap(self, functions: list[Any]) -> None:
+        """Replace plain functions by wrappers. Reward models stay."""
+        for at, (name, function) in enumerate(zip(self.names, functions, strict=True)):
+            if is_function(function):
+                functions[at] = self._wrapped(name, function)
+
+    def flush(self) -> None:
+        """Record the batch that is waiting."""
+        batch, values = self._batch, self._values
+        self._batch, self._values = {}, {}
+        if batch and values:
+            recorder, (step, split) = self.attached.recorder, self._position
+            size = len(batch["completions"])
+            self.attached.recorded(size)
+            recorder.later(lambda: recorder.rollouts(step, self._rollouts(batch, values, step, split)), size)
+
+    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def asked_later(*args: Any, **kwargs: Any) -> Any:
+                values = await function(*args, **kwargs)
+                self._take(name, kwargs, values)
+                return values
+
+            return asked_later
+
+        @functools.wraps(function)
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            values = function(*args, **kwargs)
+            self._take(name, kwargs, values)
+            return values
+
+        return asked
+
+    def _take(self, name: str, asked: Mapping[str, Any], values: Any) -> None:
+        try:
+            if asked.get("completions") is not self._batch.get("completions"):
+                self.flush()
+                self._position = self.attached.position()
+                self._batch = {k: asked[k] for k in ("prompts", "completions")}
+            self._values[name] = [None if v is None else float(v) for v in values]
+        except Exception as error:
+            log.warning("grpo-tui could not read rewards (%s: %s); training continues", type(error).__name__, error)
+
+    def _rollouts(
+        self, batch: Mapping[str, Any], values: Mapping[str, list[float | None]], step: int, split: str
+    ) -> list[Rollout]:
+        made = []
+        whole = len(values) == len(self.names)  # without the value of a reward model the total is unknown
+        for i, (asked, said) in enumerate(zip(batch["prompts"], batch["completions"], strict=True)):
+            scores = {name: Score(column[i], self.weights.get(name)) for name, column in values.items()}
+            known = [s.value * s.weight for s in scores.values() if s.value is not None and s.weight is not None]
+            made.append(
+                Rollout(
+                    prompt=conversation(asked),
+                    completion=completion(said),
+                    step=step,
+                    split=split,
+                    reward=sum(known) if whole and known else None,
+                    components=scores,
+                )
+            )
+        return made
+
+
+class ParquetFiles:
+    """Rollouts from the files of `log_completions=True`, which hold the last batch before each log."""
+
+    def __init__(self, attached: Attached, folder: Path) -> None:
+        self.attached = attached
+        self.folder = folder
+        self.seen = set(folder.glob("*.parquet"))
+
+    def look(self) -> None:
+        """Record new files. A file that is still being written is read by the next call."""
+        for path in sorted(set(self.folder.glob("*.parquet")) - self.seen):
+            try:
+                rows = [found.document for found in Parquet().open(path)]
+            except (DumpError, OSError):
+                continue
+            self.seen.add(path)
+            origin = Origin(path, self.folder)
+            made = [r for row in rows for r in TRL.open(row, origin) if isinstance(r, Rollout)]
+            for step in sorted({r.step or 0 for r in made}):
+                self.attached.recorder.rollouts(step, [replace(r, id="") for r in made if (r.step or 0) == step])
+            self.attached.recorded(len(made))
+
+
+def is_function(function: Any) -> bool:
+    """Return whether a reward function is a plain function, and no model."""
+    return callable(function) and not hasattr(function, "parameters")

@@ -1,1 +1,0 @@
-../../api/trl_runs.py
