@@ -3,7 +3,7 @@
     python -m grpo_tui.engine.imports FOLDER PARENT             continue the index and follow the files
     python -m grpo_tui.engine.imports open DUMP OPTIONS PARENT  open the dump first and answer on standard output
 
-It runs while its parent, the process PARENT, lives: first rows, then text search, then the rows that the files grow by.
+It indexes rows, then texts, then the rows of growing files, until its parent process PARENT ends.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 
 from ..runs.control.lock import try_lock
-from . import cache, ended_early
+from . import cache
 from .behind import OPEN, Opened
 from .copies import local, tidy
+from .coverage import reason_kept
 from .errors import DumpError
 from .index import Indexer
 from .opening import first_look
@@ -28,15 +29,15 @@ from .options import Options
 TURN_SECONDS = 0.5
 LOOK_SECONDS = 1.0
 PAINT_SECONDS = 0.5
-"""What the app has for its first paint before indexing goes on: two busy cores are often two threads of one."""
+"""The pause for the first paint of the app. Two busy cores are often two threads of one."""
 
 
 def open_and_follow(reference: str, options: Options, parent: int) -> None:
-    """Open a dump, write the answer that `behind.Opening` waits for, then continue the index."""
+    """Open a dump, write the answer for `behind.Opening`, then continue the index."""
     with contextlib.ExitStack() as stack:
         indexer = None
         try:
-            with cache.in_words():
+            with cache.readable_errors():
                 dump = local(reference)
                 folder = cache.folder_of(dump, options)
                 opened = Opened(folder, {}, True)
@@ -52,12 +53,12 @@ def open_and_follow(reference: str, options: Options, parent: int) -> None:
         if indexer is not None:
             time.sleep(PAINT_SECONDS)
             tidy()
-            with ended_early.told(folder):
-                _go_on(indexer, parent)
+            with reason_kept(folder):
+                _continue(indexer, parent)
 
 
 def _answer(answer: object) -> None:
-    """Write one line of JSON to standard output and end that output: the parent reads nothing more."""
+    """Write one line of JSON to standard output, and close it: the parent reads no more."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, json.dumps(answer).encode() + b"\n")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -74,18 +75,18 @@ def _lives(parent: int) -> bool:
 
 
 def follow(folder: Path, parent: int) -> None:
-    """Index on until the parent is gone, which may be before this begins."""
+    """Continue an index until the parent ends."""
     found = cache.dump_of(folder)
     if found is None:
         return
     with try_lock(folder / ".lock") as mine:
         if not mine:
             return
-        with ended_early.told(folder), Indexer(found[0], folder, found[1]) as indexer:
-            _go_on(indexer, parent)
+        with reason_kept(folder), Indexer(found[0], folder, found[1]) as indexer:
+            _continue(indexer, parent)
 
 
-def _go_on(indexer: Indexer, parent: int) -> None:
+def _continue(indexer: Indexer, parent: int) -> None:
     if hasattr(os, "nice"):
         os.nice(5)
     news = True
@@ -101,7 +102,7 @@ def _go_on(indexer: Indexer, parent: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """As the command line above says."""
+    """Run the command line above."""
     if arguments[0] == OPEN:
         _, reference, options, parent = arguments
         open_and_follow(reference, Options.from_json(json.loads(options)), int(parent))

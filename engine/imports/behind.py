@@ -1,7 +1,4 @@
-"""The process behind a dump that is open in the app.
-
-It is started before anything else is loaded, so this loads nearly nothing.
-"""
+"""The process that indexes an open dump. The app starts it before it loads anything else, so this module is small."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from typing import Any, NamedTuple, Self
 from ..runs.paths import DATABASE, RUN_FILE
 
 OPEN = "open"
-"""Tells the process behind a dump to open it first."""
+"""The argument with which the process opens the dump first."""
 
 
 class Opened(NamedTuple):
-    """A dump that can be read: the folder of its index, what was found, and whether more is to be indexed."""
+    """A dump with an index: its folder, a summary, and whether there is more to index."""
 
     folder: Path
     summary: dict[str, object]
@@ -27,9 +24,9 @@ class Opened(NamedTuple):
 
 
 class Opening:
-    """A dump that a process of its own opens, and then indexes on and follows while this one lives.
+    """A dump that another process opens and indexes, while this one still loads its screens.
 
-    So the first rows are read while this process still loads what shows them. options: `Options.to_json()`.
+    options: `Options.to_json()`.
     """
 
     def __init__(self, dump: str | Path, options: dict[str, Any]) -> None:
@@ -39,8 +36,8 @@ class Opening:
         self._answers = self._process.stdout
 
     def opened(self) -> Opened | str | None:
-        """The dump once its first rows are there, or why it cannot be opened: one sentence. None when the process has
-        ended without a word."""
+        """Wait for the first rows. Return the dump, or the reason why it cannot be opened, or None if the process has
+        ended without an answer."""
         with self._answers:
             line = self._answers.readline()
         if not line.endswith(b"\n"):
@@ -60,7 +57,7 @@ class Opening:
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a path is something that may be a dump: a file, or a folder that is no run of our own."""
+    """Return whether a path may be a dump: a file, or a folder that is no run of our own."""
     if path.is_file():
         return True
     return path.is_dir() and not (path / RUN_FILE).is_file() and not (path / DATABASE).is_file()

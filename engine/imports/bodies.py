@@ -21,7 +21,7 @@ from .rollout import Amendment, Item, Rollout
 
 
 class DumpBodies(Bodies):
-    """Rollouts, each read from its place in the writer's files when it is asked for."""
+    """Reads each rollout from its place in the writer's files."""
 
     def __init__(self, record: Record, dump: Path, options: Options) -> None:
         super().__init__(record)
@@ -30,7 +30,7 @@ class DumpBodies(Bodies):
         self._formats: tuple[Format, ...] | None = None
 
     def trajectory(self, id_or_n: str | int) -> TrajectoryRecord:
-        """A whole rollout, read from its file. Raises LookupError or RecordDamaged."""
+        """Read a rollout from its file. Raises LookupError or RecordDamaged."""
         n = self.number(id_or_n)
         rollout, reader = self._rollout(n)
         row = by_number(self._record, [n])[0]
@@ -48,11 +48,10 @@ class DumpBodies(Bodies):
         return replace(record, trajectory=trajectory, advantage=advantage, unknown=unknown)
 
     def uses(self, id_or_n: str | int, record: TrajectoryRecord | None = None) -> list[Use]:
-        """Nothing: what updates did is not in the files of others."""
         return []
 
     def tokens(self, id_or_n: str | int) -> TokenArrays[Any] | None:
-        """Token arrays, where the writer kept them. Raises LookupError or RecordDamaged."""
+        """Return the token arrays if the writer kept them. Raises LookupError or RecordDamaged."""
         n = self.number(id_or_n)
         rollout, _ = self._rollout(n)
         try:
@@ -61,7 +60,7 @@ class DumpBodies(Bodies):
             raise RecordDamaged(f"the tokens of rollout {n} cannot be read ({error})") from error
 
     def _rollout(self, n: int) -> tuple[Rollout, Format]:
-        """A rollout and its format, with what the writer said of it later."""
+        """Return a rollout with later values of it, and its format."""
         found = self._record.all(
             "SELECT path, container, at, length, part FROM places JOIN sources ON sources.id = source WHERE n = ?", (n,)
         )

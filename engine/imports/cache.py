@@ -1,8 +1,10 @@
-"""Where the index of a dump lies: in the user's cache, never beside the user's files; thrown away when it is stale."""
+"""The indexes of dumps in the user's cache. The one that was not opened for the longest time is deleted first."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import sqlite3
@@ -16,21 +18,21 @@ from pathlib import Path
 from ..runs.durable import read_json, write_json
 from ..runs.paths import RUN_FILE
 from .errors import DumpError
-from .options import Options, key_of
+from .options import Options
 
 KEPT = 200
-"""Indexes of dumps that are kept; the one not opened for longest goes first."""
+"""The number of indexes that are kept."""
 
 
 def home_dir() -> Path:
-    """`$XDG_CACHE_HOME/grpo-tui/dumps`, else `~/.cache/grpo-tui/dumps`."""
+    """Return `$XDG_CACHE_HOME/grpo-tui/dumps`, else `~/.cache/grpo-tui/dumps`."""
     home = os.environ.get("XDG_CACHE_HOME")
     base = Path(home) if home else Path.home() / ".cache"
     return base / "grpo-tui" / "dumps"
 
 
 def cache_dir() -> Path:
-    """`home_dir`, or a folder for temporary files of this user alone where that cannot be written."""
+    """Return `home_dir`, or a private folder for temporary files if that cannot be written."""
     return _writable(home_dir(), Path(tempfile.gettempdir()))
 
 
@@ -53,14 +55,14 @@ def _writable(home: Path, temporary: Path) -> Path:
 
 
 def note() -> str:
-    """One sentence when indexes are not kept, else nothing."""
+    """Return a sentence if indexes are not kept, else nothing."""
     home, place = home_dir(), cache_dir()
     return "" if place == home else f"{home} cannot be written: the index is in {place} and will not be kept"
 
 
 @contextmanager
-def in_words() -> Iterator[None]:
-    """What goes wrong with the cache itself inside, a full disk above all, is a DumpError."""
+def readable_errors() -> Iterator[None]:
+    """Turn errors of the cache itself, such as a full disk, into DumpError."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -79,17 +81,19 @@ def in_words() -> Iterator[None]:
 
 
 def folder_of(dump: Path, options: Options) -> Path:
-    """The folder of a dump's index; it is called as the dump, which is what screens show as the run's name."""
-    return cache_dir() / key_of(dump, options) / (dump.name or "dump")
+    """Return the folder of a dump's index. Screens show its name, which is that of the dump, as the run's name."""
+    given = json.dumps([str(dump), options.to_json()], sort_keys=True)
+    key = hashlib.blake2b(given.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return cache_dir() / key / (dump.name or "dump")
 
 
 def describe(
     folder: Path, dump: Path, options: Options, environment: str, facts: dict[str, object], *, opened: bool
 ) -> None:
-    """Say in the index what it is of; `opened`: and that a person opened it now."""
+    """Write the description of a dump into its index. opened: a person opened it now."""
     before = None if opened else read_json(folder / RUN_FILE).get("created")
     means = facts.get("means")
-    means = means if isinstance(means, dict) and facts.get("last_step") is None else {}  # else each step has its own
+    means = means if isinstance(means, dict) and facts.get("last_step") is None else {}  # else each step has a mean
     write_json(
         folder / RUN_FILE,
         {
@@ -109,7 +113,7 @@ def describe(
 
 
 def dump_of(folder: Path) -> tuple[Path, Options] | None:
-    """The dump that a folder is the index of; None for a run of our own."""
+    """Return the dump of an index, or None for a run of our own."""
     run = read_json(folder / RUN_FILE)
     facts = run.get("facts")
     if run.get("mode") != "dump" or not isinstance(facts, dict) or not facts.get("dump"):
@@ -118,7 +122,7 @@ def dump_of(folder: Path) -> tuple[Path, Options] | None:
 
 
 def recent() -> list[Path]:
-    """Folders of the dumps opened lately, the latest first; what is no longer there is left out."""
+    """Return the folders of the indexes of existing dumps, the one opened last first."""
     found = []
     try:
         with os.scandir(cache_dir()) as entries:
@@ -138,12 +142,12 @@ def _opened_at(run: Path) -> float:
 
 
 def forget(folder: Path) -> None:
-    """Throw an index away."""
+    """Delete an index."""
     shutil.rmtree(folder.parent if folder.parent.parent == cache_dir() else folder, ignore_errors=True)
 
 
 def tidy() -> None:
-    """Throw away the indexes of dumps that are gone, and all but the `KEPT` opened last."""
+    """Delete the indexes of dumps that are gone, and all but the `KEPT` opened last."""
     kept = set(recent()[:KEPT])
     try:
         with os.scandir(cache_dir()) as entries:

@@ -1,7 +1,7 @@
-"""The diagnosis of a recorded run, or of a dump of another framework: each step as the detectors saw it live.
+"""The diagnosis of a run or dump: the detectors of a live training, step by step.
 
-Bodies of our own records are read, because they hold weights, tools and the agent's tokens. Of a dump only the rows of
-its index are read, so this costs little at any size.
+The check of a run reads bodies, which hold weights, tools and the agent's tokens. The check of a dump reads only the
+rows of its index, so it costs little at any size.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..runs.read.reader import RunReader
 from ..runs.search.query import Query
 from ..runs.types import TrajectoryRow
 from .convert import TEXT
-from .reader import DumpReader
+from .readers import DumpReader
 
 PAGE = 1000
 UNREADABLE = "?"
-"""What lists call a turn whose call cannot be read."""
+"""The label of a turn whose call cannot be read."""
 
 
 def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
-    """Run the detectors over a whole record. config: of the run, where it has one."""
+    """Run the detectors over a whole record. config: that of the run, if it has one."""
     diagnosis = Diagnosis(None if config is None else config.rewards.diagnosis)
     apart = SHAPED if config is not None and config.training.shaping_apart else ()
     rollouts = _Rollouts(reader, apart)
@@ -45,7 +45,7 @@ def diagnose(reader: RunReader, config: RunConfig | None = None) -> Diagnosis:
 
 
 def _metrics(reader: RunReader, diagnosis: Diagnosis) -> dict[int | None, dict[str, float]]:
-    """The metrics that detectors read, by step, in order."""
+    """Return the metrics that detectors read, sorted by step."""
     found: dict[int, dict[str, float]] = defaultdict(dict)
     for name in reader.metrics.names():
         for step, value in reader.metrics.points(name):
@@ -55,7 +55,7 @@ def _metrics(reader: RunReader, diagnosis: Diagnosis) -> dict[int | None, dict[s
 
 
 def _rows(reader: RunReader) -> Iterator[TrajectoryRow]:
-    """Rows in order of steps: those of training, or all of a record that holds evaluations alone."""
+    """Yield rows sorted by step: those of training, or all if there are only evaluations."""
     query = Query(filter="split:train" if reader.rollouts.first("train") is not None else "", sort="step")
     offset = 0
     while rows := reader.rollouts.page(query, offset=offset, limit=PAGE):
@@ -73,7 +73,7 @@ class _Rollouts:
         self._nan, self._unreadable, self._failed = (self._numbers(f) for f in ("nan", "unparsed", "error"))
 
     def summary(self, row: TrajectoryRow) -> RolloutSummary:
-        """One of them; of a damaged body what its row holds."""
+        """Return a rollout, from its row if its body is damaged."""
         if self._dump:
             return self._of_row(row)
         try:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,20 +22,22 @@ from .rollout import Message, Rollout, Score, text
 TEXT = "(text)"
 """The label of a turn without a call."""
 _JUDGE = re.compile(r"(?:\A|[\W_])(?:judge|grader|scorer|critic|reward[ _-]?model)s?[\W_]?\d*\Z", re.I)
-"""Names of agents that judge a rollout: they are no rollouts of the policy."""
+"""Names of agents that judge a rollout. Their rollouts are not those of the policy."""
 CLOSE = 1e-4
-"""Relative distance up to which an arithmetic is said to give the stated reward: writers keep float32."""
+"""The relative distance within which a sum equals the stated reward. Writers keep float32."""
 
 
 def identity(rollout: Rollout, scope: str = "", fallback_id: str = "?") -> tuple[str, str]:
-    """Prompt id and group of a rollout. Where the writer names none, equal prompts are one prompt, and its rollouts
-    of one step are a group. A group that is called by a number is that of its step and split: each counts from 0 again.
-    `scope` tells apart groups of one name that are of different writers. A rollout without a prompt, a group and an id
-    (then `fallback_id`) is like no other."""
+    """Return the prompt id and the group of a rollout.
+
+    If the writer names none, equal prompts are one prompt, and its rollouts of one step are a group. Groups named by a
+    number are separate in each step and split, which count from 0. `scope` separates groups of different writers. A
+    rollout without prompt, group and id has `fallback_id`.
+    """
     prompt_id = rollout.prompt_id
     if not prompt_id:
         digest = hashlib.blake2b(digest_size=6)
-        # what an agent said before belongs to this rollout, not to the prompt that it shares
+        # earlier messages of an agent belong to this rollout, and not to the shared prompt
         for message in itertools.takewhile(lambda m: not m.is_agent, rollout.prompt):
             digest.update(f"{message.role}\0{message.text}\0".encode("utf-8", "surrogatepass"))
         prompt_id = digest.hexdigest() if rollout.prompt else (rollout.id or fallback_id)
@@ -156,28 +158,22 @@ def columns(rollout: Rollout) -> dict[str, Any]:
     }
 
 
+_HELD: Mapping[str, Callable[[Rollout], object]] = {
+    "reward": lambda r: r.reward is not None,
+    "advantage": lambda r: r.advantage is not None,
+    "weight": lambda r: not r.components or any(s.weight is not None for s in r.components.values()),
+    "components": lambda r: r.components,
+    "step": lambda r: r.step is not None,
+    "group": lambda r: r.group,
+    "tokens": lambda r: r.tokens is not None,
+    "prompt": lambda r: r.prompt,
+    "error": lambda r: r.error is not None,
+}
+
+
 def lacks(rollout: Rollout, what: str) -> bool:
     """Return whether a rollout lacks a value. Other names (`steps`, `turns`) count as lacking."""
-    match what:
-        case "reward":
-            return rollout.reward is None
-        case "advantage":
-            return rollout.advantage is None
-        case "weight":
-            return bool(rollout.components) and all(s.weight is None for s in rollout.components.values())
-        case "components":
-            return not rollout.components
-        case "step":
-            return rollout.step is None
-        case "group":
-            return not rollout.group
-        case "tokens":
-            return rollout.tokens is None
-        case "prompt":
-            return not rollout.prompt
-        case "error":
-            return rollout.error is None
-    return True
+    return what not in _HELD or not _HELD[what](rollout)
 
 
 def _stop(rollout: Rollout) -> str:
@@ -265,9 +261,9 @@ def call_text(call: Call) -> str:
 def _breakdown(
     rollout: Rollout, components: Mapping[str, Score], turns: int
 ) -> tuple[RewardBreakdown | None, dict[str, str]]:
-    """The reward as arithmetic where it is known, and sentences on where it is not or does not add up.
+    """Return the arithmetic of the reward if it is known, and sentences on missing parts and wrong sums.
 
-    Components are of the whole rollout, so they stand at its last turn.
+    Components belong to the whole rollout, and are shown at its last turn.
     """
     by_turn = [m.reward for m in rollout.completion if m.is_agent]
     known_turns = any(r is not None for r in by_turn)
@@ -316,7 +312,7 @@ def _same(a: float, b: float) -> bool:
 
 
 def _step_advantages(rollout: Rollout, turns: int) -> tuple[float, ...]:
-    """One per turn, where every turn has one."""
+    """Return one advantage per turn if every turn has one."""
     found = [m.advantage for m in rollout.completion if m.is_agent]
     known = [a for a in found if a is not None]
     return tuple(known) if known and len(known) == len(found) == turns else ()

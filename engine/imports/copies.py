@@ -1,6 +1,6 @@
-"""Local copies of dumps that are no plain files: standard input, archives of tar, and addresses of other places.
+"""Local copies of dumps that are no plain files: standard input, tar archives, and remote addresses.
 
-A copy is in the cache beside the indexes. It is made again when its source has changed, and deleted with its index.
+A copy is in the cache. It is made again when its source has changed, and deleted with its index.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def local(reference: str | Path) -> Path:
 
 
 def _folder(*parts: object) -> Path:
-    """Return the folder of a copy, named by what it is of."""
+    """Return the folder of a copy, named by its source."""
     key = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
     return cache.cache_dir().parent / "copies" / key
 

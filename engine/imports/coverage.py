@@ -1,26 +1,31 @@
-"""How much of a dump its index holds so far, and who asked for its texts.
+"""How much of a dump its index holds, why indexing stopped, and whether a search needs the texts.
 
-Rows come first; texts are made searchable behind them. Text search costs many times what rows cost, in time and on
-the disk, so of a large dump only the first texts are done unasked: a search asks for the others (`ask_for_text`).
+Rows come first, and texts become searchable later, because text search costs many times as much time and space. Of a
+large dump only the first texts are indexed unless somebody searches (`ask_for_text`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-UNASKED_TEXT = 256 << 20
-"""Bytes of rollouts that are made searchable before anybody searches."""
-_ASKED = "search.asked"
+from .errors import DumpError
 
+UNASKED_TEXT = 256 << 20
+"""Bytes of rollouts that become searchable without a search."""
 SOURCES = "SELECT position, ends, done, size FROM sources"
-"""What `Coverage.of` works on."""
+"""The query for `Coverage.of`."""
+_ASKED = "search.asked"
+_STOPPED = ".ended"
+_REASON_BYTES = 200
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """`done` of `size` bytes of the files are in the index; texts up to rollout `searchable` of `rollouts`."""
+    """`done` of `size` bytes of the files are in the index, and the texts of `searchable` of `rollouts`."""
 
     done: int
     size: int
@@ -29,7 +34,7 @@ class Coverage:
 
     @classmethod
     def of(cls, sources: Iterable[tuple[int, int, int, int]], searchable: int, rollouts: int) -> Coverage:
-        """From the rows of `SOURCES`."""
+        """Sum up the rows of `SOURCES`."""
         done = size = 0
         for position, ends, finished, known in sources:
             size += known
@@ -39,18 +44,39 @@ class Coverage:
 
     @property
     def share(self) -> float:
-        """0 to 1, of the files."""
+        """The share of the files, 0 to 1."""
         return 1.0 if self.size <= 0 else min(1.0, self.done / self.size)
 
 
 def ask_for_text(folder: Path) -> None:
-    """Somebody searches: all texts are wanted."""
-    try:
+    """Request the texts of all rollouts."""
+    with contextlib.suppress(OSError):  # a cache that cannot be written has no index to continue
         (folder / _ASKED).touch()
-    except OSError:
-        return  # a cache that cannot be written has no index to go on with either
 
 
 def text_is_asked_for(folder: Path) -> bool:
-    """Whether somebody has searched this dump."""
+    """Return whether somebody has searched this dump."""
     return (folder / _ASKED).exists()
+
+
+@contextlib.contextmanager
+def reason_kept(folder: Path) -> Iterator[None]:
+    """Keep the error that ends indexing. The file gets its space before, because a full disk has none later."""
+    with open(folder / _STOPPED, "wb", buffering=0) as file:
+        file.write(b" " * _REASON_BYTES)
+        try:
+            yield
+        except (DumpError, OSError, sqlite3.Error) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            with contextlib.suppress(OSError):
+                file.seek(0)
+                file.write(why.encode()[:_REASON_BYTES])
+            raise
+
+
+def reason_stopped(folder: Path) -> str:
+    """Return the sentence of the error that ended indexing, or nothing."""
+    try:
+        return (folder / _STOPPED).read_bytes().decode(errors="ignore").strip()
+    except OSError:
+        return ""

@@ -1,4 +1,4 @@
-"""A dump: which of its files hold documents, and in which formats they are read."""
+"""The files of a dump, and the formats of its documents."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _DIGITS = re.compile(r"(\d+)")
 
 
 def formats_of(options: Options) -> tuple[Format, ...]:
-    """The formats in the order in which they are asked: the user's own, a mapping given by hand, then all others.
+    """Return the formats in their order: the user's own, a mapping of `--map`, then all others.
 
-    Raises DumpError when a file of the user's cannot be used.
+    Raises DumpError if a file of the user cannot be used.
     """
     own = [_from_file(Path(p)) for p in options.importers]
     own += [_from_entry_point(e) for e in entry_points(group=ENTRY_POINTS)]
@@ -37,7 +37,7 @@ def formats_of(options: Options) -> tuple[Format, ...]:
 
 
 def format_of(document: Any, origin: Origin, formats: Sequence[Format]) -> Format | None:
-    """The first format that knows a document."""
+    """Return the first format that knows a document."""
     for each in formats:
         try:
             if each.detect(document, origin):
@@ -64,7 +64,7 @@ def items_at(dump: Path, place: tuple[str, str, int, int], formats: Sequence[For
 
 
 def files_of(dump: Path) -> list[Path]:
-    """The files of a dump in the order of their names, numbers as numbers; hidden ones and records left out."""
+    """Return the files of a dump without hidden files and records, sorted by name, numbers as numbers."""
     if dump.is_file():
         return [dump]
     found: list[Path] = []
@@ -80,7 +80,7 @@ def files_of(dump: Path) -> list[Path]:
 
 
 def natural(name: str) -> tuple[tuple[int, str | int], ...]:
-    """A key that sorts `2.jsonl` before `10.jsonl`."""
+    """Return a key that sorts `2.jsonl` before `10.jsonl`."""
     return tuple((0, int(p)) if p.isdecimal() and p.isascii() else (1, p) for p in _DIGITS.split(name) if p)
 
 
@@ -107,7 +107,7 @@ def _from_entry_point(entry: Any) -> Format:
 
 
 def _checked(found: Any, where: str) -> Format:
-    """A module, or an object, that is a format. `name` and `unknown` may be left out."""
+    """Check a module or object that is a format. It may lack `name` and `unknown`."""
     for name in ("detect", "open"):
         if not callable(getattr(found, name, None)):
             raise DumpError(f"the importer {where} has no function {name!r}: see docs/importing.md")

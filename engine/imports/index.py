@@ -1,8 +1,8 @@
-"""The index of a dump: a record whose rows are here and whose bodies stay in the user's files.
+"""The index of a dump: a record with rows, whose bodies stay in the user's files.
 
-Lists, filters and charts need rows; a body is read from its place when it is opened (`reader.py`). Indexing goes in
-small parts, each one transaction, so that a viewer sees the first rows at once, a killed indexer goes on where it was,
-and a file that grows is followed. Text search is a second pass behind it, because it costs several times as much.
+Lists, filters and charts need rows. A body is read from its place when it is opened (`bodies.py`). Indexing has small
+parts, each one transaction. So a viewer sees the first rows at once, a killed indexer continues where it was, and
+growing files are followed. Text search is a second pass, because it costs several times as much.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .rollout import Rollout
 
 _TEXTS = 64
 _DIAGNOSED = 50_000
-"""Rollouts of a dump that the detectors look at unasked: some seconds of the process behind the app."""
+"""The largest dump that the detectors check on their own. That takes a few seconds in the background."""
 
 
 class Indexer:
-    """Makes and continues the index of one dump. One process at a time has one (see `lock`)."""
+    """Makes and continues the index of one dump, in one process at a time."""
 
     def __init__(self, dump: Path, folder: Path, options: Options | None = None) -> None:
         self.dump = dump
@@ -48,7 +48,6 @@ class Indexer:
         self._look_at_files()
 
     def close(self) -> None:
-        """Close the database of the index."""
         self.tables.close()
 
     def __enter__(self) -> Indexer:
@@ -57,10 +56,8 @@ class Indexer:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # Going on
-
     def advance(self, seconds: float | None = None) -> bool:
-        """Index on, for about so long; everything that there is when None. Returns whether more is left."""
+        """Continue the index for about `seconds`, or to its end. Return whether more is left."""
         until = None if seconds is None else time.monotonic() + seconds
         for id_, name in self.db.execute("SELECT id, path FROM sources WHERE done = 0 ORDER BY id").fetchall():
             for _ in self._read(id_, Path(name), PART_SECONDS if seconds is None else min(seconds, PART_SECONDS)):
@@ -72,8 +69,8 @@ class Indexer:
         return False
 
     def make_searchable(self, seconds: float | None = None, *, whole: bool = True) -> bool:
-        """Add texts to the full-text index, in order, for about so long; all of them, or (not `whole`) as many as are
-        done unasked. Returns whether more is left."""
+        """Add texts to the full-text index for about `seconds`: all, or (not `whole`) the first `UNASKED_TEXT` bytes.
+        Return whether more is left."""
         until = None if seconds is None else time.monotonic() + seconds
         last = self.store.last_n()
         done = int(self.tables.meta("searchable") or 0)
@@ -111,13 +108,8 @@ class Indexer:
         """Return whether some file, as last seen, is not indexed to its end."""
         return bool(self.db.execute("SELECT 1 FROM sources WHERE done = 0 LIMIT 1").fetchone())
 
-    def progress(self) -> coverage.Coverage:
-        """Return how far indexing has come."""
-        sources = self.db.execute(coverage.SOURCES)
-        return coverage.Coverage.of(sources, int(self.tables.meta("searchable") or 0), self.store.last_n())
-
     def summary(self) -> dict[str, object]:
-        """What was recognised, what was skipped, what the formats do not carry: for people and for `--json`."""
+        """Return the recognised formats, skipped parts, missing values and coverage, for people and for `--json`."""
         seen = self.db.execute("SELECT format, documents FROM seen ORDER BY rollouts DESC, documents DESC").fetchall()
         by_name = {f.name: f for f in self.formats}
         skipped = self.db.execute("SELECT path, line, why FROM skipped ORDER BY id LIMIT ?", (PROBLEMS,)).fetchall()
@@ -138,11 +130,11 @@ class Indexer:
         }
 
     def _lacking(self, format_: Format) -> dict[str, str]:
-        """What the rollouts of a format lack: the reason, and of how many where some have it."""
+        """Return the values that rollouts of a format lack, with the reason, and the number if some have them."""
         of_all = dict(self.db.execute("SELECT what, rollouts FROM lacking WHERE format = ?", (format_.name,)))
         row = self.db.execute("SELECT rollouts FROM seen WHERE format = ?", (format_.name,)).fetchone()
         total = row[0] if row else 0
-        if total == self.store.last_n():  # what was stated later is in the rows only
+        if total == self.store.last_n():  # later values are in the rows only
             for what in of_all.keys() & {"reward", "advantage", "step"}:
                 known = f"{what} IS NOT NULL" + (f" OR flags & {Flag.NAN:d}" if what == "reward" else "")
                 of_all[what] = self.db.execute(f"SELECT count(*) FROM rows WHERE NOT ({known})").fetchone()[0]
@@ -151,24 +143,23 @@ class Indexer:
         return {what: f"{reason}{part.get(what, '')}" for what, reason in why.items()}
 
     def _reached(self) -> dict[str, object]:
-        """The share of the measured documents' words that reached a message, and the files where it is low."""
+        """Return the share of the measured words that reached a message, and the files where it is low."""
         rows = self.db.execute("SELECT path, words, reached FROM reached WHERE words > 0 ORDER BY path").fetchall()
         words, reached = sum(row[1] for row in rows), sum(row[2] for row in rows)
         low = {self._short(path): n / of for path, of, n in rows if is_low(of, n)}
         return {"share": reached / words if words else None, "low": dict(sorted(low.items())[:PROBLEMS])}
 
     def describe(self, *, opened: bool = False) -> None:
-        """Write the summary where the reader of runs finds it; `opened`: a person opened the dump now."""
+        """Write the summary for the reader of runs. opened: a person opened the dump now."""
         names = [name for (name,) in self.db.execute("SELECT format FROM seen WHERE rollouts ORDER BY rollouts DESC")]
         cache.describe(self.folder, self.dump, self.options, ", ".join(names), self.summary(), opened=opened)
 
     def diagnose(self) -> None:
-        """Put what the detectors find into the index, as the alerts of a run; of a dump so large that it would take
-        long, `grpo-tui check` tells it."""
+        """Store the findings of the detectors as alerts of a run, except of a large dump (see `grpo-tui check`)."""
         last_n = str(self.store.last_n())
         if self.tables.meta("diagnosed") == last_n or self.store.last_n() > _DIAGNOSED:
             return
-        # Loads pydantic, which takes as long as the first paint of a large dump may; that one is diagnosed afterwards.
+        # It loads pydantic, which takes as long as the first paint of a large dump may.
         from .check import diagnose
 
         with RunReader(self.folder) as reader:
@@ -181,10 +172,8 @@ class Indexer:
         self.store.set_meta("diagnosed", last_n)
         self.store.commit()
 
-    # Inside
-
     def _look_for_named(self) -> None:
-        """Note how many rollouts writers' own indexes name that are in no file, when all files are read."""
+        """Count the rollouts that writers' own indexes name and no file holds, when all files are read."""
         last_n = str(self.store.last_n())
         if self.tables.meta("looked_for") == last_n:
             return
@@ -193,16 +182,14 @@ class Indexer:
             "WHERE NOT EXISTS (SELECT 1 FROM cards WHERE cards.id = named.id) "
             "OR EXISTS (SELECT 1 FROM expected WHERE expected.id = named.id) GROUP BY path ORDER BY path"
         ).fetchall()
-        told = [
-            (path, f"it names {n:,} rollout{'s' * (n > 1)} that no file holds which can be read") for path, n in found
-        ]
+        told = [(path, f"it names {n:,} rollout{'s' * (n > 1)} that no readable file holds") for path, n in found]
         self.store.begin()
         self.store.set_meta("missing", json.dumps(told))
         self.store.set_meta("looked_for", last_n)
         self.store.commit()
 
     def _look_at_files(self) -> None:
-        """Compare the files with what is known of them; start anew when one is not what it was."""
+        """Compare the files with the known ones. Start again if one has changed other than by growing."""
         known = {
             path: (id_, container, size, changed, position, tail)
             for id_, path, container, size, changed, position, tail in self.db.execute(
@@ -212,7 +199,7 @@ class Indexer:
         files = [str(path) for path in files_of(self.dump)]
         present = set(files)
         for path in [p for p in known if p not in present]:
-            sealed = f"{path}.zst"  # a finished chunk was compressed: its text, and so every place in it, is the same
+            sealed = f"{path}.zst"  # a finished chunk was compressed, and places in its text stay
             if sealed in present and sealed not in known and known[path][1] == "json lines":
                 self.db.execute(
                     "UPDATE sources SET path = ?, container = 'json lines in zstd', size = ?, changed = ?, done = 0 "
@@ -249,7 +236,7 @@ class Indexer:
                 return self._look_at_files()
 
     def _add_source(self, path: str, size: int, changed: int) -> None:
-        """A new file. One that holds no documents is kept in mind, so that it is not looked at again."""
+        """Add a new file, also one without documents, so that it is examined only once."""
         name = ""
         try:
             container = container_of(Path(path)) if size else None
@@ -262,7 +249,7 @@ class Indexer:
         )
 
     def _read(self, id_: int, path: Path, seconds: float = PART_SECONDS) -> Iterator[None]:
-        """Index a file on, a part at a time; each part is one transaction."""
+        """Continue the index of a file in parts, each one transaction."""
         container, position, line = self.db.execute(
             "SELECT container, position, line FROM sources WHERE id = ?", (id_,)
         ).fetchone()

@@ -1,4 +1,4 @@
-"""What an index holds besides a record: which files, where each rollout stands in them, what was said of it later."""
+"""The tables of an index in addition to those of a record: files, places of rollouts, later values of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..runs.labels import clean
 from ..runs.paths import DATABASE
 from ..runs.write.store import RecordStore
 
-VERSION = "9"
-"""Of what an index holds; one of another version is made anew."""
+VERSION = "10"
+"""The version of these tables. An index of another version is rebuilt."""
 PROBLEMS = 100
-"""Most that are told of what was skipped; ten times as many are kept."""
+"""Reported problems. Ten times as many are kept."""
 _GROUPS = 100_000
 
 _TABLES = """
@@ -44,32 +44,32 @@ CREATE TABLE IF NOT EXISTS named (id TEXT PRIMARY KEY, source INTEGER NOT NULL) 
 CREATE TABLE IF NOT EXISTS logged (name TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS expected (id TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 """
-_DROP = "".join(
-    f"DROP TABLE IF EXISTS {name};"
-    for name in (
-        *("sources", "places", "amendments", "seen", "lacking", "reached", "skipped", "measured", "logged", "named"),
-        "expected",
-    )
-)
-_KEPT = ("meta",)
+_STARTS = {
+    "searchable": "0", "searchable_bytes": "0", "measured": "", "means": "{}", "diagnosed": "", "looked_for": "",
+    "missing": "[]", "index": VERSION,
+}  # fmt: skip
+"""Values in `meta` of an empty index."""
 
 
 class IndexStore:
-    """The database of one index. One process at a time writes it (see `cache.lock`)."""
+    """The database of one index. One process at a time writes it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             self.record = RecordStore(folder / DATABASE)
+            old = _version(self.record.db) not in (None, VERSION)
+            if old:
+                self.record.close()
         except sqlite3.OperationalError:
             raise  # a full disk
-        except (sqlite3.DatabaseError, RecordVersion):  # rebuild it: all of it is in the files
+        except (sqlite3.DatabaseError, RecordVersion):
+            old = True
+        if old:  # everything in it can be read again from the files
             for end in ("", "-wal", "-shm"):
                 (folder / f"{DATABASE}{end}").unlink(missing_ok=True)
             self.record = RecordStore(folder / DATABASE)
         self.db = self.record.db
-        if self.meta("index") != VERSION:
-            self.db.executescript(_DROP)
         self.db.executescript(_TABLES)
         self.db.execute("PRAGMA cache_size = -32768")
         self.db.execute("PRAGMA wal_autocheckpoint = 4000")
@@ -79,68 +79,66 @@ class IndexStore:
         self.problems = int(self.db.execute("SELECT count(*) FROM skipped").fetchone()[0])
         self.expecting = bool(self.db.execute("SELECT 1 FROM expected LIMIT 1").fetchone())
         self._filled = False
-        if self.meta("index") != VERSION:
+        if self.meta("index") is None:
             self.forget()
 
     def close(self) -> None:
-        """Close the database of the index."""
         self.record.close()
 
     def meta(self, key: str) -> str | None:
-        """What was noted under a key."""
         row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else row[0]
 
     def skip(self, path: str, line: int | None, why: str) -> None:
-        """Note what could not be read, and why."""
+        """Note a part of a file that could not be read, and the reason."""
         self.problems += 1
         if self.problems <= PROBLEMS * 10:
             why = why.encode("utf-8", "replace").decode()
             self.db.execute("INSERT INTO skipped (path, line, why) VALUES (?, ?, ?)", (path, line, why[:500]))
 
     def torn(self) -> str | None:
-        """The first file of lines whose last line is not whole, or None."""
+        """Return the first file of lines whose last line is not whole, or None."""
         sql = "SELECT path FROM sources WHERE done AND container = 'json lines' AND position < size ORDER BY id LIMIT 1"
         row = self.db.execute(sql).fetchone()
         return None if row is None else row[0]
 
     def holds_rows(self, source: int) -> bool:
-        """Whether anything of a file is in the index."""
+        """Return whether the index holds rows or amendments from a file."""
         return bool(
             self.db.execute("SELECT 1 FROM places WHERE source = ? LIMIT 1", (source,)).fetchone()
             or self.db.execute("SELECT 1 FROM amendments WHERE source = ? LIMIT 1", (source,)).fetchone()
         )
 
     def expect(self, rows: Mapping[str, int]) -> None:
-        """Rows, by id, that are made of a writer's own index and are to be made anew when the rollout is read."""
+        """Add rows by id that come from the writer's own index, and are replaced when the rollout is read."""
         self.db.executemany("INSERT INTO expected VALUES (?, ?)", ((clean(id_), n) for id_, n in rows.items()))
         self.expecting = self.expecting or bool(rows)
 
     def expected(self, id_: str) -> int | None:
-        """The row that a rollout has before it is read, or None."""
+        """Return the row of a rollout that was not read yet, or None."""
         row = self.db.execute("SELECT n FROM expected WHERE id = ?", (clean(id_),)).fetchone()
         return None if row is None else int(row[0])
 
     def found(self, id_: str) -> None:
-        """A rollout was read that was expected."""
+        """Note that an expected rollout was read."""
         self.db.execute("DELETE FROM expected WHERE id = ?", (clean(id_),))
         self._filled = True
 
     def shown_whole(self) -> bool:
-        """Whether rows were made anew since this was asked last."""
+        """Return whether rows were replaced since the last call."""
         filled, self._filled = self._filled, False
         self.expecting = bool(self.db.execute("SELECT 1 FROM expected LIMIT 1").fetchone())
         return filled
 
     def scope(self, format_: str) -> str:
-        """What tells the groups of a format apart from those of the dump's first format, which need nothing."""
+        """Return a prefix for the groups of a format. Groups of the dump's first format have none."""
         if self._first is None:
             row = self.db.execute("SELECT format FROM seen WHERE rollouts ORDER BY rowid LIMIT 1").fetchone()
             self._first = format_ if row is None else row[0]
         return "" if format_ == self._first else format_
 
     def position_in_group(self, group: str) -> int:
-        """How many rollouts of a group there are so far."""
+        """Count a rollout of a group. Return the number of those before it."""
         known = self._counts.pop(group, None)
         if known is None:
             known = 0
@@ -155,31 +153,25 @@ class IndexStore:
         return known
 
     def forget(self) -> None:
-        """Empty the index, in one transaction; readers that are open begin anew."""
+        """Empty the index in one transaction. Open readers start again."""
         self.record.begin()
-        tables = [
-            name
-            for (name,) in self.db.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
-                "AND name NOT LIKE 'search%'"
-            )
-        ]
-        for table in tables:
-            if table not in _KEPT:
-                self.db.execute(f"DELETE FROM {table}")
+        tables = self.db.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' "
+            "AND name NOT LIKE 'search%' AND name <> 'meta'"
+        ).fetchall()
+        for (table,) in tables:
+            self.db.execute(f"DELETE FROM {table}")
         self.db.execute("INSERT INTO search (search) VALUES ('delete-all')")
-        self.record.set_meta("searchable", "0")
-        self.record.set_meta("searchable_bytes", "0")
-        self.record.set_meta("measured", "")
-        self.record.set_meta("means", "{}")
-        self.record.set_meta("diagnosed", "")
-        self.record.set_meta("looked_for", "")
-        self.record.set_meta("missing", "[]")
-        self.record.set_meta("index", VERSION)
-        self.record.set_meta("epoch", str(time.time_ns()))
+        for key, value in {**_STARTS, "epoch": str(time.time_ns())}.items():
+            self.record.set_meta(key, value)
         self.record.commit()
         self.record.rollback()  # forget the names that were known
         self._counts.clear()
         self._first = None
         self.problems = 0
         self.expecting = self._filled = False
+
+
+def _version(db: sqlite3.Connection) -> str | None:
+    row = db.execute("SELECT value FROM meta WHERE key = 'index'").fetchone()
+    return None if row is None else row[0]

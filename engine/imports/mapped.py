@@ -20,37 +20,6 @@ from .rollout import Item, Message, Rollout, Score, listed, mapping, number, tex
 
 Reader = Callable[[Any], tuple[Message, ...]]
 
-ROLES = (
-    "id",
-    "group",
-    "index",
-    "step",
-    "prompt",
-    "completion",
-    "messages",
-    "system",
-    "reward",
-    "advantage",
-    "answer",
-    "expected",
-    "correct",
-    "error",
-    "env",
-    "split",
-    "stop",
-    "agent",
-    "model",
-    "policy_version",
-    "token_count",
-    "prompt_id",
-    "seconds",
-    "tools",
-    "components",
-    "extra",
-    "task",
-)
-"""Roles that a key can be mapped to, also on the command line (`--map reward=score`)."""
-
 _ALL_COUNT = ("components", "extra", "messages", "tools")
 """Roles that use every path, not only the first with a value."""
 _TOTALS = ("total", "total_reward", "reward", "overall")

@@ -1,4 +1,4 @@
-"""Means of steps for the charts, where the writer logged none."""
+"""Means of steps for the charts, if the writer logged none."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from .convert import TEXT
 from .index_store import IndexStore
 
 _TRAIN = "rows.split = (SELECT id FROM labels WHERE kind = 'split' AND name = 'train')"
-"""Rollouts of the training. Evaluations and judges count in no mean, except in a dump that holds nothing else."""
+"""Rollouts of the training. Evaluations and judges count only in a dump without training rollouts."""
 
 
 def measure(store: IndexStore, *, whole: bool) -> None:
-    """Put means of steps into the index: of the steps behind the last one while
-    files are read, and of all that have changed once they are (`whole`)."""
+    """Store means of steps: of complete steps while files are read, and (`whole`) of all changed steps afterwards."""
     db = store.db
     split = _TRAIN if db.execute(f"SELECT 1 FROM rows WHERE {_TRAIN} LIMIT 1").fetchone() else "1"
     last_n = str(store.record.last_n())
@@ -33,7 +32,7 @@ def measure(store: IndexStore, *, whole: bool) -> None:
     known = dict(db.execute("SELECT step, rollouts FROM measured"))
     changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if known.get(step) != size]
     last_split = store.meta("measured_split")
-    if whole and last_split not in (None, split):  # the first rollout of a training came: means of evaluations go
+    if whole and last_split not in (None, split):  # the first training rollout: means of evaluations go
         known = dict.fromkeys(known, -1)
         changed = [(step, size) for step, size in db.execute(sql, params).fetchall() if size or step in known]
     logged = {name for (name,) in db.execute("SELECT name FROM logged")}
@@ -41,7 +40,7 @@ def measure(store: IndexStore, *, whole: bool) -> None:
     if whole or last_split is None:
         store.record.set_meta("measured_split", split)
     for step, size in changed:
-        before = step in known  # then what an evaluation gave may have to go
+        before = step in known  # a mean of an evaluation may have to go
         values = {k: v for k, v in _means(db, step, split).items() if k not in logged and (before or v is not None)}
         store.record.metrics.replace(step, values)
         db.execute("INSERT OR REPLACE INTO measured VALUES (?, ?)", (step, size))
@@ -53,7 +52,7 @@ def measure(store: IndexStore, *, whole: bool) -> None:
 
 
 def _means(db: Connection, step: int | None, split: str) -> dict[str, float | None]:
-    """Of the rollouts of one step and split; of all steps for None."""
+    """Return means over the rollouts of one step, or of all steps for None."""
     where, params = (f"rows.step = ? AND {split}", (step,)) if step is not None else (split, ())
     reward, right, labelled, turns, tokens = db.execute(
         f"SELECT avg(reward), sum(correct = 1), count(correct), avg(turns), avg(tokens) FROM rows WHERE {where}",
@@ -76,7 +75,7 @@ def _means(db: Connection, step: int | None, split: str) -> dict[str, float | No
 
 
 def _actions(db: Connection, step: int, split: str) -> dict[str, float]:
-    """The share of each action in the turns of one step; words between calls are none."""
+    """Return the share of each action in the turns of one step. Turns without a call do not count."""
     counts: Counter[str] = Counter()
     for (actions,) in db.execute(
         f"SELECT cards.actions FROM cards JOIN rows ON rows.n = cards.n WHERE step = ? AND {split}", (step,)

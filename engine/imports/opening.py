@@ -15,20 +15,20 @@ from .options import Options
 from .part import UNKNOWN
 
 FIRST_SECONDS = 0.05
-"""How long the first look may index before the app is painted."""
+"""Seconds of indexing before the first paint."""
 
 
 def open_dump(
     path: Path | str, options: Options | None = None, *, whole: bool = False, searchable: bool = False
 ) -> Opened:
-    """Open a dump: the first part of it, or (`whole`) all of its rows; `searchable`: all of its texts, too.
+    """Index the first part of a dump, or (`whole`) all rows, and (`searchable`) all texts.
 
-    Raises DumpError when nothing in it can be read: one sentence.
+    Raises DumpError if nothing in it can be read.
     """
     dump = local(path)
     options = options or Options()
     folder = cache.folder_of(dump, options)
-    with cache.in_words(), try_lock(folder / ".lock") as mine:
+    with cache.readable_errors(), try_lock(folder / ".lock") as mine:
         if not mine and not whole:  # another process indexes it already
             return Opened(folder, {}, True)
         with Indexer(dump, folder, options) as indexer:
@@ -38,7 +38,7 @@ def open_dump(
 
 
 def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = False) -> Opened:
-    """Index the first part, or all; see `open_dump`. Where there are rows from before, no part is waited for."""
+    """Index the first part, or all; see `open_dump`. Rows of an earlier index are shown at once."""
     until = time.monotonic() + FIRST_SECONDS
     if indexer.unfinished() and indexer.store.last_n() and not whole:
         more = True
@@ -48,7 +48,7 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
         indexer.make_searchable()
     elif not more and not whole:
         more = indexer.make_searchable(until - time.monotonic(), whole=False)
-    if not more and whole:  # else behind the first paint
+    if not more and whole:  # else after the first paint
         indexer.diagnose()
     summary = indexer.summary()
     if not indexer.store.last_n() and not more:
@@ -62,7 +62,7 @@ def first_look(indexer: Indexer, *, whole: bool = False, searchable: bool = Fals
 
 
 def _nothing(dump: Path, summary: dict[str, object], torn: str | None) -> str:
-    """Why a dump shows nothing."""
+    """Return the reason why a dump shows nothing."""
     skipped = summary["skipped"]
     assert isinstance(skipped, list)
     if skipped:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +12,7 @@ from .errors import DumpError
 
 @dataclass(frozen=True)
 class Options:
-    """Names of keys (`reward` → `score`), and files with formats of the user."""
+    """Names of keys by role (`reward` → `score`), and files with formats of the user."""
 
     keys: Mapping[str, str] = field(default_factory=dict)
     importers: tuple[str, ...] = ()
@@ -24,7 +22,7 @@ class Options:
         """Parse `reward=score` and paths. Raises DumpError with the right form."""
         keys = {}
         for item in maps:
-            from .mapped import ROLES  # here: opening a dump without names of one's own loads no formats
+            from .formats.tables import ROLES  # here: opening a dump without `--map` loads no formats
 
             role, equals, key = item.partition("=")
             if not equals or not key or role.strip() not in ROLES:
@@ -38,11 +36,4 @@ class Options:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Options:
-        """The inverse of `to_json`."""
         return cls(dict(data.get("keys") or {}), tuple(data.get("importers") or ()))
-
-
-def key_of(dump: Path, options: Options) -> str:
-    """Return the name of a dump's index in the cache."""
-    told = json.dumps([str(dump), options.to_json()], sort_keys=True)
-    return hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""Documents of one file become rows, and one transaction writes them."""
+"""The rows of documents of one file, and the transaction that writes them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Part:
         self.unknown = 0
         self.measured = 0
         self.last: tuple[tuple[Message, ...], int | None, int | None] = ((), None, None)
-        """The conversation of the rollout before, and its place in this part, or its number."""
+        """The conversation of the previous rollout, and its place in this part, or its number."""
         self._clear()
 
     def _clear(self) -> None:
@@ -74,14 +74,12 @@ class Part:
     def full(self) -> bool:
         """Whether the part is large or old enough to commit."""
         large = self.bytes >= PART_BYTES or len(self.rows) >= PART_ROLLOUTS
-        return large or time.monotonic() - self.began > self.seconds  # what is packed takes longer than its bytes say
+        return large or time.monotonic() - self.began > self.seconds  # packed text takes longer than its bytes suggest
 
     def problem(self, line: int | None, why: str) -> None:
-        """Note a part that cannot be read."""
         self.problems.append((line, why))
 
     def take(self, found: Found) -> None:
-        """Take one document."""
         self.after, self.line = found.after, found.line
         self.documents += 1
         self.bytes += max(found.length, 256)
@@ -97,7 +95,7 @@ class Part:
             if isinstance(document, dict) and self.unknown < 3:
                 self.unknown += 1
                 keys = ", ".join(str(k)[:30] for k in list(document)[:6])
-                self.strange.append((found.line, f"{member}no format that is known (its keys: {keys}); see --map"))
+                self.strange.append((found.line, f"{member}no known format (its keys: {keys}); see --map"))
             return
         rows = len(self.rows)
         try:
@@ -113,7 +111,7 @@ class Part:
             self._drop(rows)
             self.problem(found.line, "it is nested too deeply")
             return
-        except Exception as error:  # a document may hold anything, and a user's own format is the user's code
+        except Exception as error:  # a document may hold anything, and a format may be the user's code
             self._drop(rows)
             self.problem(found.line, f"{reader.name}: it cannot be read ({type(error).__name__}: {str(error)[:160]})")
             return
@@ -189,15 +187,13 @@ class Part:
             n = self.store.expected(rollout.id)
         if any(m.is_agent for m in rollout.prompt) and at is None and n is None:
             talk, before, number_ = self.last
-            if (
-                talk and rollout.prompt[: len(talk)] == talk
-            ):  # a step of the rollout before, with all that was said in it
+            if talk and rollout.prompt[: len(talk)] == talk:  # a later step of the previous rollout
                 at, n = before, number_
         if rollout.grows and rollout.id:
             at, n, turns = self._grown(rollout.id)
             if turns is not None and turns > sum(m.is_agent for m in rollout.completion):
                 return
-        if at is not None or n is not None:  # the list shows it already: now it is known whole
+        if at is not None or n is not None:  # the list shows it already
             listed = listed_of(rollout, named, fallback_id=fallback, index=self._position(at, n))
             if at is not None:
                 self.rows[at], self.places[at] = listed, place
@@ -285,7 +281,7 @@ class Part:
             for numbers in self.numbers:
                 db.executemany("INSERT OR IGNORE INTO logged VALUES (?)", ((name,) for name in numbers.values))
                 record.metrics.replace(numbers.step, numbers.values)
-            if self.again or self.amendments or self.read:  # they may tell steps and components of what was counted
+            if self.again or self.amendments or self.read:  # they may change steps and components
                 record.set_meta("measured", "")
             db.executemany(
                 "INSERT INTO seen VALUES (?, ?, ?) ON CONFLICT (format) DO UPDATE SET "
@@ -304,7 +300,7 @@ class Part:
                     "reached = reached + ?",
                     (str(self.origin.path), *counts, *counts),
                 )
-            if self.documents > 1:  # a lone document that nobody knows is a side file, such as settings
+            if self.documents > 1:  # a single unknown document is a side file, such as settings
                 self.problems += self.strange
                 self.strange.clear()
             for line, why in self.problems:
@@ -316,7 +312,7 @@ class Part:
                 )
             if done:
                 if self.store.shown_whole():
-                    record.set_meta("epoch", str(time.time_ns()))  # lists that are open look again
+                    record.set_meta("epoch", str(time.time_ns()))  # open lists start again
                 db.execute(
                     "UPDATE sources SET done = 1, size = ?, changed = ? WHERE id = ?", (size, changed, self.source)
                 )

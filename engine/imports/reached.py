@@ -1,4 +1,4 @@
-"""How much of a document's text reached a message: a shape that nobody knows shows as words that are in no message."""
+"""The share of a document's text that reached a message. A low share shows that the shape is unknown."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .rollout import Rollout, parsed, text
 ENOUGH = 0.95
 """A file below this share is reported."""
 MEASURED = 4
-"""Documents that are measured of each file; those without a message of the policy are measured, too."""
+"""Measured documents per file. Documents without a message of the policy are measured as well."""
 _WORDS = 50_000
 _WORD = re.compile(r"[^\W_]+")
 _MARK = re.compile(r"<[^<>\s]{1,60}>(?:user|assistant|system|tool)?")
 FEW = 10
-"""So many missing words are no sign of an unknown shape."""
+"""The number of missing words that is no sign of an unknown shape."""
 _SPOKEN = frozenset(
     [
         "content",
@@ -50,17 +50,17 @@ _SPOKEN = frozenset(
 
 
 def is_low(words: int, reached: int, share: float = ENOUGH) -> bool:
-    """Whether so few words reached a message that the shape of the document is probably not known."""
+    """Return whether so few words reached a message that the shape of the document is probably unknown."""
     return reached < share * words and words - reached > FEW
 
 
 def is_silent(rollout: Rollout) -> bool:
-    """Whether the policy neither writes nor calls anything."""
+    """Return whether the policy neither writes nor calls anything."""
     return not any(m.is_agent and (m.text or m.calls or m.thought) for m in rollout.completion)
 
 
 def words_reached(document: Any, rollouts: list[Rollout]) -> tuple[int, int]:
-    """How many different words the conversations of a document have, and how many of them are in a rollout."""
+    """Count the different words in the conversations of a document, and those of them that are in a rollout."""
     said: set[str] = set()
     for part in _spoken(document, "", 0):
         said.update(_split(part))
@@ -74,7 +74,7 @@ def words_reached(document: Any, rollouts: list[Rollout]) -> tuple[int, int]:
 
 
 def _split(value: str) -> list[str]:
-    """Words of letters and digits: marks, also those of chat templates, are not counted."""
+    """Return the words of letters and digits, without the marks of chat templates."""
     return _WORD.findall(_MARK.sub(" ", value))
 
 

@@ -1,21 +1,27 @@
-"""Which reader a run's folder needs. Loads nothing of the importers for runs of our own."""
+"""Readers of runs and dumps. A dump has rows in its index in the cache, and bodies in the user's files."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from functools import cached_property
 from pathlib import Path
 
 from ..runs.control.lock import try_lock
 from ..runs.durable import read_json
 from ..runs.paths import RUN_FILE
+from ..runs.read.bodies import Bodies
 from ..runs.read.reader import RunReader
+from ..runs.read.rollouts import Rollouts
+from ..runs.search.query import EVERYTHING, Query, Selection
 from .behind import start
+from .coverage import SOURCES, Coverage, ask_for_text, reason_stopped
+from .options import Options
 
 
 def start_following(run_dir: Path) -> subprocess.Popen[bytes] | None:
-    """The process that indexes a dump on, and follows what grows, while this one lives; None for a run of our own, and
-    where another process does it already."""
+    """Start the process that continues the index of a dump while this process lives. Return None for a run, and if
+    another process does it already."""
     if read_json(run_dir / RUN_FILE).get("mode") != "dump":
         return None
     with try_lock(run_dir / ".lock") as free:
@@ -25,11 +31,61 @@ def start_following(run_dir: Path) -> subprocess.Popen[bytes] | None:
 
 
 def open_reader(run_dir: Path | str) -> RunReader:
-    """A reader for a run of our own, or for the index of a dump."""
+    """Return a reader for a run of our own, or for the index of a dump."""
     if read_json(Path(run_dir) / RUN_FILE).get("mode") != "dump":
         return RunReader(run_dir)
     from .cache import dump_of
-    from .reader import DumpReader
 
     found = dump_of(Path(run_dir))
     return RunReader(run_dir) if found is None else DumpReader(run_dir, *found)
+
+
+class DumpReader(RunReader):
+    """A `RunReader` whose trajectories are in the files of another framework."""
+
+    rollouts: DumpRollouts
+
+    def __init__(self, run_dir: Path | str, dump: Path, options: Options) -> None:
+        super().__init__(run_dir)
+        self.rollouts = DumpRollouts(self._record)
+        self._of = dump, options
+
+    @cached_property
+    def bodies(self) -> Bodies:
+        """The reader of rollouts, which loads the formats."""
+        from .bodies import DumpBodies
+
+        return DumpBodies(self._record, *self._of)
+
+    def pending(self, query: Query = EVERYTHING) -> str:
+        """Return the missing part of the index in a few words, or nothing if it is complete for `query`."""
+        reached = self.rollouts.searchable()
+        found = Coverage.of(self._record.all(SOURCES), reached, self.rollouts.total())
+        if found.share < 1.0:
+            why = reason_stopped(self._record.run_dir)
+            return f"indexing stopped at {found.share:.0%}: {why}" if why else f"indexing {found.share:.0%}"
+        if self.rollouts.reads_text(query) and reached < found.rollouts:
+            return f"texts searched: {reached:,} of {found.rollouts:,}"
+        return ""
+
+
+class DumpRollouts(Rollouts):
+    """Lists of a dump. A search requests the texts, and its view starts again when more of them are searchable."""
+
+    def searchable(self) -> int:
+        """Return the number of the last rollout in the full-text index."""
+        return int(self._record.scalar("SELECT value FROM meta WHERE key = 'searchable'") or 0)
+
+    def reads_text(self, query: Query) -> bool:
+        """Return whether a query reads texts."""
+        selection = self._selection(query)
+        return selection is not None and selection.reads_text
+
+    def covered(self, selection: Selection) -> int:
+        """Return the number of rollouts whose texts a search sees."""
+        if not selection.reads_text:
+            return 0
+        reached = self.searchable()
+        if reached < self.total():
+            ask_for_text(self._record.run_dir)
+        return reached

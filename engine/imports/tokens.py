@@ -1,4 +1,4 @@
-"""Token arrays of dumps, made when somebody looks at them."""
+"""Token arrays of dumps, made when they are shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Maker = Callable[[], TokenArrays[Any] | None]
 
 
 class Tokens:
-    """Ways to make them from what writers keep."""
+    """Functions that make token arrays from the data of writers."""
 
     @staticmethod
     def of(
@@ -25,8 +25,10 @@ class Tokens:
         advantages: Sequence[Any] = (),
         overlays: Mapping[str, Sequence[Any]] | None = None,
     ) -> TokenArrays[Any] | None:
-        """Arrays of one conversation; turns are runs of the agent's tokens; `overlays` as in `TokenArrays`, of which
-        those of another length are left out. None when the ids are no numbers."""
+        """Return the arrays of one conversation, or None if the ids are no numbers.
+
+        Turns are runs of the agent's tokens. `overlays` (see `TokenArrays`) of another length are left out.
+        """
         token_ids = [whole(i) for i in ids]
         if not token_ids or any(i is None or not 0 <= i < 2**31 for i in token_ids):
             return None
@@ -47,7 +49,7 @@ class Tokens:
 
     @staticmethod
     def of_nodes(nodes: Sequence[Mapping[str, Any]]) -> Maker:
-        """Of verifiers' nodes, one after the other; each has log-probs for its sampled tokens."""
+        """Return a maker for verifiers' nodes, which have log-probs for their sampled tokens."""
 
         def make() -> TokenArrays[Any] | None:
             ids: list[Any] = []
@@ -68,8 +70,8 @@ class Tokens:
 
     @staticmethod
     def of_calls(calls: Sequence[tuple[Sequence[Any], ...]]) -> Maker | None:
-        """Of a model's calls, each with the ids that it read, those that it wrote, and their log-probs. None where a
-        call has no ids, or did not read all that came before: then it is not one sequence."""
+        """Return a maker for calls of a model, each with the ids that it read and wrote and their log-probs. None if a
+        call has no ids, or did not read all earlier tokens."""
         if not calls or not all(read and wrote for read, wrote, _ in calls):
             return None
 
@@ -90,7 +92,7 @@ class Tokens:
 
     @staticmethod
     def with_more(make: Maker | None, advantages: Sequence[Any], overlays: Mapping[str, Sequence[Any]]) -> Maker | None:
-        """The same with advantages and overlays by token, where there is one for each."""
+        """Return a maker that adds advantages and overlays with one value per token."""
         if make is None:
             return None
 
@@ -107,7 +109,7 @@ class Tokens:
 
 
 def _overlays(given: Mapping[str, Sequence[Any]], spoken: Sequence[bool]) -> dict[str, memoryview[float]]:
-    """One number a token, NaN where there is none: what nobody said of a token is not known to be 0."""
+    """Return one number per token, NaN for an unknown one."""
     found: dict[str, memoryview[float]] = {}
     for name, values in given.items():
         if len(values) == len(spoken) and any(number(v) is not None for v in values):
@@ -117,7 +119,7 @@ def _overlays(given: Mapping[str, Sequence[Any]], spoken: Sequence[bool]) -> dic
 
 
 def _spread(values: Sequence[Any], mask: Sequence[Any]) -> list[Any]:
-    """One value a token: as they are, or those of the sampled tokens put in their places."""
+    """Return one value per token. Values of sampled tokens alone are put in their places."""
     if len(values) == len(mask):
         return list(values)
     given = iter(values)

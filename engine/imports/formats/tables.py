@@ -201,6 +201,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "components": ("components", "reward_components", "rewards_dict", "scores", "reward_breakdown"),
     "extra": ("metadata", "info", "extra", "extra_info", "metrics"),
 }
+ROLES = (*_KEYS, "seconds", "task")
+"""Roles for keys on the command line (`--map reward=score`)."""
 
 
 def _with_instruction(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:

@@ -13,8 +13,8 @@ from typing import Any
 from ..containers.base import TO_ITS_END
 from ..convert import is_judge
 from ..format import Documents, Origin
-from ..mapped import at, mean, plain, scores
-from ..messages import completion, conversation, error_text, message
+from ..mapped import Mapped, at, mean, plain, scores
+from ..messages import error_text, message
 from ..rollout import (
     Amendment,
     Expected,
@@ -128,73 +128,53 @@ STREAM_INDEX = Documents(
 """prime-rl's own indexes. That of the stream is read before the stream."""
 
 
-_RESULT_KEYS = frozenset(
-    {
-        "example_id",
-        "prompt",
-        "completion",
-        "answer",
-        "info",
-        "reward",
-        "error",
-        "timing",
-        "metrics",
-        "task",
-        "tool_defs",
-        "stop_condition",
-        "tools",
-        "is_completed",
-        "is_truncated",
-        "token_usage",
-        "trajectory",
-        "advantage",
-        "trajectory_id",
-        "id",
-    }
-)
-
-
-def _results(document: Mapping[str, Any], origin: Origin) -> Iterable[Item]:
-    """Yield the rollout of a line. `metadata.json` in the same folder describes the run."""
+def _of_results(made: Rollout, document: Mapping[str, Any], origin: Origin) -> Rollout:
+    """Add the description of the run from `metadata.json`. Counts are columns, and other metrics components."""
     about = origin.beside("metadata.json")
-    others = {k: v for k, v in document.items() if k not in _RESULT_KEYS}
-    columns = {k: v for k, v in others.items() if v is None or isinstance(v, (int, float)) or v == "NaN"}
-    others = {k: v for k, v in others.items() if k not in columns}
-    metrics = {**mapping(document.get("metrics")), **columns}
-    counted = {k: v for k, v in metrics.items() if k.startswith("num_") or k.endswith("_calls")}
     usage = mapping(document.get("token_usage"))
-    stop = text(document.get("stop_condition")) or ""
-    tools = listed(document.get("tool_defs")) or listed(document.get("tools")) or listed(about.get("tools"))
-    step = whole(at(document, "info.step"))
-    example = text(document.get("example_id")) or ""
-    run = text(about.get("time")) if not about else ""
-    yield Rollout(
-        prompt=conversation(document.get("prompt")),
-        completion=completion(document.get("completion")) if document.get("completion") else (),
-        id=text(document.get("trajectory_id")) or "",
-        step=origin.step if step is None else step,
-        group=f"{origin.path.parent.name}:{example}" if origin.step is None else f"{origin.step}:{example}",
-        prompt_id=example or run or "",
-        env=text(about.get("env_id")) or text(document.get("task")) or "",
+    values = {name: score.value for name, score in made.components.items()}
+    counted = {k for k in values if k.startswith("num_") or k.endswith("_calls")}
+    where = origin.path.parent.name if origin.step is None else origin.step
+    return replace(
+        made,
+        completion=made.completion if document.get("completion") else (),
+        group=f"{where}:{made.prompt_id}",
+        env=text(about.get("env_id")) or made.env,
         model=text(about.get("model")) or "",
-        split=text(document.get("split")) or "eval" if about else "train",
-        reward=number(document.get("reward")),
-        advantage=number(document.get("advantage")),
-        components={k: Score(number(v)) for k, v in metrics.items() if k not in counted},
-        expected=text(document.get("answer")) or None,
-        stop=stop or ("truncated" if document.get("is_truncated") else ""),
-        error=error_text(document.get("error")),
+        split=text(document.get("split")) or ("eval" if about else "train"),
+        components={k: s for k, s in made.components.items() if k not in counted},
+        expected=made.expected or None,
+        stop=made.stop or ("truncated" if document.get("is_truncated") else ""),
         token_count=summed([usage.get(k) for k in ("final_input_tokens", "final_output_tokens")]),
-        extra={**plain(others), **plain(mapping(document.get("info"))), **plain(counted)},
-        seconds=number(at(document, "timing.total")) or (number(at(document, "timing.total_ms")) or 0.0) / 1000,
-        tools=tuple(t for t in tools if isinstance(t, Mapping)),
+        extra={**made.extra, **plain({k: values[k] for k in counted})},
+        seconds=made.seconds or (number(at(document, "timing.total_ms")) or 0.0) / 1000,
+        tools=made.tools or tuple(t for t in listed(about.get("tools")) if isinstance(t, Mapping)),
     )
 
 
-RESULTS = Documents(
-    "verifiers results",
-    _results,
-    keys=("example_id", "completion"),
+RESULTS = Mapped(
+    name="verifiers results",
+    needs=("example_id", "completion"),
+    keys={
+        "id": ("trajectory_id",),
+        "prompt_id": ("example_id",),
+        "step": ("info.step",),
+        "prompt": ("prompt",),
+        "completion": ("completion",),
+        "reward": ("reward",),
+        "advantage": ("advantage",),
+        "components": ("metrics",),
+        "expected": ("answer",),
+        "error": ("error",),
+        "env": ("task",),
+        "stop": ("stop_condition",),
+        "seconds": ("timing.total",),
+        "tools": ("tool_defs", "tools"),
+        "extra": ("info",),
+    },
+    numbers="component",
+    ignored=("id", "is_completed", "is_truncated", "split", "token_usage", "trajectory"),
+    finish=_of_results,
     unknown={
         "advantage": _NO_ADVANTAGE,
         "weight": "the weights of reward functions are not written",

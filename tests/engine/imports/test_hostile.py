@@ -135,7 +135,7 @@ def test_strange_documents_are_told_three_times_a_file_and_by_their_own_keys(tmp
         for n in range(2000):
             archive.writestr(f"{n}.json", json.dumps({"odd": n}) if n else line())
     skipped = open_dump(tmp_path / "a.zip", whole=True).summary["skipped"]
-    why = "no format that is known (its keys: odd); see --map"
+    why = "no known format (its keys: odd); see --map"
     assert [s["why"] for s in skipped] == [f"{n}.json: {why}" for n in (1, 2, 3)]  # type: ignore[attr-defined]
 
 
