@@ -50,7 +50,7 @@ class Documents:
     """A format that a function reads. Its documents have all `keys` and `lists`, and `when` is true for them."""
 
     name: str
-    open: Callable[[Any, Origin], Iterable[Item]]
+    read: Callable[[Any, Origin], Iterable[Item]]
     keys: tuple[str, ...] = ()
     lists: tuple[str, ...] = ()
     when: Callable[[Mapping[str, Any], Origin], object] | None = None
@@ -63,6 +63,9 @@ class Documents:
             and all(isinstance(document.get(key), list) for key in self.lists)
             and (self.when is None or bool(self.when(document, origin)))
         )
+
+    def open(self, document: Any, origin: Origin) -> Iterable[Item]:
+        return self.read(document, origin)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from grpo_tui.engine.imports.coverage import Coverage
 from grpo_tui.engine.imports.index import Indexer
 from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
-from grpo_tui.engine.imports.readers import DumpReader
-from grpo_tui.engine.imports.readers import open_reader
+from grpo_tui.engine.imports.readers import DumpReader, open_reader
 from grpo_tui.engine.runs.read.reader import RunReader
 from grpo_tui.engine.runs.search.query import Query
 from grpo_tui.engine.runs.zstd import zstd_compress
