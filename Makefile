@@ -86,9 +86,9 @@ bench: $(VENV)/.ready-test
 
 policy: $(VENV)/.ready
 	@echo "== the policy that reads words"
-	@$(BIN)/python -m grpo_tui.engine.demonstration.making.build $(ARGS)
+	@$(BIN)/python -m benchmarks.policies.build $(ARGS)
 	@echo "== the policy that sees"
-	@$(BIN)/python -m grpo_tui.engine.demonstration.making.seeing
+	@$(BIN)/python -m benchmarks.policies.seeing
 
 smollm2: $(VENV)/.ready-test
 	@$(BIN)/python -m benchmarks.smollm2

@@ -158,7 +158,7 @@ class RouteAgent:
 
 def trial_cost(steps: int, right: float, slip: float) -> dict[str, Any]:
     """Milliseconds of environment in a step of 16 x 8 rollouts, and of each operation."""
-    env = VisualEnv(prefetch=False, disk_cache=False)
+    env = VisualEnv(prefetch=False)
     tasks = env.make_tasks("train", 16 * (steps + 1), seed=7)
     wall, processor, success = [], [], []
     for step in range(steps + 1):

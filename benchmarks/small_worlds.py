@@ -18,7 +18,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_tui.engine.demonstration.making.tokenizer import train_tokenizer
+from benchmarks.policies.tokenizer import train_tokenizer
 from grpo_tui.envs.agent import Message
 from grpo_tui.envs.base import Split, StepResult
 from grpo_tui.envs.calls import ToolCall

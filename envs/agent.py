@@ -50,19 +50,15 @@ class AgentSession(Protocol):
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
         """Let these rows write their next turn, all together; one `AgentTurn` per row, in order."""
-        ...
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
         """Append the answers of the environment to these rows, as tokens of the conversation."""
-        ...
 
     def tokens(self, row: int) -> TokenArrays:
         """Everything of this row so far."""
-        ...
 
     def close(self) -> None:
         """Free the KV cache."""
-        ...
 
 
 class ShownImage(Protocol):
@@ -71,17 +67,14 @@ class ShownImage(Protocol):
     @property
     def turn(self) -> int:
         """The turn whose observation it came with; -1: the prompt."""
-        ...
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height as the model was shown it."""
-        ...
 
     @property
     def tokens(self) -> int:
         """Tokens of the image."""
-        ...
 
 
 class SeeingSession(AgentSession, Protocol):
@@ -91,11 +84,9 @@ class SeeingSession(AgentSession, Protocol):
         self, rows: Sequence[int], observations: Sequence[str], pictures: Sequence[Sequence[Picture]]
     ) -> None:
         """As `observe`; pictures[i] are shown with observation i."""
-        ...
 
     def shown(self, row: int) -> Sequence[ShownImage]:
         """The images of this row so far, in the order of their tokens."""
-        ...
 
 
 @runtime_checkable
@@ -104,7 +95,6 @@ class AsyncAgentSession(AgentSession, Protocol):
 
     async def act_alone(self, row: int) -> AgentTurn:
         """Let one row write its next turn; as many rows at once as there are."""
-        ...
 
 
 Seed = int | Sequence[int] | None
@@ -130,7 +120,6 @@ class Agent(Protocol):
 
         `tools`, when given, are JSON schemas that the chat template may render; None when the prompt says all.
         """
-        ...
 
 
 class CallReader(Protocol):
@@ -138,7 +127,6 @@ class CallReader(Protocol):
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
         """The calls of a turn, without a name where there is none. tools: JSON schemas."""
-        ...
 
 
 def call_reader(agent: object) -> CallReader | None:

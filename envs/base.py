@@ -32,7 +32,6 @@ class ImageStore(Protocol):
 
     def save_image(self, array: np.ndarray, name: str, /) -> str:
         """Save `array` (uint8 [H, W, 3] or [H, W]) and return its path relative to the run's folder."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,16 @@ class Demonstrator(Protocol):
 
     def next(self, observation: str | None) -> str:
         """The text of the next turn; `observation` is the answer to the last one (None at the start)."""
-        ...
+
+
+class FixedTurns:
+    """A `Demonstrator` that shows given turns one after another, and then repeats the last one."""
+
+    def __init__(self, *turns: str) -> None:
+        self._turns = list(turns)
+
+    def next(self, observation: str | None) -> str:
+        return self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
 
 
 class Env(ABC):

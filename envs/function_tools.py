@@ -117,11 +117,9 @@ class Tool(Protocol):
     @property
     def spec(self) -> ToolSpec:
         """The declaration."""
-        ...
 
     def run(self, arguments: Mapping[str, Any]) -> StepResult:
         """Call the function with these arguments."""
-        ...
 
 
 def load_tools(paths: Sequence[str]) -> tuple[Tool, ...]:

@@ -1,4 +1,4 @@
-"""The demonstration: an environment of drawn pictures, two small policies for it, and the code that makes them.
+"""The demonstration: an environment of drawn pictures, and two small policies for it.
 
-Nothing else in the product depends on it, except the default configuration and `builtin:` names.
+Only the default configuration and the `builtin:` names refer to it. `benchmarks/policies` makes the policies.
 """

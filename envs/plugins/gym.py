@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..agent import Message
-from ..base import Demonstrator, Split, StepResult
+from ..base import Demonstrator, FixedTurns, Split, StepResult
 from ..calls import ToolCall, format_call
 from ..multi_turn import MultiTurnEnv
 from ..tools import Argument, ToolSpec
@@ -122,7 +122,10 @@ class ReasoningGymEnv(MultiTurnEnv):
         if route not in self.routes(task):
             raise ValueError(f"ReasoningGymEnv has no route {route!r}, only right, give_up")
         answer = _text(self._entry(int(task["seed"]), int(task["index"]))["answer"])
-        return _Says("I do not know" if route == "give_up" else answer, self.scratch_pad)
+        text = {"text": "I do not know" if route == "give_up" else answer}
+        if not self.scratch_pad:
+            return FixedTurns(text["text"])
+        return FixedTurns(format_call("NOTE", text), format_call("ANSWER", text))
 
     # ------------------------------------------------------------------------------------------------ data
 
@@ -157,16 +160,6 @@ class ReasoningGymEnv(MultiTurnEnv):
             except (TypeError, ValueError, AssertionError) as problem:
                 raise ValueError(_explain(self.dataset, self.options, problem)) from problem
         return self._made[seed]
-
-
-class _Says:
-    def __init__(self, answer: str, scratch_pad: bool) -> None:
-        self.turns = [f"{answer}"]
-        if scratch_pad:
-            self.turns = [format_call("NOTE", {"text": answer}), format_call("ANSWER", {"text": answer})]
-
-    def next(self, observation: str | None) -> str:
-        return self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]
 
 
 def _text(answer: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from grpo_tui.engine.demonstration.making.tokenizer import train_tokenizer
+from benchmarks.policies.tokenizer import train_tokenizer
 from tests.forked import forked_processes
 
 ENVIRONMENT = '''

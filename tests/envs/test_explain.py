@@ -56,7 +56,7 @@ class Reader(ByteAgent):
 
 
 ENVIRONMENTS = {
-    "pictures": lambda: VisualEnv(disk_cache=False),
+    "pictures": lambda: VisualEnv(),
     "calculator": CalculatorEnv,
     "reasoning-gym": lambda: pytest.importorskip("reasoning_gym") and ReasoningGymEnv(),
     "reasoning-gym with a scratch pad": lambda: (
@@ -76,7 +76,7 @@ def test_who_reads_the_prompt_can_call_every_tool_and_answer(name):
 
 
 def test_who_knows_an_environment_is_not_told_again():
-    env = VisualEnv(disk_cache=False)
+    env = VisualEnv()
     task = env.make_tasks("train", 1, 0)
     prompts = {}
     for agent in (Reader(), ByteAgent([["x"]])):  # type: ignore[arg-type]

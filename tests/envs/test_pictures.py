@@ -130,7 +130,7 @@ def test_blocks_are_read_as_text_with_a_sign_where_a_picture_stands(tmp_path):
 
 
 def test_what_tools_find_is_drawn_for_a_policy_that_sees_and_only_for_one():
-    env = VisualEnv(questions=("colour",), photo_share=0.0, disk_cache=False)
+    env = VisualEnv(questions=("colour",), photo_share=0.0)
     task = env.make_tasks("train", 1, 0)[0]
     x, y = task["points"][0]
     call = ToolCall("SEGMENT_OBJECT_AT", {"x": x, "y": y}, "")

@@ -14,13 +14,19 @@ from PIL import Image
 from grpo_tui.engine.demonstration.visual import VisualEnv
 from grpo_tui.engine.demonstration.visual.cache import ResultCache
 from grpo_tui.engine.demonstration.visual.clips import clip_of_task
-from grpo_tui.engine.demonstration.visual.disk_cache import TextStore
 from grpo_tui.engine.demonstration.visual.operations.properties import colour_name
 from grpo_tui.engine.demonstration.visual.questions import QUESTIONS, make_question
 from grpo_tui.engine.demonstration.visual.render import photo_path, render, true_mask
 from grpo_tui.engine.demonstration.visual.routes import ROUTES
-from grpo_tui.engine.demonstration.visual.scenes import COLOURS, EVAL_PHOTOS, TRAIN_PHOTOS, Scene, SceneOptions
-from grpo_tui.engine.demonstration.visual.words import EVAL_WORDS, TRAIN_WORDS
+from grpo_tui.engine.demonstration.visual.scenes import (
+    COLOURS,
+    EVAL_PHOTOS,
+    EVAL_WORDS,
+    TRAIN_PHOTOS,
+    TRAIN_WORDS,
+    Scene,
+    SceneOptions,
+)
 from grpo_tui.envs.calls import format_call
 from grpo_tui.envs.explain import with_explanation
 from grpo_tui.envs.trajectory import Trajectory
@@ -31,7 +37,7 @@ ALL = tuple(QUESTIONS)
 
 
 def visual(**options: Any) -> VisualEnv:
-    return VisualEnv(**{"disk_cache": False, **options})
+    return VisualEnv(**options)
 
 
 def walk(env: VisualEnv, tasks: list[dict[str, Any]], route: str) -> list[Trajectory]:
@@ -280,28 +286,6 @@ def test_a_failure_is_not_kept():
     assert cache.get("a", "op", 1, lambda: 2) == 2
 
 
-def test_read_texts_are_kept_over_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    env = VisualEnv(prefetch=False)
-    task = task_of("text", env)
-    assert walk(env, [task], "right")[0].correct
-    file = tmp_path / "grpo-tui" / "read_text.jsonl"
-    assert len(file.read_text().splitlines()) == 1
-    again = VisualEnv(prefetch=False)
-    assert walk(again, [task], "right")[0].correct
-    assert again.cache.misses["pixels"] == 0  # nothing was looked at
-    file.write_text(file.read_text() + '{"torn\n[1, 2]\n["other", "k", "v"]\n')
-    assert len(TextStore(file, "other")._texts) == 1
-
-
-def test_a_disk_that_cannot_be_written_is_no_trouble(tmp_path: Path):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    store = TextStore(blocked / "below" / "x.jsonl", "1")
-    store.put("k", "v")
-    assert store.get("k") == "v"
-
-
 # ------------------------------------------------------------------------------------------------ pictures
 
 
@@ -450,7 +434,7 @@ class NoOpenCV:
 sys.meta_path.insert(0, NoOpenCV())
 from grpo_tui.engine.demonstration.visual import VisualEnv
 from grpo_tui.engine.demonstration.visual.clips import clip_of_task
-env = VisualEnv(disk_cache=False)
+env = VisualEnv()
 task = next(t for t in env.make_tasks("train", 40, 0) if t["question"] == "text")
 assert env._text(clip_of_task(task, 512), tuple(task["box"])) == task["answer"]
 assert "torch" not in sys.modules

@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.rollouts": ("configs", "envs", "rewards", "engine.agents", "engine.policy"),
     "engine.record": ("configs", "envs", "rewards", "engine.runs", "engine.policy", "engine.rollouts"),
     "engine.training": (*BELOW_TRAINING, "engine.record", "engine.evaluation"),
-    "engine.demonstration": ("configs", "envs", "engine.agents", "engine.policy", "engine.training.demonstrations"),
+    "engine.demonstration": ("configs", "envs"),
     "engine.online": (*BELOW_TRAINING, "engine.record", "engine.training"),
     "tui": (
         "configs",

@@ -1,1 +1,1 @@
-"""The built-in tiny policy: how it is made (`build`), and its weights."""
+"""The weights of the built-in tiny policies. `benchmarks.policies` makes them."""

@@ -22,7 +22,6 @@ from ....envs.trajectory import Overlay, StepContext
 from . import drawing
 from .cache import ResultCache
 from .clips import Clip, Mask, clip_of_task
-from .disk_cache import TextStore, cache_folder
 from .operations import ocr, properties, segment, track, zoom
 from .own_images import read_tasks
 from .prompts import make_messages
@@ -87,8 +86,8 @@ class VisualEnv(MultiTurnEnv):
     of (`SceneOptions`); shift these for another distribution of the same tasks. prompt_style: see `MultiTurnEnv`;
     `terse` is how the tiny policy learnt it. images: a folder or JSONL of own pictures with questions and answers
     (`own_images`), instead of drawn scenes. max_side: own pictures are scaled down to this many pixels. cache_mib:
-    memory for results and pixels. disk_cache: keep read texts for later runs (`disk_cache`). prefetch: begin to read
-    the text of a trial's tasks on a thread of its own while the policy writes its first turn.
+    memory for results and pixels. prefetch: read the text of a trial's tasks on a thread while the policy writes its
+    first turn.
     """
 
     name = "visual"
@@ -109,7 +108,6 @@ class VisualEnv(MultiTurnEnv):
         images: str | None = None,
         max_side: int = 512,
         cache_mib: float = 64.0,
-        disk_cache: bool = True,
         prefetch: bool = True,
         max_turns: int = 7,
         **config: Any,
@@ -133,7 +131,6 @@ class VisualEnv(MultiTurnEnv):
         }
         self.own_tasks = read_tasks(images) if images is not None else None
         self.cache = ResultCache(int(cache_mib * 2**20))
-        self.texts = TextStore(cache_folder() / "read_text.jsonl", ocr.RECOGNISER) if disk_cache else None
         self.prefetches = prefetch
 
     # ------------------------------------------------------------------------------------------------ tasks
@@ -315,23 +312,11 @@ class VisualEnv(MultiTurnEnv):
 
     def _properties(self, clip: Clip, mask: Mask) -> properties.Properties:
         return self.cache.get(
-            clip.key,
-            "GET_PROPERTIES",
-            mask.key,
-            lambda: properties.properties_of(self._frame(clip, 0), mask.array()),
+            clip.key, "GET_PROPERTIES", mask.key, lambda: properties.properties_of(self._frame(clip, 0), mask.array())
         )
 
     def _text(self, clip: Clip, box: tuple[int, int, int, int]) -> str:
-        def compute() -> str:
-            key = f"{clip.key} {box}"
-            text = self.texts.get(key) if self.texts else None
-            if text is None:
-                text = ocr.read_text(self._frame(clip, 0), box)
-                if self.texts:
-                    self.texts.put(key, text)
-            return text
-
-        return self.cache.get(clip.key, "READ_TEXT", box, compute)
+        return self.cache.get(clip.key, "READ_TEXT", box, lambda: ocr.read_text(self._frame(clip, 0), box))
 
     def _track(self, clip: Clip, mask: Mask) -> track.Track:
         return self.cache.get(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ....envs.agent import Message
-from ....envs.base import Demonstrator, Split, StepResult
+from ....envs.base import Demonstrator, FixedTurns, Split, StepResult
 from ....envs.calls import ToolCall
 from ....envs.content import ImageBlock, Picture, TextBlock
 from ....envs.multi_turn import MultiTurnEnv
@@ -110,16 +110,7 @@ class GlanceEnv(MultiTurnEnv):
 
     def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
         """Give the answer of a route."""
-        return _Says(_answer_of(task, route, random.Random(f"{route} {seed} {json.dumps(task, sort_keys=True)}")))
-
-
-class _Says:
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def next(self, observation: str | None) -> str:
-        """See `Demonstrator`."""
-        return self.text
+        return FixedTurns(_answer_of(task, route, random.Random(f"{route} {seed} {json.dumps(task, sort_keys=True)}")))
 
 
 def make_task(split: Split, seed: int, index: int, question: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -85,11 +86,10 @@ def make_question(
             noise=noise,
             seed=rng.randrange(2**31),
         )
-        question = QUESTIONS[kind](rng, scene, options)
-        if question is None or is_held_out(question) != (split == "eval"):
-            continue
-        if is_legible(question.scene):
-            return question
+        with suppress(NoQuestion):
+            question = QUESTIONS[kind](rng, scene, options)
+            if is_held_out(question) == (split == "eval") and is_legible(question.scene):
+                return question
     raise ValueError(f"found no scene for the question {kind!r} with these colours, shapes and radii")
 
 
@@ -127,8 +127,12 @@ def _stands_out(shape: Shape, background: np.ndarray, frames: int) -> bool:
 # ---------------------------------------------------------------------------------------------------- kinds
 
 
-def _fill(rng: random.Random, scene: Scene, options: SceneOptions, shapes: Sequence[Shape]) -> Scene | None:
-    """The scene with these shapes placed, and a bystander or two."""
+class NoQuestion(Exception):
+    """A sampled scene does not fit the question. Another one is drawn."""
+
+
+def _fill(rng: random.Random, scene: Scene, options: SceneOptions, shapes: Sequence[Shape]) -> Scene:
+    """Place these shapes in the scene, and one or two others. Raises NoQuestion without room for them."""
     objects: list[Shape] = []
     taken = [tuple(map(float, w.box)) for w in scene.words]
     extra = [sample_shape(rng, options) for _ in range(rng.randrange(1, 3) if len(shapes) < 2 else rng.randrange(2))]
@@ -136,7 +140,7 @@ def _fill(rng: random.Random, scene: Scene, options: SceneOptions, shapes: Seque
         placed = place(rng, shape, scene, [(t[0], t[1], t[2], t[3]) for t in taken])
         if placed is None:
             if number < len(shapes):
-                return None
+                raise NoQuestion
             continue
         objects.append(placed)
         taken.append(swept(placed, scene.frames))
@@ -149,15 +153,13 @@ def _point_in(rng: random.Random, shape: Shape) -> tuple[int, int]:
     return int(shape.x + rng.uniform(-reach, reach)), int(shape.y + rng.uniform(-reach, reach))
 
 
-def _property(kind: str, rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+def _property(kind: str, rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
     filled = _fill(rng, scene, options, [sample_shape(rng, options)])
-    if filled is None:
-        return None
     target = filled.objects[0]
     return Question(kind, getattr(target, kind), filled, (_point_in(rng, target),))
 
 
-def _motion(rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+def _motion(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
     direction = rng.choice(DIRECTIONS)
     small = (options.radii[0], min(options.radii[1], 12.0))
     modest = replace(options, radii=(min(small), max(small)))
@@ -166,45 +168,42 @@ def _motion(rng: random.Random, scene: Scene, options: SceneOptions) -> Question
     filled = _fill(
         rng, scene, modest, [sample_shape(rng, modest, dx=dx, dy=dy), sample_shape(rng, modest, dx=ex, dy=ey)]
     )
-    if filled is None:
-        return None
     return Question("motion", direction, filled, (_point_in(rng, filled.objects[0]),))
 
 
-def _bigger(rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+def _bigger(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
     if len(set(options.colours)) < 2:
-        return None
+        raise NoQuestion
     first, second = rng.sample(list(options.colours), 2)
     one, other = sample_shape(rng, options, colour=first), sample_shape(rng, options, colour=second)
     if max(one.area, other.area) < BIGGER_RATIO * min(one.area, other.area):
-        return None
-    filled = _fill(rng, scene, options, [one, other])
-    if filled is None:
-        return None
-    points = (_point_in(rng, filled.objects[0]), _point_in(rng, filled.objects[1]))
-    return Question("bigger", (one if one.area > other.area else other).colour, filled, points)
+        raise NoQuestion
+    return _pair("bigger", (one if one.area > other.area else other).colour, rng, scene, options, [one, other])
 
 
-def _same_colour(rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+def _same_colour(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
     one = sample_shape(rng, options)
     others = [c for c in options.colours if c != one.colour]
     same = rng.random() < 0.5
     if not same and not others:
-        return None
+        raise NoQuestion
     other = sample_shape(rng, options, colour=one.colour if same else rng.choice(others))
-    filled = _fill(rng, scene, options, [one, other])
-    if filled is None:
-        return None
-    points = (_point_in(rng, filled.objects[0]), _point_in(rng, filled.objects[1]))
-    return Question("same_colour", "yes" if same else "no", filled, points)
+    return _pair("same_colour", "yes" if same else "no", rng, scene, options, [one, other])
 
 
-def _text(rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+def _pair(
+    kind: str, answer: str, rng: random.Random, scene: Scene, options: SceneOptions, shapes: Sequence[Shape]
+) -> Question:
+    filled = _fill(rng, scene, options, shapes)
+    return Question(kind, answer, filled, (_point_in(rng, filled.objects[0]), _point_in(rng, filled.objects[1])))
+
+
+def _text(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
     text, size, bold = sample_word(rng, options), rng.randrange(16, 21), rng.random() < 0.6
     width, height = render.word_size(text, size, bold)
     width, height = width + rng.randrange(4, 9), height + rng.randrange(4, 9)
     if width > scene.width - 2 or height > scene.height - 2:
-        return None
+        raise NoQuestion
     x, y = rng.randrange(1, scene.width - width), rng.randrange(1, scene.height - height)
     box = (x, y, x + width, y + height)
     light, dark = (244, 244, 240), (20, 20, 24)
@@ -217,16 +216,12 @@ def _text(rng: random.Random, scene: Scene, options: SceneOptions) -> Question |
         plate, ink = (light, dark) if rng.random() < 0.6 else (dark, light)
     with_word = replace(scene, words=(Word(text, box, size, ink, plate, bold),))
     filled = _fill(rng, with_word, options, [sample_shape(rng, options)])
-    if filled is None:
-        return None
     return Question("text", text, filled, box=box)
 
 
-def _inside(rng: random.Random, scene: Scene, options: SceneOptions) -> Question | None:
+def _inside(rng: random.Random, scene: Scene, options: SceneOptions) -> Question:
     """The colour of the one object in a box: nobody says where in it, so it has to be looked at closely first."""
     filled = _fill(rng, scene, options, [sample_shape(rng, options)])
-    if filled is None:
-        return None
     target = filled.objects[0]
     x0, y0, x1, y1 = swept(target, 1, margin=2.0)
     box = (
@@ -236,11 +231,11 @@ def _inside(rng: random.Random, scene: Scene, options: SceneOptions) -> Question
         min(scene.height, int(y1) + rng.randrange(2, 8)),
     )
     if any(overlap(swept(o, 1), (box[0], box[1], box[2], box[3])) for o in filled.objects[1:]):
-        return None
+        raise NoQuestion
     return Question("inside", target.colour, filled, box=box)
 
 
-QUESTIONS: Mapping[str, Callable[[random.Random, Scene, SceneOptions], Question | None]] = {
+QUESTIONS: Mapping[str, Callable[[random.Random, Scene, SceneOptions], Question]] = {
     "colour": partial(_property, "colour"),
     "shape": partial(_property, "shape"),
     "text": _text,

@@ -13,12 +13,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from ....envs.calls import format_call
-from .scenes import COLOURS, DIRECTIONS, SHAPES
-from .words import TRAIN_WORDS
+from .scenes import COLOURS, DIRECTIONS, SHAPES, TRAIN_WORDS
 
 Route = str
 Steps = Generator[str, str, None]
-"""Yields the text of a turn, is sent the observation that answers it."""
+"""Yields the text of a turn and receives the observation that answers it."""
+Properties = tuple[str, str, int]
+"""Colour, shape and size of an object."""
 
 ROUTES: dict[str, str] = {
     "right": "what the question needs, no more",
@@ -121,32 +122,25 @@ def _walk(task: Mapping[str, Any], route: Route, rng: random.Random) -> Steps:
             yield _call("READ_TEXT", box=list(box) if box else _box_about(points[0], scene))
             yield _answer(guess(task, rng))
         case "other_property":
-            observation = yield _segment(points[0])
-            observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
-            colour, shape, _ = _properties(observation)
+            colour, shape, _ = yield from _look(points[0])
             yield _answer(colour if kind in ("shape", "motion") else shape)
         case "no_track":
-            observation = yield _segment(points[0])
-            yield _call("GET_PROPERTIES", mask=_mask(observation))
+            yield from _look(points[0])
             yield _answer(guess(task, rng))
         case "one_only":
-            observation = yield _segment(points[0])
-            observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
-            yield _answer(_properties(observation)[0] if kind == "bigger" else rng.choice(("yes", "no")))
+            colour, _, _ = yield from _look(points[0])
+            yield _answer(colour if kind == "bigger" else rng.choice(("yes", "no")))
         case "smaller":
             (first, _, size), (second, _, other) = yield from _both(task)
             yield _answer(first if size < other else second)
         case "segment_text":
-            observation = yield _segment(((box[0] + box[2]) // 2, (box[1] + box[3]) // 2))
-            observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
-            yield _answer(_properties(observation)[0])
+            colour, _, _ = yield from _look(_centre(box))
+            yield _answer(colour)
         case "cut_box":
-            middle = (box[0] + box[2]) // 2
-            observation = yield _call("READ_TEXT", box=[box[0], box[1], middle, box[3]])
+            observation = yield _call("READ_TEXT", box=[box[0], box[1], _centre(box)[0], box[3]])
             yield _answer(observation.removeprefix("text "))
         case "no_zoom":
-            observation = yield _segment((box[0], box[1]))
-            observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
+            yield from _look(box[:2])
             yield _answer(guess(task, rng))
         case "repeat":
             steps = _RIGHT[kind](task)
@@ -171,9 +165,7 @@ def _resume(steps: Steps, observation: str) -> Steps:
 
 
 def _right_property(task: Mapping[str, Any]) -> Steps:
-    observation = yield _segment(task["points"][0])
-    observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
-    colour, shape, _ = _properties(observation)
+    colour, shape, _ = yield from _look(task["points"][0])
     yield _answer(shape if task["question"] == "shape" else colour)
 
 
@@ -199,10 +191,8 @@ def _right_text(task: Mapping[str, Any]) -> Steps:
 def _right_inside(task: Mapping[str, Any]) -> Steps:
     observation = yield _call("ZOOM_IN", box=list(task["box"]))
     numbers = [int(n) for n in re.findall(r"\d+", observation.partition(":")[2])]
-    x0, y0, x1, y1 = task["box"]
-    observation = yield _segment(numbers[:2] if len(numbers) >= 2 else ((x0 + x1) // 2, (y0 + y1) // 2))
-    observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
-    yield _answer(_properties(observation)[0])
+    colour, _, _ = yield from _look(numbers[:2] if len(numbers) >= 2 else _centre(task["box"]))
+    yield _answer(colour)
 
 
 _RIGHT: dict[str, Callable[[Mapping[str, Any]], Steps]] = {
@@ -216,7 +206,14 @@ _RIGHT: dict[str, Callable[[Mapping[str, Any]], Steps]] = {
 }
 
 
-def _both(task: Mapping[str, Any]) -> Generator[str, str, tuple[tuple[str, str, int], tuple[str, str, int]]]:
+def _look(point: Sequence[int]) -> Generator[str, str, Properties]:
+    """Segment the object at a point and ask for its properties."""
+    observation = yield _segment(point)
+    observation = yield _call("GET_PROPERTIES", mask=_mask(observation))
+    return _properties(observation)
+
+
+def _both(task: Mapping[str, Any]) -> Generator[str, str, tuple[Properties, Properties]]:
     """Segment both objects, then look at both."""
     one = yield _segment(task["points"][0])
     other = yield _segment(task["points"][1])
@@ -242,10 +239,14 @@ def _mask(observation: str) -> int:
     return int(found[1]) if found else 1
 
 
-def _properties(observation: str) -> tuple[str, str, int]:
-    """Colour, shape and size as observed; nothing known after an error."""
+def _properties(observation: str) -> Properties:
+    """Read an observation. After an error, the object is unknown."""
     found = re.match(r"(\w+) (\w+), size (\d+)", observation)
     return (found[1], found[2], int(found[3])) if found else ("grey", "blob", 0)
+
+
+def _centre(box: Sequence[int]) -> tuple[int, int]:
+    return (box[0] + box[2]) // 2, (box[1] + box[3]) // 2
 
 
 def _box_about(point: Sequence[int], scene: Mapping[str, Any]) -> list[int]:

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from .words import EVAL_WORDS, TRAIN_WORDS
-
 SHAPES = ("circle", "square", "triangle", "star", "cross", "bar")
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (214, 32, 36),
@@ -34,6 +32,22 @@ EVAL_PHOTOS = ("chelsea.png", "motorcycle_left.png", "gravel.png", "ihc.png", "h
 """Photographs that scikit-image ships; the two splits share none."""
 PHOTO_SIDES = (160, 192, 224, 256)
 """Pixels to which the shorter side of a photograph is scaled before a crop of it becomes a background."""
+
+_TRAIN = """
+STOP EXIT OPEN TAXI HOTEL CAFE BUS PARK SALE MILK TEA BREAD FISH RICE SALT SOAP WOOL SILK GOLD IRON ROAD
+BRIDGE RIVER LAKE HILL WOOD ROCK SAND SNOW RAIN WIND STORM NORTH SOUTH EAST WEST LEFT RIGHT START PAUSE PLAY
+MENU HOME HELP NEWS MAIL CALL TEXT FILE EDIT VIEW COPY SAVE PRINT QUIET DANGER PRIVATE STAFF ONLY PUSH PULL
+LIFT STAIRS TICKET TRAIN PLANE SHIP HARBOR MARKET BANK SCHOOL CHURCH TOWER GARDEN FOREST ISLAND DESERT VALLEY
+ORANGE LEMON APPLE GRAPE MELON PEACH CHERRY ONION CARROT PEPPER
+"""
+_EVAL = """
+ENTER CLOSED PUBLIC TRAM METRO FERRY BAKER BUTTER SUGAR HONEY COFFEE CREAM CLOUD THUNDER FROST SUMMER WINTER
+SPRING AUTUMN PLUM PEAR MANGO GARLIC CELERY BASIL MUSEUM CASTLE STATION GATE DOOR WINDOW FLOOR PAINT BRUSH
+PAPER PENCIL INK LETTER STAMP SEARCH UPLOAD DELETE CANCEL RESET
+"""
+TRAIN_WORDS = tuple(_TRAIN.split())
+EVAL_WORDS = tuple(_EVAL.split())
+"""The words that are drawn; the two splits share none."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +219,7 @@ def place(
         return None
     for _ in range(30):
         placed = replace(shape, x=round(rng.uniform(low_x, high_x), 2), y=round(rng.uniform(low_y, high_y), 2))
-        if not any(_overlap(swept(placed, scene.frames), box) for box in taken):
+        if not any(overlap(swept(placed, scene.frames), box) for box in taken):
             return placed
     return None
 
@@ -234,8 +248,6 @@ def sample_word(rng: random.Random, options: SceneOptions) -> str:
     return rng.choice(list(options.words) or (TRAIN_WORDS if options.split == "train" else EVAL_WORDS))
 
 
-def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:
+    """Return whether two boxes share a point."""
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-overlap = _overlap

@@ -51,32 +51,25 @@ class View(Protocol):
 
     def count(self) -> Count:
         """Return how many there are; a lower bound if counting takes too long."""
-        ...
 
     def least(self) -> Count:
         """Return the count as far as it is known without counting."""
-        ...
 
     def page(self, offset: int, limit: int) -> list[int]:
         """Return the numbers at `offset` … of the view."""
-        ...
 
     def neighbour(self, n: int, direction: int) -> int | None:
         """Return the number after (`+1`) or before (`-1`) trajectory n, which may be outside the view; None at
         its end."""
-        ...
 
     def position(self, n: int) -> int | None:
         """Return the offset of trajectory n; None if it is not in the view, or counting takes too long."""
-        ...
 
     def numbers(self) -> Sequence[int] | None:
         """Return all numbers where they are listed."""
-        ...
 
     def grown(self, last_n: int) -> View:
         """Return the view of trajectories up to `last_n`. Cheap if there are no new ones."""
-        ...
 
 
 class Dense:

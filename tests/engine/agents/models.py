@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from grpo_tui.engine.demonstration.making.tokenizer import train_tokenizer
+from benchmarks.policies.tokenizer import train_tokenizer
 
 TEXTS = [
     '{"name": "SEGMENT_OBJECT_AT", "arguments": {"x": 31, "y": 40}}',

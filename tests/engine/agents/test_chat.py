@@ -3,8 +3,8 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.policies.tokenizer import train_tokenizer
 from grpo_tui.engine.agents.chat import ChatBridge, ChatTemplateError
-from grpo_tui.engine.demonstration.making.tokenizer import train_tokenizer
 from grpo_tui.envs.agent import Message
 
 from .models import TEXTS

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.policies import build
+from benchmarks.policies.curriculum import HABITS, spelling
 from grpo_tui.engine.agents.chat import ChatBridge
-from grpo_tui.engine.demonstration.making import build
-from grpo_tui.engine.demonstration.making.curriculum import HABITS, spelling
 from grpo_tui.engine.demonstration.visual import VisualEnv
 from grpo_tui.engine.demonstration.visual.questions import QUESTIONS
 
@@ -62,7 +62,7 @@ def test_the_command_makes_a_policy_that_loads(tmp_path, capsys):
     # Its own environment, small: what is held is that every part is made and fits together.
     arguments = ["--output", str(tmp_path), "--lessons", "16", "--base-steps", "2", "--habit-steps", "1"]
     arguments += ["--comparison-steps", "1"]
-    assert build.main([*arguments, "--held-out", "2"]) == 0
+    build.main(build.build, tmp_path, [*arguments, "--held-out", "2"])
     shown = capsys.readouterr().out
     assert "base greedy" in shown and "sft sampled" in shown
 

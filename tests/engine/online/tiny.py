@@ -12,9 +12,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.policies.tokenizer import train_tokenizer
 from grpo_tui.configs.schema import RunConfig
 from grpo_tui.configs.sections.online import OnlineConfig
-from grpo_tui.engine.demonstration.making.tokenizer import train_tokenizer
 from grpo_tui.engine.online.store.update_task import Experience, OriginalLogits, UpdateTask
 from grpo_tui.engine.policy.forward import forward_agent_tokens
 from grpo_tui.envs.agent import Message

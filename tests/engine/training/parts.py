@@ -14,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.grpo_config import GRPOConfig
 
-from grpo_tui.engine.demonstration.making.tokenizer import train_tokenizer
+from benchmarks.policies.tokenizer import train_tokenizer
 from grpo_tui.engine.policy.versions import NO_CHECKPOINTING
 from grpo_tui.engine.rollouts.advantages import advantage_method
 from grpo_tui.engine.training.env_trainer import GRPOEnvTrainer

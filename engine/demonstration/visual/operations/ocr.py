@@ -18,8 +18,6 @@ from PIL import Image
 
 from .....configs.errors import GrpoTuiError
 
-RECOGNISER = "PP-OCRv6_rec_small 1"
-"""Model and preparation; another name when the same crop could be read otherwise."""
 HEIGHT = 48
 """Of the recogniser's input, in pixels."""
 MAX_WIDTH = 960

@@ -8,7 +8,8 @@ import numpy as np
 from scipy import ndimage
 from skimage.segmentation import watershed
 
-from .morphology import SQUARE, component_at, dilate, erode, fill_holes
+CROSS = ndimage.generate_binary_structure(2, 1)
+SQUARE = ndimage.generate_binary_structure(2, 2)
 
 TOLERANCES = (14.0, 22.0, 34.0, 50.0)
 """Colour distances tried for a region, in units of `opponent`; the one whose edge is sharpest wins."""
@@ -127,3 +128,25 @@ def _settle_edge(region: Region, colours: np.ndarray) -> np.ndarray:
     away = lengths(patch - np.median(patch[core], axis=0))
     gradient = np.hypot(ndimage.sobel(away, 0), ndimage.sobel(away, 1))
     return watershed(gradient, markers) == 1
+
+
+def dilate(mask: np.ndarray, structure: np.ndarray = CROSS, steps: int = 1) -> np.ndarray:
+    """Grown by `steps`."""
+    return np.asarray(ndimage.binary_dilation(mask, structure, iterations=steps), dtype=bool)
+
+
+def erode(mask: np.ndarray, *, keep_border: bool = False) -> np.ndarray:
+    """Shrunk by one; `keep_border`: not from the picture's border."""
+    return np.asarray(ndimage.binary_erosion(mask, CROSS, border_value=int(keep_border)), dtype=bool)
+
+
+def fill_holes(mask: np.ndarray) -> np.ndarray:
+    """With its holes filled."""
+    return np.asarray(ndimage.binary_fill_holes(mask), dtype=bool)
+
+
+def component_at(mask: np.ndarray, x: int, y: int) -> np.ndarray:
+    """The connected part of `mask` that holds (x, y), which must be in it."""
+    labels = np.zeros(mask.shape, dtype=np.int32)
+    ndimage.label(mask, CROSS, output=labels)
+    return labels == labels[y, x]

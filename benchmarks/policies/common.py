@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import json
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,9 @@ import torch
 from peft import PeftModel, get_peft_model
 from transformers import PreTrainedModel
 
-from ....configs.sections.model import LoraSection
-from ....envs.trajectory import Trajectory
-from ...policy.models import lora_config
+from grpo_tui.configs.sections.model import LoraSection
+from grpo_tui.engine.policy.models import lora_config
+from grpo_tui.envs.trajectory import Trajectory
 
 LARGEST = 5 * 1024 * 1024
 """Bytes that the files of the policy that reads may have together."""
@@ -50,7 +52,7 @@ def success_by_question(tasks: Sequence[Mapping[str, Any]], trajectories: Sequen
 
 
 def write_quality(output: Path, seed: int, report: Mapping[str, Mapping[str, float]], largest: int) -> None:
-    """Note beside the policy how well it does. Raises RuntimeError when its files are larger than `largest` bytes."""
+    """Write the success of the policy into its folder. Raises RuntimeError if its files exceed `largest` bytes."""
     size = sum(f.stat().st_size for name in ("base", "sft") for f in (output / name).iterdir())
     if size > largest:
         raise RuntimeError(f"the tiny policy in {output} has {size:,} bytes; it must have at most {largest:,}")
@@ -63,6 +65,19 @@ def table(report: Mapping[str, Mapping[str, float]]) -> str:
     lines = ["success".ljust(14) + "".join(k.rjust(13) for k in kinds)]
     lines += [name.ljust(14) + "".join(f"{values.get(k, 0):13.2f}" for k in kinds) for name, values in report.items()]
     return "\n".join(lines)
+
+
+def main(
+    build: Callable[..., Mapping[str, Mapping[str, float]]], home: Path, arguments: Sequence[str] | None = None
+) -> None:
+    """Make a policy from the command line: each option is a keyword of `build`. home: the default of `--output`."""
+    parser = argparse.ArgumentParser(description=inspect.getdoc(build))
+    parser.add_argument("--output", type=Path, default=home, help="the folder of base/ and sft/")
+    for name, parameter in inspect.signature(build).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            option = f"--{name.replace('_', '-')}"
+            parser.add_argument(option, type=int, default=parameter.default, help=f"default {parameter.default}")
+    print(table(build(**vars(parser.parse_args(arguments)))))
 
 
 class Clock:

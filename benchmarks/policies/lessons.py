@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....envs.trajectory import TokenArrays
-from ...policy.sight.inputs import Images, SeeingModel
-from ...policy.unwrap import base_of
+from grpo_tui.engine.policy.sight.inputs import Images, SeeingModel
+from grpo_tui.engine.policy.unwrap import base_of
+from grpo_tui.envs.trajectory import TokenArrays
 
 OnStep = Callable[[int, int, float], None]
 """`on_step(step, steps, loss)`: how far a training is."""

@@ -1,4 +1,4 @@
-"""Make the tiny policy that sees from nothing: `python -m grpo_tui.engine.demonstration.making.seeing` (`make policy`).
+"""Make the tiny policy that sees from nothing: `python -m benchmarks.policies.seeing` (or `make policy`).
 
 A Qwen3-VL of 1.3 million parameters. Its base is taught to describe small drawn scenes and to answer questions about
 them: with questions alone it takes far longer to learn to look. The adapters are then taught bad habits, such as to
@@ -8,10 +8,8 @@ temperature 1; reinforcement fine-tuning has to find it there.
 
 from __future__ import annotations
 
-import argparse
 import random
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,15 @@ from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForCondi
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
-from ....envs.trajectory import TokenArrays
-from ...agents.transformers_agent import TransformersAgent
-from ...policy.sight.inputs import Images
-from ...policy.sight.loading import without_video
-from ...policy.sight.processor import Sight
-from .. import policies
-from ..visual.glance import ASKED, COLOURS, PLACES, QUESTIONS, GlanceEnv, make_task
-from .common import LARGEST, Clock, adapters_of, save_adapters, success_by_question, table, write_quality
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.demonstration import policies
+from grpo_tui.engine.demonstration.visual.glance import ASKED, COLOURS, PLACES, QUESTIONS, GlanceEnv, make_task
+from grpo_tui.engine.policy.sight.inputs import Images
+from grpo_tui.engine.policy.sight.loading import without_video
+from grpo_tui.engine.policy.sight.processor import Sight
+from grpo_tui.envs.trajectory import TokenArrays
+
+from .common import LARGEST, Clock, adapters_of, main, save_adapters, success_by_question, write_quality
 from .lessons import teach
 from .tokenizer import train_tokenizer
 
@@ -219,27 +218,5 @@ def _habit(rng: random.Random, question: str) -> str:
     return "neighbour" if draw < habit else "right" if draw < habit + right else "guess"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the policy."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.demonstration.making.seeing", description=__doc__)
-    parser.add_argument("--output", type=Path, default=HOME, help="where base/ and sft/ go")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scenes", type=int, default=3000, help="pictures of the base's lessons")
-    parser.add_argument("--base-steps", type=int, default=700)
-    parser.add_argument("--habit-steps", type=int, default=150)
-    parser.add_argument("--held-out", type=int, default=200, help="tasks that success is measured on")
-    given: Any = parser.parse_args(arguments)
-    report = build(
-        given.output,
-        seed=given.seed,
-        scenes=given.scenes,
-        base_steps=given.base_steps,
-        habit_steps=given.habit_steps,
-        held_out=given.held_out,
-    )
-    print(table(report))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(build, HOME)

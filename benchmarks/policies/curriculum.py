@@ -14,10 +14,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from ....envs.base import Env
-from ....envs.multi_turn import MultiTurnEnv
-from ....envs.trajectory import TokenArrays
-from ...agents.scripted import ScriptedAgent
+from grpo_tui.engine.agents.scripted import ScriptedAgent
+from grpo_tui.envs.base import Env
+from grpo_tui.envs.multi_turn import MultiTurnEnv
+from grpo_tui.envs.trajectory import TokenArrays
 
 PRACTICE = ("colour", "shape", "motion", "text", "bigger", "same_colour", "same_colour")
 """Kinds of questions that the base practises first. Comparing is learned late, after copying."""

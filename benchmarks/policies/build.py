@@ -1,31 +1,27 @@
-"""Make the tiny policy from nothing: `python -m grpo_tui.engine.demonstration.making.build` (or `make policy`).
+"""Make the tiny policy from nothing: `python -m benchmarks.policies.build` (or `make policy`).
 
-Tokenizer, base and adapters are made from the visual environment's own demonstrations (see `curriculum`), seeded, and
-written to `engine/demonstration/policies` as safetensors. It takes a few minutes on two cores.
+Tokenizer, base and adapters follow from the visual environment's own demonstrations (see `curriculum`) and a seed. They
+are written to `engine/demonstration/policies` as safetensors. It takes a few minutes on two cores.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 
-from ....envs.trajectory import TokenArrays
-from ...agents.transformers_agent import TransformersAgent
-from ...training.demonstrations import play_demonstrations
-from .. import policies
-from ..visual import VisualEnv
-from .common import LARGEST, Clock, adapters_of, save_adapters, success_by_question, table, write_quality
+from grpo_tui.engine.agents.transformers_agent import TransformersAgent
+from grpo_tui.engine.demonstration import policies
+from grpo_tui.engine.demonstration.visual import VisualEnv
+from grpo_tui.engine.training.demonstrations import play_demonstrations
+from grpo_tui.envs.trajectory import TokenArrays
+
+from .common import LARGEST, Clock, adapters_of, main, save_adapters, success_by_question, write_quality
 from .curriculum import COMPARISONS, PRACTICE, habit_route, spelling
-from .lessons import OnStep, teach
+from .lessons import teach
 from .tokenizer import train_tokenizer
 
 HOME = Path(policies.__file__).parent
@@ -84,9 +80,7 @@ def build(
     habit_tasks = env.make_tasks("train", lessons // 3, seed + 1)
     habits = play_demonstrations(env, habit_tasks, tokenizer, choose=habit_route, seed=seed + 1)
     habit_lessons = [d.tokens for d in habits]
-    clock(
-        "demonstrations", f"{len(base_lessons) + len(comparisons)} for the base, {len(habit_lessons)} for the adapters"
-    )
+    clock("demonstrations", f"{len(base_lessons) + len(comparisons)}, {len(habit_lessons)} for the adapters")
 
     model = Qwen3ForCausalLM(tiny_config(tokenizer))
     teach(model, base_lessons, steps=base_steps, muon_learning_rate=0.02, seed=seed, on_step=clock.on_step)
@@ -94,10 +88,13 @@ def build(
         model, comparisons, steps=comparison_steps, muon_learning_rate=0.02, seed=seed + 2, on_step=clock.on_step
     )
     clock("base", f"{sum(p.numel() for p in model.parameters()):,} parameters, loss {loss:.3f}")
-    _save(output / "base", model, tokenizer)
+    shutil.rmtree(output / "base", ignore_errors=True)
+    model.save_pretrained(output / "base")
+    tokenizer.save_pretrained(output / "base")
     report = {f"base {k}": v for k, v in evaluate(model, tokenizer, env, seed, held_out).items()}
 
-    adapted = _adapt(model, habit_lessons, habit_steps, seed, clock.on_step)
+    adapted = adapters_of(model, seed)
+    teach(adapted, habit_lessons, steps=habit_steps, learning_rate=2e-3, seed=seed, on_step=clock.on_step)
     clock("adapters", f"{sum(p.numel() for p in adapted.parameters() if p.requires_grad):,} parameters")
     save_adapters(output / "sft", adapted)
     report |= {f"sft {k}": v for k, v in evaluate(adapted, tokenizer, env, seed, held_out).items()}
@@ -117,14 +114,6 @@ def _comparison_lessons(
     return found + spelling(env, lessons // 4, seed, tokenizer)
 
 
-def _adapt(
-    model: Qwen3ForCausalLM, lessons: Sequence[TokenArrays], steps: int, seed: int, on_step: OnStep
-) -> PeftModel:
-    adapted = adapters_of(model, seed)
-    teach(adapted, lessons, steps=steps, learning_rate=2e-3, seed=seed, on_step=on_step)
-    return adapted
-
-
 def evaluate(
     model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, env: VisualEnv, seed: int, n: int
 ) -> dict[str, dict[str, float]]:
@@ -139,35 +128,5 @@ def evaluate(
     return found
 
 
-def _save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the policy."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_tui.engine.demonstration.making.build", description=__doc__)
-    parser.add_argument("--output", type=Path, default=HOME, help="where base/ and sft/ go")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lessons", type=int, default=3072, help="demonstrations for the base")
-    parser.add_argument("--base-steps", type=int, default=2400)
-    parser.add_argument("--comparison-steps", type=int, default=600)
-    parser.add_argument("--habit-steps", type=int, default=200)
-    parser.add_argument("--held-out", type=int, default=240, help="tasks that success is measured on")
-    given: Any = parser.parse_args(arguments)
-    report = build(
-        given.output,
-        seed=given.seed,
-        lessons=given.lessons,
-        base_steps=given.base_steps,
-        comparison_steps=given.comparison_steps,
-        habit_steps=given.habit_steps,
-        held_out=given.held_out,
-    )
-    print(table(report))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(build, HOME)

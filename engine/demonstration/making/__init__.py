@@ -1,1 +1,0 @@
-"""How the built-in tiny policy is made: `make policy`."""
