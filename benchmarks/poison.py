@@ -213,7 +213,7 @@ def run(
 
 
 def _engine(config: RunConfig, model: Any, tokenizer: Any, wrong: float) -> PoisonedEngine:
-    orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
+    orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
     engine = PoisonedEngine(model, _runner(config, model, tokenizer), orchestrator, config.online, seed=config.seed)
     engine.wrong = wrong
     return engine

@@ -90,7 +90,7 @@ def make_batch(rng: random.Random, trajectories: int, width: int) -> Batch:
 
 def measure(config: RewardsConfig, batches: Sequence[Batch], width: int) -> dict[str, float]:
     """Median over the batches, after three to warm up."""
-    orchestrator = RewardOrchestrator.from_config(config, width)
+    orchestrator = RewardOrchestrator(config=config, embedding_dim=width)
     rates, processor = [], []
     for found, correct, embeddings in batches:
         steps = sum(len(t.steps) for t in found)

@@ -12,12 +12,11 @@ from ..configs.lazy import loaded_when_used
 from .breakdown import ComponentValue, Penalty, RewardBreakdown, StepReward
 
 if TYPE_CHECKING:
-    from .components import RewardComponent, RewardInputs
+    from .components import RewardComponent, RewardError, RewardInputs
     from .components.coherence import TrajectoryCoherenceAnalyzer
-    from .curiosity import CuriosityDrivenRewardModule
+    from .components.curiosity import CuriosityDrivenRewardModule
     from .dynamics import DynamicsModel
     from .embedding import HashedEmbedder, pool_step_embeddings
-    from .errors import RewardError
     from .orchestrator import RewardOrchestrator
     from .penalties import PenaltyRule
     from .result import RewardResult
@@ -43,12 +42,11 @@ __all__ = [
 __getattr__ = loaded_when_used(
     __name__,
     {
-        "components": ("RewardComponent", "RewardInputs"),
+        "components": ("RewardComponent", "RewardError", "RewardInputs"),
         "components.coherence": ("TrajectoryCoherenceAnalyzer",),
-        "curiosity": ("CuriosityDrivenRewardModule",),
+        "components.curiosity": ("CuriosityDrivenRewardModule",),
         "dynamics": ("DynamicsModel",),
         "embedding": ("HashedEmbedder", "pool_step_embeddings"),
-        "errors": ("RewardError",),
         "orchestrator": ("RewardOrchestrator",),
         "penalties": ("PenaltyRule",),
         "result": ("RewardResult",),

@@ -12,7 +12,7 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal, TypeVar, cast
 
@@ -74,16 +74,8 @@ class Completions:
     def only(self, index: int) -> Completions:
         """One of the rollouts."""
         at = slice(index, index + 1)
-        columns = {name: values[at] for name, values in self.columns.items()}
-        return Completions(
-            self.prompts[at],
-            self.completions[at],
-            self.completion_ids[at],
-            columns,
-            self.rows[at],
-            self.step,
-            self.state,
-        )
+        lists = {name: getattr(self, name)[at] for name in ("prompts", "completions", "completion_ids", "rows")}
+        return replace(self, **lists, columns={name: values[at] for name, values in self.columns.items()})
 
 
 @dataclass(frozen=True)
@@ -110,7 +102,6 @@ class RewardFunction:
     weight: float
     call: Function
     name: str
-    is_async: bool
     accepts: frozenset[str] | None
     """Names of its parameters; None when it takes any (`**kwargs`)."""
     needs: tuple[str, ...]
@@ -303,8 +294,7 @@ def load_function(path: str, weight: float = 1.0) -> RewardFunction:
         path,
         weight,
         cast("Function", found),
-        function_name(path),
-        inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__),
+        name,
         None if anything else frozenset(taken),
         tuple(p.name for p in named if p.default is p.empty),
     )
@@ -318,7 +308,7 @@ def _reward_model(path: str, weight: float, name: str) -> RewardFunction:
         raise RewardFunctionError(
             f'environment.reward_funcs: "{path}" is no reward model: {reason}; a function is file.py:name'
         ) from problem
-    return RewardFunction(path, weight, model, name, False, None, ())
+    return RewardFunction(path, weight, model, name, None, ())
 
 
 async def _awaited(result: Awaitable[object]) -> object:

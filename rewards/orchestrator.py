@@ -18,17 +18,15 @@ from ..envs.trajectory import Trajectory
 from ..envs.user_code import UserCodeError, find_class
 from .assembly import StepBatch, assemble
 from .breakdown import Penalty
-from .components import Correctness, RewardComponent, RewardInputs, Values, make_components
-from .components.curiosity import CuriosityReward
-from .curiosity import CuriosityDrivenRewardModule
+from .components import Correctness, RewardComponent, RewardError, RewardInputs, Values, make_components
+from .components.curiosity import CuriosityDrivenRewardModule, CuriosityReward
+from .components.given import scored_components
 from .embedding import Embedder, HashedEmbedder
-from .errors import RewardError
 from .moments import Moments
 from .normalization import RewardNormalizer
 from .penalties import PenaltyRule, make_rules
-from .penalties.checking import PenaltyChecker
+from .penalties.rules import PenaltyChecker
 from .result import RewardResult
-from .scores import scored_components
 
 STATE_FORMAT = 1
 
@@ -54,16 +52,10 @@ class RewardOrchestrator:
         rules: Sequence[PenaltyRule] | None = None,
         seed: int = 0,
     ) -> None:
-        base = config or RewardsConfig()
-        given = {
-            "w_curiosity": w_curiosity,
-            "w_coherence": w_coherence,
-            "w_penalty": w_penalty,
-            "w_task": w_task,
-            "w_environment": w_environment,
-        }
-        changed = {name: value for name, value in given.items() if value is not None}
-        self.config = RewardsConfig.model_validate({**base.model_dump(), **changed})
+        weights = {"curiosity": w_curiosity, "coherence": w_coherence, "penalty": w_penalty}
+        weights |= {"task": w_task, "environment": w_environment}
+        changed = {f"w_{name}": value for name, value in weights.items() if value is not None}
+        self.config = RewardsConfig.model_validate({**(config or RewardsConfig()).model_dump(), **changed})
         self.weights = self.config.weights
         self.normalizer = RewardNormalizer(
             self.config.normalization, {name: self.config.normalization_of(name) for name in self.weights}
@@ -81,18 +73,6 @@ class RewardOrchestrator:
         """The module of R_curiosity; None before it is needed."""
         curiosity = self.components.get("curiosity")
         return curiosity.module if isinstance(curiosity, CuriosityReward) else None
-
-    @classmethod
-    def from_config(
-        cls,
-        config: RewardsConfig,
-        embedding_dim: int | None = None,
-        *,
-        embedder: Embedder | None = None,
-        seed: int = 0,
-    ) -> RewardOrchestrator:
-        """The orchestrator of a run's `rewards` section."""
-        return cls(config=config, embedding_dim=embedding_dim, embedder=embedder, seed=seed)
 
     def calculate_total_reward(
         self,
@@ -146,8 +126,8 @@ class RewardOrchestrator:
         found = {name: value for name, value in values.items() if value is not None}
         weights = {name: self.config.weight(name, step) for name in self.weights}
         scored = scored_components(inputs.steps)
-        weights |= {name: component.weight for name, component in scored.items()}
-        scores = {name: (component.raw, component.defined) for name, component in scored.items()}
+        weights |= {name: weight for name, (_, weight) in scored.items()}
+        scores = {name: score for name, (score, _) in scored.items()}
         result, self._pending = assemble(batch, scores | found, weights, inputs.penalties, self.normalizer)
         if update:
             self.update()

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ...configs.sections.rewards import RewardsConfig
 from ...rewards.moments import Moments, merge, moments
-from ...rewards.penalties import Episode
-from ...rewards.penalties.rules import BUILT_IN
+from ...rewards.penalties import BUILT_IN, Episode
 from ...rewards.repetition import REPETITION, repeated
 from ..runs.types import NormalizedBy, RewardBreakdown
 from .items import Item, groups_of

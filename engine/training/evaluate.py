@@ -59,7 +59,7 @@ def run_eval(
     runner.on_progress = lambda ended, total: writer.progress("evaluation", done + ended, len(rows) * spec.samples)
     # Curiosity and coherence depend on the state of a training; task, reward functions and penalties do not.
     rewards = config.rewards.model_copy(update={"w_curiosity": 0.0, "w_coherence": 0.0})
-    scorer = Scorer(spec.samples, RewardOrchestrator.from_config(rewards, seed=config.seed))
+    scorer = Scorer(spec.samples, RewardOrchestrator(config=rewards, seed=config.seed))
     recorder.vocabulary(tokenizer)
     finished = finished_tasks(run_dir, spec.samples)
     done = len(finished) * spec.samples

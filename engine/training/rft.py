@@ -112,7 +112,7 @@ def build_trainer(
     micro_tokens = args.per_device_train_batch_size * training.max_trajectory_tokens
     spare_memory(base_of(model), config.model.gradient_checkpointing, micro_tokens)
     judge = make_judge(config.environment, [*rows, *eval_rows], special_texts(tokenizer))
-    orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
+    orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
     controller = beta_controller(training)
     replay = training.replay
     buffer = None

@@ -10,13 +10,12 @@ from collections.abc import Callable
 
 from ...configs.sections.rewards import ExtraComponentConfig, RewardsConfig
 from ...envs.user_code import UserCodeError, find_class
-from ..errors import RewardError
-from .base import Correctness, RewardComponent, RewardInputs, Values
+from .base import Correctness, RewardComponent, RewardError, RewardInputs, Values
 from .coherence import CoherenceReward
 from .curiosity import CuriosityReward
 from .given import EnvironmentReward, PenaltyReward, TaskReward
 
-__all__ = ["Correctness", "RewardComponent", "RewardInputs", "Values", "make_components"]
+__all__ = ["Correctness", "RewardComponent", "RewardError", "RewardInputs", "Values", "make_components"]
 
 BUILT_IN: dict[str, Callable[[RewardsConfig, int], RewardComponent]] = {
     "task": lambda config, seed: TaskReward(config),

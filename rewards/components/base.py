@@ -9,11 +9,16 @@ from typing import Any
 
 from torch import Tensor
 
+from ...configs.errors import GrpoTuiError
 from ...envs.trajectory import Step, Trajectory
 from ..breakdown import Penalty
 
 Correctness = bool | float | None
 """Whether the final answer is right: True or False, a score of its own scale, or None where it is not known."""
+
+
+class RewardError(GrpoTuiError, ValueError):
+    """Rewards cannot be computed as configured. The message names the fault and the remedy."""
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,207 @@
-"""R_curiosity as a component: the dynamics model is made once the width of the embeddings is known."""
+"""R_curiosity: the error of a dynamics model that learns while rollouts come in."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from cachetools import LRUCache
 from torch import Tensor
 
 from ...configs import metric_names as metric
-from ...configs.sections.rewards import RewardsConfig
-from ..curiosity import CuriosityDrivenRewardModule
-from ..errors import RewardError
-from .base import RewardComponent, RewardInputs, Values
+from ...configs.sections.rewards import CuriosityConfig, RewardsConfig
+from ...envs.trajectory import Step
+from ..dynamics import DynamicsModel
+from ..embedding import ActionEncoder
+from .base import RewardComponent, RewardError, RewardInputs, Values
+
+TRAIN_BATCH_SIZE = 128
+"""Transitions of a batch that one training step of the dynamics model uses at most."""
+CACHE_SIZE = 4096
+"""Predictions that the LRU cache keeps."""
+
+_Key = tuple[int, bytes, str]
+"""Version of the model, all of s_t, all of a_t."""
+
+
+@dataclass(frozen=True)
+class _Transitions:
+    """Training data of the dynamics model: states [M, D], actions [M, A], changes of state [M, D]; finite: bool [M],
+    whether there is neither NaN nor infinity in them."""
+
+    states: Tensor
+    actions: Tensor
+    changes: Tensor
+    finite: Tensor
+
+    def take(self, rows: Tensor) -> _Transitions:
+        """The transitions with these indices."""
+        return _Transitions(self.states[rows], self.actions[rows], self.changes[rows], self.finite[rows])
+
+
+class CuriosityDrivenRewardModule:
+    """Prediction error of a `DynamicsModel` on each transition, with a cache of its predictions.
+
+    States are brought to root mean square 1, so the reward's size depends neither on the embedder's scale nor on its
+    width: error_t = mean over D of (f(s_t, a_t) - (s_{t+1} - s_t))^2.
+
+    Equal transitions of a batch are predicted once. Between batches an LRU cache, keyed by the model's version and the
+    whole (s_t, a_t), byte for byte, serves while the model is unchanged, as it is online. In training it learns
+    after every batch, so there nothing is kept.
+    """
+
+    def __init__(self, embedding_dim: int, config: CuriosityConfig | None = None, *, seed: int = 0) -> None:
+        self.config = config or CuriosityConfig()
+        self.encode = ActionEncoder()
+        self.model = DynamicsModel(embedding_dim, self.encode.dimension, self.config.hidden, seed=seed)
+        self.optimizer = torch.optim.Adam(self.model.adapters().values(), lr=self.config.learning_rate)
+        self.cache: LRUCache[_Key, np.ndarray] = LRUCache(CACHE_SIZE)
+        self._fresh: dict[_Key, np.ndarray] = {}
+        self.hits = 0
+        """Transitions of the last batch that the cache had from an earlier one."""
+        self.repeats = 0
+        """Those that were equal to another of the batch."""
+        self.lookups = 0
+        self.loss: float | None = None
+        self._generator = torch.Generator().manual_seed(seed)
+        self._pending: _Transitions | None = None
+
+    @torch.no_grad()
+    def compute(self, embeddings: Tensor, steps: Sequence[Step], keys: Sequence[str], has_next: Tensor) -> Tensor:
+        """R_curiosity of each step, float64 [N]; 0 at the last step of a trajectory, which has no s_{t+1}.
+
+        embeddings: [N, D], the steps of all trajectories one after another; keys: their canonical actions; has_next:
+        bool [N], False at the last step of each trajectory. Keeps the transitions for `update`.
+        """
+        # The batch is large and the model small: each pass over [N, D] counts, so there are as few as can be.
+        states = rms_normalized(embeddings.float().cpu())
+        here = has_next.nonzero(as_tuple=True)[0]
+        indices: list[int] = here.tolist()
+        keys = [keys[i] for i in indices]
+        action = self.encode([steps[i] for i in indices], keys)
+        state, change = states[here], (states[1:] - states[:-1])[here]
+        rewards = torch.zeros(has_next.numel(), dtype=torch.float64)
+        finite = torch.ones(0, dtype=torch.bool)
+        if indices:
+            errors = _mean_squares(self._predict(state, action, keys) - change)
+            rewards[here] = errors
+            finite = errors.isfinite()
+        self._pending = _Transitions(state, action, change, finite)
+        return rewards
+
+    def update(self) -> float | None:
+        """Train the model on the transitions of the last `compute`; the loss before the step, or None without any."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        self._train_step(pending)
+        return self.loss
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the last batch's transitions that an earlier batch had brought into the cache."""
+        return self.hits / self.lookups if self.lookups else 0.0
+
+    @property
+    def repeat_rate(self) -> float:
+        """Share of the last batch's transitions that were predicted together with an equal one of the batch."""
+        return self.repeats / self.lookups if self.lookups else 0.0
+
+    def _predict(self, state: Tensor, action: Tensor, keys: Sequence[str]) -> Tensor:
+        """Predicted changes, [M, D]. Equal rows are computed once."""
+        self._store()
+        version = self.model.version
+        pairs = [(version, row.tobytes(), key) for row, key in zip(state.numpy(), keys, strict=True)]
+        found: dict[_Key, np.ndarray | None] = {}
+        missing: dict[_Key, int] = {}
+        for i, pair in enumerate(pairs):
+            if pair not in found:
+                found[pair] = self.cache.get(pair)
+                if found[pair] is None:
+                    missing[pair] = i
+        self.lookups, self.hits = len(pairs), sum(pair not in missing for pair in pairs)
+        self.repeats = len(pairs) - self.hits - len(missing)
+        if missing:
+            if len(missing) < len(pairs):
+                chosen = torch.tensor(list(missing.values()))
+                state, action = state[chosen], action[chosen]
+            fresh = self.model(state, action)
+            self._fresh = dict(zip(missing, fresh.numpy(), strict=True))
+            if len(missing) == len(pairs):
+                return fresh
+            found |= self._fresh
+        return torch.from_numpy(np.stack([found[pair] for pair in pairs]))  # type: ignore[arg-type]
+
+    def _store(self) -> None:
+        """Cache the predictions of the last batch, unless the model has changed since."""
+        fresh, self._fresh = self._fresh, {}
+        if fresh and next(iter(fresh))[0] == self.model.version:
+            for pair, prediction in fresh.items():
+                self.cache[pair] = prediction.copy()  # a view would keep its whole batch alive
+
+    def _train_step(self, pending: _Transitions) -> None:
+        batch = self._sample(pending)
+        if batch is None:
+            return
+        parameters = list(self.model.adapters().values())
+        loss = (self.model(batch.states, batch.actions) - batch.changes).square().mean()
+        gradients = torch.autograd.grad(loss, parameters)
+        if not all(bool(torch.isfinite(g).all()) for g in (loss, *gradients)):
+            return
+        self.loss = float(loss.detach())
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.changed()
+
+    def _sample(self, pending: _Transitions) -> _Transitions | None:
+        """At most `TRAIN_BATCH_SIZE` transitions, drawn without replacement, without those that are not finite."""
+        chosen = pending.finite.nonzero(as_tuple=True)[0]
+        if len(chosen) > TRAIN_BATCH_SIZE:
+            chosen = chosen[torch.randperm(len(chosen), generator=self._generator)[:TRAIN_BATCH_SIZE]]
+        return None if not len(chosen) else pending.take(chosen)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything that has been learnt: model, optimiser, random state. Tensors by flat names."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for name, parameter in self.model.adapters().items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"adam.{key}.{name}"] = value
+        tensors["generator"] = self._generator.get_state()
+        return {name: value.detach().clone() for name, value in tensors.items()}
+
+    def state_facts(self) -> dict[str, Any]:
+        """What `state_tensors` leaves out, as JSON values."""
+        return {"version": self.model.version, "embedding_dim": self.model.embedding_dim}
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """The inverse of `state_tensors` and `state_facts`. The cache is emptied: a version may come twice now."""
+        self.model.load_state_dict(_under(tensors, "model."))
+        self.model.version = int(facts["version"])
+        self.optimizer.state.clear()
+        for name, parameter in self.model.adapters().items():
+            state = {
+                key: tensors[f"adam.{key}.{name}"].clone()
+                for key in ("step", "exp_avg", "exp_avg_sq")
+                if f"adam.{key}.{name}" in tensors
+            }
+            if state:
+                self.optimizer.state[parameter] = state
+        self._generator.set_state(tensors["generator"])
+        self._pending = None
+        self._fresh = {}
+        self.cache.clear()
 
 
 class CuriosityReward(RewardComponent):
-    """The prediction error of each transition; see `CuriosityDrivenRewardModule`."""
+    """The prediction error of each transition. The last step of a trajectory has no next state and is undefined.
+
+    The module is made once the width of the embeddings is known.
+    """
 
     def __init__(self, config: RewardsConfig, seed: int) -> None:
         self.config = config.curiosity
@@ -33,7 +219,6 @@ class CuriosityReward(RewardComponent):
         return self.module
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """Undefined at the last step of a trajectory, which has no next state."""
         if batch.states is None or not self.counts:
             return None
         keys = [key for row in batch.keys for key in row]
@@ -41,12 +226,10 @@ class CuriosityReward(RewardComponent):
         return self.make(batch.states.shape[-1]).compute(batch.states, batch.steps, keys, has_next), has_next
 
     def update(self) -> None:
-        """Train the dynamics model on the batch's transitions."""
         if self.module is not None:
             self.module.update()
 
     def metrics(self) -> Mapping[str, float]:
-        """Of the dynamics model and its cache."""
         module = self.module
         if module is None:
             return {}
@@ -59,15 +242,12 @@ class CuriosityReward(RewardComponent):
         }
 
     def state_facts(self) -> dict[str, Any] | None:
-        """None before the first batch."""
         return None if self.module is None else self.module.state_facts()
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Weights, optimiser and random state of the dynamics model."""
         return {} if self.module is None else self.module.state_tensors()
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Raises RewardError when the dynamics model was another one."""
         if not self.counts:
             return
         try:
@@ -77,3 +257,18 @@ class CuriosityReward(RewardComponent):
                 "the saved dynamics model does not fit rewards.curiosity: keep hidden as it was, or "
                 f"start a new run ({str(error).splitlines()[0]})"
             ) from error
+
+
+def rms_normalized(states: Tensor) -> Tensor:
+    """Each row divided by its root mean square, [N, D]; a row of zeros stays."""
+    rms = torch.linalg.vector_norm(states, dim=-1, keepdim=True) / states.shape[-1] ** 0.5
+    return states / rms.clamp(min=1e-8)
+
+
+def _mean_squares(rows: Tensor) -> Tensor:
+    """Mean over the last axis of the squares, float64."""
+    return torch.linalg.vector_norm(rows, dim=-1).double().square() / rows.shape[-1]
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,8 +1,8 @@
-"""The components that are given: correctness, rewards of the environment, penalties."""
+"""The components that are given: correctness, rewards of the environment, penalties, and scores of reward functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...configs.sections.rewards import RewardsConfig
+from ...envs.trajectory import Step
 from .base import RewardComponent, RewardInputs, Values
 
 
@@ -87,3 +88,25 @@ class PenaltyReward(RewardComponent):
             return None
         amounts = [sum(p.amount for p in at) for row in batch.penalties for at in row]
         return torch.tensor(amounts, dtype=torch.float64), torch.ones_like(batch.last)
+
+
+def scored_components(steps: Sequence[Step]) -> dict[str, tuple[Values, float]]:
+    """Return values and weight of each named score of the steps, in the order in which the names first appear.
+
+    The scores come from reward functions and from rubrics of others. A name without any score in the batch is left out.
+    """
+    found: dict[str, tuple[list[int], list[float], float]] = {}
+    for n, step in enumerate(steps):
+        for score in step.scores:
+            places, values, _ = found.setdefault(score.name, ([], [], score.weight))
+            if score.value is not None:
+                places.append(n)
+                values.append(score.value)
+    components: dict[str, tuple[Values, float]] = {}
+    for name, (places, values, weight) in found.items():
+        if places:
+            raw, defined = torch.zeros(len(steps), dtype=torch.float64), torch.zeros(len(steps), dtype=torch.bool)
+            raw[places] = torch.tensor(values, dtype=torch.float64)
+            defined[places] = True
+            components[name] = ((raw, defined), weight)
+    return components

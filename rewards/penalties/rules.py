@@ -1,24 +1,48 @@
-"""The rules of a run: the built-in ones at their configured amounts, then the user's own."""
+"""The rules of a run: the built-in ones at their configured amounts, then the user's own. Checks steps against them."""
 
 from __future__ import annotations
 
-from ...configs.sections.rewards import RewardsConfig
-from .answers import NoFinalAnswer
-from .arguments import InvalidArgument
-from .base import PenaltyRule
-from .calls import UnknownTool, UnparsableCall
-from .loading import PenaltyRuleError, load_rule
-from .modality import WrongModality
-from .prerequisites import MissingPrerequisite
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-BUILT_IN: tuple[type[PenaltyRule], ...] = (
-    UnparsableCall,
-    UnknownTool,
-    WrongModality,
-    MissingPrerequisite,
-    InvalidArgument,
-    NoFinalAnswer,
-)
+from ...configs.errors import GrpoTuiError
+from ...configs.sections.rewards import PenaltyRuleConfig, RewardsConfig
+from ...envs.tools import ToolSpec
+from ...envs.trajectory import Step, Trajectory
+from ...envs.user_code import UserCodeError, find_class
+from ..breakdown import Penalty
+from .base import Episode, PenaltyRule
+from .built_in import BUILT_IN
+
+
+class PenaltyRuleError(GrpoTuiError, ValueError):
+    """A rule of the user's could not be loaded or failed; the message says which, where and why."""
+
+
+def load_rule(config: PenaltyRuleConfig) -> PenaltyRule:
+    """The rule that `config` names, ready to check.
+
+    Raises PenaltyRuleError, in one sentence, when there is no such class or it is no penalty rule.
+    """
+    where = f"rewards.penalty_rules: {config.class_path}"
+    try:
+        found = find_class(config.class_path)
+    except UserCodeError as error:
+        raise PenaltyRuleError(f"rewards.penalty_rules: {error}") from error
+    if not issubclass(found, PenaltyRule):
+        raise PenaltyRuleError(f"{where} is no penalty rule: derive it from grpo_tui.rewards.penalties.PenaltyRule")
+    if found.check is PenaltyRule.check:
+        raise PenaltyRuleError(f"{where} has no method check(self, episode, step)")
+    if not found.id:
+        raise PenaltyRuleError(f'{where} has no id: give the class one, such as id = "too_many_zooms"')
+    try:
+        rule = found(**({} if config.amount is None else {"amount": config.amount}), **config.options)
+    except (TypeError, ValueError) as error:
+        raise PenaltyRuleError(f"{where} does not take these options: {error}") from error
+    if not rule.amount <= 0:
+        raise PenaltyRuleError(f"{where} has amount {rule.amount}: a penalty is a negative number, or 0")
+    return rule
 
 
 def make_rules(config: RewardsConfig) -> list[PenaltyRule]:
@@ -32,3 +56,43 @@ def make_rules(config: RewardsConfig) -> list[PenaltyRule]:
             raise PenaltyRuleError(f"two penalty rules have the id {rule.id}: give your own class another id")
         seen.add(rule.id)
     return [rule for rule in rules if rule.amount]
+
+
+class PenaltyChecker:
+    """Applies rules to trajectories. Raises PenaltyRuleError, which names rule and place, when a rule fails."""
+
+    def __init__(self, rules: Sequence[PenaltyRule]) -> None:
+        self.rules = list(rules)
+        self._tools: dict[int, tuple[tuple[ToolSpec, ...], dict[str, ToolSpec]]] = {}
+
+    def check(self, trajectory: Trajectory, keys: Sequence[str] | None = None) -> list[tuple[Penalty, ...]]:
+        """The penalties of each step, in the order of the rules. keys: the canonical action of each step, if known."""
+        episode = Episode(trajectory, self._tools_of(trajectory), keys)
+        return [
+            tuple(p for rule in self.rules if (p := _checked(rule, episode, step)) is not None)
+            for step in episode.steps
+        ]
+
+    def _tools_of(self, trajectory: Trajectory) -> dict[str, ToolSpec]:
+        """Tools by name; trajectories of an environment share the tuple, so it is looked up by identity."""
+        found = self._tools.get(id(trajectory.tools))
+        if found is None or found[0] is not trajectory.tools:
+            if len(self._tools) > 256:
+                self._tools.clear()
+            found = self._tools[id(trajectory.tools)] = (trajectory.tools, {t.name: t for t in trajectory.tools})
+        return found[1]
+
+
+def _checked(rule: PenaltyRule, episode: Episode, step: Step) -> Penalty | None:
+    try:
+        penalty: Any = rule.check(episode, step)
+    except Exception as error:
+        raise PenaltyRuleError(
+            f"penalty rule {rule.id} failed at step {step.index} of trajectory {episode.trajectory.id}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if penalty is None:
+        return None
+    if not isinstance(penalty, Penalty) or not penalty.amount <= 0:
+        raise PenaltyRuleError(f"penalty rule {rule.id} must return None or a Penalty with an amount <= 0")
+    return penalty if penalty.step == step.index else replace(penalty, step=step.index)

@@ -94,7 +94,7 @@ def test_components_that_are_off_weigh_nothing_without_being_told():
     assert config.components == ["task", "penalty"]
     assert (config.w_curiosity, config.w_coherence, config.w_task) == (0.0, 0.0, 1.0)
     assert not config.needs_embeddings
-    result = RewardOrchestrator.from_config(config).calculate_total_reward(good(), True)
+    result = RewardOrchestrator(config=config).calculate_total_reward(good(), True)
     assert result.component_names == ("task", "penalty")
 
 
@@ -126,7 +126,7 @@ def test_an_embedder_of_the_users_own(tmp_path: Path):
     file = tmp_path / "my_embedder.py"
     file.write_text(EMBEDDER)
     config = RewardsConfig(embedder=f"{file}:Length")
-    result = RewardOrchestrator.from_config(config).calculate_total_reward(good(), True)
+    result = RewardOrchestrator(config=config).calculate_total_reward(good(), True)
     assert "curiosity" in result.component_names
     for name, said in {
         "NeedsMore": "cannot be made without arguments",
@@ -134,7 +134,7 @@ def test_an_embedder_of_the_users_own(tmp_path: Path):
         "Nothing": "has no class Nothing",
     }.items():
         with pytest.raises(RewardError, match=rf"rewards\.embedder: .*{said}"):
-            RewardOrchestrator.from_config(RewardsConfig(embedder=f"{file}:{name}"))
+            RewardOrchestrator(config=RewardsConfig(embedder=f"{file}:{name}"))
 
 
 def test_files_of_own_classes_that_are_not_there_are_named_before_a_run(tmp_path: Path):

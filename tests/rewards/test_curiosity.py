@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from grpo_tui.configs.sections.rewards import CuriosityConfig
 from grpo_tui.envs.trajectory import Step
 from grpo_tui.rewards import CuriosityDrivenRewardModule, DynamicsModel
-from grpo_tui.rewards.curiosity import rms_normalized
+from grpo_tui.rewards.components.curiosity import rms_normalized
 from grpo_tui.rewards.embedding import ActionEncoder
 
 from .episodes import step
@@ -201,7 +201,7 @@ def test_a_stale_prediction_is_never_served():
 
 
 def test_the_cache_forgets_the_least_recently_used(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("grpo_tui.rewards.curiosity.CACHE_SIZE", 2)
+    monkeypatch.setattr("grpo_tui.rewards.components.curiosity.CACHE_SIZE", 2)
     module = CuriosityDrivenRewardModule(D, SMALL)
 
     def look(name: str) -> int:

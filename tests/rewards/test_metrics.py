@@ -44,7 +44,7 @@ def offline(folder: Path, **more) -> WandbSink:
 
 def test_the_offline_file_holds_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    orchestrator = RewardOrchestrator.from_config(RewardsConfig(curiosity=CuriosityConfig(hidden=64)))
+    orchestrator = RewardOrchestrator(config=RewardsConfig(curiosity=CuriosityConfig(hidden=64)))
     problems: list[str] = []
     sink = offline(tmp_path, on_problem=problems.append)
     logged = {}

@@ -48,16 +48,14 @@ def small(seed: int = 0, **more) -> RewardsConfig:
 
 
 def score(config: RewardsConfig, batch: list[Trajectory], correctness, embeddings, **more) -> RewardResult:
-    return RewardOrchestrator.from_config(config).calculate_total_reward(
-        batch, correctness, embeddings=embeddings, **more
-    )
+    return RewardOrchestrator(config=config).calculate_total_reward(batch, correctness, embeddings=embeddings, **more)
 
 
 @settings(max_examples=120, deadline=None)
 @given(batch=batches(), seed=st.integers(0, 30))
 def test_contributions_add_up_to_the_total_for_each_step_and_the_whole(batch, seed: int):
     trajectories, correctness, embeddings = batch
-    orchestrator = RewardOrchestrator.from_config(small(seed))
+    orchestrator = RewardOrchestrator(config=small(seed))
     for _ in range(2):  # without statistics, and with
         result = orchestrator.calculate_total_reward(trajectories, correctness, embeddings=embeddings)
         assert result.total.isfinite().all()
@@ -261,7 +259,7 @@ def test_the_share_of_each_component_in_the_advantage():
 def test_metrics_add_up_and_agree_with_the_breakdown():
     batch = [good("a"), trajectory(step(0, "TRACK_OBJECT", {"mask": 1}, masks=["1"]), id="b")]
     config = RewardsConfig(curiosity=CuriosityConfig(hidden=64))
-    orchestrator = RewardOrchestrator.from_config(config)
+    orchestrator = RewardOrchestrator(config=config)
     embeddings = [torch.randn(3, 8), torch.randn(1, 8)]
     result = orchestrator.calculate_total_reward(batch, [True, False], embeddings=embeddings)
     metrics = result.metrics

@@ -229,7 +229,7 @@ def test_a_users_own_rule_from_a_file(own: str):
     )
     tools = (*TOOLS, TOOLS[0].__class__("ZOOM_IN"))
     zooming = trajectory(*(step(i, "ZOOM_IN") for i in range(4)), tools=tools)
-    found = RewardOrchestrator.from_config(config)._calculate_penalties(zooming)
+    found = RewardOrchestrator(config=config)._calculate_penalties(zooming)
     mine = [p for p in found if p.rule == "too_many_zooms"]
     assert [(p.step, p.amount, p.saw) for p in mine] == [(2, -0.25, {"zooms": 3}), (3, -0.25, {"zooms": 4})]
 
@@ -264,4 +264,4 @@ def test_wrong_options_missing_files_and_two_rules_of_one_id(own: str):
 def test_a_rule_that_fails_says_where(own: str):
     config = RewardsConfig(penalty_rules=[PenaltyRuleConfig(class_path=f"{own}:Broken")])
     with pytest.raises(PenaltyRuleError, match="penalty rule broken failed at step 0 of trajectory t: ZeroDivision"):
-        RewardOrchestrator.from_config(config)._calculate_penalties(good())
+        RewardOrchestrator(config=config)._calculate_penalties(good())

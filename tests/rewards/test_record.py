@@ -22,7 +22,7 @@ from .episodes import batches
 @given(given_batches=st.lists(batches(), min_size=1, max_size=3))
 def test_every_number_in_the_record_is_the_orchestrators(tmp_path_factory, given_batches):
     folder: Path = tmp_path_factory.mktemp("run")
-    orchestrator = RewardOrchestrator.from_config(RewardsConfig(curiosity=CuriosityConfig(hidden=64)))
+    orchestrator = RewardOrchestrator(config=RewardsConfig(curiosity=CuriosityConfig(hidden=64)))
     computed = []
     writer = RunWriter(folder)
     for number, (trajectories, correctness, embeddings) in enumerate(given_batches, start=1):

@@ -11,17 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from .operations.properties import PROTOTYPES
+
 SHAPES = ("circle", "square", "triangle", "star", "cross", "bar")
-COLOURS: dict[str, tuple[int, int, int]] = {
-    "red": (214, 32, 36),
-    "orange": (246, 138, 20),
-    "yellow": (246, 226, 44),
-    "green": (34, 156, 58),
-    "cyan": (32, 204, 216),
-    "blue": (36, 72, 210),
-    "purple": (128, 44, 170),
-    "pink": (246, 128, 186),
-}
+COLOURS = {name: PROTOTYPES[name] for name in ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink")}
 """The colours that are drawn, as sRGB; each object's is up to `COLOUR_JITTER` away in each channel."""
 COLOUR_JITTER = 10
 SIDES = (96, 104, 112, 120)

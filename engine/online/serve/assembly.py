@@ -217,7 +217,7 @@ def _inference_engine(
     """The policy as an agent in its environments, with the rewards of offline training."""
     online = config.online
     runner = RolloutRunner(agent, tokenizer, online.samples, prepare=prepares(config.environment, writer))
-    orchestrator = RewardOrchestrator.from_config(config.rewards, seed=config.seed)
+    orchestrator = RewardOrchestrator(config=config.rewards, seed=config.seed)
     known = _load_reward_state(orchestrator, config, writer)
     return engine_class(
         agent.model,

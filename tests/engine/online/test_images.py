@@ -67,7 +67,7 @@ def test_an_update_runs_on_the_images_that_the_answer_was_given_to(tmp_path):
     engine = InferenceEngine(
         net,
         RolloutRunner(acting, tokenizer("qwen3_vl"), config.samples),
-        RewardOrchestrator.from_config(_rewards(), seed=0),
+        RewardOrchestrator(config=_rewards(), seed=0),
         config,
         images=images,
     )

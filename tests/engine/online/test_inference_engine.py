@@ -44,7 +44,7 @@ def engine(**changes: Any) -> InferenceEngine:
     model = lora_model(len(WORDS))
     agent = TransformersAgent(model, WORDS, max_turn_tokens=6, max_trajectory_tokens=64)
     runner = RolloutRunner(agent, WORDS, config.samples)
-    return InferenceEngine(model, runner, RewardOrchestrator.from_config(RewardsConfig()), config)
+    return InferenceEngine(model, runner, RewardOrchestrator(config=RewardsConfig()), config)
 
 
 def requests(count: int, start: int = 1) -> list[Request]:

@@ -92,8 +92,8 @@ def test_scores_are_components_on_the_last_step_and_the_first_says_what_is_right
     trajectories = [r.trajectory for r in judge(made, rows)]
     assert [t.correct for t in trajectories] == [True, False, True]
     assert {t.judged_by for t in trajectories} == {"right"}
-    result = RewardOrchestrator.from_config(
-        RewardsConfig(w_curiosity=0, w_coherence=0, w_penalty=0.2)
+    result = RewardOrchestrator(
+        config=RewardsConfig(w_curiosity=0, w_coherence=0, w_penalty=0.2)
     ).calculate_total_reward(trajectories, [t.correct for t in trajectories])
     assert result.component_names == ("right", "calls", "penalty")
     assert [b.steps[-1].components["calls"].contribution for b in result.breakdowns] == [0.5, 0.0, 0.0]
@@ -123,9 +123,9 @@ def test_statistics_of_functions_are_saved_and_loaded():
         return Trajectory(str(i), "dataset", "p", "g", i, "?", (step,), judged_by="mine", correct=True)
 
     batch = [trajectory(i, float(i)) for i in range(40)]
-    first = RewardOrchestrator.from_config(config)
+    first = RewardOrchestrator(config=config)
     first.calculate_total_reward(batch, [True] * 40)
-    second = RewardOrchestrator.from_config(config)
+    second = RewardOrchestrator(config=config)
     second.load_state(first.state_tensors(), first.state_facts())
     scored = [o.calculate_total_reward(batch, [True] * 40, update=False).total for o in (first, second)]
     np.testing.assert_array_equal(scored[0].numpy(), scored[1].numpy())
@@ -135,7 +135,7 @@ def test_statistics_of_functions_are_saved_and_loaded():
 def test_a_function_is_no_distraction_from_the_task(rollouts):
     judge, made, rows = rollouts
     trajectories = [r.trajectory for r in judge(made, rows)]
-    result = RewardOrchestrator.from_config(RewardsConfig(w_curiosity=0, w_coherence=0)).calculate_total_reward(
+    result = RewardOrchestrator(config=RewardsConfig(w_curiosity=0, w_coherence=0)).calculate_total_reward(
         trajectories, [t.correct for t in trajectories]
     )
     batches = [batch_of(step, trajectories, result.breakdowns, {}) for step in range(4)]
@@ -179,7 +179,7 @@ def test_a_graded_reward_has_no_success_unless_the_user_defines_it(tmp_path: Pat
     assert [t.own_reward for t in made] == [0.98, 0.5, 0.0]
     found = evaluate(runner, [row], temperature=0.0)
     assert found.graded and found.reward == 0.98
-    orchestrator = RewardOrchestrator.from_config(RewardsConfig(w_curiosity=0, w_coherence=0))
+    orchestrator = RewardOrchestrator(config=RewardsConfig(w_curiosity=0, w_coherence=0))
     metrics = orchestrator.calculate_total_reward(made, [t.correct for t in made]).metrics
     assert metrics["rewards/raw/score"] == pytest.approx(1.48 / 3)
     assert "rewards/raw/penalty" not in metrics, "nothing can be penalised"

@@ -31,7 +31,7 @@ def generate(tmp_path, packed: bool, **rewards: Any) -> tuple[Any, RewardOrchest
         for task in CalculatorEnv().make_tasks("train", 2, 0)
     ]
     model, forwards = policy(), []
-    orchestrator = RewardOrchestrator.from_config(RewardsConfig(curiosity=CuriosityConfig(hidden=64), **rewards))
+    orchestrator = RewardOrchestrator(config=RewardsConfig(curiosity=CuriosityConfig(hidden=64), **rewards))
     trainer = make_trainer(
         tmp_path, rows, model, ScriptedAgent(say, tokenizer()), orchestrator=orchestrator, beta=0.1, packed=packed
     )

@@ -10,11 +10,17 @@ from scipy import ndimage
 from skimage.color import rgb2lab
 from skimage.measure import find_contours
 
-from ..scenes import COLOURS
 from .segment import erode
 
 PROTOTYPES: dict[str, tuple[int, int, int]] = {
-    **COLOURS,
+    "red": (214, 32, 36),
+    "orange": (246, 138, 20),
+    "yellow": (246, 226, 44),
+    "green": (34, 156, 58),
+    "cyan": (32, 204, 216),
+    "blue": (36, 72, 210),
+    "purple": (128, 44, 170),
+    "pink": (246, 128, 186),
     "brown": (122, 74, 40),
     "black": (18, 18, 18),
     "grey": (128, 128, 128),
