@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from grpo_tui.engine.imports.containers.parquet import Parquet
 from grpo_tui.engine.imports.errors import DumpError
@@ -17,9 +17,7 @@ from grpo_tui.engine.imports.format import Origin
 from grpo_tui.engine.imports.formats.trl import TRL
 from grpo_tui.engine.imports.messages import completion, conversation
 from grpo_tui.engine.imports.rollout import Rollout, Score
-
-if TYPE_CHECKING:
-    from grpo_tui.trl import Attached
+from grpo_tui.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +103,17 @@ def _tokens(tensors: Mapping[str, Any], i: int) -> Any:
             overlays[name] = np.full(len(ids), np.nan, np.float32)
             overlays[name][len(prompt) :] = np.where(agent, tensors[key][i].float().numpy()[valid], np.nan)
     return TokenArrays(token_ids=ids, agent_mask=mask, logprobs=logprobs, turn=turn, overlays=overlays)
+
+
+class Attached(Protocol):
+    """The connection of the trainer and its record (`grpo_tui.trl.Attached`)."""
+
+    @property
+    def recorder(self) -> Recorder: ...
+
+    def recorded(self, rollouts: int) -> None: ...
+
+    def position(self) -> tuple[int, str]: ...
 
 
 class RewardCalls:

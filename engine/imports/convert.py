@@ -181,9 +181,7 @@ def _stop(rollout: Rollout) -> str:
 
 
 def _split(rollout: Rollout) -> str:
-    if rollout.split in ("", "train") and is_judge(rollout.agent):
-        return Split.JUDGE
-    return rollout.split or Split.TRAIN
+    return Split.JUDGE if is_judge(rollout.agent) else rollout.split or Split.TRAIN
 
 
 def _tools(rollout: Rollout) -> tuple[ToolSpec, ...]:

@@ -47,7 +47,7 @@ def conversation(value: object) -> tuple[Message, ...]:
                 made = (*made[:-1], replace(made[-1], stop=stop))
             found.extend(made)
         elif isinstance(item, str):
-            found.append(Message("user", item))
+            found.extend(conversation(item))
     return joined(found)
 
 

@@ -129,12 +129,15 @@ def messages_file(episodes: list[Episode], folder: Path) -> None:
 
 
 def tau(episodes: list[Episode], folder: Path) -> None:
-    """tau-bench: a list of `EnvRunResult`."""
+    """`tau_bench.run.run`: a list of `EnvRunResult`. Of a failed one only the error is kept."""
+    tasks = {g: i for i, g in enumerate(dict.fromkeys(e.group for e in episodes))}
     rows = []
     for e in episodes:
-        info = {"error": e.error, "traceback": ""} if e.error else {"task": {}, "source": "user"}
-        row = {"task_id": e.group, "reward": e.reward, "info": info, "traj": [*chat.asked(e), *chat.said(e)]}
-        rows.append({**row, "trial": e.index})
+        row = {"task_id": tasks[e.group], "reward": e.reward, "trial": e.index, "info": {"task": {}, "source": "user"}}
+        row["traj"] = [*chat.asked(e), *chat.said(e)]
+        if e.error:
+            row |= {"reward": 0.0, "info": {"error": e.error, "traceback": "…"}, "traj": []}
+        rows.append(row)
     (folder / "results.json").write_text(json.dumps(rows, indent=2))
 
 
@@ -170,7 +173,9 @@ def harness(episodes: list[Episode], folder: Path) -> None:
     """lm-eval with `--log_samples`."""
     for n, e in enumerate(episodes):
         answer = e.turns[0].text
-        prompt = json.dumps(chat.asked(e))
+        prompt: Any = json.dumps(chat.asked(e))
+        if n % 2:  # of a chat API: `JsonChatStr`, a tuple with one text
+            prompt = [prompt]
         row = {"doc_id": n, "doc": {"question": e.question}, "target": e.answer, "resps": [[answer]]}
         row |= {"arguments": {"gen_args_0": {"arg_0": prompt, "arg_1": {"until": []}}}, "filtered_resps": [answer]}
         row |= {"filter": "none", "metrics": [*e.components], "doc_hash": e.id, "prompt_hash": "p", "target_hash": "t"}
@@ -247,7 +252,7 @@ def table(episodes: list[Episode], folder: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- traces
 
 
-def _gen_ai(e: Episode) -> dict[str, Any]:
+def gen_ai(e: Episode) -> dict[str, Any]:
     def parts(m: dict[str, Any]) -> dict[str, Any]:
         if m["role"] == "tool":
             part = {"type": "tool_call_response", "id": m["tool_call_id"], "response": m["content"]}
@@ -269,7 +274,7 @@ def _last(e: Episode) -> int:
     return max(i for i, m in enumerate(chat.said(e)) if m["role"] == "assistant")
 
 
-def _root(e: Episode) -> dict[str, Any]:
+def root_attributes(e: Episode) -> dict[str, Any]:
     about: dict[str, Any] = {"training.step": e.step, "training.group": e.group}
     return about if e.reward is None else {**about, "training.reward": e.reward}
 
@@ -278,7 +283,7 @@ def console(episodes: list[Episode], folder: Path) -> None:
     """opentelemetry-sdk 1.45: what `ConsoleSpanExporter` prints; spans end from the inside out."""
     with (folder / "spans.txt").open("w") as file:
         for n, e in enumerate(episodes):
-            for i, (name, own, parent) in enumerate((("chat", _gen_ai(e), "0xa"), ("run", _root(e), None))):
+            for i, (name, own, parent) in enumerate((("chat", gen_ai(e), "0xa"), ("run", root_attributes(e), None))):
                 failed = (
                     {"status_code": "ERROR", "description": e.error}
                     if e.error and parent is None
@@ -318,7 +323,7 @@ def phoenix(episodes: list[Episode], folder: Path) -> None:
         }
         row |= {"status_message": e.error, "context.trace_id": f"t{n}", "context.span_id": "s", "events": []}
         row |= {"attributes.llm.input_messages": talk[:-1], "attributes.llm.output_messages": talk[-1:]}
-        lines(folder / "spans.jsonl", [{**row, **{f"attributes.{k}": v for k, v in _root(e).items()}}])
+        lines(folder / "spans.jsonl", [{**row, **{f"attributes.{k}": v for k, v in root_attributes(e).items()}}])
 
 
 def mlflow(episodes: list[Episode], folder: Path) -> None:
@@ -329,7 +334,7 @@ def mlflow(episodes: list[Episode], folder: Path) -> None:
         llm = {"mlflow.spanType": "CHAT_MODEL", "mlflow.spanInputs": {"messages": talk[:-1], "model": "m"}}
         llm["mlflow.spanOutputs"] = {"choices": [choice]}
         spans = []
-        for i, (own, parent) in enumerate((({"mlflow.spanType": "AGENT", **_root(e)}, None), (llm, "a"))):
+        for i, (own, parent) in enumerate((({"mlflow.spanType": "AGENT", **root_attributes(e)}, None), (llm, "a"))):
             status = (
                 {"code": "STATUS_CODE_ERROR", "message": e.error} if e.error and not i else {"code": "STATUS_CODE_OK"}
             )
@@ -360,7 +365,7 @@ def langsmith(episodes: list[Episode], folder: Path) -> None:
         talk = [message(m) for m in [*chat.asked(e), *chat.said(e)[: _last(e) + 1]]]
         said = {"text": "", "message": talk[-1], "generation_info": {"finish_reason": e.stop}}
         about = {"trace_id": f"t{n}", "session_id": "s", "start_time": "2026-01-01T00:00:00"}
-        metadata = {"metadata": {k.removeprefix("training."): v for k, v in _root(e).items()}}
+        metadata = {"metadata": {k.removeprefix("training."): v for k, v in root_attributes(e).items()}}
         stats = {k: {"n": 1, "avg": v} for k, v in e.components.items() if v is not None}
         root = {
             **about,
@@ -398,14 +403,14 @@ def langfuse(episodes: list[Episode], folder: Path) -> None:
         }
         seen |= {"startTime": "2026-01-01T00:00:01Z", "model": "m"}
         row = {"id": f"t{n}", "timestamp": "2026-01-01T00:00:00Z", "projectId": "p", "name": "agent", "input": None}
-        about = {k.removeprefix("training."): v for k, v in _root(e).items()}
+        about = {k.removeprefix("training."): v for k, v in root_attributes(e).items()}
         lines(
             folder / "traces.jsonl",
             [{**row, "metadata": about, "output": None, "scores": scored, "observations": [seen]}],
         )
 
 
-def _known(e: Episode) -> Episode:
+def known_values(e: Episode) -> Episode:
     """The episode with the components that have a value, and without results behind the last turn."""
     last = replace(e.turns[-1], calls=tuple(replace(c, result=None, failed=False) for c in e.turns[-1].calls))  # type: ignore[arg-type]
     return replace(e, components={k: v for k, v in e.components.items() if v is not None}, turns=(*e.turns[:-1], last))
@@ -436,13 +441,14 @@ AGENTS = (
         group=lambda e: e.id),
     Writer("a list of messages", "OpenAI's messages", messages_file, {**NOTHING, "error": NO_ERROR, "stop": NO_STOP},
            ALONE),
-    Writer("tau-bench", "not checked", tau, {
-        **_SCORED, "components": NO_PARTS, "stop": NO_STOP, "tool errors": NO_TOOL_ERROR}, ALONE),
+    Writer("tau-bench", "tau-bench 01ed5e31", tau, {
+        **_SCORED, "components": NO_PARTS, "stop": NO_STOP, "tool errors": NO_TOOL_ERROR}, ALONE,
+        seen=lambda e: replace(e, question="", system="", turns=(), reward=0.0) if e.error else e),
     Writer("tau2-bench", "2e2a017b", tau2, {**_SCORED, "error": NO_ERROR}, Limits(evaluations=False, reward=FINITE)),
-    Writer("lm-eval-harness", "not checked", harness, {
+    Writer("lm-eval-harness", "lm-eval 034ab036", harness, {
         **_SCORED, "reward": NO_REWARD, "group": "one a document", "error": NO_ERROR, "stop": NO_STOP}, _ONE,
         group=lambda e: e.id),
-    Writer("promptfoo", "not checked", promptfoo, _SCORED, _ONE),
+    Writer("promptfoo", "promptfoo 0011eb02", promptfoo, _SCORED, _ONE),
     Writer("OpenAI batches", "v1", batch_openai, {
         **NOTHING, "prompt": "requests are not repeated", "tool errors": NO_TOOL_ERROR},
            ALONE, seen=_first, group=lambda e: e.id),
@@ -451,14 +457,14 @@ AGENTS = (
         seen=_first, group=lambda e: e.id),
     Writer("CSV", "Python's `csv`", table, {}, Limits(component=FINITE)),
     Writer("OpenTelemetry console", "opentelemetry-sdk 1.45", console, {
-        **_TRACE, "components": "one score", "group": "the group is on another span"}, _ROOT, seen=_known,
+        **_TRACE, "components": "one score", "group": "the group is on another span"}, _ROOT, seen=known_values,
         group=lambda e: (e.system, e.question)),
     Writer("OpenInference (Phoenix)", "openinference 0.1.42", phoenix, {
         **_TRACE, "components": "one score", "stop": NO_STOP, "thoughts": "thoughts are not written"}, _ROOT,
-        seen=_known),
-    Writer("MLflow", "mlflow 3.17", mlflow, _TRACE, _ROOT, seen=_known),
+        seen=known_values),
+    Writer("MLflow", "mlflow 3.17", mlflow, _TRACE, _ROOT, seen=known_values),
     Writer("LangSmith", "langsmith 0.15", langsmith, {
         "advantage": NO_ADVANTAGE, "split": "splits are not written", "thoughts": "thoughts are not written"}, _ROOT,
-        seen=_known),
-    Writer("Langfuse", "not checked", langfuse, {**_TRACE, "error": NO_ERROR}, _ROOT, seen=_known),
+        seen=known_values),
+    Writer("Langfuse", "langfuse 01ed630b", langfuse, {**_TRACE, "error": NO_ERROR}, _ROOT, seen=known_values),
 )  # fmt: skip

@@ -40,6 +40,9 @@ class Writer:
     order: Callable[[Episode], Any] | None = None
     """The order of the files, where it is not that of the training."""
 
+    judged: Callable[[Episode], bool] = lambda e: False
+    """Whether the file holds a judge's rollout of an episode. It belongs to no group of the policy."""
+
     def __str__(self) -> str:
         return self.name
 
@@ -47,6 +50,12 @@ class Writer:
 def failures(writer: Writer, episodes: list[Episode], reader: RunReader) -> list[str]:
     """Return one line for each value that differs from the scenario."""
     rows = reader.rollouts.page(limit=10_000)
+    judges = [row for row in rows if row.split == "judge"]
+    if len(judges) != sum(map(writer.judged, episodes)):
+        return [f"{len(judges)} judges for {sum(map(writer.judged, episodes))}"]
+    rows = [row for row in rows if row.split != "judge"]
+    if {row.group for row in judges} & {row.group for row in rows}:
+        return ["a judge is in a group of the policy"]
     if len(rows) != len(episodes):
         return [f"{len(rows)} rollouts for {len(episodes)}"]
     found: list[str] = []
@@ -77,7 +86,7 @@ def failures(writer: Writer, episodes: list[Episode], reader: RunReader) -> list
 def _aspects(writer: Writer, e: Episode, record: TrajectoryRecord, row: TrajectoryRow) -> dict[str, tuple[Any, Any]]:
     """Return expected and given values by aspect."""
     t = record.trajectory
-    prompt = [("system", e.system)] * bool(e.system) + [("user", e.question)]
+    prompt = [("system", e.system)] * bool(e.system) + [("user", e.question)] * bool(e.question)
     shown = writer.shown or (lambda turn: turn.text)
     calls = [[(c.name, dict(c.arguments)) for c in turn.calls] for turn in e.turns]
     parts = record.breakdown.steps[-1].components if record.breakdown is not None and record.breakdown.steps else {}

@@ -15,10 +15,11 @@ from grpo_tui.engine.imports.readers import open_reader
 
 from .agents import AGENTS
 from .compare import ASPECTS, Writer, failures
+from .environments import ENVIRONMENTS
 from .scenario import scenarios
 from .trainers import TRAINERS
 
-WRITERS = (*TRAINERS, *AGENTS)
+WRITERS = (*TRAINERS, *AGENTS, *ENVIRONMENTS)
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
