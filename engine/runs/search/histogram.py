@@ -13,6 +13,8 @@ from .query import Selection
 
 SECONDS = 0.12
 BLOCK = 8192
+INFINITY = "9e999"
+"""SQLite reads this number as infinity."""
 Bin = tuple[float, float, int]
 
 
@@ -27,20 +29,18 @@ class Histogram(list[Bin]):
 def of(
     db: Connection, selection: Selection, numbers: Sequence[int] | None, last_n: int, column: str, bins: int
 ) -> Histogram:
-    """Count a column's values in equal bins over its range in the whole run (1 … `last_n`).
+    """Count a column's finite values in equal bins over their range in the whole run (1 … `last_n`).
 
     `numbers`: the trajectories of the selection, if they are known.
     """
     if column not in SORTS:
         raise FilterError(f"no histogram of {column!r}: use one of {', '.join(SORTS)}")
-    low = db.one(f"SELECT min({column}) FROM rows")
-    high = db.one(f"SELECT max({column}) FROM rows")
+    low = db.one(f"SELECT min({column}) FROM rows WHERE {column} > -{INFINITY}")
+    high = db.one(f"SELECT max({column}) FROM rows WHERE {column} < {INFINITY}")
     result = Histogram()
-    if low is None or high is None or low[0] is None:
+    if low is None or high is None or low[0] is None or high[0] is None:
         return result
     start, end = float(low[0]), float(high[0])
-    if not (abs(start) < float("inf") and abs(end) < float("inf")):
-        start, end = max(start, -1e30), min(end, 1e30)
     bins = max(1, bins) if end > start else 1
     edges = [start + (end - start) * i / bins for i in range(bins)] + [end]
     if selection.everything:
@@ -66,8 +66,10 @@ def _by_ranges(db: Connection, column: str, edges: list[float]) -> list[int]:
 
 
 def _bin(column: str, edges: list[float]) -> str:
+    """Return the number of the bin as SQL. It is null for an infinite value."""
     width = (edges[-1] - edges[0]) / (len(edges) - 1) or 1.0
-    return f"min({len(edges) - 2}, max(0, CAST(({column} - {edges[0]!r}) / {width!r} AS INTEGER)))"
+    finite = f"CASE WHEN abs({column}) < {INFINITY} THEN {column} END"
+    return f"min({len(edges) - 2}, max(0, CAST(({finite} - {edges[0]!r}) / {width!r} AS INTEGER)))"
 
 
 def _of_numbers(db: Connection, column: str, edges: list[float], numbers: Sequence[int]) -> list[int]:

@@ -22,6 +22,7 @@ from grpo_tui.engine.imports.opening import open_dump
 from grpo_tui.engine.imports.options import Options
 from grpo_tui.engine.runs.errors import RecordDamaged
 from grpo_tui.engine.runs.read.reader import RunReader
+from grpo_tui.engine.runs.search.query import Query
 
 GOOD = {"input": "user\nq\nassistant\n", "output": "a", "gts": "x", "score": 1.0, "step": 1}
 Open = Callable[[Path | str], RunReader]
@@ -143,6 +144,15 @@ def test_a_number_that_is_too_large_is_infinite(tmp_path: Path, opened: Open):
     file = tmp_path / "a.jsonl"
     file.write_text(line().replace("1.0", "1e999"))
     assert opened(file).bodies.trajectory(1).trajectory.env_reward == float("inf")
+
+
+def test_infinite_rewards_do_not_stretch_the_histogram(tmp_path: Path, opened: Open):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(line(score=s) for s in (0.0, 1.0, float("inf"), float("-inf"), float("nan"))))
+    reader = opened(file)
+    bars = [(0.0, 0.5, 1), (0.5, 1.0, 1)]
+    for query in (Query(), Query(filter="turns>0"), Query(filter="reward>-1e9 or reward<0")):
+        assert reader.rollouts.histogram(query, bins=2) == bars
 
 
 def test_a_lone_line_that_is_torn_is_said(tmp_path: Path):

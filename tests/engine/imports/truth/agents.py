@@ -435,7 +435,7 @@ AGENTS = (
         {**NOTHING, "error": NO_ERROR},
         Limits(evaluations=False, system=False),
     ),
-    Writer("Codex", "not checked", codex, {**NOTHING, "error": NO_ERROR, "stop": NO_STOP}, ALONE),
+    Writer("Codex", "codex 001cb8e2", codex, {**NOTHING, "error": NO_ERROR, "stop": NO_STOP}, ALONE),
     Writer("OpenHands", "0.59", openhands, {
         **NOTHING, "stop": "only that the agent finished", "thoughts": "thoughts are not written"}, ALONE,
         group=lambda e: e.id),
