@@ -50,12 +50,14 @@ class AgentSession(Protocol):
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
         """Let these rows write their next turn, all together; one `AgentTurn` per row, in order."""
+        ...
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
         """Append the answers of the environment to these rows, as tokens of the conversation."""
 
     def tokens(self, row: int) -> TokenArrays:
         """Everything of this row so far."""
+        ...
 
     def close(self) -> None:
         """Free the KV cache."""
@@ -67,14 +69,17 @@ class ShownImage(Protocol):
     @property
     def turn(self) -> int:
         """The turn whose observation it came with; -1: the prompt."""
+        ...
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height as the model was shown it."""
+        ...
 
     @property
     def tokens(self) -> int:
         """Tokens of the image."""
+        ...
 
 
 class SeeingSession(AgentSession, Protocol):
@@ -87,6 +92,7 @@ class SeeingSession(AgentSession, Protocol):
 
     def shown(self, row: int) -> Sequence[ShownImage]:
         """The images of this row so far, in the order of their tokens."""
+        ...
 
 
 @runtime_checkable
@@ -95,6 +101,7 @@ class AsyncAgentSession(AgentSession, Protocol):
 
     async def act_alone(self, row: int) -> AgentTurn:
         """Let one row write its next turn; as many rows at once as there are."""
+        ...
 
 
 Seed = int | Sequence[int] | None
@@ -120,6 +127,7 @@ class Agent(Protocol):
 
         `tools`, when given, are JSON schemas that the chat template may render; None when the prompt says all.
         """
+        ...
 
 
 class CallReader(Protocol):
@@ -127,6 +135,7 @@ class CallReader(Protocol):
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
         """The calls of a turn, without a name where there is none. tools: JSON schemas."""
+        ...
 
 
 def call_reader(agent: object) -> CallReader | None:

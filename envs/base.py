@@ -32,6 +32,7 @@ class ImageStore(Protocol):
 
     def save_image(self, array: np.ndarray, name: str, /) -> str:
         """Save `array` (uint8 [H, W, 3] or [H, W]) and return its path relative to the run's folder."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Demonstrator(Protocol):
 
     def next(self, observation: str | None) -> str:
         """The text of the next turn; `observation` is the answer to the last one (None at the start)."""
+        ...
 
 
 class FixedTurns:

@@ -1,17 +1,41 @@
-"""Testing a call against its tool's declaration, before the environment sees it.
+"""Test a call against its tool's declaration: type, bounds, choices, resources.
 
-What comes back is the observation that the agent reads: short, with the value and the limit that it broke.
+`find_problem` words the fault for the agent: short, with the value and the limit that it broke. `find_fault` also
+returns a correct form, for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .calls import ToolCall
-from .faults import brief, find_fault, resource_id
-from .tools import Argument, ToolSpec
+from .tools import Argument, Bound, ToolSpec
 from .trajectory import StepContext
+
+_WANTED = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "a text",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "an object of names and values",
+    "box": "four numbers [x0, y0, x1, y1] with x0 < x1 and y0 < y1",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a value.
+
+    brief: for the agent, with the value and the limit that it broke, such as `x 900 >= 128`. right: what fits, in
+    words, such as `0 <= x < 128`.
+    """
+
+    brief: str
+    right: str
 
 
 def find_problem(call: ToolCall, tools: Sequence[ToolSpec], context: StepContext) -> str | None:
@@ -45,3 +69,76 @@ def _value_problem(argument: Argument, value: Any, context: StepContext) -> str 
     if argument.refers_to and resource_id(value) not in context.resources.get(argument.refers_to, ()):
         return f"no {argument.refers_to} {brief(value)}"
     return None
+
+
+def find_fault(argument: Argument, value: Any, context: StepContext) -> Fault | None:
+    """Find the fault of a value. None if it fits. Whether a well-formed reference exists is not asked here."""
+    name = argument.name
+    if argument.refers_to is not None:
+        fits = resource_id(value) is not None
+        return None if fits else Fault(f"{name} must be an id", f"{name} is the id of a {argument.refers_to}")
+    if not _has_type(argument.type, value):
+        form = "[x0, y0, x1, y1]" if argument.type == "box" and isinstance(value, list | tuple) else argument.type
+        return Fault(f"{name} must be {form}", f"{name} is {_WANTED[argument.type]}")
+    if argument.type == "box":
+        return _box_fault(name, value, context)
+    if argument.choices is not None and value not in argument.choices:
+        choices = ", ".join(argument.choices)
+        return Fault(f"{name} must be one of {choices}", f"{name} is one of {choices}")
+    if argument.type in ("integer", "number"):
+        low, high = resolve_bound(argument.minimum, context.facts), resolve_bound(argument.below, context.facts)
+        right = (f"{low:g} <= " if low is not None else "") + name + (f" < {high:g}" if high is not None else "")
+        if low is not None and value < low:
+            return Fault(f"{name} {brief(value)} < {low:g}", right)
+        if high is not None and value >= high:
+            return Fault(f"{name} {brief(value)} >= {high:g}", right)
+    return None
+
+
+def resource_id(value: Any) -> str | None:
+    """The id that a reference names, as contexts list it (7 and "7" are one id); None when it cannot be one."""
+    return str(value) if isinstance(value, str) or type(value) is int else None
+
+
+def resolve_bound(bound: Bound | None, facts: Mapping[str, Any]) -> float | None:
+    """A bound as a number: itself, or the fact that it names; None where it is unbounded or unknown."""
+    if isinstance(bound, str):
+        value = facts.get(bound)
+        return float(value) if isinstance(value, (int, float)) else None
+    return None if bound is None else float(bound)
+
+
+def brief(value: Any) -> str:
+    """A value as the agent reads it, cut to 24 characters."""
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:21]}..."
+
+
+def _has_type(kind: str, value: Any) -> bool:
+    if kind == "any":
+        return True
+    if kind == "string":
+        return isinstance(value, str)
+    if kind == "boolean":
+        return isinstance(value, bool)
+    if kind in ("array", "object"):
+        return isinstance(value, list if kind == "array" else dict)
+    if kind == "box":
+        return isinstance(value, list | tuple) and len(value) == 4 and all(_is_number(v) for v in value)
+    return _is_number(value) and (kind == "number" or isinstance(value, int))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+
+
+def _box_fault(name: str, box: Any, context: StepContext) -> Fault | None:
+    """Edges are half-open: a whole image ends at its width."""
+    x0, y0, x1, y1 = box
+    if not (x0 < x1 and y0 < y1):
+        return Fault(f"{name} is empty", f"{name} is [x0, y0, x1, y1] with x0 < x1 and y0 < y1")
+    width, height = resolve_bound("width", context.facts), resolve_bound("height", context.facts)
+    if x0 >= 0 and y0 >= 0 and (width is None or x1 <= width) and (height is None or y1 <= height):
+        return None
+    edges = [f"{edge} <= {size:g}" for edge, size in (("x1", width), ("y1", height)) if size is not None]
+    return Fault(f"{name} outside image", f"{name} has {', '.join(['x0 >= 0', 'y0 >= 0', *edges])}")

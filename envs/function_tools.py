@@ -10,20 +10,19 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, Protocol, cast, get_args
+from typing import Any, Protocol
 
 from ..configs.sections.environment import MCP
 from .base import Picture, StepResult
 from .content import IMAGE_SIGN
 from .loading import EnvLoadError
-from .tools import Argument, ArgumentType, ToolSpec
+from .tools import TYPES, Argument, ToolSpec, tool_of_schema
 from .user_code import UserCodeError, find_object, one_line
 
 ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", "string", "the answer"),), final=True)
 """The call that a turn without a call counts as."""
-TYPES: tuple[str, ...] = get_args(ArgumentType)
 MAX_RESULT = 20_000
 """Characters of a tool's answer that the policy may read; more would fill any context."""
 
@@ -117,9 +116,11 @@ class Tool(Protocol):
     @property
     def spec(self) -> ToolSpec:
         """The declaration."""
+        ...
 
     def run(self, arguments: Mapping[str, Any]) -> StepResult:
         """Call the function with these arguments."""
+        ...
 
 
 def load_tools(paths: Sequence[str]) -> tuple[Tool, ...]:
@@ -170,26 +171,16 @@ def load_tool(path: str) -> FunctionTool:
     except Exception as problem:  # DocstringParsingException, TypeHintParsingException, and what a hint may raise
         reason = one_line(problem).partition(": ")[2].rstrip(".")
         raise EnvLoadError(f'tool "{path}" cannot be declared: {reason}; write it as in{_flat(EXAMPLE)}') from problem
-    parameters = declared.get("parameters", {})
-    required = parameters.get("required", ())
-    arguments = tuple(
-        _argument(path, name, schema, name in required) for name, schema in parameters.get("properties", {}).items()
-    )
-    return FunctionTool(ToolSpec(declared["name"], declared["description"], arguments), function)
-
-
-def _argument(path: str, name: str, schema: Mapping[str, Any], required: bool) -> Argument:
-    kind, choices = schema.get("type"), schema.get("enum")
-    if kind not in TYPES:
-        raise EnvLoadError(
-            f'tool "{path}": the type of {name} is none of str, int, float, bool, list and dict, which calls can hold'
-        )
-    if choices is not None and not all(isinstance(choice, str) for choice in choices):
-        raise EnvLoadError(f'tool "{path}": the choices of {name} must be texts')
-    description = " ".join(str(schema.get("description", "")).split())
-    return Argument(
-        name, cast("ArgumentType", kind), description, required, choices=tuple(choices) if choices else None
-    )
+    for name, schema in declared.get("parameters", {}).get("properties", {}).items():
+        if schema.get("type") not in TYPES:
+            raise EnvLoadError(
+                f'tool "{path}": the type of {name} is none of str, int, float, bool, list and dict, which calls can '
+                "hold"
+            )
+        if not all(isinstance(choice, str) for choice in schema.get("enum") or ()):
+            raise EnvLoadError(f'tool "{path}": the choices of {name} must be texts')
+    spec = tool_of_schema(declared["name"], "", declared.get("parameters"))
+    return FunctionTool(replace(spec, description=declared["description"]), function)
 
 
 async def _awaited(result: Any) -> object:

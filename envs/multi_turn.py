@@ -36,11 +36,10 @@ from .checks import find_problem
 from .content import pictures_of, with_text_before
 from .explain import with_explanation
 from .guard import Outcome, describe, guarded_map
-from .kept_pictures import KeptPictures
 from .pacing import OnProgress, Stopwatch, Turns
-from .showing import cleaned, loaded, shown_in, with_seen
 from .sound import checked_call, checked_context, checked_pictures, checked_result, checked_verdicts
 from .trajectory import StepContext, StopReason, TokenArrays, Trajectory
+from .trial_pictures import KeptPictures, cleaned, loaded, shown_in, with_seen
 from .under_way import Answer, RolloutUnderWay
 
 logger = logging.getLogger(__name__)

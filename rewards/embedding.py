@@ -25,6 +25,7 @@ class Embedder(Protocol):
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
         """One float32 [S_i, D] for each trajectory, a row a step; equal steps get equal rows."""
+        ...
 
 
 def pool_step_embeddings(

@@ -20,8 +20,7 @@ from ...configs.sections.environment import MCP
 from ..background import submit, wait
 from ..base import StepResult
 from ..loading import EnvLoadError
-from ..schemas import tool_of_schema
-from ..tools import ToolSpec
+from ..tools import ToolSpec, tool_of_schema
 from ..user_code import one_line
 
 START_SECONDS = 30.0

@@ -19,9 +19,8 @@ from ..agent import Message
 from ..base import Split, StepResult, Verdict
 from ..calls import ToolCall
 from ..multi_turn import MultiTurnEnv
-from ..schemas import tool_of_schema
 from ..seeds import split_seeds
-from ..tools import ToolSpec
+from ..tools import ToolSpec, tool_of_schema
 from ..user_code import one_line
 
 BESIDE = ("done", "reward", "metadata")

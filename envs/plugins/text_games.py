@@ -37,9 +37,11 @@ class Game(Protocol):
 
     def act(self, action: str | int) -> tuple[str, float, bool]:
         """What the player reads next, the reward, and whether the game has ended."""
+        ...
 
     def board(self) -> str:
         """A view of the game for people, which may have colours; empty for none."""
+        ...
 
 
 class TextGameEnv(MultiTurnEnv):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...envs.faults import find_fault, resource_id
+from ...envs.checks import find_fault, resource_id
 from ...envs.tools import Argument
 from ...envs.trajectory import Step
 from ..breakdown import Penalty

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Protocol
 
 from ..columns import SORTS
 from ..connection import Connection, OutOfTime
@@ -46,64 +45,44 @@ class Count(int):
         return f"{int(self):,}" if self.exact else f"≥ {int(self):,}"
 
 
-class View(Protocol):
-    """The trajectories that match a query. Offsets count from 0, numbers `n` from 1."""
-
-    def count(self) -> Count:
-        """Return how many there are; a lower bound if counting takes too long."""
-
-    def least(self) -> Count:
-        """Return the count as far as it is known without counting."""
-
-    def page(self, offset: int, limit: int) -> list[int]:
-        """Return the numbers at `offset` … of the view."""
-
-    def neighbour(self, n: int, direction: int) -> int | None:
-        """Return the number after (`+1`) or before (`-1`) trajectory n, which may be outside the view; None at
-        its end."""
-
-    def position(self, n: int) -> int | None:
-        """Return the offset of trajectory n; None if it is not in the view, or counting takes too long."""
-
-    def numbers(self) -> Sequence[int] | None:
-        """Return all numbers where they are listed."""
-
-    def grown(self, last_n: int) -> View:
-        """Return the view of trajectories up to `last_n`. Cheap if there are no new ones."""
-
-
 class Dense:
-    """All trajectories in order of recording: their numbers have no holes."""
+    """All trajectories in order of recording: their numbers have no holes. Offsets count from 0, numbers `n` from 1."""
 
     def __init__(self, last_n: int, descending: bool) -> None:
         self.last_n, self.descending = last_n, descending
 
     def count(self) -> Count:
+        """Return how many there are; a lower bound if counting takes too long."""
         return Count.of(self.last_n)
 
     least = count
+    """The count as far as it is known without counting."""
 
     def page(self, offset: int, limit: int) -> list[int]:
+        """Return the numbers at `offset` … of the view."""
         if self.descending:
             first = self.last_n - offset
             return list(range(first, max(0, first - limit), -1))
         return list(range(offset + 1, min(self.last_n, offset + limit) + 1))
 
     def neighbour(self, n: int, direction: int) -> int | None:
-        """Return one more or one less."""
+        """Return the number after (`+1`) or before (`-1`) trajectory n, which may be outside the view; None at its
+        end."""
         other = n + (-direction if self.descending else direction)
         return other if 1 <= other <= self.last_n else None
 
     def position(self, n: int) -> int | None:
-        """Return the offset from the end that comes first."""
+        """Return the offset of trajectory n; None if it is not in the view, or counting takes too long."""
         if not 1 <= n <= self.last_n:
             return None
         return self.last_n - n if self.descending else n - 1
 
     def numbers(self) -> Sequence[int] | None:
+        """Return all numbers where they are listed."""
         return None
 
     def grown(self, last_n: int) -> View:
+        """Return the view of trajectories up to `last_n`. Cheap if there are no new ones."""
         self.last_n = last_n
         return self
 
@@ -328,6 +307,9 @@ class Walked(_Ordered):
             (*params, *more, limit, skip),
         )
         return [key_of(v, n) for v, n in rows]
+
+
+View = Dense | Listed | Walked
 
 
 def open_view(db: Connection, selection: Selection, sort: str, descending: bool, last_n: int) -> View:

@@ -17,12 +17,12 @@ from ...calls import ToolCall, means_call, parse_calls
 from ...content import text_of
 from ...explain import OPTIONAL_CALLS, explain_calls
 from ...multi_turn import MultiTurnEnv
-from ...schemas import tool_of_schema
+from ...tools import tool_of_schema
 from ...trajectory import Call
 from ...user_code import one_line
 from .exchange import Exchange, Turn
+from .library import plain_messages
 from .loading import limitations, load
-from .messages import plain_messages
 from .rubric import TOTAL, RubricParts
 
 logger = logging.getLogger(__name__)

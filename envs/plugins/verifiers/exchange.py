@@ -13,8 +13,7 @@ from typing import Any
 
 from ...agent import Message
 from ...background import loop, submit
-from .library import library
-from .messages import dumped, plain_messages
+from .library import dumped, library, plain_messages
 
 
 @dataclass(frozen=True)

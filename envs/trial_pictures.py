@@ -1,0 +1,95 @@
+"""The pictures of a trial: those that a policy sees, and those that the record keeps for people."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from .agent import AgentSession, ShownImage
+from .base import ImageStore, Picture, StepResult
+from .calls import clean_text
+from .content import Content, checked_content
+from .trajectory import Overlay, SeenImage, Trajectory
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED = 100_000
+"""Names of saved pictures that are held, so that a picture of a group is saved once."""
+
+
+@dataclass
+class KeptPictures:
+    """Saves pictures into `store`; without one nothing is kept."""
+
+    store: ImageStore | None = None
+    _saved: dict[str, str] = field(default_factory=dict)  # a picture's name → the path that it was saved at
+
+    def save(self, picture: Picture) -> str | None:
+        """Save a picture once and return its path; a picture that cannot be saved costs the picture, not the run."""
+        if self.store is None:
+            return None
+        path = self._saved.get(picture.name)
+        if path is None:
+            try:
+                path = self.store.save_image(picture.load(), picture.name)
+            except Exception:
+                logger.warning("could not save the picture %s", picture.name, exc_info=True)
+                return None
+            if len(self._saved) > REMEMBERED:
+                self._saved.clear()
+            self._saved[picture.name] = path
+        return path
+
+    def save_all(self, pictures: tuple[Picture, ...]) -> tuple[str, ...]:
+        """The paths of those that could be saved."""
+        return tuple(path for path in map(self.save, pictures) if path)
+
+    def of_answer(self, result: StepResult, begun_with: tuple[str, ...]) -> tuple[tuple[str, ...], Overlay | None]:
+        """Keep the pictures of a tool's answer, and its marks on a picture (on the first of `begun_with`
+        where the tool names none)."""
+        images, overlay = self.save_all(result.images), result.overlay
+        if result.mask is not None or overlay is not None:
+            shown = self.save(result.on_image) if result.on_image else next(iter(begun_with), None)
+            mask_path = self.save(result.mask) if result.mask else None
+            overlay = replace(overlay or Overlay(), image=shown, mask_path=mask_path)
+        return images, overlay
+
+
+def cleaned(content: object) -> Content:
+    """The content of a message, if it is sound, without what no tokenizer takes. Raises TypeError."""
+    checked = checked_content(content)
+    if isinstance(checked, str):
+        return clean_text(checked)
+    return [{**b, "text": clean_text(b["text"])} if b["type"] == "text" else b for b in checked]
+
+
+def loaded(picture: Picture) -> Picture:
+    """The same, with its pixels made: here an author's code may raise or hang, later it must not."""
+    pixels = picture.load()
+    return Picture(picture.name, lambda: pixels)
+
+
+def shown_in(session: AgentSession, row: int) -> Sequence[ShownImage]:
+    """See `SeeingSession.shown`; nothing in a session of an agent that does not see."""
+    shown: Callable[[int], Sequence[ShownImage]] | None = getattr(session, "shown", None)
+    return () if shown is None else shown(row)
+
+
+def with_seen(trajectory: Trajectory, prompt: Sequence[str | None], shown: Sequence[ShownImage]) -> Trajectory:
+    """The trajectory with what the policy was shown.
+
+    prompt: files of the prompt's pictures (None: not kept). shown: see `SeeingSession.shown`.
+    """
+    begun = [image for image in shown if image.turn < 0]
+    steps = list(trajectory.steps)
+    for index, step in enumerate(steps):
+        seen = [image for image in shown if image.turn == index]
+        kept = step.images if len(step.images) == len(seen) else [None] * len(seen)
+        steps[index] = replace(step, seen=_noted(seen, kept)) if seen else step
+    return replace(trajectory, steps=tuple(steps), seen=_noted(begun, prompt[: len(begun)]))
+
+
+def _noted(shown: Sequence[ShownImage], paths: Sequence[str | None]) -> tuple[SeenImage, ...]:
+    sized = zip(shown, paths, strict=True)
+    return tuple(SeenImage(width=s.size[0], height=s.size[1], tokens=s.tokens, path=path) for s, path in sized)
