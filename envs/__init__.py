@@ -1,8 +1,8 @@
 """Trajectories, tools, environments and the contract of the agent that acts in them.
 
-Where to look: `base` is what an environment's author writes, `multi_turn` runs many rollouts of it together, `calls`
-reads what the agent wrote, `checks` tests a call against its tool's declaration, `guard` keeps a broken environment
-from harming the step, `loading` finds a class by its name, `calculator` is the smallest whole example, `plugins` adapts
+`base` is the class that an author of environments extends. `multi_turn` runs many rollouts of it together. `calls`
+reads calls from the agent's text, and `checks` tests them against the tool's declaration. `guard` contains failures of
+an environment. `loading` finds a class by its name. `calculator` is the smallest whole example. `plugins` adapts
 environments of other projects. Names load when they are first used, so this import costs nothing.
 """
 

@@ -1,7 +1,7 @@
-"""The contract between environment and agent. Implementations are in `engine/agents`; mocks in tests fit too.
+"""The contract between environment and agent. Implementations are in `engine/agents`. Mocks in tests fit too.
 
-An agent opens a session for a batch of conversations. In a session every row is one rollout; the rows that are still
-alive act together, and the answers of the environment are appended as tokens: agent text is never re-tokenised.
+An agent opens a session for a batch of conversations, in which every row is one rollout. The rows that are still alive
+act together. The answers of the environment are appended as tokens, so agent text is never tokenised again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ class AgentTurn:
     """One turn of the agent. `token_span` is `[start, end)` of its tokens in the row's `TokenArrays`.
 
     `stop_reason`: `stop` (end-of-turn token or stop string), `turn_limit`, `token_limit` (of the trajectory), `refused`
-    (the agent cannot continue this conversation, for the reason in `problem`).
-    `policy_version`: optimiser steps that the policy which wrote it had made; None where the agent does not know.
-    `server`: address of the inference server that wrote it; empty: none did.
+    (the agent cannot continue this conversation, for the reason in `problem`). `policy_version`: optimiser steps of the
+    policy that wrote it (None: not known). `server`: address of the inference server that wrote it, or empty.
     """
 
     text: str
@@ -49,14 +48,14 @@ class AgentSession(Protocol):
     """
 
     def act(self, rows: Sequence[int]) -> list[AgentTurn]:
-        """Let these rows write their next turn, all together; one `AgentTurn` per row, in order."""
+        """Let these rows write their next turn together. Returns one `AgentTurn` per row, in order."""
         ...
 
     def observe(self, rows: Sequence[int], observations: Sequence[str]) -> None:
         """Append the answers of the environment to these rows, as tokens of the conversation."""
 
     def tokens(self, row: int) -> TokenArrays:
-        """Everything of this row so far."""
+        """Return everything of this row so far."""
         ...
 
     def close(self) -> None:
@@ -68,18 +67,16 @@ class ShownImage(Protocol):
 
     @property
     def turn(self) -> int:
-        """The turn whose observation it came with; -1: the prompt."""
+        """The turn whose observation it came with (-1: the prompt)."""
         ...
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height as the model was shown it."""
+        """Width and height as the model sees it."""
         ...
 
     @property
-    def tokens(self) -> int:
-        """Tokens of the image."""
-        ...
+    def tokens(self) -> int: ...
 
 
 class SeeingSession(AgentSession, Protocol):
@@ -88,19 +85,19 @@ class SeeingSession(AgentSession, Protocol):
     def observe_seen(
         self, rows: Sequence[int], observations: Sequence[str], pictures: Sequence[Sequence[Picture]]
     ) -> None:
-        """As `observe`; pictures[i] are shown with observation i."""
+        """Append observations as `observe` does, observation i with pictures[i]."""
 
     def shown(self, row: int) -> Sequence[ShownImage]:
-        """The images of this row so far, in the order of their tokens."""
+        """Return the images of this row so far, in the order of their tokens."""
         ...
 
 
 @runtime_checkable
 class AsyncAgentSession(AgentSession, Protocol):
-    """A session in which each row may write its next turn as soon as it is ready."""
+    """A session in which each row may write its next turn once it is ready."""
 
     async def act_alone(self, row: int) -> AgentTurn:
-        """Let one row write its next turn; as many rows at once as there are."""
+        """Let one row write its next turn. Any number of rows may write at once."""
         ...
 
 
@@ -122,10 +119,9 @@ class Agent(Protocol):
     ) -> AgentSession:
         """Open a session with `len(prompts) * num_rollouts` rows.
 
-        `seed`: one for each prompt, so that its rollouts do not depend on which other prompts are in the session; or
-        one number that such are made from; None draws one.
-
-        `tools`, when given, are JSON schemas that the chat template may render; None when the prompt says all.
+        `seed`: one for each prompt, so that its rollouts do not depend on the other prompts, or one number from which
+        these are made (None: draw one). `tools`: JSON schemas that the chat template may render (None: the prompt
+        explains the tools).
         """
         ...
 
@@ -134,24 +130,24 @@ class CallReader(Protocol):
     """Reads calls of tools in a model's own syntax."""
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolCall:
-        """The calls of a turn, without a name where there is none. tools: JSON schemas."""
+        """Return the calls of a turn, without a name if there is none. tools: JSON schemas."""
         ...
 
 
 def call_reader(agent: object) -> CallReader | None:
-    """What reads an agent's calls in its own syntax: `call_reader`, where its chat template shows tools."""
+    """Return the reader of an agent's own call syntax; None if its chat template shows no tools."""
     return getattr(agent, "call_reader", None)
 
 
 def knows(agent: object, environment: str) -> bool:
-    """Whether an agent was taught the tools of an environment, by its name in records.
+    """Return whether an agent was trained on the tools of an environment, given by its name in records.
 
-    An agent that knows some says so with a method `knows(environment)`; any other has to be told.
+    Such an agent has a method `knows(environment)`. The prompt explains the tools to any other.
     """
     method = getattr(agent, "knows", None)
     return bool(method(environment)) if callable(method) else False
 
 
 def sees(agent: object) -> bool:
-    """Whether an agent is shown pictures (its attribute `sees`)."""
+    """Return whether an agent is shown pictures (its attribute `sees`)."""
     return bool(getattr(agent, "sees", False))

@@ -15,7 +15,7 @@ from .trajectory import TokenArrays, Trajectory
 def pad_trajectories(
     trajectories: Sequence[Trajectory], tokens: Sequence[TokenArrays], *, pad_token_id: int = 0
 ) -> dict[str, np.ndarray]:
-    """Right-padded arrays [N, T] of N trajectories; see `MultiTurnEnv.run_trial`."""
+    """Return right-padded arrays [N, T] of N trajectories, as `MultiTurnEnv.run_trial` describes them."""
     n, length = len(tokens), max((len(t) for t in tokens), default=0)
     token_ids = np.full((n, length), pad_token_id, dtype=np.int64)
     attention = np.zeros((n, length), dtype=np.int64)
@@ -42,10 +42,10 @@ def pad_trajectories(
 
 
 def token_rewards(trajectory: Trajectory, length: int) -> np.ndarray:
-    """The rewards of a trajectory's steps as rewards of its T tokens, float32 [length].
+    """Return the rewards of a trajectory's steps as rewards of its T tokens, float32 [length].
 
-    Each is on the last token that the agent wrote in that step. The reward of a step in which it wrote none goes to its
-    last token before; without any, nowhere.
+    Each is on the last token that the agent wrote in that step. The reward of a step without tokens goes to the last
+    token before it. Without any token it is dropped.
     """
     rewards = np.zeros(length, dtype=np.float32)
     last = -1
@@ -58,6 +58,6 @@ def token_rewards(trajectory: Trajectory, length: int) -> np.ndarray:
 
 
 def task_id(env: str, task: Any) -> str:
-    """A task's name over the whole run and beyond: 12 hexadecimal digits of its content."""
+    """Return a task's name, equal in every run: 12 hexadecimal digits of its content."""
     content = json.dumps([env, task], sort_keys=True, default=str)
     return hashlib.sha1(content.encode("utf-8", "replace")).hexdigest()[:12]

@@ -19,7 +19,7 @@ _ONE_ASKS = threading.Lock()
 
 
 def loop() -> asyncio.AbstractEventLoop:
-    """The loop, running; the same for all threads, also when several are the first to ask."""
+    """Return the running loop, the same for all threads."""
     with _ONE_ASKS:
         return _running()
 
@@ -32,12 +32,12 @@ def _running() -> asyncio.AbstractEventLoop:
 
 
 def submit(work: Coroutine[object, object, T]) -> Future[T]:
-    """Let `work` begin; its result can be waited for from any thread but the loop's own."""
+    """Start `work`. Any thread but the loop's own may wait for its result."""
     return asyncio.run_coroutine_threadsafe(work, loop())
 
 
 def wait(work: Coroutine[object, object, T], timeout_s: float | None = None) -> T:
-    """The result of `work`. Raises TimeoutError when it takes longer than `timeout_s`, and whatever it raises."""
+    """Return the result of `work`. Raises its exception, and TimeoutError after `timeout_s`."""
     future = submit(work)
     try:
         return future.result(timeout_s)

@@ -39,12 +39,12 @@ class ImageStore(Protocol):
 class StepResult:
     """The answer of the environment to one call.
 
-    `produced` are ids of new resources by kind (`{"mask": ("2",)}`): later calls may refer to them. `done` ends the
-    rollout; `answer` and `correct` are then the final answer and whether it was right (None: not known). `error`
-    is for a call that the tool could not carry out; the rollout continues. `calls` are all calls of the turn with their
-    results, where it had several. `images` are pictures that the step made: a policy that sees is shown them with the
-    observation. `mask` and `overlay` are what to draw on the picture `on_image` (default: the task's first).
-    `display` are views for people, such as a board: the policy does not see them.
+    `produced` are ids of new resources by kind (`{"mask": ("2",)}`), to which later calls may refer. `done` ends the
+    rollout with the final `answer` and whether it is `correct` (None: not known). `error`: the tool could not carry out
+    the call, and the rollout continues. `calls` are all calls of a turn that has several, with their results. `images`
+    are pictures that the step made. A policy that sees gets them with the observation. `mask` and `overlay` are marks
+    on the picture `on_image` (default: the task's first). `display` are views for people, such as a board, which the
+    policy does not see.
     """
 
     observation: str
@@ -66,9 +66,9 @@ class StepResult:
 class Verdict:
     """The judgement of a rollout, once all rollouts of its task have ended.
 
-    scores: components of the reward, each by its name, for the whole rollout. correct: whether it was right, by
-    `judged_by`, the name of what said so. extra: columns of the record. error: a failure of the environment;
-    such a rollout is not trained on.
+    scores: components of the reward by name, for the whole rollout. correct: whether it was right. judged_by: the name
+    of the judge. extra: columns of the record. error: a failure of the environment, which excludes the rollout from
+    training.
     """
 
     scores: tuple[Score, ...] = ()
@@ -82,7 +82,7 @@ class Demonstrator(Protocol):
     """Shows one way through a task, turn by turn."""
 
     def next(self, observation: str | None) -> str:
-        """The text of the next turn; `observation` is the answer to the last one (None at the start)."""
+        """Return the text of the next turn. `observation` is the answer to the last one (None at the start)."""
         ...
 
 
@@ -126,10 +126,10 @@ class Env(ABC):
 
     @abstractmethod
     def step(self, state: Any, call: ToolCall) -> StepResult:
-        """Carry out one call. It may change `state`; other rollouts have their own."""
+        """Carry out one call. It may change `state`, which belongs to this rollout."""
 
     def context(self, state: Any) -> StepContext:
-        """The facts that calls are checked against. Resources that steps `produced` are added by the runner."""
+        """Return the facts that calls are checked against. The runner adds the resources that steps `produced`."""
         return StepContext(modality=self.modality)
 
     def parse(self, text: str) -> ToolCall:
@@ -148,53 +148,53 @@ class Env(ABC):
         return "" if type(self).parse is not Env.parse else "Everything that you write is taken as your answer."
 
     def finish(self, states: Sequence[Any]) -> Sequence[Verdict | None]:
-        """Judge the rollouts of one task together, when all have ended; one verdict for each state, in order.
+        """Judge the rollouts of one task together when all have ended. Returns one verdict for each state, in order.
 
-        `states` are those of rollouts that the environment has not failed; some were ended by a limit. None: nothing
-        to add to the steps.
+        `states` lacks rollouts that the environment failed and includes those that a limit ended. None: the rewards of
+        the steps stand as they are.
         """
         return [None] * len(states)
 
     def offered(self) -> Sequence[ToolSpec]:
-        """The tools that a chat template shows to the policy. By default all."""
+        """Return the tools that a chat template shows to the policy; by default all."""
         return self.tools
 
     def images(self, state: Any) -> tuple[Picture, ...]:
-        """The pictures that the task is about: one for a still, one a frame for a video."""
+        """Return the pictures of the task: one for a still, one per frame for a video."""
         return ()
 
     def expected(self, task: Mapping[str, Any]) -> str | None:
-        """The right answer, for the record; None when it is not known."""
+        """Return the right answer for the record; None if it is not known."""
         answer = task.get("answer")
         return None if answer is None else str(answer)
 
     @classmethod
     def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
-        """The task that somebody asks in words (serving), with the files of the pictures that came along.
+        """Return the task of a question in words (serving), with the files of its pictures.
 
-        None where this environment cannot answer such a question; it is then answered in plain conversation.
+        None if this environment cannot answer such a question. A plain conversation then answers it.
         """
         return {"question": question} | ({"image": images[0]} if images else {})
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """`n` tasks as JSON rows. The same arguments give the same rows; no `eval` task is ever a `train` task.
+        """Return `n` tasks as JSON rows. The same arguments give the same rows, and `eval` and `train` share none.
 
         Raises ValueError for an environment that makes none.
         """
         raise ValueError(f"{type(self).__name__} makes no tasks of its own: name a file of tasks in data.source")
 
     def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
-        """Show one route through `task`; `routes` lists them. Raises ValueError for an environment that shows none."""
+        """Show one route of `routes` through a task. Raises ValueError for an environment that shows none."""
         raise ValueError(f"{type(self).__name__} has no demonstrations: give sft.data")
 
     def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
-        """The routes that `demonstrate` knows for `task`, `right` first."""
+        """Return the routes that `demonstrate` knows for `task`, `right` first."""
         return ()
 
     def prefetch(self, tasks: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027 - doing nothing is right for most
-        """A hint that rollouts of these tasks begin now; work done here overlaps with the agent's first turn."""
+        """Prepare for rollouts of these tasks while the agent writes its first turn."""
 
 
 def env_name(env: Env) -> str:
-    """The environment's name in records."""
+    """Return the environment's name in records."""
     return type(env).name or type(env).__name__

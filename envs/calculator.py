@@ -23,7 +23,7 @@ _SIGNS = {"add": "+", "subtract": "-", "multiply": "*"}
 
 
 def apply(operation: str, a: int, b: int) -> int:
-    """One operation on two integers."""
+    """Apply one operation to two integers."""
     return a + b if operation == "add" else a - b if operation == "subtract" else a * b
 
 
@@ -65,11 +65,10 @@ class CalculatorEnv(MultiTurnEnv):
 
     @classmethod
     def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
-        """Its tasks are lists of operations, not words."""
         return None
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """`n` tasks. A task's expression decides by its hash which split it belongs to."""
+        """Return `n` tasks. The hash of a task's expression decides its split."""
         rng = random.Random(f"{split} {seed}")
         tasks: list[dict[str, Any]] = []
         while len(tasks) < n:
@@ -85,17 +84,14 @@ class CalculatorEnv(MultiTurnEnv):
         return tasks
 
     def reset(self, task: Mapping[str, Any]) -> tuple[CalculatorState, list[Message]]:
-        """The expression in words, and the two tools."""
         steps = "".join(f" then {operation} {b}" for operation, b in task["operations"])
         content = f"start {task['start']}{steps}. CALCULATE(operation,a,b), ANSWER(text)"
         return CalculatorState(task), [{"role": "user", "content": content}]
 
     def context(self, state: CalculatorState) -> StepContext:
-        """How many operations the task has."""
         return StepContext("text", {"operations": len(state.task["operations"])})
 
     def step(self, state: CalculatorState, call: ToolCall) -> StepResult:
-        """CALCULATE or ANSWER."""
         if call.name == "ANSWER":
             answer = call.arguments["text"].strip()
             correct = answer == state.task["answer"]
@@ -107,11 +103,10 @@ class CalculatorEnv(MultiTurnEnv):
         return StepResult(text, produced={"result": (name,)})
 
     def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
-        """The right way, guessing, and leaving out the last operation."""
+        """Return the right way, a guess, and one that leaves out the last operation."""
         return ("right", "guess", "stop_early")
 
     def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
-        """Show a route; see `routes`. Raises ValueError for another."""
         if route not in self.routes(task):
             raise ValueError(f"CalculatorEnv has no route {route!r}, only {', '.join(self.routes(task))}")
         return _Demonstrator(task, route, random.Random(seed))

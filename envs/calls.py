@@ -24,10 +24,10 @@ _OPENERS = re.compile(r"(<tool_call>|```(?:json)?)\s*$")
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One parsed call. `name` is None when none could be read, and `error` then is the reason, in one sentence.
+    """One parsed call. Without a readable call `name` is None and `error` the reason, in one sentence.
 
-    `text` is the whole turn verbatim; `thought` is what stands before the call. `further` are more calls of the same
-    turn, where an environment takes several. `cut`: a limit ended the turn, not the agent.
+    `text` is the whole turn verbatim, `thought` the text before the call. `further` are more calls of the same turn,
+    for an environment that takes several. `cut`: a limit ended the turn, not the agent.
     """
 
     name: str | None
@@ -40,29 +40,29 @@ class ToolCall:
 
 
 def format_call(name: str, arguments: Mapping[str, Any] | None = None) -> str:
-    """The text of a turn that calls `name`; `parse_call` reads it back."""
+    """Return the text of a turn that calls `name`. `parse_call` reads it back."""
     return json.dumps({"name": name, "arguments": dict(arguments or {})}, ensure_ascii=False)
 
 
 def parse_call(text: str) -> ToolCall:
-    """Read the first tool call of a turn. Never raises; see `ToolCall.error`."""
+    """Read the first tool call of a turn. Never raises: failures are in `ToolCall.error`."""
     return next(_calls(clean_text(text)))
 
 
 def parse_calls(text: str) -> ToolCall:
-    """Read all tool calls of a turn: the first, with those that can be read after it as `further`. Never raises."""
+    """Read all tool calls of a turn. The later readable ones are in the field `further` of the first. Never raises."""
     first, *others = _calls(clean_text(text))
     return replace(first, further=tuple(call for call in others if call.name is not None))
 
 
 def means_call(call: ToolCall, names: Container[str]) -> bool:
-    """Whether a turn that may also be plain words is a call, or an attempt at one. names: those of the tools."""
+    """Return whether a turn that may also be plain words is a call, or an attempt at one. names: those of the tools."""
     named = call.name is not None and call.name in names
     return named or any(marker in call.text for marker in MARKERS) or '"arguments"' in call.text
 
 
 def _calls(text: str) -> Iterator[ToolCall]:
-    """The calls of a turn in their order. Without any, one call with the error."""
+    """Yield the calls of a turn in their order. Without any, yield one call with the error."""
     first_problem: str | None = None
     start, tried, found = text.find("{"), 0, False
     while start != -1 and tried < MAX_CANDIDATES:
@@ -84,7 +84,7 @@ def _calls(text: str) -> Iterator[ToolCall]:
 
 
 def clean_text(text: str) -> str:
-    """`text` without lone surrogates, which no file and no database can hold."""
+    """Return text without lone surrogates, which no file and no database can hold."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -16,13 +16,13 @@ ROLES = ("system", "user", "assistant")
 
 
 class ChatEnv(MultiTurnEnv):
-    """Tasks `{"messages": [{"role": "user", "content": "…"}], "answer": "…"}`; `answer` is optional.
+    """Tasks `{"messages": [{"role": "user", "content": "…"}], "answer": "…"}` with an optional `answer`.
 
     Content is text, or blocks: `{"type": "text", "text": "…"}` and `{"type": "image", "image": "file.png"}` (or a data
     URL in the place of the file), which a policy that sees is shown.
 
-    There is no tool: what the policy writes is the answer. With a known `answer` it is right when the two are equal
-    apart from blanks and case, and the reward is then 1.
+    There is no tool: the text of the policy is the answer. It is right and earns 1 if it equals a known `answer` apart
+    from blanks and case.
     """
 
     name = "chat"
@@ -32,11 +32,10 @@ class ChatEnv(MultiTurnEnv):
 
     @classmethod
     def task_of_question(cls, question: str, images: Sequence[str]) -> dict[str, Any] | None:
-        """A question is a conversation of one message."""
         return {"messages": [{"role": "user", "content": question}]}
 
     def reset(self, task: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Message]]:
-        """The messages as they are. Raises ValueError when they are no conversation."""
+        """Return the messages of the task. Raises ValueError if they are no conversation."""
         messages = task.get("messages")
         if not isinstance(messages, list) or not messages:
             raise ValueError('a task needs "messages": a list of {"role": …, "content": …}')
@@ -51,11 +50,9 @@ class ChatEnv(MultiTurnEnv):
         ]
 
     def explain(self) -> str:
-        """Nothing: a conversation needs no explanation."""
         return ""
 
     def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
-        """The answer ends the rollout."""
         text = str(call.arguments["text"])
         expected = self.expected(state)
         correct = None if expected is None else " ".join(text.lower().split()) == " ".join(expected.lower().split())
@@ -63,7 +60,7 @@ class ChatEnv(MultiTurnEnv):
 
 
 def content_from(given: str | list[Any], where: str) -> Content:
-    """The content of a message that stands in a file: text as it is; blocks with their pictures found.
+    """Return the content of a message of a file: text unchanged, blocks with their pictures opened.
 
     Raises ValueError that begins with `where`.
     """

@@ -28,9 +28,9 @@ _WANTED = {
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a value.
+    """The fault of a value.
 
-    brief: for the agent, with the value and the limit that it broke, such as `x 900 >= 128`. right: what fits, in
+    brief: for the agent, with the value and the limit that it broke, such as `x 900 >= 128`. right: a condition in
     words, such as `0 <= x < 128`.
     """
 
@@ -39,7 +39,7 @@ class Fault:
 
 
 def find_problem(call: ToolCall, tools: Sequence[ToolSpec], context: StepContext) -> str | None:
-    """Why this call cannot be carried out, in a few words; None when it can."""
+    """Return in a few words why this call cannot be carried out; None if it can."""
     if call.name is None:
         return call.error or "no call"
     tool = next((t for t in tools if t.name == call.name), None)
@@ -72,7 +72,7 @@ def _value_problem(argument: Argument, value: Any, context: StepContext) -> str 
 
 
 def find_fault(argument: Argument, value: Any, context: StepContext) -> Fault | None:
-    """Find the fault of a value. None if it fits. Whether a well-formed reference exists is not asked here."""
+    """Find the fault of a value. None if it fits. Whether a well-formed reference exists is not checked here."""
     name = argument.name
     if argument.refers_to is not None:
         fits = resource_id(value) is not None
@@ -96,12 +96,12 @@ def find_fault(argument: Argument, value: Any, context: StepContext) -> Fault | 
 
 
 def resource_id(value: Any) -> str | None:
-    """The id that a reference names, as contexts list it (7 and "7" are one id); None when it cannot be one."""
+    """Return the id that a reference names, as contexts list it (7 and "7" are one id); None if it cannot be one."""
     return str(value) if isinstance(value, str) or type(value) is int else None
 
 
 def resolve_bound(bound: Bound | None, facts: Mapping[str, Any]) -> float | None:
-    """A bound as a number: itself, or the fact that it names; None where it is unbounded or unknown."""
+    """Return a bound as a number, looking up the fact that it names; None if it is unbounded or unknown."""
     if isinstance(bound, str):
         value = facts.get(bound)
         return float(value) if isinstance(value, (int, float)) else None
@@ -109,7 +109,7 @@ def resolve_bound(bound: Bound | None, facts: Mapping[str, Any]) -> float | None
 
 
 def brief(value: Any) -> str:
-    """A value as the agent reads it, cut to 24 characters."""
+    """Return a value as the agent reads it, cut to 24 characters."""
     text = str(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
 
@@ -133,7 +133,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _box_fault(name: str, box: Any, context: StepContext) -> Fault | None:
-    """Edges are half-open: a whole image ends at its width."""
+    """Find the fault of a box. Edges are half-open: a whole image ends at its width."""
     x0, y0, x1, y1 = box
     if not (x0 < x1 and y0 < y1):
         return Fault(f"{name} is empty", f"{name} is [x0, y0, x1, y1] with x0 < x1 and y0 < y1")

@@ -1,7 +1,6 @@
 """The content of a message: text, or blocks of text and pictures in reading order.
 
-A picture is a `Picture`, a frame of a video is one too. A policy that sees reads the blocks; every other reader (text
-policies, the record, reward functions) reads `text_of`.
+A policy that sees reads the blocks. All other readers (text policies, the record, reward functions) use `text_of`.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ IMAGE_SIGN = "[image]"
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, made only when somebody wants its pixels.
+    """A picture, or a frame of a video. Its pixels are made when they are needed.
 
-    `name` identifies its content: equal names mean equal pixels, so each is saved once. `load` gives uint8
-    [H, W, 3], or [H, W] for a mask (255 = in).
+    `name` identifies its content: equal names mean equal pixels, so each is saved once. `load` gives uint8 [H, W, 3],
+    or [H, W] for a mask (255 = in).
     """
 
     name: str
@@ -50,34 +49,34 @@ Content = str | list[Block]
 
 
 def blocks_of(content: Content) -> list[Block]:
-    """The same as blocks; no text, no block."""
+    """Return content as blocks; none for an empty text."""
     if not isinstance(content, str):
         return content
     return [TextBlock(type="text", text=content)] if content else []
 
 
 def text_of(content: Content) -> str:
-    """The text, with a mark for each picture."""
+    """Return the text, with a mark for each picture."""
     if isinstance(content, str):
         return content
     return "\n".join(block["text"] if block["type"] == "text" else IMAGE_SIGN for block in content)
 
 
 def pictures_of(messages: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """The pictures of a conversation in the order in which they are read."""
+    """Return the pictures of a conversation in reading order."""
     contents = [message.get("content", "") for message in messages]
     return [b["image"] for c in contents if not isinstance(c, str) for b in c if b["type"] == "image"]
 
 
 def with_text_before(text: str, content: Content) -> Content:
-    """The content with a paragraph before it."""
+    """Return the content with a paragraph before it."""
     if isinstance(content, str):
         return f"{text}\n\n{content}"
     return [TextBlock(type="text", text=text), *content]
 
 
 def checked_content(content: Any) -> Content:
-    """`content` if it is text or blocks. Raises TypeError."""
+    """Return `content` if it is text or blocks. Raises TypeError."""
     if isinstance(content, str):
         return content
     if not isinstance(content, (list, tuple)) or not content:

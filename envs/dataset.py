@@ -16,9 +16,9 @@ from .tools import ToolSpec
 class DatasetEnv(ChatEnv):
     """Tasks are rows of a dataset (`engine.rollouts.sources`).
 
-    Without tools the policy answers in one turn. tools: Python functions (`file.py:name`) that it may call; a turn
-    without a call is then the answer. With an `answer` in the task, an equal answer earns 1; without one reward
-    functions judge it.
+    Without tools the policy answers in one turn. tools: Python functions (`file.py:name`) that it may call. A turn
+    without a call is then the answer. With an `answer` in the task, an equal answer earns 1. Otherwise reward functions
+    judge it.
     """
 
     name = "dataset"
@@ -30,7 +30,7 @@ class DatasetEnv(ChatEnv):
             self.tools = (*(tool.spec for tool in self.functions.values()), ANSWER)
 
     def explain(self) -> str:
-        """The tools and the form of a call. Nothing without tools: the user's prompts are read as they are."""
+        """Explain the tools. Without tools, leave the user's prompts unchanged."""
         if not self.functions:
             return ""
         return explain_calls(
@@ -39,13 +39,12 @@ class DatasetEnv(ChatEnv):
         )
 
     def offered(self) -> Sequence[ToolSpec]:
-        """The functions: a turn without a call is the answer."""
         return [tool.spec for tool in self.functions.values()]
 
     def parse(self, text: str) -> ToolCall:
-        """A call of a tool, or the answer.
+        """Read a call of a tool, or the answer.
 
-        A call is a JSON object with a name, as Hermes, Qwen, Llama and Mistral write it, too; what only looks like one
+        A call is a JSON object with a name, as Hermes, Qwen, Llama and Mistral write it. Text that only resembles one
         is an unreadable call.
         """
         if not self.functions:
@@ -56,7 +55,6 @@ class DatasetEnv(ChatEnv):
         return ToolCall(ANSWER.name, {"text": text.strip()}, text)
 
     def step(self, state: Mapping[str, Any], call: ToolCall) -> StepResult:
-        """A tool's result; or the answer, which ends the rollout."""
         if call.name in self.functions:
             return self.functions[call.name].run(call.arguments)
         if state.get("answer") is not None:

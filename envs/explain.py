@@ -1,7 +1,7 @@
 """The explanation of an environment for a policy that does not know it: its tools, and the form of a call.
 
-It is a part of the prompt, as the first message, so any model can read it, the record shows it, and it does not
-depend on what a chat template makes of tools. `calls.parse_call` reads what it asks for.
+It is a part of the prompt, as the first message. Any model can read it, the record shows it, and it does not depend on
+the chat template. `calls.parse_call` reads such calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OPTIONAL_CALLS = (
 
 
 def explain_calls(tools: Sequence[ToolSpec], about: str = "Use the tools below to do the task.") -> str:
-    """The form of a call with an example, and a line for each tool; `about` is the first sentence."""
+    """Explain the form of a call with an example, and each tool in a line. `about` is the first sentence."""
     example = {"name": tools[0].name, "arguments": {a.name: _example(a) for a in tools[0].arguments if a.required}}
     lines = [
         f"{about} One call a turn.",
@@ -49,7 +49,7 @@ def explain_calls(tools: Sequence[ToolSpec], about: str = "Use the tools below t
 
 
 def with_explanation(messages: Sequence[Message], explanation: str) -> list[Message]:
-    """The messages with the explanation before them; it joins a system message that is there."""
+    """Return the messages after the explanation, which joins an existing system message."""
     if not explanation:
         return list(messages)
     first, rest = messages[0], messages[1:]

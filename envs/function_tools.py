@@ -44,7 +44,7 @@ class FunctionTool:
     call: Callable[..., object]
 
     def run(self, arguments: Mapping[str, Any]) -> StepResult:
-        """Call it. The policy gets an exception as the error of the tool, and the rollout continues."""
+        """Call the function. The policy reads an exception as the error of the tool, and the rollout continues."""
         try:
             result = self.call(**arguments)
             if inspect.isawaitable(result):
@@ -62,7 +62,7 @@ class FunctionTool:
 
 
 def _shown(result: object) -> tuple[str, tuple[Picture, ...]]:
-    """A result as the policy reads it, and the images in it."""
+    """Return a result as the policy reads it, and the images in it."""
     images: list[Picture] = []
     parts = result if isinstance(result, (list, tuple)) and any(map(_is_image, result)) else [result]
     texts = [
@@ -74,7 +74,7 @@ def _shown(result: object) -> tuple[str, tuple[Picture, ...]]:
 
 
 def _is_image(value: object) -> bool:
-    """Whether it is an image of Pillow, which tools without images do not need."""
+    """Return whether it is an image of Pillow, which tools without images do not need."""
     return hasattr(value, "getbands") and hasattr(value, "convert")
 
 
@@ -87,7 +87,7 @@ def _picture(image: Any) -> Picture:
 
 
 def _plain(images: list[Picture], value: Any) -> object:
-    """An object that JSON does not know as its data, never as its address; images go into `images`."""
+    """Return the data of an object that JSON does not know, never its address. Images go into `images`."""
     if _is_image(value):
         images.append(_picture(value))
         return IMAGE_SIGN
@@ -111,12 +111,10 @@ def _plain(images: list[Picture], value: Any) -> object:
 
 
 class Tool(Protocol):
-    """What `DatasetEnv` calls."""
+    """A tool that `DatasetEnv` calls."""
 
     @property
-    def spec(self) -> ToolSpec:
-        """The declaration."""
-        ...
+    def spec(self) -> ToolSpec: ...
 
     def run(self, arguments: Mapping[str, Any]) -> StepResult:
         """Call the function with these arguments."""
@@ -124,10 +122,8 @@ class Tool(Protocol):
 
 
 def load_tools(paths: Sequence[str]) -> tuple[Tool, ...]:
-    """The functions that `paths` name (`file.py:name`, `package.module.name`), and the tools of MCP servers (`mcp:…`).
-
-    Raises EnvLoadError.
-    """
+    """Load functions (`file.py:name`, `package.module.name`) and the tools of MCP servers (`mcp:…`). Raises
+    EnvLoadError."""
     tools: list[Tool] = []
     for path in paths:
         if path.startswith(MCP):
@@ -146,7 +142,7 @@ def load_tools(paths: Sequence[str]) -> tuple[Tool, ...]:
 
 
 def load_tool(path: str) -> FunctionTool:
-    """One function as a tool. Raises EnvLoadError with what its declaration lacks."""
+    """Load one function as a tool. Raises EnvLoadError with the fault of its declaration."""
     try:
         module, function = find_object(path)
     except UserCodeError as problem:

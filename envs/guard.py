@@ -1,4 +1,4 @@
-"""Calling code that may raise, hang or be slow, so that one rollout's trouble stays its own."""
+"""Call code that may raise, hang or be slow, so that it affects only its own rollout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STALL_S = 0.005
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """The outcome of one call. `error` is one sentence for a person; `detail` the traceback, for the log."""
+    """The outcome of one call. `error` is one sentence for a person, `detail` the traceback for the log."""
 
     value: R | None = None
     error: str | None = None
@@ -30,12 +30,12 @@ class Outcome(Generic[R]):
 
 
 def guarded_map(function: Callable[[T], R], items: Sequence[T], *, timeout_s: float, workers: int) -> list[Outcome[R]]:
-    """Call `function` on each item, in order where calls are quick, and report each outcome in its place.
+    """Call `function` on each item and return the outcomes in order.
 
-    Quick calls run one after the other on one thread. Each time nothing has finished for `STALL_S`, another of at
-    most `workers` threads joins, so waiting (for a network, a sandbox) overlaps. A call that takes longer than
-    `timeout_s` is given up: Python cannot end a thread, so it is left behind as a daemon and its result is dropped.
-    Nothing that `function` raises comes out of here, SystemExit included.
+    Quick calls run one after the other on one thread. Each time no call has finished for `STALL_S`, another of at most
+    `workers` threads joins, so waits (for a network, a sandbox) overlap. A call that takes longer than `timeout_s` is
+    given up: Python cannot end a thread, so it stays as a daemon and its result is dropped. No exception of `function`
+    leaves this call, not even SystemExit.
     """
     if not items:
         return []
@@ -105,9 +105,9 @@ class _Batch(Generic[T, R]):
 
 
 class AsyncGuard:
-    """`guarded_map` for callers that go on one by one: calls, each on a thread, at most `workers` at once.
+    """`guarded_map` for single calls. Each call has a thread, and at most `workers` run at once.
 
-    timeout_s counts from where a call begins, not from where it waits for a worker.
+    timeout_s does not count the wait for a worker.
     """
 
     def __init__(self, *, timeout_s: float, workers: int) -> None:
@@ -115,7 +115,6 @@ class AsyncGuard:
         self._free = asyncio.Semaphore(max(1, workers))
 
     async def __call__(self, function: Callable[[T], R], item: T) -> Outcome[R]:
-        """The outcome of `function(item)`."""
         async with self._free:
             loop = asyncio.get_running_loop()
             done: asyncio.Future[Outcome[R]] = loop.create_future()
@@ -157,5 +156,5 @@ def _sentence(problem: BaseException) -> str:
 
 
 def describe(value: Any) -> str:
-    """A value's type in a sentence."""
+    """Name a value's type in a sentence."""
     return "None" if value is None else f"a {type(value).__name__}"

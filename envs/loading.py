@@ -1,4 +1,4 @@
-"""Finding an environment's class by the name that a dataset row or a config gives it.
+"""Find an environment's class by the name in a dataset row or a configuration.
 
 `python -m grpo_tui.envs.loading CONFIG` prints the error of the environment of a configuration, if any.
 """
@@ -19,7 +19,7 @@ from .user_code import UserCodeError, find_module
 
 
 class EnvLoadError(GrpoTuiError, ValueError):
-    """An environment cannot be had; the message is one sentence for a person."""
+    """An environment cannot be loaded. The message is one sentence for a person."""
 
 
 def load_env_class(path: str) -> type[Env]:
@@ -52,7 +52,7 @@ def load_env_class(path: str) -> type[Env]:
 
 
 def make_env(path: str, config: Mapping[str, Any] | None = None, tokenizer: Any = None) -> Env:
-    """An instance of the class at `path`, with `config` as keyword arguments. Raises EnvLoadError."""
+    """Make an instance of the class at `path`, with `config` as keyword arguments. Raises EnvLoadError."""
     found = load_env_class(path)
     if not isinstance(config or {}, Mapping):
         raise EnvLoadError(f'"{path}": env_config must be a mapping of options, not {config!r}')
@@ -66,7 +66,7 @@ def make_env(path: str, config: Mapping[str, Any] | None = None, tokenizer: Any 
 
 
 def canonical_config(config: Mapping[str, Any] | None) -> str:
-    """A config as one string, equal for equal configs whatever the order of their keys. Raises EnvLoadError."""
+    """Return a config as one string that does not depend on the order of keys. Raises EnvLoadError."""
     try:
         return json.dumps(config or {}, sort_keys=True, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as problem:

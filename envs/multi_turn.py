@@ -1,9 +1,8 @@
 """`MultiTurnEnv`: many rollouts of an environment together, in batched turns.
 
-All live rollouts of a trial advance together: the agent writes one turn for each, the environment answers each, and
-the answers are appended as tokens. Where turns are written one by one anyway (`AsyncAgentSession`), each rollout goes
-on as soon as its own turn and its own tool are done, and none waits for the slowest.
-An environment that raises, hangs or answers nonsense fails that rollout alone.
+All live rollouts of a trial advance together: the agent writes one turn for each, the environment answers each, and the
+answers are appended as tokens. Sessions that write turns one by one (`AsyncAgentSession`) advance each rollout
+independently. An environment that raises, hangs or returns invalid values fails only that rollout.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ logger = logging.getLogger(__name__)
 
 
 class MultiTurnEnv(Env):
-    """An environment whose rollouts run in batched turns; subclasses write `reset` and `step`.
+    """An environment whose rollouts run in batched turns. Subclasses write `reset` and `step`.
 
-    max_turns: turns after which a rollout ends unanswered. turn_timeout_s: longest time one `reset` or `step` may
-    take. workers: threads that slow calls may spread over (`guard.guarded_map`); 1 if `step` must never run twice at
-    once. image_store: where pictures go; without one none are made. image_tasks: how many tasks of a trial keep
-    their pictures (all rollouts of those tasks): an evaluation of hundreds of tasks need not fill the disk.
-    needs_sight: whether tasks can be answered by a policy alone that is shown pictures.
-    prompt_style: `full` puts the tools and the form of a call before what `reset` says (`explain`), `terse` does not;
-    `native` leaves that to the model's chat template, and its calls are read in its own syntax. None leaves it to the
-    agent: `terse` for one that knows this environment (`Agent.knows`), `native` for one whose template shows tools,
+    max_turns: turns after which a rollout ends unanswered. turn_timeout_s: the time limit of one `reset` or `step`.
+    workers: threads for slow calls (`guard.guarded_map`), 1 if `step` must never run twice at once. image_store: saves
+    pictures (None: make none). image_tasks: how many tasks of a trial keep their pictures, so that a large evaluation
+    does not fill the disk. needs_sight: whether only a policy that sees can answer the tasks.
+
+    prompt_style: `full` puts the tools and the form of a call before the messages of `reset` (`explain`), `terse` does
+    not. `native` leaves that to the model's chat template and reads calls in the model's own syntax. None chooses by
+    the agent: `terse` for one that knows this environment (`Agent.knows`), `native` for one whose template shows tools,
     `full` for any other.
     """
 
@@ -107,21 +106,20 @@ class MultiTurnEnv(Env):
         split: Split = "train",
         on_progress: OnProgress | None = None,
     ) -> dict[str, Any]:
-        """Run `num_rollouts` rollouts of each of the B tasks; row = task * num_rollouts + rollout.
+        """Run `num_rollouts` rollouts of each of the B tasks. row = task * num_rollouts + rollout.
 
-        Returns right-padded numpy arrays, T = the longest trajectory:
-        padded_token_ids int64, padded_attn_mask int64, padded_agent_mask bool, padded_rewards float32 (a turn's
-        reward sits on its last agent token), padded_logprobs float32 (behaviour log-probs, 0 off agent tokens),
-        padded_turn_ids int64 (-1 in prompt and padding), all [B * num_rollouts, T]; final_rewards float32
-        [B * num_rollouts], the sum of the environment's rewards; trajectories and tokens, one per row; images, what the
-        policy was shown in each row (`SeeingSession.shown`; empty for one that does not see); timings in seconds
+        Returns right-padded numpy arrays [B * num_rollouts, T], T = the longest trajectory: padded_token_ids int64,
+        padded_attn_mask int64, padded_agent_mask bool, padded_rewards float32 (on the last agent token of a turn),
+        padded_logprobs float32 (behaviour log-probs, 0 off agent tokens), padded_turn_ids int64 (-1 in prompt and
+        padding). Also final_rewards float32 [B * num_rollouts], the sum of the environment's rewards, and per row
+        `trajectories`, `tokens` and `images` (those that the policy saw, see `SeeingSession.shown`). timings: seconds
         (generate_s, environment_s).
 
-        `seed` makes the trial repeatable: one for each task, or one for all.
-        `on_progress` is told after each turn how many rollouts have ended, of how many.
+        `seed` makes the trial repeatable: one for each task, or one for all. `on_progress` receives after each turn how
+        many rollouts have ended, of how many.
 
-        What the environment does wrong ends up in that row's trajectory (`stop_reason` `error` or `timeout`, with
-        `error`); what the agent raises is raised.
+        A fault of the environment ends only its row's trajectory (`stop_reason` `error` or `timeout`, with `error`).
+        Exceptions of the agent propagate.
         """
         if num_rollouts < 1:
             raise ValueError(f"num_rollouts must be at least 1, not {num_rollouts}")
@@ -172,8 +170,8 @@ class MultiTurnEnv(Env):
         return self._result(trajectories, tokens, shown, generating, environment)
 
     def opening(self, task: Mapping[str, Any], agent: object) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """What `agent` would read of a task before its first turn: the messages, and the schemas of the tools that its
-        chat template is to show. Raises whatever `reset` raises."""
+        """Return the input of `agent` before its first turn: the messages, and the schemas of the tools for its chat
+        template. Raises the exceptions of `reset`."""
         self._meet(agent)
         _, messages, _, _ = self._reset(RolloutUnderWay(task))
         return messages, self._offered
@@ -188,7 +186,6 @@ class MultiTurnEnv(Env):
     # ------------------------------------------------------------------------------------------------ one turn
 
     def _observe(self, session: AgentSession, rollouts: list[RolloutUnderWay], rows: list[int]) -> None:
-        """Give the answers of the environment to the agent."""
         observations = [rollouts[row].steps[-1].observation for row in rows]
         if self.sees:
             shown = [rollouts[row].answered_with for row in rows]
@@ -213,7 +210,6 @@ class MultiTurnEnv(Env):
         return Answer(call, context, result)
 
     def _style(self, agent: object) -> PromptStyle:
-        """The prompt style for an agent."""
         if self.prompt_style in ("terse", "full"):
             return self.prompt_style
         if self.prompt_style is None and knows(agent, env_name(self)):
@@ -229,7 +225,7 @@ class MultiTurnEnv(Env):
         return self.parse(text)
 
     def _context(self, rollout: RolloutUnderWay) -> StepContext:
-        """The facts of the environment, with the resources that its steps have produced so far."""
+        """Return the facts of the environment, with the resources that its steps have produced."""
         context = checked_context(self.context(rollout.state))
         merged = dict(context.resources)
         for kind, ids in rollout.resources.items():
@@ -237,7 +233,6 @@ class MultiTurnEnv(Env):
         return replace(context, resources=merged) if merged != context.resources else context
 
     def _note(self, rollout: RolloutUnderWay, turn: AgentTurn, outcome: Outcome[Answer]) -> None:
-        """Record a turn."""
         images: tuple[str, ...] = ()
         overlay = None
         if outcome.value is not None:
@@ -323,7 +318,7 @@ class MultiTurnEnv(Env):
                     rollout.judged(verdict)
 
     def _prompts(self, rollouts: Sequence[RolloutUnderWay], num_rollouts: int) -> list[list[Message]]:
-        """One prompt a task. A rollout whose prompt differs from its group's could not be compared: it fails."""
+        """Return one prompt a task. A rollout whose prompt differs from its group's fails: it could not be compared."""
         prompts: list[list[Message]] = []
         for start in range(0, len(rollouts), num_rollouts):
             group = rollouts[start : start + num_rollouts]
@@ -361,7 +356,7 @@ class MultiTurnEnv(Env):
         return trajectories
 
     def _log_failures(self, rollouts: Sequence[RolloutUnderWay]) -> None:
-        """Each kind of failure once, with its traceback: a broken environment must not bury the log."""
+        """Log each kind of failure once, with its traceback: a broken environment must not flood the log."""
         failures: dict[str, list[RolloutUnderWay]] = {}
         for rollout in rollouts:
             if rollout.error is not None:
@@ -403,7 +398,7 @@ class MultiTurnEnv(Env):
 
 
 def _with_system(text: str, messages: list[Message]) -> list[Message]:
-    """The messages of a task after `text` as system prompt; one that the environment gives stays behind it."""
+    """Return the messages after a system prompt, which joins one that the environment gives."""
     if messages and messages[0].get("role") == "system":
         return [{**messages[0], "content": with_text_before(text, messages[0].get("content", ""))}, *messages[1:]]
     return [Message(role="system", content=text), *messages]

@@ -1,4 +1,4 @@
-"""In which order the rollouts of a trial take their turns: all together, or each at its own pace."""
+"""The order in which the rollouts of a trial take their turns: all together, or each at its own pace."""
 
 from __future__ import annotations
 
@@ -40,11 +40,9 @@ class Stopwatch(contextlib.AbstractContextManager[None]):
 class Turns:
     """The turns of a trial's rollouts, up to `max_turns` each.
 
-    answer: what the environment says to a turn; may raise or hang, which fails that rollout alone after `timeout_s`.
-    note: writes down what a turn came to.
-    observe: gives the last answers of these rows to the agent.
-    workers: threads that slow answers may spread over.
-    generating, environment: seconds that the agent and the environment took.
+    answer: the environment's reaction to a turn. If it raises or exceeds `timeout_s`, only that rollout fails. note:
+    records the outcome of a turn. observe: gives the last answers of these rows to the agent. workers: threads for slow
+    answers. generating, environment: seconds that the agent and the environment took.
     """
 
     rollouts: Sequence[RolloutUnderWay]
@@ -90,8 +88,8 @@ class Turns:
                 self.observe(going_on)
 
     async def _each_alone(self, session: AsyncAgentSession) -> None:
-        """Each rollout goes on as soon as its own turn and its own tool are done. Time in which any of them waits for
-        a turn counts as generating."""
+        """Advance each rollout once its own turn and its own tool are done. Time in which any of them waits for a turn
+        counts as generating."""
         guard = AsyncGuard(timeout_s=self.timeout_s, workers=self.workers)
 
         async def play(row: int) -> None:
@@ -119,7 +117,7 @@ class Turns:
         return rollout.live and len(rollout.steps) < self.max_turns
 
     def _has_acted(self, rollout: RolloutUnderWay, turn: AgentTurn) -> bool:
-        """Whether the agent wrote something; a rollout in which it could not has ended."""
+        """Return whether the agent wrote a turn. If it could not, the rollout has ended."""
         if turn.stop_reason == "refused":
             rollout.refuse(turn.problem)
         elif _is_full(turn):
@@ -132,5 +130,5 @@ class Turns:
 
 
 def _is_full(turn: AgentTurn) -> bool:
-    """Whether the last observation left no room for a single token: nothing was written, so there is no step."""
+    """Return whether the last observation left no room for a token. Then there is no step."""
     return turn.stop_reason == "token_limit" and turn.token_span[0] == turn.token_span[1]

@@ -1,7 +1,7 @@
 """Pictures from files and data URLs: broken, huge, animated, in any colour space.
 
-What can be shown is shown (an animation by its first frame, transparency on white); anything else raises ValueError
-with the reason, so that it costs the rollout that asked for it and nothing else.
+An animation is shown by its first frame, transparency on white. Everything unreadable raises ValueError with the
+reason, which costs only the rollout that asked for it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MAX_BYTES = 64 << 20
 
 
 def picture_of(source: str, folder: Path | None = None) -> Picture:
-    """The picture in a file (relative to `folder`), or in a `data:image/…;base64,` URL.
+    """Return the picture in a file (relative to `folder`), or in a `data:image/…;base64,` URL.
 
-    Raises ValueError for what is neither; what is wrong with the content is said when its pixels are wanted.
+    Raises ValueError for any other source. Faults of the content show when its pixels are loaded.
     """
     if source.startswith("data:"):
         content = _decoded(source)
@@ -44,7 +44,7 @@ def picture_of(source: str, folder: Path | None = None) -> Picture:
 
 
 def read_pixels(content: bytes, name: str) -> np.ndarray:
-    """uint8 [H, W, 3] of an encoded picture. Raises ValueError with the fault."""
+    """Decode a picture to uint8 [H, W, 3]. Raises ValueError with the fault."""
     try:
         with open_picture(io.BytesIO(content)) as image:
             upright = ImageOps.exif_transpose(image)

@@ -1,5 +1,4 @@
-"""Seeds that depend on what they are for alone, so that rollouts come out the same wherever and beside whatever they
-are sampled."""
+"""Seeds that depend only on their purpose, so that rollouts do not depend on the place and the batch of sampling."""
 
 from __future__ import annotations
 
@@ -8,12 +7,12 @@ import random
 
 
 def seed_of(*parts: int | str) -> int:
-    """A seed in [0, 2**62) made of these parts; the same in every process."""
+    """Return a seed in [0, 2**62) made of these parts, the same in every process."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
 
 
 def split_seeds(split: str, n: int, seed: int) -> list[int]:
-    """`n` numbers for tasks that are made of a number; those of `train` are even, those of `eval` odd."""
+    """Return `n` numbers for tasks that are made of a number: even ones for `train`, odd ones for `eval`."""
     rng = random.Random(f"{split} {seed}")
     return [rng.randrange(2**30) * 2 + (split == "eval") for _ in range(n)]

@@ -1,7 +1,7 @@
-"""Checking what an author's code returned, while it can still fail its own rollout alone.
+"""Check the values that an author's code returned, while a fault costs only its own rollout.
 
-Everything that passes here can be recorded and trained on; what does not raises TypeError or ValueError with what is
-wrong, in the words of the person who wrote the environment.
+Values that pass can be recorded and trained on. Any other raises TypeError or ValueError with the fault, in terms of
+the environment's author.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .trajectory import DISPLAYS, Display, Overlay, StepContext
 
 
 def checked_call(call: Any) -> ToolCall:
-    """`call` if `parse` returned a sound ToolCall."""
+    """Return `call` if `parse` returned a sound ToolCall."""
     if not isinstance(call, ToolCall):
         raise TypeError(f"parse returned {describe(call)}, not a ToolCall")
     if call.name is not None and not isinstance(call.name, str):
@@ -33,7 +33,7 @@ def checked_call(call: Any) -> ToolCall:
 
 
 def checked_context(context: Any) -> StepContext:
-    """`context` if it is a sound StepContext."""
+    """Return `context` if it is a sound StepContext."""
     if not isinstance(context, StepContext):
         raise TypeError(f"context returned {describe(context)}, not a StepContext")
     if not isinstance(context.modality, str):
@@ -45,14 +45,14 @@ def checked_context(context: Any) -> StepContext:
 
 
 def checked_pictures(pictures: Any) -> tuple[Picture, ...]:
-    """`pictures` as a tuple, if all of them are."""
+    """Return `pictures` as a tuple, if all of them are."""
     if not isinstance(pictures, (tuple, list)) or not all(isinstance(p, Picture) for p in pictures):
         raise TypeError("pictures must be a tuple of Picture")
     return tuple(pictures)
 
 
 def checked_result(result: Any) -> StepResult:
-    """`result` if it is a sound StepResult, with plain Python numbers."""
+    """Return `result` if it is a sound StepResult, with plain Python numbers."""
     if not isinstance(result, StepResult):
         raise TypeError(f"step returned {describe(result)}, not a StepResult")
     if not isinstance(result.observation, str):
@@ -90,7 +90,7 @@ def checked_result(result: Any) -> StepResult:
 
 
 def checked_verdicts(verdicts: Any, n: int) -> list[Verdict | None]:
-    """`verdicts` if they are `n` sound ones."""
+    """Return `verdicts` if they are `n` sound ones."""
     if not isinstance(verdicts, (list, tuple)) or len(verdicts) != n:
         raise TypeError(f"finish returned {describe(verdicts)}, not a list of {n} verdicts")
     for verdict in verdicts:

@@ -1,7 +1,7 @@
-"""What a tool is, declared once: its arguments with bounds, the modality it needs, what it makes and what it requires.
+"""The declaration of a tool: its arguments with bounds, the modality it needs, its products and requirements.
 
-Penalty rules, prompts and the viewer all read these declarations, so an environment that declares its tools gets
-misuse penalties and their explanations without writing any.
+Penalty rules, prompts and the viewer all read these declarations, so an environment that declares its tools gets misuse
+penalties and their explanations without writing any.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Bound = int | float | str
 class Argument:
     """One argument of a tool.
 
-    `minimum` is inclusive; `below` is exclusive (a coordinate is `0 <= x < width`). For a `box`, `x_below` of the
-    horizontal and `below` of the vertical edges would differ, so both edges are checked against the context's
-    `width` and `height`. `refers_to` names a kind of resource (`"mask"`): the value must be the id of one that exists.
+    `minimum` is inclusive and `below` exclusive (a coordinate is `0 <= x < width`). The edges of a `box` are checked
+    against the context's `width` and `height`. `refers_to` names a kind of resource (`"mask"`): the value must be the
+    id of one that exists.
     """
 
     name: str
@@ -39,7 +39,6 @@ class Argument:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The argument as a JSON schema."""
         schema: dict[str, Any] = {"description": self.description} if self.description else {}
         if self.type == "box":
             return {"type": "array", "items": {"type": "integer"}, "minItems": 4, "maxItems": 4} | schema
@@ -56,9 +55,9 @@ class Argument:
 class ToolSpec:
     """One tool of an environment.
 
-    `modality`: the inputs it works on (`"image"`, `"video"`, `"text"`); empty means any.
-    `produces`: the kind of resource that a successful call makes (`"mask"`), to which later calls may refer.
-    `final`: the call ends the episode with its answer.
+    `modality`: the inputs it works on (`"image"`, `"video"`, `"text"`), empty for any. `produces`: the kind of resource
+    that a successful call makes (`"mask"`), to which later calls may refer. `final`: the call ends the episode with its
+    answer.
     """
 
     name: str
@@ -86,11 +85,10 @@ class ToolSpec:
 
     @property
     def signature(self) -> str:
-        """How the tool is called: `SEGMENT_OBJECT_AT(x, y)`; optional arguments end with a question mark."""
+        """The form of a call: `SEGMENT_OBJECT_AT(x, y)`. Optional arguments end with a question mark."""
         return f"{self.name}({', '.join(a.name if a.required else a.name + '?' for a in self.arguments)})"
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary, as stored in the run record."""
         return {
             "name": self.name,
             "description": self.description,
@@ -102,7 +100,6 @@ class ToolSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ToolSpec:
-        """The inverse of `to_json`."""
         arguments = tuple(
             Argument(**{**a, "choices": tuple(a["choices"]) if a.get("choices") is not None else None})
             for a in data.get("arguments", ())
@@ -118,7 +115,10 @@ class ToolSpec:
 
 
 def tool_of_schema(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> ToolSpec:
-    """A tool whose arguments a JSON schema of type `object` describes. What our types cannot say is of type `any`."""
+    """Make a tool from a JSON schema of type `object`, as MCP servers and other libraries give it.
+
+    `ToolSpec.schema` is the way back. Types that `ArgumentType` lacks become `any`.
+    """
     parameters = parameters or {}
     required = parameters.get("required") or ()
     arguments = tuple(

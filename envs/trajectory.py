@@ -1,7 +1,7 @@
 """One episode of an agent: plain frozen dataclasses, JSON in and out, no torch.
 
-Token ids, agent mask and behaviour log-probs ride beside a trajectory as arrays (`TokenArrays`).
-Images are files in the run's folder, referred to by path, never base64 in a row.
+`TokenArrays` hold the token ids, agent mask and behaviour log-probs of a trajectory. Images are files in the run's
+folder, referred to by path, never base64 in a row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, default=str)
 
 
 class StopReason(StrEnum):
-    """Why a trajectory ended. Records of other programs may have further words."""
+    """Why a trajectory ended. Records of other programs may have other values."""
 
     ANSWER = "answer"
     """The agent ended it."""
@@ -48,7 +48,7 @@ class StopReason(StrEnum):
 class StepContext:
     """The facts just before a step. Penalty rules check a call against them.
 
-    `facts` holds scalars such as `width` and `height` (pixels) or `frames`; `resources` maps a kind to the ids that
+    `facts` holds scalars such as `width` and `height` (pixels) or `frames`. `resources` maps a kind to the ids that
     exist so far, oldest first (`{"mask": ("1", "2")}`).
     """
 
@@ -59,7 +59,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class Overlay:
-    """Marks on the image of a step. Coordinates are pixels of that image; `mask_path` is a PNG, white = in."""
+    """Marks on the image of a step. Coordinates are pixels of that image. `mask_path` is a PNG, white = in."""
 
     image: str | None = None
     mask_path: str | None = None
@@ -71,8 +71,8 @@ class Overlay:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a tool. `arguments` is any JSON value; `problem` is the reason why it is none (it is then
-    the text as written). `result` is None when no answer to it was recorded."""
+    """One call of a tool. `arguments` is any JSON value, or the text as written if `problem` gives the reason why it is
+    none. `result` is None if no answer to it was recorded."""
 
     name: str
     arguments: Any = None
@@ -116,7 +116,7 @@ class Display:
 
     @classmethod
     def table(cls, rows: Sequence[Sequence[object]], title: str = "") -> Display:
-        """Rows of cells, of which the first one is the head."""
+        """Make a table of rows of cells, of which the first is the head."""
         lines = [
             "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows
         ]
@@ -130,7 +130,7 @@ DISPLAYS = ("markdown", "ansi", "text", "image")
 @dataclass(frozen=True)
 class Score:
     """The score of one reward function, or of one function of an environment's rubric: a component of the reward by its
-    name. `value` is None where it does not apply; `why` is its own explanation, if it gave one."""
+    name. `value` is None where it does not apply. `why` is its own explanation, if it gave one."""
 
     name: str
     value: float | None
@@ -142,16 +142,15 @@ class Score:
 class Step:
     """One turn: the text of the agent, its call, and the answer of the environment.
 
-    `text` is the agent's output verbatim; `thought` is what stands before the call. `action` is the tool's name, or
-    None when no call could be parsed (see `parse_error`). `error` is an error of the tool or the environment.
-    `token_span` is `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`. `calls` are all calls of
-    the turn with their results where more is known than `action` and `arguments` (those of the first call) can say.
-    `reward` is None where none was recorded. `needs_call`: whether a turn without a call is a failure to write one,
-    as in this program's environments; in others' records it is mostly an answer. `scores` are those of reward
-    functions; those of a whole rollout are on its last step. `seen` are the images that a policy that sees was shown
-    with the answer, and looks at from its next turn on. `policy_version` is the number of optimiser steps that the
-    policy had made which wrote the turn; None where it is not known. `server` is the address of the inference server
-    that wrote it, empty where none did. `display` are views of the environment for people.
+    `text` is the agent's output verbatim, `thought` the part before the call. `action` is the tool's name (None: no
+    call could be parsed, see `parse_error`). `error` is an error of the tool or the environment. `token_span` is
+    `[start, end)` of the agent's tokens in the trajectory's `TokenArrays`. `calls` are all calls of the turn with their
+    results, if more is known than `action` and `arguments` (those of the first call) hold. `reward` is None if none was
+    recorded. `needs_call`: whether a turn without a call is a failure to write one, as in this program's environments.
+    In others' records it is mostly an answer. `scores` are those of reward functions. Those of a whole rollout are on
+    its last step. `seen` are the images that a policy that sees was shown with the answer. `policy_version` is the
+    number of optimiser steps of the policy that wrote the turn (None: not known). `server` is the address of the
+    inference server that wrote it, or empty. `display` are views of the environment for people.
     """
 
     index: int
@@ -192,14 +191,13 @@ class Step:
 
     @property
     def label(self) -> str:
-        """The tool's name for lists; `TEXT` for words with no call meant, `"?"` where no call could be parsed."""
+        """The tool's name for lists, `TEXT` for plain words, `"?"` if no call could be parsed."""
         if self.is_text:
             return TEXT
         return self.action or (TEXT if self.parse_error is None and not self.needs_call else "?")
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The label of each call of the turn."""
         return tuple(call.name for call in self.calls) if len(self.calls) > 1 else (self.label,)
 
     @property
@@ -214,14 +212,14 @@ class Step:
 class Trajectory:
     """One rollout of one task.
 
-    `group` is shared by the rollouts of one prompt in one training step (GRPO's group); `prompt_id` by all rollouts
-    of one prompt over the whole run. `correct` is None when the task has no known answer. `stop_reason`: a
-    `StopReason`, or the words of another program; see `cut`. `tools` is shared between trajectories of an environment.
-    `messages` is the prompt with its roles where there are several; `agent` names who acts in runs with several
-    agents; `extra` holds columns of the writer's own, which filters see as `extra.<name>`. `env_reward` is None where
-    none was recorded. `judged_by` is the reward function that said whether it is `correct`; empty where the environment
-    did. `seen` are the images of the prompt that a policy that sees was shown. `meta["offered"]` names the tools that
-    the chat template showed, where it did.
+    The rollouts of one prompt in one training step share `group` (GRPO's group). All rollouts of one prompt over the
+    whole run share `prompt_id`. `correct` is None if the task has no known answer. `stop_reason`: a `StopReason`, or a
+    value of another program. `tools` is shared between trajectories of an environment. `messages` is the prompt with
+    its roles if there are several. `agent` names the acting agent in runs with several. `extra` holds columns of the
+    writer's own, which filters see as `extra.<name>`. `env_reward` is None if none was recorded. `judged_by` is the
+    reward function that decided whether it is `correct`, or empty for the environment. `seen` are the images of the
+    prompt that a policy that sees was shown. `meta["offered"]` names the tools that the chat template showed, if it
+    did.
     """
 
     id: str
@@ -265,18 +263,18 @@ class Trajectory:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Tool names in order; `"?"` for a turn in which no call could be parsed."""
+        """Tool names in order, `"?"` for a turn in which no call could be parsed."""
         return tuple(s.label for s in self.steps)
 
     @property
     def own_reward(self) -> float | None:
-        """The reward without shaping: that of the reward functions where they judge, else the environment's."""
+        """The reward without shaping: that of the reward functions if they judge, else the environment's."""
         if not self.judged_by:
             return self.env_reward
         return sum(s.value * s.weight for step in self.steps for s in step.scores if s.value is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dictionary without `tools` (the record stores those once per environment)."""
+        """Return a plain dictionary without `tools` (the record stores those once per environment)."""
         return _plain({f.name: getattr(self, f.name) for f in fields(self) if f.name != "tools"})
 
 
@@ -284,13 +282,13 @@ class Trajectory:
 class TokenArrays(Generic[A]):
     """Token-level data of one trajectory, all of length T (unpadded): prompt, agent and environment tokens in order.
 
-    token_ids: int32 [T]; agent_mask: bool [T], True where the agent wrote the token; logprobs: float32 [T], log-prob
-    of the token under the policy that sampled it (0 where `agent_mask` is False); turn: int16 [T], index of the turn
-    (-1 in the prompt; an observation belongs to the turn that it answers). advantages: float32 [T] or None. overlays:
-    what the trainer computed of each token, float32 [T], NaN where it did not: `trainer` and `reference` are log-probs
-    under the policy that is trained and under the reference, `entropy` is the trainer's in nats.
+    token_ids: int32 [T]. agent_mask: bool [T], True where the agent wrote the token. logprobs: float32 [T], log-prob of
+    the token under the policy that sampled it (0 where `agent_mask` is False). turn: int16 [T], index of the turn (-1
+    in the prompt). An observation belongs to the turn that it answers. advantages: float32 [T] or None. overlays:
+    values of the trainer for each token, float32 [T], NaN where there is none. `trainer` and `reference` are log-probs
+    under the trained policy and the reference, `entropy` is the trainer's in nats.
 
-    While sampling, `A` is an array of NumPy; read from a record, a memoryview, so that viewers need no NumPy.
+    While sampling, `A` is an array of NumPy. Read from a record it is a memoryview, so that viewers need no NumPy.
     """
 
     token_ids: A
@@ -305,7 +303,7 @@ class TokenArrays(Generic[A]):
 
 
 def _plain(value: Any) -> Any:
-    """Frozen dataclasses, mappings and tuples as plain JSON values."""
+    """Convert frozen dataclasses, mappings and tuples to plain JSON values."""
     if hasattr(value, "__dataclass_fields__"):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):

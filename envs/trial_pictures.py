@@ -20,13 +20,13 @@ REMEMBERED = 100_000
 
 @dataclass
 class KeptPictures:
-    """Saves pictures into `store`; without one nothing is kept."""
+    """Saves pictures into `store`, if there is one."""
 
     store: ImageStore | None = None
     _saved: dict[str, str] = field(default_factory=dict)  # a picture's name → the path that it was saved at
 
     def save(self, picture: Picture) -> str | None:
-        """Save a picture once and return its path; a picture that cannot be saved costs the picture, not the run."""
+        """Save a picture once and return its path. A failure to save costs the picture, not the run."""
         if self.store is None:
             return None
         path = self._saved.get(picture.name)
@@ -42,12 +42,10 @@ class KeptPictures:
         return path
 
     def save_all(self, pictures: tuple[Picture, ...]) -> tuple[str, ...]:
-        """The paths of those that could be saved."""
         return tuple(path for path in map(self.save, pictures) if path)
 
     def of_answer(self, result: StepResult, begun_with: tuple[str, ...]) -> tuple[tuple[str, ...], Overlay | None]:
-        """Keep the pictures of a tool's answer, and its marks on a picture (on the first of `begun_with`
-        where the tool names none)."""
+        """Keep the pictures of a tool's answer, and its marks on a picture (by default the first of `begun_with`)."""
         images, overlay = self.save_all(result.images), result.overlay
         if result.mask is not None or overlay is not None:
             shown = self.save(result.on_image) if result.on_image else next(iter(begun_with), None)
@@ -57,7 +55,7 @@ class KeptPictures:
 
 
 def cleaned(content: object) -> Content:
-    """The content of a message, if it is sound, without what no tokenizer takes. Raises TypeError."""
+    """Return the content of a message without text that no tokenizer takes. Raises TypeError."""
     checked = checked_content(content)
     if isinstance(checked, str):
         return clean_text(checked)
@@ -65,19 +63,19 @@ def cleaned(content: object) -> Content:
 
 
 def loaded(picture: Picture) -> Picture:
-    """The same, with its pixels made: here an author's code may raise or hang, later it must not."""
+    """Return the picture with its pixels made: an author's code may raise or hang here, but not later."""
     pixels = picture.load()
     return Picture(picture.name, lambda: pixels)
 
 
 def shown_in(session: AgentSession, row: int) -> Sequence[ShownImage]:
-    """See `SeeingSession.shown`; nothing in a session of an agent that does not see."""
+    """Return the images of a row (`SeeingSession.shown`); none for an agent that does not see."""
     shown: Callable[[int], Sequence[ShownImage]] | None = getattr(session, "shown", None)
     return () if shown is None else shown(row)
 
 
 def with_seen(trajectory: Trajectory, prompt: Sequence[str | None], shown: Sequence[ShownImage]) -> Trajectory:
-    """The trajectory with what the policy was shown.
+    """Return the trajectory with the images that the policy was shown.
 
     prompt: files of the prompt's pictures (None: not kept). shown: see `SeeingSession.shown`.
     """

@@ -52,17 +52,17 @@ class RolloutUnderWay:
 
     @property
     def live(self) -> bool:
-        """Whether it has not ended yet; one that has used its turns up may still be live."""
+        """Whether it has not ended yet. It may still be live after its last turn."""
         return self.stop_reason is None
 
     def fail(self, outcome: Outcome[Any], where: str) -> None:
-        """The environment's code raised or was given up."""
+        """End the rollout: the environment's code raised or was given up."""
         self.stop_reason = StopReason.TIMEOUT if outcome.timed_out else StopReason.ERROR
         self.error = f"{where}: {outcome.error}"
         self.detail = outcome.detail
 
     def refuse(self, problem: str) -> None:
-        """The agent cannot go on with this rollout."""
+        """End the rollout: the agent cannot continue it."""
         self.stop_reason = StopReason.ERROR
         self.error = f"{f'step {len(self.steps)}' if self.steps else 'prompt'}: {problem}"
 
@@ -117,7 +117,6 @@ class RolloutUnderWay:
             self.done, self.answer, self.correct = True, result.answer, result.correct
 
     def judged(self, verdict: Verdict) -> None:
-        """Apply the verdict of the environment."""
         self.verdict = verdict
         if verdict.error is not None:
             self.stop_reason, self.error = StopReason.ERROR, verdict.error
@@ -126,8 +125,8 @@ class RolloutUnderWay:
 
     @property
     def outcome(self) -> bool | None:
-        """Whether it was right, by the verdict or the last step. A rollout that ran out of turns or tokens did not
-        answer rightly; of a failed one nothing is known."""
+        """Whether it was right, by the verdict or the last step: False after the limit of turns or tokens, None if it
+        failed."""
         if self.error is not None:
             return None
         if self.verdict.correct is not None:
@@ -146,7 +145,7 @@ class RolloutUnderWay:
         expected: str | None,
         meta: Mapping[str, Any],
     ) -> Trajectory:
-        """The finished rollout, number `rollout` of its group."""
+        """Return the finished rollout, number `rollout` of its group."""
         return Trajectory(
             id=f"{group}-{rollout}",
             env=env,
@@ -174,7 +173,7 @@ class RolloutUnderWay:
 
 
 def _with_roles(prompt: Sequence[Message]) -> tuple[Said, ...]:
-    """The messages of a prompt with their roles, if there are several."""
+    """Return the messages of a prompt with their roles, if there are several."""
     if len(prompt) < 2:
         return ()
     return tuple(Said(m.get("role", ""), text_of(m.get("content", ""))) for m in prompt)

@@ -19,11 +19,11 @@ _IMPORTING = ("<frozen importlib", os.path.dirname(importlib.__file__))
 
 
 class _WorkingFolder:
-    """Imports from the working directory, which no process of a run has on its path: a folder `vllm` or `wandb` that
-    happens to be there is no package.
+    """Imports from the working directory, which no process of a run has on its path: a folder `vllm` or `wandb` there
+    is no package.
 
-    The user's code is imported: modules that the configuration names, and what code in this folder imports. before:
-    instead of an installed module of the same name, as a named file or package is, or where nothing else is found.
+    It serves only the user's code: modules that the configuration names, and imports of code in this folder. before:
+    take precedence over an installed module of the same name, or serve only names that are not found elsewhere.
     """
 
     def __init__(self, folder: str, *, before: bool) -> None:
@@ -32,14 +32,13 @@ class _WorkingFolder:
         self.named: set[str] = set()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
         if path is not None or not (name in self.named or (not self.before and self._asked_from_here())):
             return None
         spec = PathFinder.find_spec(name, [self.folder])
         return spec if spec is not None and (spec.has_location or not self.before) else None
 
     def _asked_from_here(self) -> bool:
-        """Whether code of this folder imports, and not a library that is installed below it."""
+        """Return whether code of this folder imports, and not a library that is installed below it."""
         frame = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename.startswith(_IMPORTING):
             frame = frame.f_back
@@ -61,13 +60,13 @@ def _working_folder(folder: str) -> tuple[_WorkingFolder, _WorkingFolder]:
 
 
 class UserCodeError(GrpoTuiError, ValueError):
-    """A module or class of the user's cannot be had; the message is one sentence for a person."""
+    """A module or class of the user cannot be loaded. The message is one sentence for a person."""
 
 
 def find_module(path: str) -> tuple[ModuleType, str]:
-    """The module that `path` names, imported, and the name of the class in it. Raises UserCodeError.
+    """Import the module that `path` names, and return it with the name of the class in it. Raises UserCodeError.
 
-    A file is imported once, whatever is taken from it.
+    A file is imported once.
     """
     finders = _working_folder(os.getcwd())
     if ".py:" in path:
@@ -88,8 +87,8 @@ def find_module(path: str) -> tuple[ModuleType, str]:
 
 
 def find_object(path: str) -> tuple[ModuleType, object | None]:
-    """The module that `path` names and the object in it, also an attribute of one (`file.py:notes.search`); None where
-    the module has no such object. Raises UserCodeError."""
+    """Return the module that `path` names and the object in it, which may be an attribute (`file.py:notes.search`);
+    None without such an object. Raises UserCodeError."""
     module, names = find_module(path)
     found: object | None = module
     for name in names.split("."):
@@ -98,7 +97,7 @@ def find_object(path: str) -> tuple[ModuleType, object | None]:
 
 
 def find_class(path: str) -> type:
-    """The class that `path` names. Raises UserCodeError."""
+    """Return the class that `path` names. Raises UserCodeError."""
     module, name = find_module(path)
     found = getattr(module, name, None)
     if found is None:
@@ -144,6 +143,6 @@ def _module_of_file(file: Path, path: str) -> ModuleType:
 
 
 def one_line(problem: BaseException) -> str:
-    """An exception as one line: its type and its message."""
+    """Return an exception as one line: its type and its message."""
     text = " ".join(str(problem).split())
     return f"{type(problem).__name__}: {text}" if text else type(problem).__name__

@@ -31,14 +31,14 @@ ANSWER = ToolSpec("ANSWER", "Ends the task with the answer.", (Argument("text", 
 
 
 class ReasoningGymEnv(MultiTurnEnv):
-    """One data set of reasoning-gym; the reward is its own score, 0 to 1.
+    """One data set of reasoning-gym. The reward is its own score, 0 to 1.
 
-    dataset: its name there, such as `chain_sum`. options: its settings, such as `{"num_digits": 2}`. scratch_pad:
-    the answer is a call of ANSWER, and calls of NOTE may come before it; without it there is one turn, and the
-    text between `<answer>` tags, or else the whole turn, is the answer. instruction: a sentence put after the question.
+    dataset: its name there, such as `chain_sum`. options: its settings, such as `{"num_digits": 2}`. scratch_pad: the
+    answer is a call of ANSWER, and calls of NOTE may come before it. Without it there is one turn, and the answer is
+    the text between `<answer>` tags, or the whole turn. instruction: a sentence after the question.
 
-    Several data sets score an answer by letting sympy evaluate it; answers that hold `__` are therefore wrong
-    unseen, and an answer that cannot be scored is wrong.
+    Several data sets score an answer by letting sympy evaluate it. Therefore answers that contain `__` are wrong
+    without evaluation, and so are answers that cannot be scored.
     """
 
     name = "reasoning-gym"
@@ -68,9 +68,9 @@ class ReasoningGymEnv(MultiTurnEnv):
     # ------------------------------------------------------------------------------------------------ tasks
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """`n` tasks. A question's hash decides which split it belongs to, so no question is in both.
+        """Return `n` tasks. The hash of a question decides its split, so no question is in both.
 
-        Raises ValueError when the data set has too few different questions.
+        Raises ValueError if the data set has too few different questions.
         """
         tasks: list[dict[str, Any]] = []
         for index in range(min(SIZE, 200 + 40 * n)):
@@ -83,7 +83,6 @@ class ReasoningGymEnv(MultiTurnEnv):
         raise ValueError(f"{self.dataset} made only {len(tasks)} of {n} {split} tasks; ask for fewer")
 
     def reset(self, task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Message]]:
-        """The data set's question."""
         entry = self._entry(int(task["seed"]), int(task["index"]))
         parts = [str(entry["question"]), self.instruction]
         if self.scratch_pad:
@@ -92,20 +91,17 @@ class ReasoningGymEnv(MultiTurnEnv):
         return entry, [{"role": "user", "content": content}]
 
     def explain(self) -> str:
-        """The form of a call with a scratch pad; without, where the answer goes."""
         if self.scratch_pad:
             return super().explain()
         return "Think if you like, and write your answer between <answer> and </answer>."
 
     def parse(self, text: str) -> ToolCall:
-        """A call with a scratch pad; without, the answer itself."""
         if self.scratch_pad:
             return super().parse(text)
         tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
         return ToolCall("ANSWER", {"text": (tagged[-1] if tagged else text).strip()}, text)
 
     def step(self, state: dict[str, Any], call: ToolCall) -> StepResult:
-        """Keep a note, or end the task with the answer."""
         text = call.arguments["text"]
         if call.name == "NOTE":
             return StepResult("noted")
@@ -114,11 +110,9 @@ class ReasoningGymEnv(MultiTurnEnv):
         return StepResult("correct" if correct else "wrong", score, True, text.strip(), correct)
 
     def routes(self, task: Mapping[str, Any]) -> Sequence[str]:
-        """The answer itself, and giving up."""
         return ("right", "give_up")
 
     def demonstrate(self, task: Mapping[str, Any], route: str = "right", seed: int = 0) -> Demonstrator:
-        """Show a route; see `routes`. Raises ValueError for another."""
         if route not in self.routes(task):
             raise ValueError(f"ReasoningGymEnv has no route {route!r}, only right, give_up")
         answer = _text(self._entry(int(task["seed"]), int(task["index"]))["answer"])

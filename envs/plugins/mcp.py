@@ -1,7 +1,7 @@
 """Tools of an MCP server (Model Context Protocol): `pip install 'grpo-tui[mcp]'`.
 
-`environment.tools: ["mcp:python server.py"]` starts a server and talks to it over its standard input and output;
-`"mcp:http://127.0.0.1:9000/mcp"` connects to one that runs. All its tools are declared; all rollouts share one session.
+`environment.tools: ["mcp:python server.py"]` starts a server and uses its standard input and output.
+`"mcp:http://127.0.0.1:9000/mcp"` connects to a running one. All its tools are declared. All rollouts share one session.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class McpTool:
 
 
 def load_mcp_tools(path: str) -> tuple[McpTool, ...]:
-    """All tools of the server that `path` names. Raises EnvLoadError."""
+    """Load all tools of the server that `path` names. Raises EnvLoadError."""
     server = McpServer(path.removeprefix(MCP).strip())
     try:
         declared = server.tools()
@@ -72,11 +72,11 @@ class McpServer:
         self._stop: asyncio.Event | None = None
 
     def tools(self) -> list[dict[str, Any]]:
-        """What `tools/list` answers. Raises whatever the connection raises."""
+        """Return the answer of `tools/list`. Raises the exceptions of the connection."""
         return wait(self._list(), START_SECONDS)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What `tools/call` answers. Raises RuntimeError when the server does not."""
+        """Return the answer of `tools/call`. Raises RuntimeError without one."""
         try:
             return wait(self._call(name, dict(arguments)), CALL_SECONDS)
         except Exception as problem:
@@ -110,7 +110,7 @@ class McpServer:
         return await asyncio.shield(self._session)
 
     async def _hold(self, opened: asyncio.Future[Any]) -> None:
-        """Keep the session open until it is to end: its contexts must be left by the task that entered them."""
+        """Keep the session open until it ends: the task that entered its contexts must leave them."""
         stop = self._stop = asyncio.Event()
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -142,12 +142,12 @@ def _transport(target: str) -> Any:
 
 
 def _plain(answer: Any) -> dict[str, Any]:
-    """An answer under the names of the protocol, whatever the library's version calls them."""
+    """Return an answer under the names of the protocol, in any version of the library."""
     return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def _text(answer: Mapping[str, Any]) -> str:
-    """The text of an answer; other content is named by its kind."""
+    """Return the text of an answer. Other content is named by its kind."""
     parts = [
         part["text"] if part.get("type") == "text" else f"[{part.get('type')}]" for part in answer.get("content") or ()
     ]
@@ -168,7 +168,7 @@ def _why_not(target: str, problem: BaseException) -> str:
 
 
 def _reason(problem: BaseException) -> str:
-    """The innermost sentence: task groups wrap what went wrong."""
+    """Return the innermost error, which task groups wrap."""
     while isinstance(problem, BaseExceptionGroup):
         problem = problem.exceptions[0]
     if isinstance(problem, TimeoutError):

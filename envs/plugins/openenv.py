@@ -1,8 +1,8 @@
 """Environments behind an OpenEnv server, over its WebSocket protocol: `pip install 'grpo-tui[openenv]'`.
 
-https://github.com/meta-pytorch/OpenEnv: `GET /schema` describes an action; on `/ws` every message is
-`{"type": "reset" | "step" | "close", "data": {...}}`, answered by `{"type": "observation", "data": {"observation",
-"reward", "done"}}` or `{"type": "error", "data": {"message", "code"}}`. One connection is one episode.
+https://github.com/meta-pytorch/OpenEnv: `GET /schema` describes an action. On `/ws` every message is `{"type": "reset"
+| "step" | "close", "data": {...}}`, answered by `{"type": "observation", "data": {"observation", "reward", "done"}}` or
+`{"type": "error", "data": {"message", "code"}}`. One connection is one episode.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ ACT = "ACT"
 class OpenEnvEnv(MultiTurnEnv):
     """An OpenEnv server at `url`.
 
-    An action with a single field of text is the policy's whole turn; one with other fields is a call of the tool ACT;
-    a server of MCP tools has its own. action: the field that the whole turn goes into, where there are several.
-    observation: the field that the policy reads; None: the only text there is, else all of them as JSON. options: what
-    each reset is given besides the seed. instruction: what stands before the first observation. success_score: the
-    total reward from which an episode counts as right; None: nothing is known of right and wrong, and the reward is
-    the total.
+    An action with a single text field is the policy's whole turn. An action with other fields is a call of the tool
+    ACT. A server of MCP tools has its own tools. action: the field for the whole turn, if there are several.
+    observation: the field that the policy reads (None: the only text field, else all fields as JSON). options:
+    arguments of each reset, in addition to the seed. instruction: text before the first observation. success_score: the
+    total reward from which an episode counts as right (None: success is unknown, and the reward is the total).
     """
 
     name = "openenv"
@@ -76,22 +75,19 @@ class OpenEnvEnv(MultiTurnEnv):
             self.tools = (tool_of_schema(ACT, "Acts in the environment.", schema),)
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """`n` seeds to reset with; those for evaluation are never trained on."""
         return [{"url": self.url, "seed": number} for number in split_seeds(split, n, seed)]
 
     def reset(self, task: Mapping[str, Any]) -> tuple[Episode, list[Message]]:
-        """A connection of its own, reset with the task's seed."""
+        """Open a connection for this rollout, reset with the task's seed."""
         episode = Episode(self.url, self.turn_timeout_s)
         answer = episode.ask("reset", {**self.options, **({"seed": task["seed"]} if "seed" in task else {})})
         text = "\n\n".join(part for part in (self.instruction, self._text(answer.get("observation"))) if part)
         return episode, [Message(role="user", content=text or "Begin.")]
 
     def explain(self) -> str:
-        """The tools; nothing where the whole turn is the action."""
         return super().explain() if self.tools else ""
 
     def step(self, state: Episode, call: ToolCall) -> StepResult:
-        """Send one action to the server."""
         arguments = dict(call.arguments)
         if self.mcp:
             data: dict[str, Any] = {"type": "call_tool", "tool_name": call.name, "arguments": arguments}
@@ -111,7 +107,6 @@ class OpenEnvEnv(MultiTurnEnv):
         return StepResult(text, reward, done, call.text.strip() if done else None, correct)
 
     def finish(self, states: Sequence[Episode]) -> list[Verdict | None]:
-        """Close the connections."""
         for state in states:
             state.close()
         return [None] * len(states)
@@ -171,7 +166,7 @@ class Episode:
         self._closing = weakref.finalize(self, _close, self._socket)
 
     def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one message. Raises ActionRefused, ConnectionError."""
+        """Return the answer to one message. Raises ActionRefused, ConnectionError."""
         with self._turn:
             try:
                 self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
@@ -192,7 +187,6 @@ class Episode:
         raise ConnectionError(f"the OpenEnv server failed at {kind}: {message}")
 
     def close(self) -> None:
-        """End the episode."""
         self._closing()
 
 

@@ -1,6 +1,6 @@
 """Games in words: TextArena's for one player, and Gymnasium's with text observations.
 
-`pip install 'grpo-tui[textarena]'` or `'grpo-tui[gymnasium]'`; `game` names one: `textarena:GuessTheNumber-v0`,
+`pip install 'grpo-tui[textarena]'` or `'grpo-tui[gymnasium]'`. `game` names one: `textarena:GuessTheNumber-v0`,
 `gymnasium:my_package/Maze-v0`.
 """
 
@@ -36,20 +36,20 @@ class Game(Protocol):
     """How many actions there are, where they are numbers; None: an action is text."""
 
     def act(self, action: str | int) -> tuple[str, float, bool]:
-        """What the player reads next, the reward, and whether the game has ended."""
+        """Return the next text for the player, the reward, and whether the game has ended."""
         ...
 
     def board(self) -> str:
-        """A view of the game for people, which may have colours; empty for none."""
+        """Return a view of the game for people, which may have colours; empty for none."""
         ...
 
 
 class TextGameEnv(MultiTurnEnv):
-    """A game of TextArena or Gymnasium; its rewards are the environment's own.
+    """A game of TextArena or Gymnasium. Its rewards are the environment's own.
 
-    game: `textarena:NAME` or `gymnasium:NAME`. options: what its `make` is given. instruction: what stands before the
-    first observation. success_score: the total reward from which a game counts as won; None: nothing is known of right
-    and wrong. The whole turn is the action; actions that are numbers (`Discrete`) are a call of the tool ACT.
+    game: `textarena:NAME` or `gymnasium:NAME`. options: arguments of its `make`. instruction: text before the first
+    observation. success_score: the total reward from which a game counts as won (None: success is unknown). The whole
+    turn is the action. Numbered actions (`Discrete`) are a call of the tool ACT.
     """
 
     name = "text-game"
@@ -77,21 +77,17 @@ class TextGameEnv(MultiTurnEnv):
             self.tools = (ToolSpec(ACT, "Does one thing in the game.", (action,)),)
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """`n` seeds; those for evaluation are never trained on."""
         return [{"game": f"{self.library}:{self.game}", "seed": number} for number in split_seeds(split, n, seed)]
 
     def reset(self, task: Mapping[str, Any]) -> tuple[Player, list[Message]]:
-        """A fresh game of the task's seed."""
         player = Player(self._start(int(task["seed"])))
         text = "\n\n".join(part for part in (self.instruction, player.game.text) if part)
         return player, [Message(role="user", content=text or "Begin.")]
 
     def explain(self) -> str:
-        """The tool, where there is one; what the game says is all there is to know otherwise."""
         return super().explain() if self.tools else ""
 
     def step(self, state: Player, call: ToolCall) -> StepResult:
-        """Make one move in the game."""
         action = call.arguments["action"] if self.tools else str(call.arguments["text"])
         text, reward, done = state.game.act(action)
         state.total += reward
@@ -124,7 +120,8 @@ class Player:
 
 
 class TextArenaGame:
-    """A game of TextArena for one player. Its games draw from Python's own generator, so each keeps a state of it."""
+    """A game of TextArena for one player. Its games draw from Python's global generator, so each keeps its own state of
+    it."""
 
     actions: int | None = None
     _turn = threading.Lock()
@@ -142,7 +139,7 @@ class TextArenaGame:
         self.text = self.text.strip()
 
     def act(self, action: str | int) -> tuple[str, float, bool]:
-        """See `Game`. The observation is what has been added to the game's log."""
+        """Act. The observation is the new part of the game's log."""
         with self._own_random():
             done, _ = self._env.step(str(action))
             if done:
@@ -154,7 +151,6 @@ class TextArenaGame:
         return (self._read.removeprefix(before) or self._read).strip(), 0.0, False
 
     def board(self) -> str:
-        """See `Game`."""
         drawn = getattr(self._env, "get_board_str", None)
         try:
             return str(drawn() or "") if callable(drawn) else ""
@@ -190,13 +186,11 @@ class GymnasiumGame:
         self.text = observation
 
     def act(self, action: str | int) -> tuple[str, float, bool]:
-        """See `Game`."""
         made = action if isinstance(action, str) else action + self._first
         observation, reward, terminated, truncated, _ = self._env.step(made)
         return str(observation), float(reward), bool(terminated or truncated)
 
     def board(self) -> str:
-        """See `Game`."""
         if getattr(self._env, "render_mode", None) != "ansi":
             return ""
         try:

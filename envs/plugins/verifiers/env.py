@@ -35,7 +35,7 @@ MAX_TURNS = 64
 
 @dataclass
 class Rollout:
-    """A rollout's state. When nobody holds it any more, the environment's rollout is given up."""
+    """A rollout's state. The environment's rollout is given up once this object is released."""
 
     exchange: Exchange
     turns: int = 0
@@ -48,12 +48,12 @@ class Rollout:
 class VerifiersEnv(MultiTurnEnv):
     """An environment package of `verifiers`: single-turn, multi-turn, tool and stateful tool environments, and groups.
 
-    id: an installed package as `vf.load_environment` takes it, or `file.py:load_environment`. args: what its
-    `load_environment` is given. success_score: the total reward from which a rollout counts as right; None takes the
-    environment's own `pass_threshold`, else 1. Each function of the rubric is a component of the reward by its name and
-    weight; what verifiers only monitors (turns, calls of tools) is a column of the record.
+    id: an installed package as `vf.load_environment` takes it, or `file.py:load_environment`. args: arguments of its
+    `load_environment`. success_score: the total reward from which a rollout counts as right (None: the environment's
+    own `pass_threshold`, else 1). Each function of the rubric is a component of the reward by its name and weight.
+    Values that verifiers only monitors (turns, calls of tools) are columns of the record.
 
-    The tasks are the rows of the environment's dataset. Raises ValueError with what cannot be mapped.
+    The tasks are the rows of the environment's dataset. Raises ValueError for parts that cannot be mapped.
     """
 
     name = "verifiers"
@@ -88,7 +88,7 @@ class VerifiersEnv(MultiTurnEnv):
     # ------------------------------------------------------------------------------------------------ tasks
 
     def make_tasks(self, split: Split, n: int, seed: int) -> list[dict[str, Any]]:
-        """At most `n` rows of the environment's dataset, in an order of `seed`.
+        """Return at most `n` rows of the environment's dataset, in an order of `seed`.
 
         Without a dataset for evaluation, one of ten rows of the other is held out. Raises ValueError.
         """
@@ -120,7 +120,7 @@ class VerifiersEnv(MultiTurnEnv):
     # ------------------------------------------------------------------------------------------------ one rollout
 
     def reset(self, task: Mapping[str, Any]) -> tuple[Rollout, list[Message]]:
-        """Start the environment's own rollout; the messages are those of its first request for a completion."""
+        """Start the environment's own rollout. The messages are those of its first request for a completion."""
         row = dict(self._table(task.get("data", "train"))[int(task["row"]) - 1])
         rollout = Rollout(Exchange(self.env, row))
         messages = rollout.exchange.next(self.turn_timeout_s)
@@ -129,7 +129,6 @@ class VerifiersEnv(MultiTurnEnv):
         return rollout, messages
 
     def explain(self) -> str:
-        """The tools and the form of a call; nothing without tools: the environment's prompts say all."""
         if not self.tools:
             return ""
         return explain_calls(
@@ -138,7 +137,6 @@ class VerifiersEnv(MultiTurnEnv):
         )
 
     def parse(self, text: str) -> ToolCall:
-        """The calls of a turn; everything else is a message without one."""
         if self.tools:
             call = parse_calls(text)
             if call.name is not None and means_call(call, {tool.name for tool in self.tools}):
@@ -146,7 +144,7 @@ class VerifiersEnv(MultiTurnEnv):
         return ToolCall("ANSWER", {"text": text.strip()}, text)
 
     def step(self, state: Rollout, call: ToolCall) -> StepResult:
-        """Hand the turn over; what the environment adds to the conversation is the observation."""
+        """Pass the turn on. Messages that the environment adds are the observation."""
         state.turns += 1
         made = () if call.name == "ANSWER" else (call, *call.further)
         text = call.thought if made else call.text
@@ -164,7 +162,7 @@ class VerifiersEnv(MultiTurnEnv):
         return StepResult(observation, done=True, answer=call.text.strip(), calls=said if len(said) > 1 else ())
 
     def finish(self, states: Sequence[Rollout]) -> list[Verdict]:
-        """End what a limit has cut, and let the rubric score all rollouts of the task together."""
+        """End rollouts that a limit cut, and let the rubric score all rollouts of the task together."""
         ended = [state.exchange.end(self.turn_timeout_s) for state in states]
         whole = [state for state in ended if not isinstance(state, BaseException)]
         if whole:

@@ -1,4 +1,4 @@
-"""A rollout of an environment of `verifiers` under way, and what passes between it and the agent."""
+"""A running rollout of an environment of `verifiers`, and its messages to and from the agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .library import dumped, library, plain_messages
 
 @dataclass(frozen=True)
 class Turn:
-    """What the agent wrote in one turn. calls: id, name and arguments of each. cut: a limit ended it."""
+    """One turn of the agent. calls: id, name and arguments of each. cut: a limit ended it."""
 
     text: str
     calls: tuple[tuple[str, str, dict[str, Any]], ...] = ()
@@ -26,7 +26,7 @@ class Turn:
 
 
 class Exchange:
-    """An environment's rollout as a coroutine on the loop of others' code, and what passes between it and the agent."""
+    """An environment's rollout as a coroutine on the background loop, and its messages to and from the agent."""
 
     def __init__(self, env: Any, row: Mapping[str, Any]) -> None:
         self._events: queue.Queue[list[Message] | None] = queue.Queue()
@@ -37,8 +37,8 @@ class Exchange:
         self._task = submit(self._run(env, row))
 
     def next(self, timeout_s: float) -> list[Message] | None:
-        """What the environment adds to the conversation before it asks for the next completion; None when it has
-        ended. Raises TimeoutError, and what the environment raised."""
+        """Return the messages that the environment adds before its next request for a completion; None at its end.
+        Raises TimeoutError, and the exceptions of the environment."""
         try:
             added = self._events.get(timeout=timeout_s)
         except queue.Empty:
@@ -49,12 +49,11 @@ class Exchange:
         return added
 
     def answer(self, turn: Turn) -> None:
-        """Give the completion that was asked for."""
         loop().call_soon_threadsafe(self._settle, turn)
 
     def end(self, timeout_s: float) -> Any:
-        """The final state, or the exception that ended the rollout. One that still asks is told that there is no room
-        left, as an inference server tells it."""
+        """Return the final state, or the exception that ended the rollout. One that still waits for a completion gets
+        the error of an inference server without room left."""
         if not self._ended.is_set():
             loop().call_soon_threadsafe(self._settle, library().OverlongPromptError("no room for another turn"))
         if not self._ended.wait(timeout_s):
@@ -63,7 +62,7 @@ class Exchange:
         return self._outcome
 
     def last_words(self) -> list[Message]:
-        """Messages that the environment added at its end, without asking for more."""
+        """Return messages that the environment added at its end, without asking for more."""
         state = self._outcome
         final = state.get("final_env_response") if isinstance(state, Mapping) else None
         if isinstance(final, str):
@@ -71,7 +70,6 @@ class Exchange:
         return plain_messages([dumped(m) for m in final], "the last reply") if final else []
 
     def give_up(self) -> None:
-        """End the environment's rollout, wherever it is."""
         self._task.cancel()
 
     async def _run(self, env: Any, row: Mapping[str, Any]) -> None:
@@ -84,8 +82,8 @@ class Exchange:
             self._events.put(None)
 
     async def ask(self, prompt: Sequence[Any]) -> Turn:
-        """The agent's next turn; called by the environment's rollout. Raises ValueError where the conversation cannot
-        be one sequence of tokens."""
+        """Return the agent's next turn to the environment's rollout. Raises ValueError if the conversation cannot be
+        one sequence of tokens."""
         messages = [dumped(m) for m in prompt]
         known = len(self._messages)
         if self._waiting is not None:
@@ -102,7 +100,7 @@ class Exchange:
             self._waiting = None
 
     def said(self, message: Any) -> None:
-        """The agent's turn as the environment keeps it."""
+        """Add the agent's turn as the environment keeps it."""
         self._messages.append(dumped(message))
 
     def _settle(self, result: Turn | Exception) -> None:
@@ -115,7 +113,7 @@ class Exchange:
 
 
 def client(exchange: Exchange) -> Any:
-    """A client of verifiers whose completions come from `exchange`."""
+    """Return a client of verifiers whose completions come from `exchange`."""
     types = library().types
 
     class PolicyClient(library().Client):

@@ -13,7 +13,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def library() -> Any:
-    """`verifiers`, untyped: it resolves its names when they are asked for. Raises ValueError where it is not usable."""
+    """Import `verifiers`, untyped: it resolves its names on use. Raises ValueError if it is not usable."""
     try:
         found = importlib.import_module("verifiers")
         _ = found.Environment
@@ -26,7 +26,7 @@ def library() -> Any:
 
 
 def plain_messages(messages: Any, where: str) -> list[Message]:
-    """Messages of verifiers as ours. Raises ValueError for what is not text."""
+    """Convert messages of verifiers to ours. Raises ValueError for content other than text."""
     if isinstance(messages, str):
         return [Message(role="user", content=messages)]
     plain: list[Message] = []
@@ -49,6 +49,6 @@ def plain_messages(messages: Any, where: str) -> list[Message]:
 
 
 def dumped(message: Any) -> dict[str, Any]:
-    """A message as a mapping without what is not set."""
+    """Return a message as a mapping without unset fields."""
     values = message.model_dump() if hasattr(message, "model_dump") else dict(message)
     return {key: value for key, value in values.items() if value is not None}

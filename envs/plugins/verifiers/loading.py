@@ -1,4 +1,4 @@
-"""Making an environment of `verifiers`, and saying at once what of it cannot be mapped."""
+"""Make an environment of `verifiers`, and report the parts that cannot be mapped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .rubric import TOTAL, RubricParts
 
 
 def load(id: str, args: dict[str, Any]) -> Any:
-    """The environment that a package's `load_environment` makes. Raises ValueError in one sentence."""
+    """Make the environment of a package's `load_environment`. Raises ValueError in one sentence."""
     vf = library()
     with own_signals():
         try:
@@ -41,7 +41,7 @@ def load(id: str, args: dict[str, Any]) -> Any:
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Environments of verifiers take SIGINT and SIGTERM for themselves; a run needs them to end as it should."""
+    """Restore the handlers of SIGINT and SIGTERM, which environments of verifiers replace: a run needs them to end."""
     if threading.current_thread() is not threading.main_thread():
         raise ValueError("an environment of verifiers sets signal handlers, so it can be made on the main thread only")
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -53,7 +53,7 @@ def own_signals() -> Iterator[None]:
 
 
 def limitations(env: Any, rubric: RubricParts) -> Iterator[str]:
-    """What of an environment is mapped only in part, a sentence each."""
+    """Yield a sentence for each part of an environment that is mapped only partly."""
     vf = library()
     if rubric.weights is None:
         yield f"its rubric's total is not the sum of functions with names of their own; it is one component, {TOTAL}"

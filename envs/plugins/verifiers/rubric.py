@@ -17,9 +17,9 @@ TAKEN = frozenset({"task", "environment", "curiosity", "coherence", "penalty"})
 
 @dataclass(frozen=True)
 class RubricParts:
-    """The functions of a rubric: components with their weights, and what is only monitored.
+    """The functions of a rubric: components with their weights, and monitored values.
 
-    weights: None where the total is not the weighted sum of functions that can be told apart; it is then one component.
+    weights: None if the total is not the weighted sum of functions with distinct names. It is then one component.
     """
 
     weights: Mapping[str, float] | None
@@ -27,7 +27,7 @@ class RubricParts:
 
     @classmethod
     def of(cls, rubric: Any) -> RubricParts:
-        """Those of a rubric, or of a group of them."""
+        """Return the parts of a rubric, or of a group of rubrics."""
         vf = library()
         weights: dict[str, float] = {}
         monitored: set[str] = set()
@@ -43,7 +43,7 @@ class RubricParts:
         return cls(weights, frozenset(monitored))
 
     def scores(self, metrics: Mapping[str, Any], reward: float) -> tuple[tuple[Score, ...], dict[str, float]]:
-        """A state's scores, and the columns beside them."""
+        """Return a state's scores and its other columns."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
         if self.weights is None:
             return (Score(TOTAL, reward),), numbers
@@ -52,5 +52,5 @@ class RubricParts:
 
 
 def component(name: str) -> str:
-    """A function's name as that of a component."""
+    """Return the component name of a function."""
     return f"{TOTAL}_{name}" if name in TAKEN else name
