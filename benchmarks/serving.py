@@ -105,7 +105,8 @@ def exact(count: int, tokens: int, dtype: str) -> None:
             "exact",
             "--headless",
         ]
-        command += ["--model", base, "--serve", "127.0.0.1:0", "--set", f"model.dtype={dtype}"]
+        formats = [part for key in ("weights", "compute", "sampling") for part in ("--set", f"model.{key}={dtype}")]
+        command += ["--model", base, "--serve", "127.0.0.1:0", *formats]
         process = subprocess.Popen([*command, "--set", "online.updates=false"], stdout=subprocess.DEVNULL)
         try:
             url = _address(Path(home) / "exact" / "online" / "address.json", process)

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "vllm_server_base_url": "rollouts.servers",
     "model_name_or_path": "model.base",
     "torch_dtype": "model.weights, model.compute and model.sampling",
+    "dtype": "model.weights, model.compute and model.sampling",
     "lora_r": "model.lora.r",
     "rank": "model.lora.r",
     "lora_alpha": "model.lora.alpha",

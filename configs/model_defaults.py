@@ -231,8 +231,7 @@ def _section(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _is_set(given: Mapping[str, Any], key: str) -> bool:
     name, _, inner = key.partition(".")
-    section = _section(given, name)
-    return inner in section or ("dtype" in section and inner in ("weights", "compute", "sampling"))
+    return inner in _section(given, name)
 
 
 @cache

@@ -64,15 +64,17 @@ class RewardOrchestrator:
         self.embedder = embedder if embedder is not None else _embedder(self.config.embedder)
         self.penalties = PenaltyChecker(list(rules) if rules is not None else make_rules(self.config))
         self._pending: dict[str, Moments] = {}
-        curiosity = self.components.get("curiosity")
-        if embedding_dim is not None and isinstance(curiosity, CuriosityReward) and curiosity.counts:
-            curiosity.make(embedding_dim)
+        if embedding_dim is not None and self._curiosity.counts:
+            self._curiosity.make(embedding_dim)
+
+    @property
+    def _curiosity(self) -> CuriosityReward:
+        return cast("CuriosityReward", self.components["curiosity"])
 
     @property
     def curiosity_module(self) -> CuriosityDrivenRewardModule | None:
         """The module of R_curiosity; None before it is needed."""
-        curiosity = self.components.get("curiosity")
-        return curiosity.module if isinstance(curiosity, CuriosityReward) else None
+        return self._curiosity.module
 
     def calculate_total_reward(
         self,
@@ -118,7 +120,7 @@ class RewardOrchestrator:
             env_rewards=[r for row in own for r in row],
             last=batch.last,
             states=self._embeddings(trajectories, batch.counts, embeddings),
-            penalties=[self._check(t, k) for t, k in zip(trajectories, keys, strict=True)],
+            penalties=[self.penalties.check(t, k) for t, k in zip(trajectories, keys, strict=True)],
         )
         values = {
             name: _fitting(name, component.compute(inputs), inputs) for name, component in self.components.items()
@@ -143,7 +145,7 @@ class RewardOrchestrator:
 
     def _calculate_penalties(self, trajectory: Trajectory) -> list[Penalty]:
         """All penalties of a trajectory, in order of steps and rules."""
-        return [penalty for step in self._check(trajectory) for penalty in step]
+        return [penalty for step in self.penalties.check(trajectory) for penalty in step]
 
     def _normalize_rewards(self, rewards_tensor: Tensor, component_name: str) -> Tensor:
         """`rewards_tensor` (any shape) normalised as this component is configured, by the current statistics.
@@ -183,12 +185,6 @@ class RewardOrchestrator:
     def _stateful(self) -> dict[str, RewardComponent]:
         return {name: c for name, c in self.components.items() if c.state_facts() is not None}
 
-    def _check(self, trajectory: Trajectory, keys: Sequence[str] | None = None) -> list[tuple[Penalty, ...]]:
-        """The penalties of each step."""
-        if "penalty" not in self.weights:
-            return [()] * len(trajectory.steps)
-        return self.penalties.check(trajectory, keys)
-
     def _embeddings(
         self, trajectories: Sequence[Trajectory], counts: Sequence[int], embeddings: Sequence[Tensor] | Tensor | None
     ) -> Tensor | None:
@@ -197,7 +193,7 @@ class RewardOrchestrator:
             if self.embedder is None:
                 raise RewardError(
                     "curiosity and coherence need state embeddings: pass embeddings, set rewards.embedder to hashed, "
-                    "or set w_curiosity to 0 and coherence.similarity to false (or w_coherence to 0)"
+                    "or set w_curiosity and w_coherence to 0"
                 )
             embeddings = self.embedder(trajectories)
         if embeddings is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from .base import Section
 
@@ -67,17 +66,6 @@ class ModelConfig(Section):
     """For a model that takes images: larger pictures are scaled down to so many pixels, and cost fewer tokens."""
     max_images: int | None = Field(default=None, ge=1)
     """For a model that takes images: a conversation that would have more ends, as one with too many tokens does."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_setting(cls, data: Any) -> Any:
-        """Until 0.4 `dtype` set all three; full fine-tuning then keeps its weights in float32."""
-        if not isinstance(data, Mapping) or "dtype" not in data:
-            return data
-        rest = {key: value for key, value in data.items() if key != "dtype"}
-        one = "bfloat16" if data["dtype"] == "auto" else data["dtype"]
-        kept = "float32" if data.get("lora", True) is None else one
-        return {**rest, "weights": kept, "compute": one, "sampling": one}
 
     @property
     def native_calls(self) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from .base import Section
 
@@ -62,13 +62,6 @@ class CuriosityConfig(Section):
     """Of the dynamics model's own Adam."""
 
 
-class CoherenceConfig(Section):
-    """Similarity of consecutive steps, and the penalty of repetition."""
-
-    similarity: bool = True
-    """Off: only repetition counts, and no embeddings are needed."""
-
-
 class PenaltyAmounts(Section):
     """The cost of each rule, before `w_penalty`: a negative number, or 0 to switch the rule off."""
 
@@ -88,9 +81,7 @@ class PenaltyAmounts(Section):
     @field_validator("*")
     @classmethod
     def _not_positive(cls, value: float) -> float:
-        if value > 0:
-            raise ValueError(f"{value:g} would be a bonus; a penalty is negative, or 0 to switch it off: -{value:g}")
-        return value
+        return _penalty(value)
 
 
 class PenaltyRuleConfig(Section):
@@ -111,9 +102,7 @@ class PenaltyRuleConfig(Section):
     @field_validator("amount")
     @classmethod
     def _not_positive(cls, value: float | None) -> float | None:
-        if value is not None and value > 0:
-            raise ValueError(f"{value:g} would be a bonus; a penalty is negative, or 0 to switch it off: -{value:g}")
-        return value
+        return None if value is None else _penalty(value)
 
 
 class ExtraComponentConfig(Section):
@@ -171,8 +160,6 @@ class DiagnosisConfig(Section):
 class RewardsConfig(Section):
     """Weights and settings of the reward components."""
 
-    components: list[str] = Field(default_factory=lambda: list(COMPONENTS))
-    """Which components are on; the weight of every other one is 0."""
     w_task: float = Field(default=1.0, ge=0)
     """Weight of the final answer's correctness (1 or 0, on the last step)."""
     w_environment: float = Field(default=1.0, ge=0)
@@ -189,7 +176,6 @@ class RewardsConfig(Section):
     """Steps over which the weights of curiosity, coherence and penalty fall to 0; 0: they stay."""
     normalization: NormalizationConfig = NormalizationConfig()
     curiosity: CuriosityConfig = CuriosityConfig()
-    coherence: CoherenceConfig = CoherenceConfig()
     embedder: str = "reference"
     """Where the state embeddings of curiosity and coherence come from: `reference` (the frozen reference pass, free
     in reinforcement fine-tuning), `hashed` (words of actions and observations, no model), `none`, or the class path
@@ -200,38 +186,6 @@ class RewardsConfig(Section):
     extra_components: dict[str, ExtraComponentConfig] = Field(default_factory=dict)
     """Further components by the name under which they are recorded and shown."""
     diagnosis: DiagnosisConfig = DiagnosisConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_weight_for_what_is_off(cls, data: Any) -> Any:
-        """Components that are off weigh 0, unless a weight was written, which `_weight_of_what_is_on` refuses."""
-        if not isinstance(data, Mapping) or not isinstance(data.get("components"), list):
-            return data
-        off = [f"w_{name}" for name in COMPONENTS if name not in data["components"]]
-        return {**dict.fromkeys(off, 0.0), **data}
-
-    @field_validator("components")
-    @classmethod
-    def _known_components(cls, value: list[str]) -> list[str]:
-        for name in value:
-            if name not in COMPONENTS:
-                raise ValueError(
-                    f"there is no reward component {name!r}{_did_you_mean(name, COMPONENTS)} Components: "
-                    f"{', '.join(COMPONENTS)}"
-                )
-        return [name for name in COMPONENTS if name in value]
-
-    @field_validator(*(f"w_{name}" for name in COMPONENTS))
-    @classmethod
-    def _weight_of_what_is_on(cls, value: float, info: ValidationInfo) -> float:
-        name = (info.field_name or "").removeprefix("w_")
-        on = info.data.get("components")
-        if value > 0 and on is not None and name not in on:
-            raise ValueError(
-                f"{name} has weight {value:g}, but is not in components ({', '.join(on) or 'none'}): add {name} "
-                f"there, or set w_{name} to 0"
-            )
-        return value
 
     @field_validator("extra_components")
     @classmethod
@@ -253,18 +207,12 @@ class RewardsConfig(Section):
                     f"there is no embedder {value!r}{near} Use {', '.join(EMBEDDERS)}, or a class: "
                     "package.module.Class or path/to/file.py:Class"
                 )
-        if value == "none" and info.data.get("w_curiosity", 0) > 0:
-            raise ValueError(
-                f"curiosity needs state embeddings and has weight {info.data['w_curiosity']:g}: set embedder to "
-                "reference or hashed, or w_curiosity to 0"
-            )
-        coherence = info.data.get("coherence")
-        if value == "none" and info.data.get("w_coherence", 0) > 0 and coherence is not None and coherence.similarity:
-            raise ValueError(
-                f"the similarity part of coherence needs state embeddings and has weight "
-                f"{info.data['w_coherence']:g}: set embedder to reference or hashed, coherence.similarity to false, or "
-                "w_coherence to 0"
-            )
+        for name in ("curiosity", "coherence") if value == "none" else ():
+            if (weight := info.data.get(f"w_{name}", 0)) > 0:
+                raise ValueError(
+                    f"{name} needs state embeddings and has weight {weight:g}: set embedder to reference or hashed, or "
+                    f"w_{name} to 0"
+                )
         return value
 
     def weight(self, component: str, step: int = 0) -> float:
@@ -281,12 +229,12 @@ class RewardsConfig(Section):
     def needs_embeddings(self) -> bool:
         """Whether some component that carries weight reads state embeddings."""
         own = any(extra.embeddings and extra.weight > 0 for extra in self.extra_components.values())
-        return own or self.w_curiosity > 0 or (self.w_coherence > 0 and self.coherence.similarity)
+        return own or self.w_curiosity > 0 or self.w_coherence > 0
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each component that is on before it is annealed, in the order in which they are added up."""
-        return {name: self.weight(name) for name in (*self.components, *self.extra_components)}
+        """The weight of each component before it is annealed, in the order in which they are added up."""
+        return {name: self.weight(name) for name in (*COMPONENTS, *self.extra_components)}
 
     def normalization_of(self, component: str) -> Normalization:
         """How a component is normalised; one without a setting of its own is a reward function."""
@@ -298,6 +246,12 @@ class RewardsConfig(Section):
 def _did_you_mean(value: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(value, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else "."
+
+
+def _penalty(value: float) -> float:
+    if value > 0:
+        raise ValueError(f"{value:g} would be a bonus; a penalty is negative, or 0 to switch it off: -{value:g}")
+    return value
 
 
 def _class_path(value: str) -> str:

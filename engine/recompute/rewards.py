@@ -74,8 +74,6 @@ class Rewards:
             self.statistics[name] = merge(self.statistics.get(name, Moments()), found)
 
     def _penalties(self, item: Item, breakdown: RewardBreakdown) -> None:
-        if "penalty" not in self.config.components:
-            return
         episode = Episode(item.record.trajectory)
         known = {rule.id for rule in self.rules}
         if self.own_rules:
@@ -109,9 +107,8 @@ class Rewards:
             if "penalty" in values:
                 paid = sum(p.amount for p in reward.penalties)
                 self.report.number(place, "raw penalty", values["penalty"], float(paid))
-            if "coherence" in values and (again[i] or not self.config.coherence.similarity):
-                right = REPETITION if again[i] else 0.0
-                self.report.number(place, "raw coherence", values["coherence"], right)
+            if "coherence" in values and again[i]:
+                self.report.number(place, "raw coherence", values["coherence"], REPETITION)
 
     def _sums(self, item: Item, breakdown: RewardBreakdown) -> None:
         after = (item.row.step or 1) - 1

@@ -21,7 +21,7 @@ BUILT_IN: dict[str, Callable[[RewardsConfig, int], RewardComponent]] = {
     "task": lambda config, seed: TaskReward(config),
     "environment": lambda config, seed: EnvironmentReward(config),
     "curiosity": CuriosityReward,
-    "coherence": lambda config, seed: CoherenceReward(config),
+    "coherence": lambda config, seed: CoherenceReward(),
     "penalty": lambda config, seed: PenaltyReward(config),
 }
 """Those with a section of their own in the configuration, made from it and a seed."""
@@ -35,7 +35,7 @@ def make_components(config: RewardsConfig, seed: int) -> dict[str, RewardCompone
 
     Raises RewardError for one of `extra_components` that is not known or cannot be used.
     """
-    made = {name: BUILT_IN[name](config, seed) for name in config.components}
+    made = {name: make(config, seed) for name, make in BUILT_IN.items()}
     return made | {name: _extra(name, extra) for name, extra in config.extra_components.items()}
 
 

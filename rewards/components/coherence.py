@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...configs.sections.rewards import CoherenceConfig, RewardsConfig
 from ..repetition import REPETITION, repeated
 from .base import RewardComponent, RewardInputs, Values
 
@@ -16,28 +15,20 @@ class TrajectoryCoherenceAnalyzer:
     """Cosine similarity of consecutive step embeddings; a repeated action costs instead.
 
     R_t = -1 if the action of step t (tool and arguments) is among those of the last `WINDOW` steps, else
-    cos(s_t, s_{t-1}) (0 when `similarity` is off). A repeated step earns no similarity: it is the most similar of all.
+    cos(s_t, s_{t-1}). A repeated step earns no similarity: it is the most similar of all.
     The first step of a trajectory has no predecessor. It gets 0 and is undefined for the statistics.
     """
 
-    def __init__(self, config: CoherenceConfig | None = None) -> None:
-        self.config = config or CoherenceConfig()
-
-    def compute(self, embeddings: Tensor | None, keys: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
+    def compute(self, embeddings: Tensor, keys: Sequence[Sequence[str]]) -> tuple[Tensor, Tensor]:
         """R_coherence of each step of each trajectory, in order.
 
-        embeddings: [N, D], the steps of all trajectories one after another (None where `similarity` is off); keys:
-        the canonical actions of each trajectory, N in all. Returns the rewards, float64 [N], and where they are
-        defined, bool [N].
+        embeddings: [N, D], the steps of all trajectories one after another. keys: the canonical actions of each
+        trajectory, N in all. Returns the rewards, float64 [N], and where they are defined, bool [N].
         """
         first = torch.tensor([i == 0 for row in keys for i in range(len(row))], dtype=torch.bool)
         again = torch.tensor([flag for row in keys for flag in repeated(row)], dtype=torch.bool)
         similarity = torch.zeros(first.numel(), dtype=torch.float64)
-        if self.config.similarity and first.numel():
-            if embeddings is None:
-                raise ValueError(
-                    "coherence compares embeddings: pass them, or set rewards.coherence.similarity to false"
-                )
+        if first.numel():
             similarity[1:] = cosine_to_previous(embeddings)
         rewards = torch.where(again, REPETITION, similarity)
         return torch.where(first, 0.0, rewards), ~first
@@ -46,14 +37,11 @@ class TrajectoryCoherenceAnalyzer:
 class CoherenceReward(RewardComponent):
     """See `TrajectoryCoherenceAnalyzer`."""
 
-    def __init__(self, config: RewardsConfig) -> None:
-        self.module = TrajectoryCoherenceAnalyzer(config.coherence)
+    def __init__(self) -> None:
+        self.module = TrajectoryCoherenceAnalyzer()
 
     def compute(self, batch: RewardInputs) -> Values | None:
-        """Undefined at the first step of a trajectory, which has none before it."""
-        if batch.states is None and self.module.config.similarity:
-            return None
-        return self.module.compute(batch.states, batch.keys)
+        return None if batch.states is None else self.module.compute(batch.states, batch.keys)
 
 
 def cosine_to_previous(states: Tensor) -> Tensor:

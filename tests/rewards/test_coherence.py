@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from grpo_tui.configs.sections.rewards import CoherenceConfig
 from grpo_tui.rewards import TrajectoryCoherenceAnalyzer
 from grpo_tui.rewards.repetition import repeated
 
@@ -44,16 +43,6 @@ def test_a_repeated_step_pays_and_earns_no_similarity():
 
 
 def test_repetition_does_not_cross_trajectories():
-    rewards, _ = TrajectoryCoherenceAnalyzer(CoherenceConfig(similarity=False)).compute(
-        None, [["A"], ["A"], [], ["A", "A"]]
-    )
+    rewards, defined = TrajectoryCoherenceAnalyzer().compute(torch.zeros(4, 2), [["A"], ["A"], [], ["A", "A"]])
     assert rewards.tolist() == [0.0, 0.0, 0.0, -1.0]
-
-
-def test_without_similarity_no_embeddings_are_needed():
-    analyzer = TrajectoryCoherenceAnalyzer(CoherenceConfig(similarity=False))
-    rewards, defined = analyzer.compute(None, [["A", "A", "B"]])
-    assert rewards.tolist() == [0.0, -1.0, 0.0]
-    assert defined.tolist() == [False, True, True]
-    with pytest.raises(ValueError, match="similarity"):
-        TrajectoryCoherenceAnalyzer().compute(None, [["A"]])
+    assert defined.tolist() == [False, False, False, True]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_tui.configs.plain_data import from_plain
-from grpo_tui.configs.sections.rewards import CoherenceConfig, CuriosityConfig, NormalizationConfig, RewardsConfig
+from grpo_tui.configs.sections.rewards import CuriosityConfig, NormalizationConfig, RewardsConfig
 from grpo_tui.envs.trajectory import Trajectory
 from grpo_tui.rewards import HashedEmbedder, RewardError, RewardOrchestrator, RewardResult, pool_step_embeddings
 from grpo_tui.rewards.batches import rollout_of
@@ -202,9 +202,6 @@ def test_missing_embeddings_are_an_error_that_says_what_to_do():
         RewardOrchestrator(0.1, 0.1, 1.0).calculate_total_reward(good(), True)
     with pytest.raises(RewardError, match=r"set rewards\.embedder to hashed"):
         RewardOrchestrator(0.0, 0.1, 1.0).calculate_total_reward(good(), True)
-    only_repetition = RewardsConfig(w_curiosity=0, coherence=CoherenceConfig(similarity=False), embedder="none")
-    result = score(only_repetition, [good()], [True], None)
-    assert result.component_names == ("task", "coherence", "penalty")
     assert score(RewardsConfig(w_curiosity=0, w_coherence=0), [good()], [True], None).component_names == (
         "task",
         "penalty",
